@@ -1,6 +1,6 @@
 """The rooms of the page over a Hub in this process and a desk where jobs wait: what they answer, without a browser."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,18 @@ def asks(user: str = "", session: str = "s", **headers: str) -> gr.Request:
 def login(user: str) -> gr.OAuthToken:
     """What a visitor of a Space has who signed in as `user`."""
     return gr.OAuthToken(token=f"hf_{user}", scope="", expires_at=0)
+
+
+def whole(updates: AsyncIterator[dict[Any, Any]]) -> dict[Any, Any]:
+    """What a browser shows at the end of several updates."""
+
+    async def gather() -> dict[Any, Any]:
+        shown: dict[Any, Any] = {}
+        async for update in updates:
+            shown |= update
+        return shown
+
+    return in_a_loop(gather())
 
 
 def told(update: dict[Any, Any], part: Block) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import TOKEN, propose, push, shard
-from tests.page.rooms import Rooms, asks, login, rooms_over, told
+from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
 
 MODEL = "bob/model"
 ALICE = Person("alice", ("alice", "acme"))
@@ -219,14 +219,14 @@ def test_the_link_of_a_result_leads_to_the_commit_that_was_named(rooms: Rooms, t
     counts = {links["60kB"]: 5, links["100kB"]: 3, name: 3}
     for site, address in ((rooms.site, "http://127.0.0.1:7860/"), (rooms.space, "https://huggingface.co/spaces/")):
         for wanted, count in counts.items():
-            update = Showing(rooms.desk, site, form).show(wanted, asks(), None)
+            update = whole(Showing(rooms.desk, site, form).show(wanted, asks(), None))
             (link,) = set(re.findall(rf"{re.escape(address)}[^<\"]*\?result=([^<\"\s]+)", update[form.result_details]))
             assert link == wanted
             assert f"model-00001-of-0000{count}.safetensors" in update[form.result_details]
             assert states(update[form.result]) == ["state "]  # it fits, and nobody here has read it
-    update = Showing(rooms.desk, rooms.site, form).show(f"{rooms.hub.address}/{name}", asks(), None)
+    update = whole(Showing(rooms.desk, rooms.site, form).show(f"{rooms.hub.address}/{name}", asks(), None))
     assert f"?result={name}<" in update[form.result_details]
-    update = Showing(rooms.desk, rooms.site, form).show("", asks(), None)
+    update = whole(Showing(rooms.desk, rooms.site, form).show("", asks(), None))
     assert (update[form.result], update[form.result_map], update[form.result_details]) == ("", "", "")
 
 
@@ -234,9 +234,9 @@ def test_a_result_is_read_whole_on_a_click_by_who_has_a_login(rooms: Rooms, runn
     form, name = rooms.form, "alice/to-check"
     shard(rooms.hub, MODEL, name)
     here, on_space = (Showing(rooms.desk, site, form) for site in (rooms.site, rooms.space))
-    offered = told(here.show(name, asks("bob"), None), form.check)
+    offered = told(whole(here.show(name, asks("bob"), None)), form.check)
     assert offered["visible"]
-    shown = on_space.show(name, asks(), None)
+    shown = whole(on_space.show(name, asks(), None))
     assert not told(shown, form.check)["visible"] and "Sign in to check every byte" in shown[form.check_message]
     assert "needs a login" in on_space.check(name, asks(), None)[form.check_message]
     assert rooms.waiting("alice") == rooms.waiting("bob") == []
