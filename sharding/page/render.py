@@ -1,5 +1,6 @@
 """Fill the page's templates. All values are escaped."""
 
+import re
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -17,6 +18,8 @@ MOST_NAMED = 12
 
 MOST_STAGES = 64
 """The most rows of a table of stages."""
+
+_AFTER_SEPARATOR = re.compile(r"(?<=\w[/_@-])(?=\w)|(?<=\w[.])(?=[^\W\d])")
 
 
 def render(template: str, **values: Any) -> str:
@@ -43,6 +46,7 @@ def _templates() -> Environment:
         "duration": words.duration,
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
+    templates.filters |= {"breakable": _breakable}
     templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
@@ -51,6 +55,11 @@ def _templates() -> Environment:
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
     templates.globals |= {"place": _place, "corners": _corners, "components": components}
     return templates
+
+
+def _breakable(text: str) -> Markup:
+    """Return `text` with places where a browser may break a long name: after its separators, not within its words."""
+    return Markup("<wbr>").join(_AFTER_SEPARATOR.split(text))
 
 
 def _place(box: Box) -> Markup:
