@@ -19,6 +19,8 @@ MOST_NAMED = 12
 MOST_STAGES = 64
 """The most rows of a table of stages."""
 
+_AFTER_SEPARATOR = re.compile(r"(?<=\w[/_@-])(?=\w)|(?<=\w[.])(?=[^\W\d])")
+
 
 def render(template: str, **values: Any) -> str:
     """Return the HTML of `template` with `values` in it. `template` is a file name in `templates`, without its ending.
@@ -56,13 +58,9 @@ def _templates() -> Environment:
     return templates
 
 
-def _breakable(name: str) -> Markup:
-    """Return a name that a narrow screen breaks after a sign in it, not in the middle of a word.
-
-    >>> str(_breakable("me/a-model"))
-    'me/<wbr>a-<wbr>model'
-    """
-    return Markup("<wbr>").join(re.split(r"(?<=[/_.@-])", name))
+def _breakable(text: str) -> Markup:
+    """Return `text` with places where a browser may break a long name: after its separators, not within its words."""
+    return Markup("<wbr>").join(_AFTER_SEPARATOR.split(text))
 
 
 def _place(box: Box) -> Markup:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, FleetCost, NodeCost, RepoRef
+from sharding.desk.classic import ClassicForecast
 from sharding.desk.forecast import Forecast
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
@@ -24,7 +25,7 @@ from sharding.page.choices import filled_in, options_in, size_label
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
-from sharding.page.render import MOST_NAMED
+from sharding.page.render import MOST_NAMED, render
 from sharding.page.result_panels import CLAIMED, FITS, READ, Places, details_panel, result_panel, rung_of
 from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.plan import plan_shards
@@ -253,6 +254,57 @@ def test_the_devices_of_a_machine_are_listed_with_the_code_that_uses_them() -> N
     assert "loads the original" in text and EVIL in text
     assert "Code that loads me/copy this way" in other.text and "    'me/copy',\n" in other.text
     assert "from_pretrained('<" not in other.text
+
+
+def shown_first(html: str) -> str:
+    """The text of a panel without what a visitor has to unfold."""
+    return " ".join(
+        Tags(re.sub(r"<details(?! class=\"files\" open).*?</details>", "", html, flags=re.DOTALL)).text.split()
+    )
+
+
+def bars(html: str) -> list[tuple[str, str, str]]:
+    """The class of each bar, the width of its track, and how much of that it fills."""
+    return re.findall(r'class="cost ([^"]*)".*?style="width: ([^"]*)"><i style="width: ([^"]*)"', html, re.DOTALL)
+
+
+def test_the_weights_of_each_device_are_drawn_within_its_budget_and_the_table_is_folded() -> None:
+    loads = DeviceLoad("cuda:0", 40_000, 30_000, ("a",), ("f",)), DeviceLoad("cpu", 20_000, 0, (), ())
+    disk = DeviceLoad("disk", None, 10_000, ("b",), ("f",))
+    plan = DevicePlan("X", ("L",), 3, (*loads, disk), {"a": "cuda:0", "b": "disk"}, "")
+    html = panels.devices_panel(plan, "")
+    assert bars(html) == [("good", "100.0%", "75.0%"), ("good", "50.0%", "0.0%"), ("bad", "25.0%", "100.0%")]
+    assert "cuda:0 30.0 kB of 40.0 kB cpu 0 B of 20.0 kB disk 10.0 kB 3 blocks" in shown_first(html)
+    assert "Files it needs" in Tags(html).text and "Files it needs" not in shown_first(html)
+
+
+def test_a_plan_is_drawn_beside_loading_and_saving_and_the_table_is_folded() -> None:
+    plan = plan_shards([stored_tensor("w", "U8", (1,), "f", 0, 1)], Options(1))
+    html = panels.shards_panel(plan, FORECAST, ClassicForecast(600, 1200, 4 * 10**8, 10**9, 2 * 10**9))
+    assert [fill for _, _, fill in bars(html)] == ["25.0%", "100.0%", "25.0%", "100.0%", "0.0%", "100.0%"]
+    text = shown_first(html)
+    assert "Time This job about 2.5 to 5 min Load and save about 10 to 20 min" in text
+    assert (
+        "Memory This job 100.0 MB Load and save 400.0 MB Disk This job none Load and save 2.0 GB As measured." in text
+    )
+    assert "It was not run." in text
+    assert "of mapped files" in Tags(html).text and "of mapped files" not in text
+    alone = panels.shards_panel(plan, FORECAST)
+    assert not bars(alone) and "This jobabout 2.5 to 5 min100.0 MB none" in shown_first(alone)
+
+
+def test_the_files_of_a_result_are_counted_and_their_table_is_folded(tmp_path: Path) -> None:
+    report = reshard(in_two_files(tmp_path / "in"), tmp_path / "out")
+    html = details_panel(report, PLACES, Trust("claims", ()))
+    (folded,) = re.findall(r"<details[^>]*><summary>The files \((\d+)\)</summary>(.*?)</details>", html, re.DOTALL)
+    assert int(folded[0]) == len(report.plan.shards) == folded[1].count('<th scope="row">model-')
+
+
+def test_a_long_name_breaks_after_its_separators_and_within_no_number() -> None:
+    html = render("target", repo_id="acme/<it>-7B_v0.1.safetensors", private=True)
+    assert "<b>acme/&lt;it&gt;-7B_<wbr>v0.1.<wbr>safetensors</b>" in html
+    html = render("target", repo_id="acme/it-7B", private=True)
+    assert "<b>acme/<wbr>it-<wbr>7B</b>" in html
 
 
 def test_findings_are_told_in_their_own_words_the_warnings_first() -> None:

@@ -1,6 +1,7 @@
 """The card of a result keeps what the source's card said, and says truly what was done."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
@@ -177,6 +178,8 @@ def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_
     assert found["comparison"]["verdict"]["sentence"] in unescape(panel)
     assert "<svg" in panel
     assert "This job compared with load-and-save" in panel
+    folded = re.findall(r"<summary>The numbers</summary>(.*?)</details>", panel, re.DOTALL)
+    assert len(folded) == 1 and "Sharded copy" in folded[0] and panel.index("<svg") < panel.index(folded[0])
 
 
 def test_a_comparison_that_could_not_be_made_is_told_as_a_prediction(report: Report) -> None:
