@@ -76,7 +76,7 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         places=places,
         trust=trust,
         size=format_bytes(max(shard.bytes for shard in report.shards)),
-        rung=replace(rung_of(trust), words=words_of(report, trust, reading)),
+        rung=replace(rung_of(trust), words=_words(report, trust, reading)),
         is_good=trust.level in READ_HERE and proof.identical and not proof.unstated and not trust.caveats,
         verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),
@@ -114,7 +114,7 @@ def details_panel(report: Report, places: Places, trust: Trust, seconds: float |
     )
 
 
-def words_of(report: Report, trust: Trust, reading: Forecast | None = None) -> tuple[str, str, str]:
+def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str]:
     """Return what each step of the ladder rests on. `reading` is the expected cost of the last one."""
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names and shapes" if proof.dtype != "keep" else "names, shapes and dtypes"

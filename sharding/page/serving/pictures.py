@@ -19,7 +19,7 @@ from sharding.desk.patience import patient
 from sharding.desk.questions import Questions
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
 from sharding.page.links import read_wish
-from sharding.page.result_panels import CLAIMED, FITS, READ, rung_of, words_of
+from sharding.page.result_panels import CLAIMED, FITS, READ, rung_of
 from sharding.page.serving.preview import name_in
 from sharding.page.site import BADGE, CERTIFICATE
 from sharding.report.fetch import Result
@@ -115,13 +115,14 @@ def certificate_of(result: Result, trust: Trust) -> Certificate:
     # Headers and files were compared with these numbers, unlike with most others of a report.
     tensors = count(len(report.plan.weight_map), "tensor")
     reached = [number <= rung.reached for number in (CLAIMED, FITS, READ)]
-    steps = zip(_TITLES, words_of(report, trust), reached, strict=True)
+    same = "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
+    steps = zip(_TITLES, ("its report says so", same, "by this page"), reached, strict=True)
     return Certificate(
         result.repo_id,
         _VERDICTS[rung.reached],
         "good" if is_good else "plain",
         f"{_SENTENCES[rung.reached]} {name}.",
         (files, tensors, format_bytes(report.plan.total_bytes)),
-        tuple(Step(*step) for step in steps),
+        tuple(Step(title, words if is_there else "not yet", is_there) for title, words, is_there in steps),
         _NOTE,
     )
