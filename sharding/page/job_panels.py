@@ -49,7 +49,6 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         link=link,
         is_active=status.state in ("queued", "running", "cancelling"),
         files=files_of(status) if status.state != "failed" else Files(),
-        shards=len(status.planned.plan.shards) if status.planned else 0,
         help=help_with(status.remedy),
         mismatches=_mismatches(status),
         again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
