@@ -1,6 +1,6 @@
 """Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -266,7 +266,7 @@ class Planning:
         parts = has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component
-            size = max(sum(tensor.bytes for tensor in held) for held in _by_folder(after).values())
+            size = max(_bytes_by_folder(after).values())
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(checkpoint, plan)
@@ -388,8 +388,8 @@ def _variants(there: Collection[str], **value: Any) -> gr.Radio:
     return gr.Radio([(name or PLAIN, name) for name in names], visible=len(there) > 1, **value)
 
 
-def _by_folder(tensors: Iterable[Tensor]) -> Mapping[str, list[Tensor]]:
-    folders = defaultdict[str, list[Tensor]](list)
+def _bytes_by_folder(tensors: Iterable[Tensor]) -> Counter[str]:
+    sizes = Counter[str]()
     for tensor in tensors:
-        folders[tensor.folder].append(tensor)
-    return folders
+        sizes[tensor.folder] += tensor.bytes
+    return sizes

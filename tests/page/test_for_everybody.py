@@ -42,6 +42,18 @@ def test_nothing_scrolls_sideways_the_console_is_silent_and_axe_finds_nothing(
             assert not page.complaints  # type: ignore[attr-defined]
         background = plan.evaluate("getComputedStyle(document.querySelector('.step')).backgroundColor")
         assert (background == "rgb(255, 255, 255)") == (theme == "light")
+    # On a phone a table is not wider than its window: a row becomes a name with its values below.
+    plan.set_viewport_size({"width": 390, "height": 900})
+    plan.locator(".strip.after").focus()
+    plan.keyboard.press("ArrowRight")
+    plan.keyboard.press("Enter")
+    expect(plan.locator(".tensors tbody tr").first).to_be_visible()
+    result.set_viewport_size({"width": 390, "height": 900})
+    result.get_by_text("The files (", exact=False).click()
+    for page, table in ((plan, plan.locator(".tensors .scroll")), (result, result.locator("details.numbers .scroll"))):
+        expect(table).to_be_visible()
+        assert table.evaluate("(window) => window.scrollWidth <= window.clientWidth")
+        assert fits(page)
     model = plan.get_by_label("Model", exact=True)
     plan.set_viewport_size({"width": 390, "height": 900})
     model.fill("bob/nothing-here")

@@ -110,7 +110,7 @@ def test_a_table_is_bounded_and_loses_no_byte(sizes: list[int]) -> None:
 def test_a_list_of_tensors_is_bounded_and_the_rest_counted() -> None:
     source = checkpoint({f"f{n}": 1 for n in range(3000)})
     html = panels.tensors_panel("f0 to f2999", [(tensor, "a") for tensor in source.tensors])
-    assert html.count("<tr>") < 500
+    assert 400 < html.count("<tr") < 500
     assert "and 2,600 more tensors" in Tags(html).text
 
 
@@ -248,7 +248,7 @@ def test_the_devices_of_a_machine_are_listed_with_the_code_that_uses_them() -> N
     fits = Tags(panels.devices_panel(plan, ""))
     other = Tags(panels.devices_panel(replace(plan, device_map={"b": "disk"}), "me/copy"))
     text = " ".join(fits.text.split())
-    assert "cuda:0300 B 40.0 kB 2 1" in text and "cpu20 B 1 1" in text
+    assert "cuda:0300 B 40.0 kB 2 1" in text and "cpu20 B — 1 1" in text
     assert f"from_pretrained('{EVIL}')" in text and "img" not in fits.seen
     assert "It fits." in text and "It does not fit" in other.text
     assert "loads the original" in text and EVIL in text
