@@ -173,6 +173,20 @@ def quantized(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def layered(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A public model of 40 layers in one file."""
+    parts = {"self_attn.q_proj": 40, "mlp.up_proj": 60, "input_layernorm": 1}
+    tensors = {
+        f"model.layers.{n}.{part}.weight": np.full(25 * size, n, np.float32)
+        for n in range(40)
+        for part, size in parts.items()
+    }
+    tensors |= {"model.embed_tokens.weight": np.ones(9000, np.float32)}
+    folder = write_checkpoint(tmp_path_factory.mktemp("in") / "layered", {"model.safetensors": tensors}, False)
+    return push(hub, folder, "bob/layered")
+
+
+@pytest.fixture(scope="session")
 def gated(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = write_checkpoint(tmp_path_factory.mktemp("in") / "g", {"model.safetensors": random_tensors()}, False)
     repo_id = push(hub, folder, "bob/gated")
@@ -405,3 +419,17 @@ def start_job(page: Page, name: str) -> str:
     page.locator("#progress .job").wait_for()
     expect(page).to_have_url(re.compile(r"\?job="))
     return page.url.partition("?job=")[2]
+
+
+def settled(page: Page) -> None:
+    """Return when the map is there and nothing moves any more."""
+    page.locator("#picture .map[data-built]").wait_for()
+    page.wait_for_function("!document.getAnimations().length")
+
+
+def list_first_file(page: Page) -> None:
+    """List the tensors in the first file of the copy."""
+    page.locator("#picture .strip.after").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.locator("#tensors h3")).to_be_visible()
