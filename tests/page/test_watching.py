@@ -1,5 +1,6 @@
 """Who sees which job and which result, and how green it is: asked of the rooms in this process."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -228,6 +229,28 @@ def test_the_link_of_a_result_leads_to_the_commit_that_was_named(rooms: Rooms, t
     assert f"?result={name}<" in update[form.result_details]
     update = whole(Showing(rooms.desk, rooms.site, form).show("", asks(), None))
     assert (update[form.result], update[form.result_map], update[form.result_details]) == ("", "", "")
+
+
+def test_a_report_that_the_files_in_the_repo_contradict_is_never_shown(rooms: Rooms) -> None:
+    form, name = rooms.form, "alice/forged"
+    shard(rooms.hub, MODEL, name)
+    updates: list[Update] = []
+
+    async def watch() -> None:
+        async for update in Showing(rooms.desk, rooms.site, form).show(name, asks(), None):
+            updates.append(update)
+
+    in_a_loop(watch())
+    assert ["data-trust" in update[form.result] for update in updates] == [True, True]
+    report = json.loads(Path(rooms.hub.api().hf_hub_download(name, "sharding_report.json")).read_text())
+    report["shards"][0]["sha256"] = "0" * 64
+    document = {"path_or_fileobj": json.dumps(report).encode(), "path_in_repo": "sharding_report.json"}
+    rooms.hub.api().upload_file(repo_id=name, **document)
+    updates.clear()
+    in_a_loop(watch())
+    (update,) = updates
+    assert "does not match the repos, so it is not shown" in update[form.result]
+    assert "data-trust" not in update[form.result]
 
 
 def test_a_result_is_read_whole_on_a_click_by_who_has_a_login(rooms: Rooms, running: Running) -> None:
