@@ -387,10 +387,11 @@ class Desk:
             )
 
     def _refuse_busy(self, owner: str) -> None:
-        own = next((taken.record.id for taken in self._active() if taken.record.owner == owner), None)
+        own = next((taken.record for taken in self._active() if taken.record.owner == owner), None)
         if own:
+            place = own.request.destination.partition("@")[0]
             hint = "Wait until it is done, or cancel it."
-            raise Refused("You have a job here already.", hint, Remedy("open_job", own))
+            raise Refused(f"You have a job here already: {place}.", hint, Remedy("open_job", own.id))
 
     def _refuse_written(self, destination: str) -> None:
         """Raise Refused if a job writes to `destination`. Jobs that only read keep nobody waiting."""

@@ -13,6 +13,9 @@ from sharding.report.fetch import Result
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered
 
+BESIDE = "The files beside the weights, such as the configuration and the tokenizer, were copied and not compared."
+"""What a job that copies does not prove."""
+
 _UNSTATED = "The Hub states no hash for some of the files that were read, so only what was read is known to match."
 
 
@@ -88,4 +91,4 @@ def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
             caveats,
         )
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."
-    return Trust("made-here", (text,), caveats)
+    return Trust("made-here", (text, BESIDE), caveats)

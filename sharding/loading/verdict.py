@@ -110,11 +110,10 @@ def _because(cause: Cause, original: LoadCost, sharded: LoadCost) -> str:
 
 
 def _no_difference(original: Sequence[LoadCost], sharded: Sequence[LoadCost], *, times_differ: bool) -> str:
-    times = "which nothing in the checkpoints explains" if times_differ else "which is normal variation"
     sentence = (
         f"No meaningful difference: both need about {_memory(sharded)} of anonymous memory. "
         f"To load and compute takes {_seconds(original)} with the original and {_seconds(sharded)} with the copy, "
-        f"{times}."
+        f"{_why_times(original, sharded, times_differ)}."
     )
     if original[0].is_cast and sharded[0].is_cast:
         casts = [_casts(name, cost) for name, cost in (("the original", original[0]), ("the copy", sharded[0]))]
@@ -126,6 +125,16 @@ def _no_difference(original: Sequence[LoadCost], sharded: Sequence[LoadCost], *,
             "size does not help."
         )
     return sentence
+
+
+def _why_times(original: Sequence[LoadCost], sharded: Sequence[LoadCost], times_differ: bool) -> str:
+    if times_differ:
+        return "which nothing in the checkpoints explains"
+    one, other = (Spread.of([cost.working_seconds for cost in costs]) for costs in (original, sharded))
+    if abs(one.median - other.median) < max(_LEAST_SECONDS, _LEAST_TIME_SHARE * max(one.median, other.median)):
+        return "which is normal variation"
+    ranges = f"{one.low:.1f} to {one.high:.1f} s and {other.low:.1f} to {other.high:.1f} s"
+    return f"but the runs vary more than that: {ranges}"
 
 
 def _casts(name: str, cost: LoadCost) -> str:

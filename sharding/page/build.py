@@ -66,8 +66,8 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
     plan: set[Block] = {*fields_of_a_plan(form), form.goal, form.suggested, form.aimed, form.seen, form.stops}
-    target: set[Block] = {*name, form.visibility}
-    order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced, form.plan_id}
+    target: set[Block] = {*name, form.visibility, form.measure}
+    order = {*plan, *target, form.permitted, form.replace, form.replaced, form.plan_id}
 
     def propose(after: Dependency) -> None:
         after.then(None, js=_READY)
@@ -101,7 +101,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(patient(pushing.check_name), [*name, form.plan_id], [form.name_message, form.start], **_QUIET)
-    for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input):
+    for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input, form.measure.input):
         trigger(pushing.tell_target, target, form.target, **_QUIET)
     started = form.start.click(patient(pushing.start), order, _all(form), **_QUIET)
     started.then(None, js=_STARTED)
@@ -170,7 +170,8 @@ def _push_parts(form: Form) -> list[Block]:
 
 def _job_parts(form: Form) -> list[Block]:
     shown: list[Block] = [form.run_heading, form.progress, form.job_map, form.cancel, form.resume, form.run_message]
-    return [*shown, form.log, form.outcome, form.result, form.result_details, form.job, form.query]
+    shown += [form.log, form.outcome, form.result, form.result_map, form.result_details, form.wanted]
+    return [*shown, form.job, form.query]
 
 
 def _result_parts(form: Form) -> list[Block]:

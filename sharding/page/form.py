@@ -272,7 +272,7 @@ def _advanced(parts: dict[str, Any]) -> None:
             parts["permitted"] = gr.Checkbox(visible=False, elem_id="permitted")
     parts["measure"] = gr.Checkbox(
         label="Load the original and the copy as well, and show what that costs",
-        info="For a fair comparison in the card. It takes minutes more, and disk space for both on this machine.",
+        info="For a fair comparison in the model card. It takes minutes more, and disk space for both on this machine.",
         elem_id="measure",
     )
     with gr.Column(elem_id="machine") as parts["machine"]:

@@ -22,7 +22,9 @@ def heading_of(status: JobStatus) -> str:
     """Return the heading of a job."""
     is_over = status.state == "done" or differs(status)
     if status.request.kind != "verify":
-        title = "Your copy" if is_over else "No copy was made" if status.state == "failed" else "Making the copy"
+        title = (
+            "Your copy" if is_over else "The copy was not published" if status.state == "failed" else "Making the copy"
+        )
     elif status.request.of_result:
         title = "Result checked" if is_over else "Checking a result"
     else:

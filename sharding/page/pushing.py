@@ -71,10 +71,11 @@ class Pushing:
             return False
 
     def tell_target(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Show where the copy goes, and who can see it."""
+        """Show where the copy goes, who can see it, and whether a comparison of loads takes more."""
         form, owner, name = self._form, values[self._form.namespace], (values[self._form.name] or "").strip()
         whole = f"{owner}/{name}" if owner and name else ""
-        return {form.target: render("target", repo_id=whole, private=values[form.visibility] == PRIVATE)}
+        private, loads = values[form.visibility] == PRIVATE, bool(values[form.measure])
+        return {form.target: render("target", repo_id=whole, private=private, loads=loads)}
 
     def check_name(
         self, namespace: str | None, name: str, plan_id: str, request: gr.Request, login: gr.OAuthToken | None
@@ -137,4 +138,5 @@ class Pushing:
 
 
 def _taken(wanted: str, free: str) -> str:
-    return message(f"{wanted} exists already.", f"{free} is free.", "warning")
+    text = f"{wanted} exists already."
+    return message(text, f"If you go on, a new commit replaces its files. {free} is free.", "warning")

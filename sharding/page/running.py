@@ -13,6 +13,7 @@ from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import MAX_WATCHERS, VIEW_SECONDS
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
+from sharding.desk.judgement import BESIDE
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import Form
@@ -26,7 +27,7 @@ from sharding.page.site import Site, person
 from sharding.storage.hub.answers import Person
 from sharding.verify.trust import Trust, lowered
 
-_OWN = Trust("made-here", ("This page made the copy. It read every byte again before it published the copy.",))
+_OWN = Trust("made-here", ("This page made the copy. It read every byte again before it published the copy.", BESIDE))
 _NOT_YOURS = Refused(
     "You have no job with this id here.",
     "Jobs are kept for a day, and only the account that started a job can see it. Look for the copy in its repo.",
@@ -74,15 +75,17 @@ class Running:
 
     async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[dict[Any, Any]]:
         now: JobStatus | None = status
-        shown, is_drawn = None, False
+        shown, drawn, is_drawn = None, dict[Any, Any](), False
         while now is not None:
             if now != shown:
                 update = self._show(now, request)
                 if now.state == "failed":
                     update |= {self._form.job_map: ""}  # no picture of a success
                 elif now.planned and not is_drawn:
-                    update |= await patient(self._drawn)(now, token)
-                    is_drawn = True
+                    drawn, is_drawn = await patient(self._drawn)(now, token), True
+                    update |= drawn
+                if now.state == "done" and drawn:
+                    update |= {self._form.result_map: drawn[self._form.job_map]}
                 if now.state == "failed" and now.verification and now.verification.differences:
                     update |= await patient(self._differences)(now, token)
                 yield update
@@ -180,6 +183,7 @@ class Running:
         return {
             **update,
             form.outcome: gr.Column(visible=True),
+            form.wanted: f"{repo_id}@{revision}" if revision else repo_id,
             form.result: result_panel(report, trust, places),
             form.result_details: details_panel(report, places, trust, status.whole_seconds),
         }

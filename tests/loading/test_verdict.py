@@ -115,7 +115,10 @@ def test_time_alone_without_a_cause_in_the_files_is_no_difference() -> None:
 
 def test_times_whose_spreads_overlap_are_no_difference() -> None:
     runs = [replace(BASE, format="bin", seconds={"load": seconds}) for seconds in (2.0, 9.0, 9.5)]
-    assert judge(runs, [BASE] * 3).kind == "no-difference"
+    verdict = judge(runs, [BASE] * 3)
+    assert verdict.kind == "no-difference"
+    assert "the runs vary more than that: 2.0 to 9.5 s and 3.0 to 3.0 s" in verdict.sentence
+    assert "normal" not in verdict.sentence
 
 
 def test_what_loads_under_a_limit_where_the_original_does_not_is_a_gain_with_its_cause() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from markupsafe import Markup
 
-from sharding.core.text import count, unchecked_sentence
+from sharding.core.text import count, format_bytes, unchecked_sentence
 from sharding.core.values import UNCHECKED, Difference, RepoRef
 from sharding.desk import JobStatus
 from sharding.drawing.heat import distance_of, draw_heat, level_of
@@ -17,6 +17,9 @@ from sharding.verify.trust import Trust
 
 _MOST_SHOWN = 100
 """The most rows of a table of tensors. Nobody reads more, and `diff --json` has all."""
+
+_ASKED = "you named an original and a copy"
+"""What the first step of the ladder rests on."""
 
 _KINDS: Mapping[Kind, str] = {
     "missing": "only in the original",
@@ -116,11 +119,14 @@ def _percent(part: float) -> str:
 
 
 def _rung(likeness: Likeness, is_read: bool, was_read: bool) -> Rung:
+    what, size = "names, shapes and dtypes", format_bytes(likeness.bytes)
     if is_read:
-        return Rung(READ)
+        return Rung(READ, words=(_ASKED, what, f"{size}, by this page"))
     if was_read:
-        return Rung(FITS, READ)
-    return Rung(CLAIMED, FITS) if likeness.verdict == "different" else Rung(FITS)
+        return Rung(FITS, READ, (_ASKED, what, "read by this page"))
+    if likeness.verdict == "different":
+        return Rung(CLAIMED, FITS, (_ASKED, what, "not read"))
+    return Rung(FITS, words=(_ASKED, what, f"not yet: {size}"))
 
 
 def _facts(likeness: Likeness) -> Iterable[str]:
