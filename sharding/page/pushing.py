@@ -61,7 +61,9 @@ class Pushing:
             **update,
             form.name: short,
             form.proposed: (wanted, short),
-            form.name_message: "" if free == wanted else _taken(wanted, free),
+            form.name_message: ""
+            if free == wanted
+            else message(f"{wanted} exists already.", f"{free} is free.", "warning"),
         }
 
     def _is_name(self, text: str) -> bool:
@@ -94,7 +96,8 @@ class Pushing:
                 return fine
         except ShardingError as error:
             return {form.name_message: problem(error), form.start: gr.Button(interactive=False)}
-        return {**fine, form.name_message: _taken(wanted, free)}
+        text = f"{wanted} exists already. If you go on, a new commit replaces its files."
+        return {**fine, form.name_message: message(text, f"{free} is free.", "warning")}
 
     def start(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Hand the job to the desk and show its progress. If it is refused, show the reason beside the button."""
@@ -135,8 +138,3 @@ class Pushing:
             form.job: taken,
             form.query: query_of(Wish(job=taken)),
         }
-
-
-def _taken(wanted: str, free: str) -> str:
-    text = f"{wanted} exists already."
-    return message(text, f"If you go on, a new commit replaces its files. {free} is free.", "warning")
