@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sharding.core.bounds import Count, Line, Seconds
+from sharding.core.bounds import Amount, Count, File, Line, Seconds
 from sharding.core.limits import PROGRESS_FILES
 from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
 
@@ -48,13 +48,13 @@ class Progress:
     bytes_done: Count
     bytes_total: Count
     file: str = ""
-    bytes_per_second: float = 0.0
-    seconds_left: float | None = None
+    bytes_per_second: Amount = 0.0
+    seconds_left: Amount | None = None
     anon_bytes: Count = 0
     bytes_uploaded: Count = 0
     bytes_deduplicated: Count = 0
     workers: tuple[AtWork, ...] = ()
-    files: Annotated[Mapping[str, Count], Field(max_length=PROGRESS_FILES)] = field(default_factory=dict)
+    files: Annotated[Mapping[File, Count], Field(max_length=PROGRESS_FILES)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

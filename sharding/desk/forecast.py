@@ -26,6 +26,9 @@ _SPREAD = sqrt(2)
 _STEPS = ((20, 1), (60, 2), (120, 5), (240, 10), (600, 30), (7200, 60), (inf, 600))
 """Upper ends, and what a range below each is rounded to. All in seconds."""
 
+MOST_SECONDS = 1e9
+"""No range is around a longer time, which no job takes. A broken rate may name any time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -105,9 +108,12 @@ def forecast(work: Work, rates: Rates, finished: Iterable[JobRecord]) -> Forecas
 def range_around(middle: float) -> tuple[float, float]:
     """Return the ends of the range around `middle`, in seconds that read well. The upper is at most twice the lower.
 
+    A negative time counts as none, and one above `MOST_SECONDS` as that.
+
     >>> range_around(85), range_around(700), range_around(0.2)
     ((70, 120), (540, 960), (1, 1))
     """
+    middle = max(min(MOST_SECONDS, middle), 0.0)
     lower, upper = middle / _SPREAD, middle * _SPREAD
     step = next(step for end, step in _STEPS if upper < end)
     lower = max(ceil(lower / step), 1) * step

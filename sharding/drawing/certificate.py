@@ -1,5 +1,6 @@
 """Draw what is known of a copy."""
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,10 @@ from PIL import Image, ImageDraw, ImageFont
 NAME = "Shard My Repo"
 
 Tone = Literal["good", "plain", "bad"]
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+_LONGEST = 24
+"""Characters of the name of a branch or a tag that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,8 @@ class Step:
 class Certificate:
     """What is known of the repo `copy`, in words. `verdict` says it in three; `tone` is its colour.
 
-    `steps` are the ladder of proofs, empty if the copy is proved wrong. Texts may be anybody's.
+    `steps` are the ladder of proofs, empty if the copy is proved wrong. `revision` is the one that was asked for, ""
+    for main. Texts may be anybody's.
     """
 
     copy: str
@@ -37,6 +43,16 @@ class Certificate:
     facts: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     note: str = ""
+    revision: str = ""
+
+    @property
+    def tail(self) -> str:
+        """The end of its name, which is never cut: "@revision". A commit has 12 characters here."""
+        if not self.revision:
+            return ""
+        if _COMMIT.fullmatch(self.revision):
+            return f"@{self.revision[:12]}"
+        return f"@{self.revision[:_LONGEST]}{'…' if self.revision[_LONGEST:] else ''}"
 
 
 # --- The badge ----------------------------------------------------------------------------------------
@@ -58,8 +74,12 @@ _BADGE = """\
 
 
 def draw_badge(certificate: Certificate) -> str:
-    """Return the SVG of a flat badge: the name of the product, then the verdict. The texts fit in any font."""
-    verdict = _shown(certificate.verdict)
+    """Return the SVG of a flat badge: the name of the product, then the verdict. The texts fit in any font.
+
+    If a revision was asked for, it stands behind the verdict.
+    """
+    tail = _shown(certificate.tail)
+    verdict = f"{_shown(certificate.verdict)} {tail}".rstrip()
     left, right = _badge_width(NAME), _badge_width(verdict)
     texts = _badge_text(NAME, left / 2, left) + _badge_text(verdict, left + right / 2, right)
     return _BADGE.format(
@@ -68,7 +88,7 @@ def draw_badge(certificate: Certificate) -> str:
         left=left,
         right=right,
         colour=_RIGHT[certificate.tone],
-        label=escape(f"{NAME}: {_shown(certificate.copy)}, {verdict}"),
+        label=escape(f"{NAME}: {_shown(certificate.copy)}{tail}, {_shown(certificate.verdict)}"),
         texts=texts,
     )
 
@@ -113,7 +133,7 @@ def paint_certificate(certificate: Certificate) -> bytes:
     """
     brush, inner = _Brush(), WIDTH - 2 * _MARGIN
     _paint_head(brush)
-    brush.text(certificate.copy, (_MARGIN, _TITLE), (64, 32), inner, _INK, is_bold=True)
+    brush.text(certificate.copy, (_MARGIN, _TITLE), (64, 32), inner, _INK, is_bold=True, tail=certificate.tail)
     if certificate.tone == "bad":
         _paint_failure(brush, certificate, inner)
     else:
@@ -163,16 +183,19 @@ class _Brush:
         colour: str,
         is_bold: bool = False,
         anchor: str = "ls",
+        tail: str = "",
     ) -> None:
-        """Write `text` in the largest of `sizes` in which it fits, and cut it where it fits in none."""
+        """Write `text` and `tail` in the largest of `sizes` in which both fit. Cut `text` where they fit in none."""
         largest, smallest = sizes
-        text, size = _known(text), largest
-        while size > smallest and _font(size).getlength(text) > most_pixels * _FINE:
+        text, tail, size = _known(text), _known(tail), largest
+        while size > smallest and _font(size).getlength(text + tail) > most_pixels * _FINE:
             size -= 2
         font, most = _font(size), most_pixels * _FINE
-        if font.getlength(text) > most:
-            text = text[: bisect_right(range(len(text)), most, key=lambda end: font.getlength(f"{text[:end]}…")) - 1]
+        if font.getlength(text + tail) > most:
+            ends = range(len(text))
+            text = text[: bisect_right(ends, most, key=lambda end: font.getlength(f"{text[:end]}…{tail}")) - 1]
             text += "…"
+        text += tail
         x, y = (side * _FINE for side in at)
         weight = _FINE * size / 64 if is_bold else 0
         self._draw.text((x, y), text, colour, font, anchor, stroke_width=weight)

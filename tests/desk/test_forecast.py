@@ -15,12 +15,14 @@ from sharding.core.options import Options
 from sharding.core.text import time_range
 from sharding.desk import Desk, Settings
 from sharding.desk.forecast import (
+    MOST_SECONDS,
     Forecast,
     Rates,
     Work,
     correction,
     expected_seconds,
     forecast,
+    range_around,
     seconds_left,
     seconds_until_start,
 )
@@ -64,11 +66,19 @@ def test_the_upper_end_of_an_estimate_is_at_most_twice_the_lower(work: Work, rat
 @given(works, rates, factors)
 def test_a_range_surrounds_what_is_expected(work: Work, rates: Rates, taken: list[float]) -> None:
     """Rounding takes away at most a fifth at either end, or a second."""
-    expected = expected_seconds(work, rates) * median([1.0, *taken])
+    expected = min(expected_seconds(work, rates) * median([1.0, *taken]), MOST_SECONDS)
     estimate = forecast(work, rates, [record(seconds) for seconds in taken])
     assert estimate.lower_seconds <= max(1.3 * expected / sqrt(2), expected / sqrt(2) + 1)
     assert estimate.upper_seconds >= min(expected * sqrt(2) / 1.3, expected * sqrt(2) - 1)
     assert estimate.lower_seconds >= expected / sqrt(2) and estimate.upper_seconds <= max(expected * sqrt(2), 1)
+
+
+@given(st.floats(min_value=0, allow_nan=False))
+def test_a_time_of_any_size_has_a_range_and_none_is_longer_than_a_job_can_take(seconds: float) -> None:
+    lower, upper = range_around(seconds)
+    assert 1 <= lower <= upper <= 2 * lower <= 2 * MOST_SECONDS
+    assert upper <= 2 * MOST_SECONDS and time_range(lower, upper)
+    assert seconds < MOST_SECONDS or (lower, upper) == range_around(MOST_SECONDS)
 
 
 @given(works, works, rates, factors)

@@ -60,6 +60,21 @@ def test_an_event_without_what_it_is_about_is_refused(key: str) -> None:
         History().take({other: value for other, value in PROGRESS.items() if other != key}, NOON)
 
 
+@pytest.mark.parametrize("key", ["bytes_per_second", "seconds_left"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0, 1e30, 2**63])
+def test_a_rate_or_a_time_left_that_no_job_has_is_refused(key: str, number: float) -> None:
+    History().take({**PROGRESS, key: 1e6}, NOON)
+    with pytest.raises(ValueError, match="no event"):
+        History().take({**PROGRESS, key: number}, NOON)
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/../b", "<b>", "a\nb", "x" * 1001])
+def test_bytes_of_what_names_no_file_are_refused(name: str) -> None:
+    History().take({**PROGRESS, "files": {"unet/model-00001.safetensors": 3}}, NOON)
+    with pytest.raises(ValueError, match="no event"):
+        History().take({**PROGRESS, "files": {name: 3}}, NOON)
+
+
 def test_the_log_says_when_a_stage_begins_and_not_each_step_of_it() -> None:
     history = History()
     for stage in ("check", "transfer", "transfer", "verify"):

@@ -53,7 +53,7 @@ def test_a_badge_says_the_name_of_the_product_and_the_verdict_to_eyes_and_to_scr
 
 
 def test_the_texts_of_a_badge_lie_inside_their_halves_in_any_font() -> None:
-    for verdict in ("only claimed", "structure matches", "every byte read", "does not match"):
+    for verdict in ("only claimed", "structure matches", "every byte read", "read, with caveats", "does not match"):
         svg = ET.fromstring(draw_badge(replace(PLAIN, verdict=verdict)))
         _, left, right = (float(rect.get("width") or 0) for rect in svg.iter(f"{SVG}rect"))
         assert float(svg.get("width") or 0) == left + right
@@ -71,7 +71,7 @@ def test_each_tone_of_a_badge_has_its_colour() -> None:
 
 @given(st.text(max_size=300))
 def test_no_name_becomes_markup_in_a_badge(name: str) -> None:
-    svg = ET.fromstring(draw_badge(Certificate(name, name, "plain", name)))
+    svg = ET.fromstring(draw_badge(Certificate(name, name, "plain", name, revision=name)))
     kinds = [element.tag.removeprefix(SVG) for element in svg.iter()]
     assert kinds == ["svg", "title", "clipPath", "rect", "g", "rect", "rect", "g", "text", "text"]
     assert set(svg.attrib) == {"width", "height", "role", "aria-label"}
@@ -125,8 +125,29 @@ def test_a_name_that_is_cut_ends_in_dots() -> None:
     assert [has_ink_above_dots("W" * letters) for letters in (20, 300)] == [True, False]
 
 
+@pytest.mark.parametrize(("revision", "tail"), [("3d582670e495" + "a" * 28, "@3d582670e495"), ("v2", "@v2"), ("", "")])
+def test_a_revision_stands_behind_the_name_and_behind_the_verdict(revision: str, tail: str) -> None:
+    certificate = replace(PLAIN, revision=revision)
+    svg = ET.fromstring(draw_badge(certificate))
+    assert svg.get("aria-label") == f"Shard My Repo: me/copy{tail}, only claimed"
+    assert [text.text for text in svg.iter(f"{SVG}text")][1] == f"only claimed {tail}".strip()
+    assert painted(certificate).tobytes() == painted(replace(PLAIN, copy=f"me/copy{tail}")).tobytes()
+
+
+@pytest.mark.parametrize("letters", [40, 300])
+def test_a_long_name_is_cut_before_its_revision(letters: int) -> None:
+    """So no old commit looks like main."""
+
+    def end(revision: str) -> bytes:
+        return painted(replace(PLAIN, copy="W" * letters, revision=revision)).crop((900, 150, WIDTH, 230)).tobytes()
+
+    assert len({end("1" * 40), end("2" * 40), end("")}) == 3
+    assert end("b" * 300) == end("b" * 30)
+    assert share(painted(replace(PLAIN, copy="W" * 300, revision="W" * 300)), (1134, 12, 1200, 630), GROUND) == 1
+
+
 @settings(max_examples=20)
 @given(st.text(max_size=120))
 def test_any_text_can_be_painted(text: str) -> None:
     painted(Certificate(text, text, "plain", text, (text,), (Step(text, text, True),), text))
-    painted(Certificate(text, text, "bad", text, note=text))
+    painted(Certificate(text, text, "bad", text, note=text, revision=text))

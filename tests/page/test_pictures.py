@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
@@ -12,16 +13,18 @@ from threading import Event
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sharding.core.errors import SourceError
-from sharding.core.limits import CACHED_SECONDS, QUESTIONS_WAITING
-from sharding.core.text import format_bytes
+from sharding.core.errors import DamagedError, Fault, Refused, SourceError
+from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS, QUESTIONS_WAITING
+from sharding.core.text import format_bytes, unreached_sentence
 from sharding.core.values import Mismatch
 from sharding.page.result_link import Showing
 from sharding.page.serving.guard import guarded
@@ -30,7 +33,7 @@ from sharding.page.site import Site
 from sharding.report.fetch import Result
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
-from tests.hubs import download, push, shard
+from tests.hubs import download, propose, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
 
 MODEL, COPY, HIDDEN, FORGED = "bob/model", "alice/copy", "alice/hidden-copy", "bob/forged"
@@ -72,11 +75,15 @@ async def page(scope: Any, receive: Any, send: Any) -> None:
     await PlainTextResponse("the page")(scope, receive, send)
 
 
-def asking(judge: Judge, work: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+def asking(
+    judge: Judge,
+    work: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]],
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Any:
     """Return what `work` returns of the pictures of what `judge` says."""
 
     async def asked() -> Any:
-        with closing(Pictures(page, judge)) as app:
+        with closing(Pictures(page, judge, clock)) as app:
             async with client_of(app) as client:
                 return await work(client)
 
@@ -109,9 +116,56 @@ def test_a_result_has_a_badge_and_a_picture(rooms: Rooms) -> None:
     assert (badge.status_code, verdict(badge)) == (200, "structure matches")
     assert (picture.status_code, picture.headers["Content-Type"]) == (200, "image/png")
     assert Image.open(BytesIO(picture.content)).size == (1200, 630)
-    commit = rooms.hub.api().model_info(COPY).sha
-    for place in (f"{COPY}@main", f"{COPY}@{commit}", f"https://huggingface.co/{COPY}"):
-        assert ask(rooms.desk.judge, "/badge.svg", place).text == badge.text
+    assert ask(rooms.desk.judge, "/badge.svg", f"https://huggingface.co/{COPY}").text == badge.text
+
+
+def test_a_revision_that_was_asked_for_is_named_on_the_badge_and_on_the_picture(rooms: Rooms) -> None:
+    """So what is true of an old commit is not taken for what main is now."""
+    commit = str(rooms.hub.api().model_info(COPY).sha)
+    for revision, shown in ((commit, commit[:12]), ("main", "main")):
+        badge, picture = (ask(rooms.desk.judge, path, f"{COPY}@{revision}") for path in PATHS)
+        assert verdict(badge) == f"structure matches @{shown}"
+        assert ET.fromstring(badge.text).get("aria-label") == f"Shard My Repo: {COPY}@{shown}, structure matches"
+        assert picture.content != ask(rooms.desk.judge, "/certificate.png", COPY).content
+        assert certificate_of(*rooms.desk.judge(COPY, None), revision).tail == f"@{shown}"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nobody_gets_a_verdict_on_a_repo_with_a_pull_request(rooms: Rooms, path: str, tmp_path: Path) -> None:
+    """Neither a red one nor any other. The repo's own is as before."""
+    rooms.hub.api("hf_alice").create_repo(name := f"alice/target-{path[1:4]}")
+    good = propose(rooms.hub, download(rooms.hub, COPY, tmp_path / "good"), name)
+    bad = propose(rooms.hub, download(rooms.hub, FORGED, tmp_path / "bad"), name)
+    assert rooms.desk.judge(f"{name}@{bad}", None)[1].level == "contradicted"
+    rooms.hub.api("hf_alice").upload_folder(repo_id=name, folder_path=tmp_path / "good")
+    missing = ask(rooms.desk.judge, path, MISSING)
+    for revision in (good, bad, "refs/pr/1", "refs/pr/2"):
+        answer = ask(rooms.desk.judge, path, f"{name}@{revision}")
+        assert (answer.status_code, answer.headers, answer.content) == (404, missing.headers, missing.content), revision
+    assert ask(rooms.desk.judge, path, name).status_code == 200
+
+
+def test_only_what_is_at_main_is_ever_red(rooms: Rooms, result: Result) -> None:
+    """A commit that contradicts its report may be of a pull request: nothing of the trust in it says otherwise."""
+    lost = (unreached_sentence(f"{COPY}@{result.revision}"),)
+    for trust, revision, status in (
+        (Trust("contradicted", ()), "", 200),
+        (Trust("contradicted", ()), "@main", 200),
+        (Trust("contradicted", ()), f"@{result.revision}", 404),
+        (Trust("unreached", lost), f"@{result.revision}", 404),
+        (Trust("unreached", (unreached_sentence("bob/model@1"),)), f"@{result.revision}", 200),  # only the source is
+    ):
+        answer = ask(lambda place, token, trust=trust: (result, trust), "/badge.svg", COPY + revision)  # type: ignore[misc]
+        assert answer.status_code == status, (trust, revision)
+
+
+def test_a_commit_has_one_badge_and_no_other_for_its_shortened_ids(rooms: Rooms, result: Result) -> None:
+    judge: Judge = lambda place, token: (result, Trust("fits", ()))  # noqa: E731
+    commit = result.revision
+    statuses = [
+        ask(judge, "/badge.svg", f"{COPY}@{name}").status_code for name in (commit, commit[:7], commit[:39], "v2")
+    ]
+    assert statuses == [200, 404, 404, 200]
 
 
 def test_both_may_be_kept_for_as_long_as_headers_and_run_no_script(rooms: Rooms) -> None:
@@ -170,6 +224,13 @@ def test_what_was_read_here_is_not_green_if_something_else_was_not(result: Resul
         replace(result, report=replace(result.report, verification=unstated)), Trust("made-here", ())
     )
     assert caveat.tone == unsure.tone == "plain"
+    assert caveat.verdict == unsure.verdict == "read, with caveats"
+    for certificate in (caveat, unsure):
+        assert certificate.sentence.startswith("Matches what was read from bob/model at ")
+        assert [step.is_reached for step in certificate.steps] == [True, True, False]
+        assert certificate.steps[2].words == "read, but not all is known"
+    assert caveat.note == "The copy holds 1 more weight file."
+    assert unsure.note == "The Hub states no hash for some of the files that were read."
 
 
 def test_a_picture_counts_the_files_and_tensors_that_the_page_has_compared(result: Result) -> None:
@@ -343,6 +404,120 @@ def test_all_who_ask_for_one_result_share_one_judgement(slow: Slow) -> None:
         assert slow.judged == ["a/b", "no/b"]
 
     asking(slow, work)
+
+
+def because(cause: Exception, family: type[SourceError] = SourceError) -> SourceError:
+    error = family("The Hub said something.", "")
+    error.__cause__ = cause
+    return error
+
+
+def status(code: int) -> httpx2.Response:
+    return httpx2.Response(code, request=httpx2.Request("GET", "https://hub.example/api/models/a/b"))
+
+
+FAILURES = [
+    because(HfHubHTTPError("busy", response=status(503))),
+    because(HfHubHTTPError("slow down", response=status(429))),
+    because(ConnectionError("it is gone")),
+    because(RuntimeError("the transfer broke off")),
+    DamagedError("Other bytes arrived."),
+    Refused("This machine is busy."),
+    Fault(ValueError("a bug")),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: repr(error.__cause__ or error)[:20])
+def test_a_failure_that_passes_is_no_answer_and_the_next_request_is_judged_again(
+    result: Result, error: Exception
+) -> None:
+    judged = list[str]()
+
+    def judge(place: str, token: str | None) -> tuple[Result, Trust]:
+        judged.append(place)
+        if len(judged) == 1:
+            raise error
+        return result, Trust("fits", ())
+
+    async def work(client: httpx.AsyncClient) -> None:
+        failed = await get(client, COPY)
+        assert (failed.status_code, int(failed.headers["Retry-After"]) > 0) == (503, True)
+        assert failed.headers["Cache-Control"] == "no-store"
+        assert (await get(client, COPY)).status_code == 200
+        assert judged == [COPY, COPY]
+
+    asking(judge, work)
+
+
+def test_an_error_that_nobody_foresaw_is_not_kept_either(result: Result) -> None:
+    errors = [ZeroDivisionError("a bug")]
+
+    def judge(place: str, token: str | None) -> tuple[Result, Trust]:
+        if errors:
+            raise errors.pop()
+        return result, Trust("fits", ())
+
+    async def work(client: httpx.AsyncClient) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await get(client, COPY)
+        assert (await get(client, COPY)).status_code == 200
+
+    asking(judge, work)
+
+
+def test_what_is_missing_is_remembered_for_a_minute_and_what_was_drawn_for_ten(result: Result) -> None:
+    now, judged = [0.0], list[str]()
+
+    def judge(place: str, token: str | None) -> tuple[Result, Trust]:
+        judged.append(place)
+        if place.startswith("no/"):
+            raise because(RepositoryNotFoundError("no such repo", response=status(404)))
+        return result, Trust("fits", ())
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for seconds, places in ((0, [COPY, "no/b"]), (59, []), (61, ["no/b"]), (599, ["no/b"]), (601, [COPY])):
+            now[0] = seconds
+            judged.clear()
+            assert [(await get(client, place)).status_code for place in (COPY, "no/b")] == [200, 404]
+            assert judged == places, seconds
+
+    asking(judge, work, lambda: now[0])
+
+
+def test_names_of_nothing_drive_out_no_badge(result: Result) -> None:
+    judged = list[str]()
+
+    def judge(place: str, token: str | None) -> tuple[Result, Trust]:
+        judged.append(place)
+        if place != COPY:
+            raise SourceError("There is no such repo.", "")
+        return result, Trust("fits", ())
+
+    async def work(client: httpx.AsyncClient) -> None:
+        assert (await get(client, COPY)).status_code == 200
+        for number in range(2 * CACHED_ANSWERS):
+            assert (await get(client, f"no/{number}")).status_code == 404
+        assert (await get(client, COPY)).status_code == 200
+        assert judged.count(COPY) == 1
+        judged.clear()
+        assert (await get(client, "no/0")).status_code == 404
+        assert judged == ["no/0"], "it is not remembered for ever how many there were"
+
+    asking(judge, work)
+
+
+def test_other_caches_keep_a_badge_only_for_what_is_left_of_its_ten_minutes(slow: Slow) -> None:
+    now = [0.0]
+    slow.go.set()
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for seconds in (0, 1, 400, 599):
+            now[0] = seconds
+            kept = (await get(client, "a/b")).headers["Cache-Control"]
+            assert re.findall("[0-9]+", kept) == [f"{CACHED_SECONDS - seconds}"]
+        assert slow.judged == ["a/b"]
+
+    asking(slow, work, lambda: now[0])
 
 
 def test_a_request_does_not_wait_for_ever_and_the_next_gets_what_was_drawn(
