@@ -170,8 +170,7 @@ def _push_parts(form: Form) -> list[Block]:
 
 def _job_parts(form: Form) -> list[Block]:
     shown: list[Block] = [form.run_heading, form.progress, form.job_map, form.cancel, form.resume, form.run_message]
-    shown += [form.log, form.outcome, form.result, form.result_map, form.result_details, form.wanted]
-    return [*shown, form.job, form.query]
+    return [*shown, form.log, form.outcome, form.result, form.result_details, form.job, form.query]
 
 
 def _result_parts(form: Form) -> list[Block]:

@@ -75,17 +75,15 @@ class Running:
 
     async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[dict[Any, Any]]:
         now: JobStatus | None = status
-        shown, drawn, is_drawn = None, dict[Any, Any](), False
+        shown, is_drawn = None, False
         while now is not None:
             if now != shown:
                 update = self._show(now, request)
                 if now.state == "failed":
                     update |= {self._form.job_map: ""}  # no picture of a success
                 elif now.planned and not is_drawn:
-                    drawn, is_drawn = await patient(self._drawn)(now, token), True
-                    update |= drawn
-                if now.state == "done" and drawn:
-                    update |= {self._form.result_map: drawn[self._form.job_map]}
+                    update |= await patient(self._drawn)(now, token)
+                    is_drawn = True
                 if now.state == "failed" and now.verification and now.verification.differences:
                     update |= await patient(self._differences)(now, token)
                 yield update
@@ -183,7 +181,6 @@ class Running:
         return {
             **update,
             form.outcome: gr.Column(visible=True),
-            form.wanted: f"{repo_id}@{revision}" if revision else repo_id,
             form.result: result_panel(report, trust, places),
             form.result_details: details_panel(report, places, trust, status.whole_seconds),
         }
