@@ -77,8 +77,8 @@ RemedyKind = Literal[
 class Remedy:
     """What helps, as a value for programs and for front ends with words of their own.
 
-    `value` is the address whose terms to accept, the variant, dtype or order to choose, the id of the job to open, or
-    the repo to plan. It is "" for all other kinds.
+    `value` is the address whose terms to accept, or the variant, dtype or order to choose. It can also be the id of the
+    job to open, or the repo to plan. It is "" for all other kinds.
     """
 
     kind: RemedyKind

@@ -40,8 +40,8 @@ class Progress:
 
     In JSON the phase is called `stage`. `anon_bytes` is the current memory of the job's process. `bytes_uploaded` and
     `bytes_deduplicated` count finished shards only, and stay 0 if two checkpoints are only compared. `workers` are the
-    workers of a fleet. `files` has the bytes since the last event by file: the file that is written, or in phases that
-    only read the file that is read. A fleet has them only while it writes.
+    workers of a fleet. `files` has the bytes since the last event, by file. These are the files that are written, or
+    read in phases that only read. A fleet has them only while it writes.
     """
 
     phase: Annotated[Phase, Field(alias="stage")]

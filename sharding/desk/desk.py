@@ -29,6 +29,7 @@ from sharding.core.values import Checkpoint, Plan, RepoRef
 from sharding.desk.forecast import (
     Forecast,
     Rates,
+    Work,
     correction,
     expected_seconds,
     forecast,
@@ -134,15 +135,16 @@ class Desk:
 
     def forecast(self, checkpoint: Checkpoint, plan: Plan) -> Forecast:
         """Return the expected cost of the job that makes `plan` from `checkpoint` on this machine."""
-        with self._lock:
-            finished = list(self._finished)
-        return forecast(work_of(checkpoint, plan), self._rates(checkpoint.source.repo_id), finished)
+        return self._forecast(work_of(checkpoint, plan), checkpoint.source.repo_id)
 
     def forecast_reading(self, original: Checkpoint, copy: Checkpoint) -> Forecast:
         """Return the expected cost of the job that reads every byte of both on this machine."""
+        return self._forecast(work_of_reading(original, copy), copy.source.repo_id)
+
+    def _forecast(self, work: Work, repo_id: str) -> Forecast:
         with self._lock:
             finished = list(self._finished)
-        return forecast(work_of_reading(original, copy), self._rates(copy.source.repo_id), finished)
+        return forecast(work, self._rates(repo_id), finished)
 
     def _rates(self, repo_id: str) -> Rates:
         return Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)

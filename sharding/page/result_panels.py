@@ -69,7 +69,6 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
     `reading` is the expected cost of the job that reads every byte.
     """
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Digests of every tensor"}
-    proof = report.verification
     return render(
         "result",
         report=report,
@@ -77,12 +76,18 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         trust=trust,
         size=format_bytes(max(shard.bytes for shard in report.shards)),
         rung=replace(rung_of(trust), words=_words(report, trust, reading)),
-        is_good=trust.level in READ_HERE and proof.identical and not proof.unstated and not trust.caveats,
+        is_good=is_proved(report, trust),
         verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),
         documents={title: places.file(name) for name, title in documents.items() if name in report.files},
         again=_again(report),
     )
+
+
+def is_proved(report: Report, trust: Trust) -> bool:
+    """Return whether this page has read every byte of a result and nothing about it is unknown. Only that is green."""
+    proof = report.verification
+    return rung_of(trust).reached == READ and proof.identical and not proof.unstated and not trust.caveats
 
 
 def can_check(report: Report, trust: Trust) -> bool:
@@ -119,6 +124,8 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names and shapes" if proof.dtype != "keep" else "names, shapes and dtypes"
     structure = f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level == "fits" else "not known"
+    if is_read and not is_proved(report, trust):
+        return "its report says so", structure, "read, but not all is known"
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
         return "its report says so", structure, f"{format_bytes(proof.bytes)}, by this page, {when}"

@@ -85,7 +85,11 @@ def differences_panel(status: JobStatus, names: Iterable[str]) -> str:
     return render(
         "differences",
         heat=Markup(draw_heat(names, differences)),
-        rung=Rung(FITS if all(one.equal is not None for one in differences) else CLAIMED, READ),
+        rung=Rung(
+            FITS if all(one.equal is not None for one in differences) else CLAIMED,
+            READ,
+            (_ASKED, "names, shapes and dtypes", "read by this page"),
+        ),
         headline=_headline(differences, proof.tensors if proof else 0),
         rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
         more=max(len(worst) - _MOST_SHOWN, 0),

@@ -22,7 +22,7 @@ from sharding.desk.patience import patient
 from sharding.desk.questions import Questions
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
 from sharding.page.links import read_wish
-from sharding.page.result_panels import CLAIMED, FITS, READ, rung_of
+from sharding.page.result_panels import CLAIMED, FITS, READ, is_proved, rung_of
 from sharding.page.serving.preview import name_in
 from sharding.page.site import BADGE, CERTIFICATE
 from sharding.report.fetch import Result
@@ -43,7 +43,7 @@ _NOTE = "Code, configuration and tokenizer are not checked."
 _UNSTATED = "The Hub states no hash for some of the files that were read."
 _UNSEEN_SECONDS = 60
 _UNSEEN_PLACES = 256
-"""So long, and for so many places, the page remembers that nothing is to be seen there."""
+"""The page remembers for this time, and for this number of places, that it found no result there."""
 _ALWAYS = {"X-Content-Type-Options": "nosniff"}
 _NOT_KEPT = {**_ALWAYS, "Cache-Control": "no-store"}
 _NO_SCRIPTS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
@@ -58,9 +58,9 @@ class _Drawn:
 class Pictures:
     """An ASGI application around the page's own. It asks the Hub as nobody, whoever sends the request.
 
-    It judges one result at a time, and keeps what it drew for ten minutes. It answers 404 for all that a visitor
-    without a login cannot see, which it remembers for a minute, and for commits that may not be the repo's. It answers
-    503 if too many results wait or the Hub fails, and remembers nothing then.
+    It judges one result at a time, and keeps what it drew for ten minutes. It answers 404 for commits that may not be
+    the repo's, and for all that a visitor without a login cannot see. It remembers the latter for a minute. If too many
+    results wait or the Hub fails, it answers 503 and remembers nothing.
     """
 
     def __init__(self, app: ASGIApp, judge: Judge, clock: Callable[[], float] = time.monotonic) -> None:
@@ -192,7 +192,7 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
         sentence = "This copy does not match its report, or its source."
         return Certificate(result.repo_id, "does not match", "bad", sentence, revision=revision)
     rung, source = rung_of(trust), report.source
-    is_good = rung.reached == READ and not report.verification.unstated and not trust.caveats
+    is_good = is_proved(report, trust)
     is_unsure = rung.reached == READ and not is_good
     verdict, relation, _ = _UNSURE if is_unsure else (_VERDICTS[rung.reached], _SENTENCES[rung.reached], "")
     state = "at" if source.kind == "hub" else "in the state"
