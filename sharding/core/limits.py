@@ -171,7 +171,7 @@ GATHERED_SPAN_BYTES = 4 << 20
 """Bytes that are read at once for a tile. In a transposed tensor, a tile takes a few columns of neighbouring rows."""
 
 MERGED_BYTES = 512 << 10
-"""Bytes of a weight to which the updates of an adapter are added at once. The sums and products take 10 times as many."""
+"""Bytes of a weight to which an update is added at once. The sums and products take ten times as many."""
 
 MAX_UPDATE_BYTES = 1 << 30
 """Most memory for both matrices of a low-rank update, as float32. Rank 64 of 256,000 embeddings takes 67 MB."""
