@@ -17,12 +17,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForCTC,
     AutoModelForImageClassification,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
 )
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -50,11 +51,13 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "convnext": (
         AutoModelForImageClassification,
+        AutoModelForImageTextToText,
         "convnext",
         {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3},
     ),
     "resnet": (
         AutoModelForImageClassification,
+        AutoModelForImageTextToText,
         "resnet",
         {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 3},
     ),
@@ -79,6 +82,47 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         AutoModelForCausalLM,
         "gpt_oss",
         {**SMALL, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
+MODELS |= {
+    "gemma3": (
+        AutoModelForImageTextToText,
+        "gemma3",
+        {
+            "text_config": {**SMALL, "head_dim": 8},
+            "vision_config": {**VISION, "patch_size": 14},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "llava": (
+        AutoModelForImageTextToText,
+        "llava",
+        {
+            "text_config": {**SMALL, "model_type": "llama"},
+            "vision_config": {**VISION, "patch_size": 14, "model_type": "clip_vision_model", "projection_dim": 16},
+        },
+    ),
+    "qwen2_5_vl": (
+        AutoModelForImageTextToText,
+        "qwen2_5_vl",
+        {
+            "text_config": {**SMALL, "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_heads": 2,
+                "out_hidden_size": 32,
+                "fullatt_block_indexes": [0],
+            },
+        },
     ),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -197,7 +197,7 @@ CONVOLUTIONS = {
     "resnet": Case("resnet", {"target_modules": ["convolution"]}),
     "resnet, fp32": Case("resnet", {"target_modules": ["convolution"], "r": 8}, dtype="fp32"),
     "convnext": Case("convnext", {"target_modules": ["pwconv1", "patch_embeddings", "downsampling_layer.1"]}),
-    "vit": Case("vit", {"target_modules": ["projection", "q_proj"], "r": 8}),
+    "vit": Case("vit", {"target_modules": ["projection"], "r": 8}),
     "vit, fp16": Case("vit", {"target_modules": ["projection"], "r": 3}, dtype="fp16"),
     "wav2vec2": Case("wav2vec2", {"target_modules": r".*conv_layers.*\.conv|.*q_proj"}),
 }
@@ -217,7 +217,10 @@ DORA = {
     "DoRA, embedding, fp32": Case(lora={"use_dora": True, "target_modules": EMBED}, dtype="fp32"),
     "DoRA, embedding, large": Case("large", {"use_dora": True, "target_modules": ["embed_tokens"]}),
     "DoRA, the adapter's name in keys": Case(
-        lora={"use_dora": True}, adapter=renamed(r"(lora_[AB]|lora_magnitude_vector)", r"\1.default")
+        lora={"use_dora": True},
+        adapter=in_turn(
+            renamed(r"(lora_[AB])", r"\1.default"), renamed("(lora_magnitude_vector)", r"\1.default.weight")
+        ),
     ),
     "DoRA, bf16 adapter": Case(
         lora={"use_dora": True},
@@ -250,6 +253,7 @@ EXPERTS = {
         "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 8}, changes={"moe_intermediate_size": 9}
     ),
     "experts and router": _experts("qwen3_moe", target_parameters=[*BOTH, "mlp.gate.weight"]),
+    "mixtral, experts and router": _experts("mixtral", target_parameters=[*BOTH, "mlp.gate.weight"]),
     "gpt_oss, fp32": Case("gpt_oss", {"target_modules": Q, "target_parameters": BOTH, "r": 17}, dtype="fp32"),
     "gpt_oss, down": _experts("gpt_oss", target_parameters=BOTH[1:]),
     "each expert, qwen3_moe": _by_hand("qwen3_moe", QWEN),
@@ -266,4 +270,20 @@ EXPERTS = {
     ),
 }
 
-CASES = LINEAR | BIASES | CONV1Ds | EMBEDDINGS | WHOLE | TOKENS | CONVOLUTIONS | DORA | EXPERTS
+NAMES = {
+    **{
+        name: Case(name, {"target_modules": ["q_proj", "o_proj", "up_proj"]})
+        for name in ("gemma3", "llava", "qwen2_5_vl")
+    },
+    "gemma3, text alone": Case("gemma3", {"target_modules": r".*language_model.*\.(q|down)_proj"}),
+    "gemma3, embedding": Case("gemma3", {"target_modules": EMBED}),
+    "gemma3, names of transformers 4": Case(
+        "gemma3",
+        {"target_modules": r".*language_model.*\.(q|down)_proj"},
+        adapter=renamed(r"model\.language_model\.", "language_model.model."),
+    ),
+    "qwen2_5_vl, visual": Case("qwen2_5_vl", {"target_modules": ["qkv", "q_proj"]}),
+    "vit, attention": Case("vit", {"target_modules": ["q_proj", "v_proj"]}),
+}
+
+CASES = NAMES | LINEAR | BIASES | CONV1Ds | EMBEDDINGS | WHOLE | TOKENS | CONVOLUTIONS | DORA | EXPERTS
