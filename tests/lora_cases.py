@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.lora import Case, configured, edited, for_each_expert, fused, in_turn, pickled, renamed
+from tests.lora import EVERY, Case, configured, edited, for_each_expert, fused, in_turn, pickled, renamed
 
 Q, BOTH = ["q_proj"], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 EMBED, HEAD = [*Q, "embed_tokens"], [*Q, "lm_head"]
@@ -287,3 +287,30 @@ NAMES = {
 }
 
 CASES = NAMES | LINEAR | BIASES | CONV1Ds | EMBEDDINGS | WHOLE | TOKENS | CONVOLUTIONS | DORA | EXPERTS
+
+_REAL = {"hidden_size": 1024, "intermediate_size": 2817, "vocab_size": 32001, "num_hidden_layers": 1}
+REAL = {
+    **{
+        f"{dtype}, rank {rank}": Case("llama", {"r": rank, "target_modules": [*EVERY, "lm_head"]}, dtype, _REAL)
+        for dtype in ("bf16", "fp32")
+        for rank in (8, 64)
+    },
+    "embedding": Case("tied", {"target_modules": EMBED, "r": 16}, changes=_REAL),
+    "DoRA": Case("llama", {"use_dora": True, "r": 16}, changes=_REAL),
+    "DoRA, embedding": Case("llama", {"use_dora": True, "r": 16, "target_modules": EMBED}, changes=_REAL),
+    "DoRA, gpt2": Case(
+        "gpt2", {"use_dora": True, "target_modules": CONV1D}, "fp32", {"n_embd": 1024, "n_layer": 1, "vocab_size": 9999}
+    ),
+    "experts": Case(
+        "qwen3_moe",
+        {"target_modules": Q, "target_parameters": BOTH, "r": 16},
+        changes={"num_experts": 64, "moe_intermediate_size": 384, "hidden_size": 512, "num_hidden_layers": 1},
+    ),
+    "experts, fused": Case(
+        "qwen3_moe",
+        {"target_modules": Q, "target_parameters": BOTH, "r": 16},
+        changes={"num_experts": 64, "moe_intermediate_size": 384, "hidden_size": 512, "num_hidden_layers": 1},
+        edit=fused,
+    ),
+}
+"""Of sizes that are read and computed in many pieces."""
