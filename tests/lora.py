@@ -51,13 +51,11 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "convnext": (
         AutoModelForImageClassification,
-        AutoModelForImageTextToText,
         "convnext",
         {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3},
     ),
     "resnet": (
         AutoModelForImageClassification,
-        AutoModelForImageTextToText,
         "resnet",
         {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 3},
     ),
