@@ -1,0 +1,307 @@
+"""Tiny models with an adapter that PEFT saves for them, and what PEFT makes of both."""
+
+import json
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForCTC,
+    AutoModelForImageClassification,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+}
+EXPERTS = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
+MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "llama": (AutoModelForCausalLM, "llama", {**SMALL, "attention_bias": True}),
+    "tied": (AutoModelForCausalLM, "llama", {**SMALL, "tie_word_embeddings": True}),
+    "scores": (AutoModelForSequenceClassification, "llama", {**SMALL, "num_labels": 3}),
+    "large": (
+        AutoModelForCausalLM,
+        "llama",
+        {**SMALL, "hidden_size": 320, "vocab_size": 1001, "intermediate_size": 777},
+    ),
+    "gpt2": (AutoModelForCausalLM, "gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}),
+    "gpt2 alone": (AutoModel, "gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}),
+    "bert": (AutoModel, "bert", SMALL),
+    "t5": (
+        AutoModelForSeq2SeqLM,
+        "t5",
+        {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": 96},
+    ),
+    "convnext": (
+        AutoModelForImageClassification,
+        "convnext",
+        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3},
+    ),
+    "resnet": (
+        AutoModelForImageClassification,
+        "resnet",
+        {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 3},
+    ),
+    "vit": (AutoModel, "vit", {**SMALL, "image_size": 16, "patch_size": 4}),
+    "wav2vec2": (
+        AutoModelForCTC,
+        "wav2vec2",
+        {
+            **SMALL,
+            "conv_dim": [8, 8],
+            "conv_stride": [5, 2],
+            "conv_kernel": [10, 3],
+            "num_feat_extract_layers": 2,
+            "num_conv_pos_embedding_groups": 4,
+            "num_conv_pos_embeddings": 8,
+        },
+    ),
+    "mixtral": (AutoModelForCausalLM, "mixtral", {**SMALL, "num_local_experts": 4}),
+    "qwen3_moe": (AutoModelForCausalLM, "qwen3_moe", EXPERTS),
+    "olmoe": (AutoModelForCausalLM, "olmoe", EXPERTS),
+    "gpt_oss": (
+        AutoModelForCausalLM,
+        "gpt_oss",
+        {**SMALL, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
+MODELS |= {
+    "gemma3": (
+        AutoModelForImageTextToText,
+        "gemma3",
+        {
+            "text_config": {**SMALL, "head_dim": 8},
+            "vision_config": {**VISION, "patch_size": 14},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "llava": (
+        AutoModelForImageTextToText,
+        "llava",
+        {
+            "text_config": {**SMALL, "model_type": "llama"},
+            "vision_config": {**VISION, "patch_size": 14, "model_type": "clip_vision_model", "projection_dim": 16},
+        },
+    ),
+    "qwen2_5_vl": (
+        AutoModelForImageTextToText,
+        "qwen2_5_vl",
+        {
+            "text_config": {**SMALL, "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_heads": 2,
+                "out_hidden_size": 32,
+                "fullatt_block_indexes": [0],
+            },
+        },
+    ),
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+Tensors = dict[str, torch.Tensor]
+Edit = Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model of `MODELS`, with these `changes` of its configuration, and an adapter with this `lora` configuration.
+
+    `edit` changes the base before, `adapter` the adapter after PEFT has saved it. `rows` is the vocabulary of a model
+    that was resized before it was trained. `auto` loads the base for PEFT where that is another class than the base's;
+    `prefix` is then what its tensors are called first, and what those of the base are.
+    """
+
+    model: str = "llama"
+    lora: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "bf16"
+    changes: dict[str, Any] = field(default_factory=dict)
+    edit: Edit | None = None
+    adapter: Edit | None = None
+    rows: int = 0
+    auto: Any = None
+    prefix: tuple[str, str] = ("", "")
+    shards: str = "50GB"
+
+    @property
+    def loader(self) -> Any:
+        """The class that loads the base for PEFT."""
+        return self.auto or MODELS[self.model][0]
+
+    def load(self, base: Path) -> PreTrainedModel:
+        """Return the base as PEFT is given it."""
+        torch.manual_seed(1)
+        labels = {"num_labels": 3} if self.loader is AutoModelForSequenceClassification else {}
+        model: PreTrainedModel = self.loader.from_pretrained(base, dtype=DTYPES[self.dtype], **labels)
+        if self.rows:
+            model.resize_token_embeddings(self.rows, mean_resizing=False)
+        return model
+
+
+def save_base(case: Case, folder: Path) -> Path:
+    """Save the model of `case`, with random weights, in `folder` and return it."""
+    auto, model_type, options = MODELS[case.model]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**options, **case.changes})
+    model = auto.from_config(config, dtype=DTYPES[case.dtype])
+    with torch.no_grad():
+        for parameter in model.parameters():  # else norms are all ones and biases all zeros
+            parameter.add_(torch.randn(parameter.shape).to(parameter.dtype) * 0.02)
+    model.save_pretrained(folder, max_shard_size=case.shards)
+    if case.edit:
+        case.edit(folder)
+    return folder
+
+
+def save_adapter(case: Case, base: Path, folder: Path) -> Path:
+    """Save an adapter for `base`, with random weights, in `folder` and return it."""
+    from peft import LoraConfig, get_peft_model
+
+    with warnings.catch_warnings(action="ignore"):
+        config = LoraConfig(**{"r": 4, "lora_alpha": 10, "target_modules": EVERY, **case.lora})
+        model = get_peft_model(case.load(base), config)
+        _train(model)
+        model.save_pretrained(folder)
+    if case.adapter:
+        case.adapter(folder)
+    return folder
+
+
+def _train(model: torch.nn.Module) -> None:
+    """Change everything that training would change."""
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape)
+                scale = 1 + noise * 0.1 if "magnitude" in name else None
+                parameter.copy_(parameter * scale if scale is not None else noise * 0.1)
+
+
+def save_merged(case: Case, base: Path, adapter: Path, folder: Path) -> Path:
+    """Save in `folder` what PEFT makes of both, and return it."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings(action="ignore"):
+        model = PeftModel.from_pretrained(case.load(base), adapter)
+        model.merge_and_unload().save_pretrained(folder)
+    return folder
+
+
+def build(case: Case, folder: Path) -> tuple[Path, Path, Path]:
+    """Save the base of `case`, its adapter, and what PEFT makes of both below `folder`; return the three."""
+    base = save_base(case, folder / "base")
+    adapter = save_adapter(case, base, folder / "adapter")
+    return base, adapter, save_merged(case, base, adapter, folder / "peft")
+
+
+# --- Changes of a folder that is there ---------------------------------------------------------------------
+
+
+def edited(change: Callable[[Tensors], Tensors], file: str = WEIGHTS) -> Edit:
+    """Return what changes the tensors of a folder's one file."""
+
+    def edit(folder: Path) -> None:
+        tensors = change(load_file(folder / file))
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
+
+    return edit
+
+
+def renamed(pattern: str, new: str, file: str = WEIGHTS) -> Edit:
+    """Return what renames tensors: every `pattern`, a regular expression, becomes `new`."""
+    return edited(lambda tensors: {re.sub(pattern, new, name): tensor for name, tensor in tensors.items()}, file)
+
+
+def configured(file: str = CONFIG, **changes: Any) -> Edit:
+    """Return what changes a configuration."""
+
+    def edit(folder: Path) -> None:
+        path = folder / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def in_turn(*edits: Edit) -> Edit:
+    """Return what makes several changes one after another."""
+
+    def edit(folder: Path) -> None:
+        for each in edits:
+            each(folder)
+
+    return edit
+
+
+def pickled(folder: Path) -> None:
+    """Write the weights of an adapter as older versions of PEFT did."""
+    torch.save(load_file(folder / WEIGHTS), folder / "adapter_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def fused(folder: Path) -> None:
+    """Write the experts of a base as transformers 5 has them in memory."""
+    tensors = load_file(folder / "model.safetensors")
+    experts = re.compile(r"(.*)(?:mlp|block_sparse_moe)\.experts\.0\.(gate_proj|w1)\.weight")
+    for name in list(tensors):
+        if found := experts.fullmatch(name):
+            place = name.split("experts.")[0] + "experts"
+            gate, up, down = ("w1", "w3", "w2") if found[2] == "w1" else ("gate_proj", "up_proj", "down_proj")
+            number = len([other for other in tensors if other.startswith(place) and other.endswith(f"{gate}.weight")])
+            each = [
+                {part: tensors.pop(f"{place}.{e}.{part}.weight") for part in (gate, up, down)} for e in range(number)
+            ]
+            new = f"{found[1]}mlp.experts"
+            tensors[f"{new}.gate_up_proj"] = torch.stack([torch.cat([one[gate], one[up]]) for one in each])
+            tensors[f"{new}.down_proj"] = torch.stack([one[down] for one in each])
+    moved = {name.replace("block_sparse_moe.gate", "mlp.gate"): tensor for name, tensor in tensors.items()}
+    save_file(moved, folder / "model.safetensors", {"format": "pt"})
+
+
+def for_each_expert(
+    parts: dict[str, tuple[int, int]], place: str = "mlp.experts", rank: int = 4, number: int = 4
+) -> Edit:
+    """Return what adds the weights that PEFT saved beside transformers 4, where each expert was a module of its own.
+
+    `parts` has the shape of each weight of an expert.
+    """
+
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text())
+        tensors, generator = load_file(folder / WEIGHTS), torch.Generator().manual_seed(3)
+        for layer, expert, (part, (rows, columns)) in product(range(2), range(number), parts.items()):
+            name = f"base_model.model.model.layers.{layer}.{place}.{expert}.{part}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, columns, generator=generator) * 0.1
+            tensors[f"{name}.lora_B.weight"] = torch.randn(rows, rank, generator=generator) * 0.1
+        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+        configured(target_modules=[*config["target_modules"], *parts])(folder)
+
+    return edit

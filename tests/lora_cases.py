@@ -1,0 +1,316 @@
+"""Every way in which PEFT saves a LoRA adapter, each with the smallest model that has it."""
+
+from typing import Any
+
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from tests.lora import EVERY, Case, configured, edited, for_each_expert, fused, in_turn, pickled, renamed
+
+Q, BOTH = ["q_proj"], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+EMBED, HEAD = [*Q, "embed_tokens"], [*Q, "lm_head"]
+CONV1D = ["c_attn", "c_proj", "c_fc"]
+MODEL = "model.safetensors"
+QWEN = {"gate_proj": (24, 32), "up_proj": (24, 32), "down_proj": (32, 24)}
+OLMOE = {"gate_proj": (48, 32), "up_proj": (48, 32), "down_proj": (32, 48)}
+MIXTRAL = {"w1": (48, 32), "w3": (48, 32), "w2": (32, 48)}
+REPLACED = edited(
+    lambda tensors: {
+        name: torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))).to(tensor.dtype)
+        if "base_layer" in name
+        else tensor
+        for name, tensor in tensors.items()
+    }
+)
+"""Another base than the one whose adapter it is: a layer that was targeted brings its own."""
+HEAD_TOO = edited(lambda tensors: {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}, MODEL)
+
+
+def _experts(model: str, **lora: Any) -> Case:
+    return Case(model, {"target_modules": Q, "target_parameters": BOTH, **lora})
+
+
+def _by_hand(model: str, parts: dict[str, tuple[int, int]], place: str = "mlp.experts", **case: Any) -> Case:
+    return Case(model, {"target_modules": Q}, adapter=for_each_expert(parts, place), **case)
+
+
+LINEAR = {
+    **{dtype: Case(dtype=dtype) for dtype in ("bf16", "fp16", "fp32")},
+    **{f"rank {rank}": Case(lora={"r": rank}) for rank in (1, 3, 8, 17, 64, 256)},
+    **{f"rank {rank}, fp32": Case(lora={"r": rank}, dtype="fp32") for rank in (3, 64)},
+    **{f"{rows} rows": Case(lora={"r": 8}, changes={"intermediate_size": rows}) for rows in (1, 9, 17)},
+    **{
+        f"{rows} rows, fp32": Case(lora={"r": 17}, dtype="fp32", changes={"intermediate_size": rows}) for rows in (1, 9)
+    },
+    "large": Case("large", {"r": 17}),
+    "large, fp32": Case("large", {"r": 64}, dtype="fp32"),
+    "several shards": Case(shards="20kB"),
+    "use_rslora": Case(lora={"r": 3, "use_rslora": True}),
+    "alpha is a fraction": Case(lora={"r": 3, "lora_alpha": 0.7}),
+    "rank_pattern": Case(lora={"rank_pattern": {"layers.1.self_attn.q_proj": 7, r".*k_proj": 2, "^model.*up_proj": 5}}),
+    "alpha_pattern": Case(
+        lora={"alpha_pattern": {"proj": 99, "v_proj": 5, r"layers\.0\..*": 7, "layers.0.mlp.up_proj": 8}}
+    ),
+    "patterns and use_rslora": Case(
+        lora={"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"q_proj": 7, "down_proj": 1}, "use_rslora": True}
+    ),
+    "a regular expression": Case(lora={"target_modules": r".*\.1\..*(q|v|up)_proj"}),
+    "all-linear": Case(lora={"target_modules": "all-linear"}),
+    "all-linear but": Case(
+        lora={"target_modules": "all-linear", "exclude_modules": ["o_proj", "layers.0.mlp.up_proj"]}
+    ),
+    "exclude_modules, a regular expression": Case(lora={"exclude_modules": r".*layers\.0.*"}),
+    "whole names": Case(lora={"target_modules": ["model.layers.0.self_attn.q_proj", "layers.1.mlp.down_proj"]}),
+    "layers_to_transform": Case(lora={"layers_to_transform": [1]}),
+    "layers_to_transform, layers_pattern": Case(lora={"layers_to_transform": 0, "layers_pattern": "layers"}),
+    "bf16 adapter": Case(adapter=edited(lambda tensors: {name: each.bfloat16() for name, each in tensors.items()})),
+    "fp16 adapter": Case(
+        dtype="fp32", adapter=edited(lambda tensors: {name: each.half() for name, each in tensors.items()})
+    ),
+    "the adapter's name in keys": Case(adapter=renamed(r"(lora_[AB])\.", r"\1.default.")),
+    "pickled": Case(adapter=pickled),
+    "fan_in_fan_out is wrong": Case(adapter=configured(fan_in_fan_out=True)),
+    "without a task": Case(adapter=configured(task_type=None)),
+    "with a task": Case(lora={"task_type": "CAUSAL_LM"}),
+    "one parameter by its name": Case(lora={"target_modules": Q, "target_parameters": ["self_attn.k_proj.weight"]}),
+    **{
+        f"init_lora_weights {init}": Case(adapter=configured(init_lora_weights=init))
+        for init in (False, "gaussian", "orthogonal", "eva", "lora_ga")
+    },
+    "init_lora_weights mica": Case(lora={"init_lora_weights": "mica"}),
+    "bert": Case("bert", {"target_modules": ["query", "dense"]}, dtype="fp32"),
+    "t5": Case("t5", {"target_modules": ["q", "v", "wi", "wo"]}),
+    "lm_head, untied": Case(lora={"target_modules": HEAD}),
+}
+
+BIASES = {
+    "lora_bias": Case(lora={"target_modules": ["q_proj", "o_proj"], "lora_bias": True}),
+    "lora_bias, fp32": Case(lora={"target_modules": ["q_proj", "o_proj"], "lora_bias": True}, dtype="fp32"),
+    "bias all": Case(lora={"target_modules": Q, "bias": "all"}),
+    "bias all, bert": Case("bert", {"target_modules": ["query", "dense"], "bias": "all"}),
+    "bias lora_only": Case(lora={"target_modules": Q, "bias": "lora_only"}),
+}
+
+CONV1Ds = {
+    "gpt2": Case("gpt2", {"target_modules": CONV1D}),
+    "gpt2, fp32": Case("gpt2", {"target_modules": CONV1D, "r": 17}, dtype="fp32"),
+    "gpt2, fan_in_fan_out": Case("gpt2", {"target_modules": CONV1D, "fan_in_fan_out": True}),
+    "gpt2, fan_in_fan_out is wrong": Case("gpt2", {"target_modules": CONV1D}, adapter=configured(fan_in_fan_out=False)),
+    "gpt2, embeddings": Case("gpt2", {"target_modules": ["wte", "wpe", "c_attn"]}),
+    "gpt2, lm_head": Case("gpt2", {"target_modules": ["lm_head", "c_attn"]}),
+    "gpt2 alone": Case("gpt2 alone", {"target_modules": CONV1D}),
+    "gpt2 alone, adapter of the whole": Case(
+        "gpt2 alone", {"target_modules": CONV1D}, auto=AutoModelForCausalLM, prefix=("transformer.", "")
+    ),
+    "gpt2 as on the Hub": Case(
+        "gpt2",
+        {"target_modules": CONV1D},
+        edit=renamed(r"^transformer\.", "", MODEL),
+        prefix=("transformer.", ""),
+    ),
+    "gpt2, adapter of a part": Case("gpt2", {"target_modules": CONV1D}, auto=AutoModel, prefix=("", "transformer.")),
+}
+
+EMBEDDINGS = {
+    "embedding": Case(lora={"target_modules": EMBED}),
+    "embedding, fp32": Case(lora={"target_modules": EMBED, "r": 17}, dtype="fp32"),
+    "embedding, fp16": Case(lora={"target_modules": EMBED, "r": 3}, dtype="fp16"),
+    "embedding, large": Case("large", {"target_modules": ["embed_tokens"], "r": 17}),
+    "embedding, mica": Case(lora={"target_modules": EMBED, "init_lora_weights": "mica"}),
+    "embedding, the adapter's name in keys": Case(
+        lora={"target_modules": EMBED}, adapter=renamed(r"(lora_(?:embedding_)?[AB])", r"\1.default")
+    ),
+    "embedding without its base": Case(
+        lora={"target_modules": EMBED},
+        adapter=edited(lambda tensors: {name: each for name, each in tensors.items() if "base_layer" not in name}),
+    ),
+    "embedding and head with bases of their own": Case(lora={"target_modules": [*EMBED, "lm_head"]}, adapter=REPLACED),
+    "tied, embedding": Case("tied", {"target_modules": EMBED}),
+    "tied, embedding with a base of its own": Case("tied", {"target_modules": EMBED}, adapter=REPLACED),
+    "tied, head": Case("tied", {"target_modules": HEAD}),
+    "tied, head with a base of its own": Case("tied", {"target_modules": HEAD}, adapter=REPLACED),
+    "tied, embedding and head": Case("tied", {"target_modules": [*EMBED, "lm_head"]}),
+    "tied, embedding and head with bases of their own": Case(
+        "tied", {"target_modules": [*EMBED, "lm_head"]}, adapter=REPLACED
+    ),
+    "tied, embedding, ensure_weight_tying": Case("tied", {"target_modules": EMBED, "ensure_weight_tying": True}),
+    "tied, head, ensure_weight_tying": Case("tied", {"target_modules": HEAD, "ensure_weight_tying": True}),
+    "tied, both stored, embedding": Case("tied", {"target_modules": EMBED}, edit=HEAD_TOO),
+    "tied, both stored": Case("tied", edit=HEAD_TOO),
+    "t5, shared": Case("t5", {"target_modules": ["q", "shared"]}),
+}
+
+WHOLE = {
+    "modules_to_save, head": Case(lora={"modules_to_save": ["lm_head"]}),
+    "modules_to_save, embedding": Case(lora={"modules_to_save": ["embed_tokens"]}),
+    "modules_to_save, both": Case(lora={"modules_to_save": ["embed_tokens", "lm_head"]}),
+    "modules_to_save, norms": Case(lora={"modules_to_save": ["norm", "input_layernorm"]}),
+    "modules_to_save, fp32 in the file": Case(
+        lora={"modules_to_save": ["lm_head"]},
+        adapter=edited(lambda tensors: {name: each.float() * 1.01 for name, each in tensors.items()}),
+    ),
+    "modules_to_save, a target": Case(lora={"modules_to_save": ["q_proj"]}),
+    "a norm that the configuration does not name": Case(
+        adapter=edited(lambda tensors: {**tensors, "base_model.model.model.norm.weight": torch.linspace(-1, 1, 32)})
+    ),
+    **{
+        f"tied, modules_to_save {' and '.join(names)}{', ensure_weight_tying' if ensure else ''}": Case(
+            "tied", {"target_modules": Q, "modules_to_save": list(names), "ensure_weight_tying": ensure}
+        )
+        for names in (("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head"))
+        for ensure in (False, True)
+    },
+    "tied, both stored, modules_to_save, head": Case("tied", {"modules_to_save": ["lm_head"]}, edit=HEAD_TOO),
+    "scores": Case("scores", {"target_modules": Q, "task_type": "SEQ_CLS"}),
+    "scores of a causal model": Case(
+        lora={"target_modules": Q, "task_type": "SEQ_CLS"}, auto=AutoModelForSequenceClassification
+    ),
+}
+
+TOKENS = {
+    "trainable_token_indices": Case(lora={"trainable_token_indices": [90, 1, 5]}),
+    "trainable_token_indices by module": Case(
+        lora={"trainable_token_indices": {"embed_tokens": [1, 5], "lm_head": [2]}}
+    ),
+    "tied, trainable_token_indices": Case("tied", {"trainable_token_indices": [90, 1, 5]}),
+    "tied, trainable_token_indices by module": Case(
+        "tied", {"trainable_token_indices": {"embed_tokens": [1, 5], "lm_head": [1, 5]}}
+    ),
+    "tied, trainable_token_indices that differ": Case(
+        "tied", {"trainable_token_indices": {"embed_tokens": [1, 5], "lm_head": [1, 7]}}
+    ),
+    "more tokens": Case(rows=101),
+    "tied, more tokens": Case("tied", rows=101),
+    "fewer tokens": Case(rows=90),
+    "more tokens, modules_to_save": Case(lora={"modules_to_save": ["embed_tokens", "lm_head"]}, rows=101),
+    "tied, more tokens, modules_to_save": Case("tied", {"modules_to_save": ["embed_tokens", "lm_head"]}, rows=101),
+    "tied, more tokens, modules_to_save embedding": Case("tied", {"modules_to_save": ["embed_tokens"]}, rows=101),
+    "more tokens, embedding and head": Case(lora={"target_modules": [*EMBED, "lm_head"]}, rows=101),
+    "tied, more tokens, embedding": Case("tied", {"target_modules": EMBED}, rows=101),
+    "more tokens, trainable_token_indices": Case(lora={"trainable_token_indices": list(range(96, 101))}, rows=101),
+    "tied, more tokens, trainable_token_indices": Case(
+        "tied", {"trainable_token_indices": list(range(96, 101))}, rows=101
+    ),
+}
+
+CONVOLUTIONS = {
+    "resnet": Case("resnet", {"target_modules": ["convolution"]}),
+    "resnet, fp32": Case("resnet", {"target_modules": ["convolution"], "r": 8}, dtype="fp32"),
+    "convnext": Case("convnext", {"target_modules": ["pwconv1", "patch_embeddings", "downsampling_layer.1"]}),
+    "vit": Case("vit", {"target_modules": ["projection"], "r": 8}),
+    "vit, fp16": Case("vit", {"target_modules": ["projection"], "r": 3}, dtype="fp16"),
+    "wav2vec2": Case("wav2vec2", {"target_modules": r".*conv_layers.*\.conv|.*q_proj"}),
+}
+
+DORA = {
+    **{f"DoRA, {dtype}": Case(lora={"use_dora": True}, dtype=dtype) for dtype in ("bf16", "fp16", "fp32")},
+    "DoRA, large": Case("large", {"use_dora": True, "r": 17}),
+    "DoRA, large, fp32": Case("large", {"use_dora": True, "r": 64}, dtype="fp32"),
+    "DoRA, use_rslora": Case(lora={"use_dora": True, "use_rslora": True, "r": 3}),
+    "DoRA, head": Case(lora={"use_dora": True, "target_modules": HEAD}),
+    "DoRA, gpt2": Case("gpt2", {"use_dora": True, "target_modules": CONV1D}),
+    "DoRA, gpt2, fp32": Case("gpt2", {"use_dora": True, "target_modules": CONV1D, "r": 17}, dtype="fp32"),
+    "DoRA, gpt2, large": Case(
+        "gpt2", {"use_dora": True, "target_modules": CONV1D}, dtype="fp32", changes={"n_embd": 300, "n_layer": 1}
+    ),
+    "DoRA, embedding": Case(lora={"use_dora": True, "target_modules": EMBED}),
+    "DoRA, embedding, fp32": Case(lora={"use_dora": True, "target_modules": EMBED}, dtype="fp32"),
+    "DoRA, embedding, large": Case("large", {"use_dora": True, "target_modules": ["embed_tokens"]}),
+    "DoRA, the adapter's name in keys": Case(
+        lora={"use_dora": True},
+        adapter=in_turn(
+            renamed(r"(lora_[AB])", r"\1.default"), renamed("(lora_magnitude_vector)", r"\1.default.weight")
+        ),
+    ),
+    "DoRA, bf16 adapter": Case(
+        lora={"use_dora": True},
+        adapter=edited(lambda tensors: {name: each.bfloat16() for name, each in tensors.items()}),
+    ),
+    "DoRA, convolutions": Case("resnet", {"use_dora": True, "target_modules": ["convolution"]}),
+}
+
+EXPERTS = {
+    **{model: _experts(model) for model in ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")},
+    **{
+        f"{model}, fused": Case(model, {"target_modules": Q, "target_parameters": BOTH}, edit=fused)
+        for model in ("mixtral", "qwen3_moe")
+    },
+    "experts, fp32": Case("qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 17}, dtype="fp32"),
+    "experts, fp32, fused": Case(
+        "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 17}, dtype="fp32", edit=fused
+    ),
+    "experts, the other order": _experts("qwen3_moe", target_parameters=BOTH[::-1]),
+    "experts, gate and up": _experts("qwen3_moe", target_parameters=BOTH[:1]),
+    "experts, down": _experts("qwen3_moe", target_parameters=BOTH[1:]),
+    "experts, use_rslora": _experts("qwen3_moe", use_rslora=True, r=3),
+    "experts, more than ten": Case(
+        "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH}, changes={"num_experts": 12}
+    ),
+    "experts, fused, more than ten": Case(
+        "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH}, changes={"num_experts": 12}, edit=fused
+    ),
+    "experts, odd sizes": Case(
+        "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 8}, changes={"moe_intermediate_size": 9}
+    ),
+    "experts and router": _experts("qwen3_moe", target_parameters=[*BOTH, "mlp.gate.weight"]),
+    "mixtral, experts and router": _experts("mixtral", target_parameters=[*BOTH, "mlp.gate.weight"]),
+    "gpt_oss, fp32": Case("gpt_oss", {"target_modules": Q, "target_parameters": BOTH, "r": 17}, dtype="fp32"),
+    "gpt_oss, down": _experts("gpt_oss", target_parameters=BOTH[1:]),
+    "each expert, qwen3_moe": _by_hand("qwen3_moe", QWEN),
+    "each expert, olmoe": _by_hand("olmoe", OLMOE),
+    "each expert, mixtral": _by_hand("mixtral", MIXTRAL, "block_sparse_moe.experts"),
+    "each expert, fp32": _by_hand("qwen3_moe", QWEN, dtype="fp32"),
+    "each expert, fused": _by_hand("qwen3_moe", QWEN, edit=fused),
+    "each expert, mixtral, fused": _by_hand("mixtral", MIXTRAL, "block_sparse_moe.experts", edit=fused),
+    "each expert, down": _by_hand("qwen3_moe", {"down_proj": (32, 24)}),
+    "each expert, the adapter's name in keys": Case(
+        "qwen3_moe",
+        {"target_modules": Q},
+        adapter=in_turn(for_each_expert(QWEN), renamed(r"(lora_[AB])\.", r"\1.default.")),
+    ),
+}
+
+NAMES = {
+    **{
+        name: Case(name, {"target_modules": ["q_proj", "o_proj", "up_proj"]})
+        for name in ("gemma3", "llava", "qwen2_5_vl")
+    },
+    "gemma3, text alone": Case("gemma3", {"target_modules": r".*language_model.*\.(q|down)_proj"}),
+    "gemma3, embedding": Case("gemma3", {"target_modules": EMBED}),
+    "gemma3, names of transformers 4": Case(
+        "gemma3",
+        {"target_modules": r".*language_model.*\.(q|down)_proj"},
+        adapter=renamed(r"model\.language_model\.", "language_model.model."),
+    ),
+    "qwen2_5_vl, visual": Case("qwen2_5_vl", {"target_modules": ["qkv", "q_proj"]}),
+    "vit, attention": Case("vit", {"target_modules": ["q_proj", "v_proj"]}),
+}
+
+CASES = NAMES | LINEAR | BIASES | CONV1Ds | EMBEDDINGS | WHOLE | TOKENS | CONVOLUTIONS | DORA | EXPERTS
+
+_REAL = {"hidden_size": 1024, "intermediate_size": 2817, "vocab_size": 32001, "num_hidden_layers": 1}
+REAL = {
+    **{
+        f"{dtype}, rank {rank}": Case("llama", {"r": rank, "target_modules": [*EVERY, "lm_head"]}, dtype, _REAL)
+        for dtype in ("bf16", "fp32")
+        for rank in (8, 64)
+    },
+    "embedding": Case("tied", {"target_modules": EMBED, "r": 16}, changes=_REAL),
+    "DoRA": Case("llama", {"use_dora": True, "r": 16}, changes=_REAL),
+    "DoRA, embedding": Case("llama", {"use_dora": True, "r": 16, "target_modules": EMBED}, changes=_REAL),
+    "DoRA, gpt2": Case(
+        "gpt2", {"use_dora": True, "target_modules": CONV1D}, "fp32", {"n_embd": 1024, "n_layer": 1, "vocab_size": 9999}
+    ),
+    "experts": Case(
+        "qwen3_moe",
+        {"target_modules": Q, "target_parameters": BOTH, "r": 16},
+        changes={"num_experts": 64, "moe_intermediate_size": 384, "hidden_size": 512, "num_hidden_layers": 1},
+    ),
+    "experts, fused": Case(
+        "qwen3_moe",
+        {"target_modules": Q, "target_parameters": BOTH, "r": 16},
+        changes={"num_experts": 64, "moe_intermediate_size": 384, "hidden_size": 512, "num_hidden_layers": 1},
+        edit=fused,
+    ),
+}
+"""Of sizes that are read and computed in many pieces."""

@@ -1,0 +1,308 @@
+"""Adapters that cannot be merged as PEFT would: each is refused before anything is written, and the message says why."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharding import job
+from sharding.core.errors import SourceError, UsageError
+from tests.folders import finish, tensors
+from tests.lora import (
+    CONFIG,
+    EVERY,
+    WEIGHTS,
+    Case,
+    Edit,
+    configured,
+    edited,
+    for_each_expert,
+    in_turn,
+    renamed,
+    save_adapter,
+    save_base,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+PREFIX = "base_model.model."
+V_PROJ = f"{PREFIX}model.layers.1.self_attn.v_proj"
+EMBED, HEAD = f"{PREFIX}model.embed_tokens", f"{PREFIX}lm_head"
+EXPERTS = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+CONV_GROUPS = Case("wav2vec2", {"target_modules": r".*pos_conv_embed\.conv"})
+MOE = Case("qwen3_moe", {"target_modules": ["q_proj"]})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """How an adapter, or its base, is spoiled, and the `words` that the message has."""
+
+    words: tuple[str, ...]
+    adapter: Edit = lambda folder: None
+    base: Edit = lambda folder: None
+    case: Case = field(default_factory=Case)
+    hint: str = ""
+
+
+def without(*names: str) -> Edit:
+    return edited(lambda tensors: {name: tensor for name, tensor in tensors.items() if name not in names})
+
+
+def with_more(**more: torch.Tensor) -> Edit:
+    return edited(lambda tensors: {**tensors, **more})
+
+
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
+    return edited(lambda tensors: {**tensors, name: change(tensors[name])})
+
+
+def only(*names: str) -> Edit:
+    return edited(lambda _: {name: torch.ones(4, 32) for name in names})
+
+
+def removed(file: str) -> Edit:
+    return lambda folder: (folder / file).unlink()
+
+
+def overwritten(file: str, data: bytes) -> Edit:
+    return lambda folder: folder.joinpath(file).write_bytes(data) and None
+
+
+def in_folders(*places: str) -> Edit:
+    def edit(folder: Path) -> None:
+        for place in places:
+            (folder / place).mkdir()
+            for file in (CONFIG, WEIGHTS):
+                shutil.copy(folder / file, folder / place)
+        for path in folder.iterdir():
+            if path.is_file():
+                path.unlink()
+
+    return edit
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return exec, ("raise SystemExit('a pickle was run')",)
+
+
+def unpickling_runs_code(folder: Path) -> None:
+    torch.save({V_PROJ: _Bomb()}, folder / "adapter_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def base_of(case: Case) -> Edit:
+    """Another base than the adapter's."""
+
+    def edit(folder: Path) -> None:
+        shutil.rmtree(folder)
+        save_base(case, folder)
+
+    return edit
+
+
+OF_CONFIGURATION = {
+    **{f"peft_type {kind}": Refused((kind,), configured(peft_type=kind)) for kind in ("LOHA", "IA3", "PROMPT_TUNING")},
+    "no peft_type": Refused(("peft_type",), configured(peft_type=None)),
+    **{
+        f"init_lora_weights {init}": Refused((init,), configured(init_lora_weights=init))
+        for init in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "something_new")
+    },
+    **{
+        key: Refused((key,), configured(**{key: value}))
+        for key, value in {
+            "alora_invocation_tokens": [1, 2],
+            "use_qalora": True,
+            "arrow_config": {"top_k": 2},
+            "kasa_config": {"beta": 1e-4},
+            "use_bdlora": {"nblocks": 2},
+            "layer_replication": [[0, 1], [0, 2]],
+            "megatron_config": {"tensor_parallel": 1},
+        }.items()
+    },
+    "no adapter_config.json": Refused((CONFIG,), removed(CONFIG)),
+    "adapter_config.json is no JSON": Refused((CONFIG,), overwritten(CONFIG, b"{")),
+    "adapter_config.json is a list": Refused((CONFIG,), overwritten(CONFIG, b"[]")),
+    "a rank is a word": Refused((CONFIG, "eight"), configured(r="eight")),
+    "no rank": Refused((CONFIG,), configured(r=0)),
+    "alpha is a word": Refused(("lora_alpha",), configured(lora_alpha="high")),
+    "alpha is no number": Refused(("lora_alpha",), configured(lora_alpha=float("nan"))),
+    "target_modules is no regular expression": Refused(("target_modules", "("), configured(target_modules="(")),
+    "a rank pattern is no regular expression": Refused(("rank_pattern", "("), configured(rank_pattern={"(": 4})),
+    "no targets": Refused(("target_modules",), configured(target_modules=None)),
+    "another rank": Refused(("4", "5"), configured(r=5)),
+    "another rank by a pattern": Refused(("v_proj", "4", "2"), configured(rank_pattern={"v_proj": 2})),
+}
+
+OF_KEYS = {
+    "no weights": Refused((WEIGHTS,), removed(WEIGHTS)),
+    "weights that end early": Refused(
+        (WEIGHTS,), lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9]) and None
+    ),
+    "a pickle that runs code": Refused(("adapter_model.bin",), unpickling_runs_code),
+    "weights that the configuration does not target": Refused(
+        ("v_proj",), configured(target_modules=[name for name in EVERY if name != "v_proj"])
+    ),
+    "weights that it excludes": Refused(("v_proj",), configured(exclude_modules=["v_proj"])),
+    "weights of other layers": Refused(("layers.1",), configured(layers_to_transform=[0])),
+    "no lora_B": Refused((f"{V_PROJ}.lora_B.weight",), without(f"{V_PROJ}.lora_B.weight")),
+    "no lora_A": Refused((f"{V_PROJ}.lora_A.weight",), without(f"{V_PROJ}.lora_A.weight")),
+    "kohya": Refused(
+        ("lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",),
+        only(
+            "lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
+            "lora_unet_down_blocks_0_attentions_0_proj_in.lora_up.weight",
+        ),
+    ),
+    "kohya, text": Refused(
+        ("lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight",),
+        only("lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight"),
+    ),
+    "diffusers": Refused(
+        ("transformer.blocks.0.attn.to_q.lora.up.weight",), only("transformer.blocks.0.attn.to_q.lora.up.weight")
+    ),
+    "no prefix": Refused(("base_model.model",), renamed(rf"^{PREFIX}", "")),
+    "one unknown key": Refused((f"{PREFIX}oddity",), with_more(**{f"{PREFIX}oddity": torch.ones(3)})),
+    "an unknown part of a target": Refused(
+        (f"{V_PROJ}.lora_C.weight",), with_more(**{f"{V_PROJ}.lora_C.weight": torch.ones(4, 4)})
+    ),
+    "two names for one weight": Refused(
+        ("v_proj",),
+        edited(lambda tensors: {**tensors, V_PROJ + ".lora_A.default.weight": tensors[V_PROJ + ".lora_A.weight"] * 2}),
+    ),
+    "two adapters in one file": Refused(
+        ("v_proj",),
+        edited(
+            lambda tensors: {
+                name.replace("lora_A.", f"lora_A.{kind}.").replace("lora_B.", f"lora_B.{kind}."): tensor
+                for kind in ("default", "other")
+                for name, tensor in tensors.items()
+            }
+        ),
+    ),
+    "adapters in folders": Refused(("query", "document"), in_folders("query", "document")),
+    "use_dora without a magnitude": Refused(("lora_magnitude_vector",), configured(use_dora=True)),
+    "a magnitude without use_dora": Refused(
+        ("lora_magnitude_vector",), configured(use_dora=False), case=Case(lora={"use_dora": True})
+    ),
+    "a module to save is not there": Refused(
+        ("lm_head",), without(f"{HEAD}.weight"), case=Case(lora={"modules_to_save": ["lm_head"]})
+    ),
+    "trained tokens are not there": Refused(
+        ("trainable_tokens_delta",),
+        without(f"{EMBED}.token_adapter.trainable_tokens_delta"),
+        case=Case(lora={"trainable_token_indices": [1, 5]}),
+    ),
+    "trained tokens beyond the vocabulary": Refused(
+        ("trainable_token_indices", "96"),
+        configured(trainable_token_indices=[1, 96]),
+        case=Case(lora={"trainable_token_indices": [1, 5]}),
+    ),
+    "more trained tokens than are named": Refused(
+        ("trainable_token",),
+        configured(trainable_token_indices=[1]),
+        case=Case(lora={"trainable_token_indices": [1, 5]}),
+    ),
+}
+
+OF_SHAPES = {
+    "of a deeper model": Refused(("model.layers.1.",), base=base_of(Case(changes={"num_hidden_layers": 1}))),
+    "of a wider model": Refused(("48", "80"), base=base_of(Case(changes={"intermediate_size": 80}))),
+    "lora_A of another width": Refused(
+        ("v_proj", "31", "32"), changed(f"{V_PROJ}.lora_A.weight", lambda tensor: tensor[:, :31])
+    ),
+    "lora_B of another height": Refused(
+        ("v_proj", "15", "16"), changed(f"{V_PROJ}.lora_B.weight", lambda tensor: tensor[:15])
+    ),
+    "lora_A is a vector": Refused(("v_proj",), changed(f"{V_PROJ}.lora_A.weight", lambda tensor: tensor.flatten())),
+    "the ranks of a pair differ": Refused(
+        ("v_proj", "3", "4"), changed(f"{V_PROJ}.lora_B.weight", lambda tensor: tensor[:, :3])
+    ),
+    "a weight of whole numbers": Refused(("v_proj",), changed(f"{V_PROJ}.lora_B.weight", lambda tensor: tensor.int())),
+    "a magnitude of another length": Refused(
+        ("lora_magnitude_vector", "15", "16"),
+        changed(f"{V_PROJ}.lora_magnitude_vector", lambda tensor: tensor[:15]),
+        case=Case(lora={"use_dora": True}),
+    ),
+    "a saved module of another shape": Refused(
+        ("model.norm", "31", "32"),
+        changed(f"{PREFIX}model.norm.weight", lambda tensor: tensor[:31]),
+        case=Case(lora={"modules_to_save": ["norm"]}),
+    ),
+    "more tokens in the head only": Refused(("96", "101"), without(f"{EMBED}.weight"), case=Case(rows=101)),
+    "experts of another number": Refused(
+        ("mlp.experts",), base=base_of(Case("qwen3_moe", changes={"num_experts": 8})), case=Case("qwen3_moe", EXPERTS)
+    ),
+}
+
+OF_MODELS = {
+    "a quantized base": Refused(
+        (),
+        base=configured(file="config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        hint="dequantize",
+    ),
+    "a quantized base, FP8": Refused(
+        (), base=configured(file="config.json", quantization_config={"quant_method": "fp8"}), hint="dequantize"
+    ),
+    "a convolution in groups": Refused(("pos_conv_embed.conv",), case=CONV_GROUPS),
+    "gate without up": Refused(("gate_proj",), for_each_expert({"gate_proj": (24, 32)}), case=MOE),
+    "an expert is missing": Refused(("experts.3",), for_each_expert({"down_proj": (32, 24)}, number=3), case=MOE),
+    "a rank pattern of experts": Refused(
+        ("rank_pattern",),
+        in_turn(for_each_expert({"down_proj": (32, 24)}, rank=2), configured(rank_pattern={"down_proj": 2})),
+        case=MOE,
+    ),
+}
+
+REFUSED = OF_CONFIGURATION | OF_KEYS | OF_SHAPES | OF_MODELS
+
+
+def ready(case: Case, folder: Path) -> tuple[Path, Path]:
+    base = save_base(case, folder / "base")
+    return base, save_adapter(case, base, folder / "adapter")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_adapter_that_would_not_be_merged_as_it_was_trained_is_refused_before_anything_is_written(
+    name: str, tmp_path: Path
+) -> None:
+    refused = REFUSED[name]
+    base, adapter = ready(refused.case, tmp_path)
+    refused.base(base)
+    refused.adapter(adapter)
+    options = job.Options("1MB", adapter=str(adapter))
+    with pytest.raises((SourceError, UsageError)) as planning:
+        job.plan(str(base), options)
+    with pytest.raises((SourceError, UsageError)) as sharding:
+        finish(job.shard(str(base), str(tmp_path / "out"), options))
+    assert sharding.value.message == planning.value.message
+    missing = [word for word in refused.words if word not in planning.value.message]
+    assert not missing, planning.value.message
+    assert refused.hint in planning.value.message + planning.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_targets_without_weights_stay_as_they_are_and_the_plan_says_so(tmp_path: Path) -> None:
+    base, adapter = ready(Case(), tmp_path)
+    without(f"{V_PROJ}.lora_A.weight", f"{V_PROJ}.lora_B.weight")(adapter)
+    report = finish(job.shard(str(base), str(tmp_path / "out"), job.Options("1MB", adapter=str(adapter))))
+    findings = [finding for finding in report.plan.findings if "layers.1.self_attn.v_proj" in finding.message]
+    assert [finding.level for finding in findings] == ["warning"]
+    name = V_PROJ.removeprefix(PREFIX) + ".weight"
+    assert torch.equal(tensors(tmp_path / "out")[name], tensors(base)[name])
+
+
+def test_one_of_several_adapters_is_chosen_by_its_folder(tmp_path: Path) -> None:
+    base, adapter = ready(Case(), tmp_path)
+    in_folders("query", "document")(adapter)
+    finish(job.shard(str(base), str(tmp_path / "out"), job.Options("1MB", adapter=str(adapter / "query"))))
+    assert tensors(tmp_path / "out").keys() == tensors(base).keys()
+
+
+def test_no_adapter_at_that_place_is_an_error_of_the_request(tmp_path: Path) -> None:
+    base = save_base(Case(), tmp_path / "base")
+    with pytest.raises((SourceError, UsageError), match="nowhere"):
+        job.plan(str(base), job.Options("1MB", adapter=str(tmp_path / "nowhere")))
