@@ -76,6 +76,24 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "mixtral": (AutoModelForCausalLM, "mixtral", {**SMALL, "num_local_experts": 4}),
     "qwen3_moe": (AutoModelForCausalLM, "qwen3_moe", EXPERTS),
     "olmoe": (AutoModelForCausalLM, "olmoe", EXPERTS),
+    "qwen2_moe": (AutoModelForCausalLM, "qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "deepseek_v3": (
+        AutoModelForCausalLM,
+        "deepseek_v3",
+        {
+            **EXPERTS,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 8,
+        },
+    ),
     "gpt_oss": (
         AutoModelForCausalLM,
         "gpt_oss",
@@ -265,6 +283,12 @@ def pickled(folder: Path) -> None:
     """Write the weights of an adapter as older versions of PEFT did."""
     torch.save(load_file(folder / WEIGHTS), folder / "adapter_model.bin")
     (folder / WEIGHTS).unlink()
+
+
+def pickled_base(folder: Path) -> None:
+    """Write the weights of a base as older versions of transformers did."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
 def fused(folder: Path) -> None:

@@ -5,12 +5,17 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.lora import EVERY, Case, configured, edited, for_each_expert, fused, in_turn, pickled, renamed
+from tests.lora import EVERY, Case, configured, edited, for_each_expert, fused, in_turn, pickled, pickled_base, renamed
 
 Q, BOTH = ["q_proj"], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 EMBED, HEAD = [*Q, "embed_tokens"], [*Q, "lm_head"]
 CONV1D = ["c_attn", "c_proj", "c_fc"]
 MODEL = "model.safetensors"
+UNSLOTH = (
+    r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense).*?(?:qkv|proj).*?)"
+    r"|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
+    r"\.(?:(?:q_proj|v_proj|down_proj)))"
+)
 QWEN = {"gate_proj": (24, 32), "up_proj": (24, 32), "down_proj": (32, 24)}
 OLMOE = {"gate_proj": (48, 32), "up_proj": (48, 32), "down_proj": (32, 48)}
 MIXTRAL = {"w1": (48, 32), "w3": (48, 32), "w2": (32, 48)}
@@ -23,6 +28,9 @@ REPLACED = edited(
     }
 )
 """Another base than the one whose adapter it is: a layer that was targeted brings its own."""
+FP32_BIASES = edited(
+    lambda tensors: {name: each.float() if "correction_bias" in name else each for name, each in tensors.items()}, MODEL
+)
 HEAD_TOO = edited(lambda tensors: {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}, MODEL)
 
 
@@ -56,6 +64,11 @@ LINEAR = {
     ),
     "a regular expression": Case(lora={"target_modules": r".*\.1\..*(q|v|up)_proj"}),
     "all-linear": Case(lora={"target_modules": "all-linear"}),
+    "all-linear in the file": Case(
+        lora={"target_modules": "all-linear"}, adapter=configured(target_modules="all-linear")
+    ),
+    "a regular expression of Unsloth": Case(lora={"target_modules": UNSLOTH}),
+    "a base in the older form": Case(edit=pickled_base),
     "all-linear but": Case(
         lora={"target_modules": "all-linear", "exclude_modules": ["o_proj", "layers.0.mlp.up_proj"]}
     ),
@@ -66,6 +79,10 @@ LINEAR = {
     "bf16 adapter": Case(adapter=edited(lambda tensors: {name: each.bfloat16() for name, each in tensors.items()})),
     "fp16 adapter": Case(
         dtype="fp32", adapter=edited(lambda tensors: {name: each.half() for name, each in tensors.items()})
+    ),
+    "fp64 adapter": Case(adapter=edited(lambda tensors: {name: each.double() * 1.1 for name, each in tensors.items()})),
+    "fp8 adapter": Case(
+        adapter=edited(lambda tensors: {name: each.to(torch.float8_e4m3fn) for name, each in tensors.items()})
     ),
     "the adapter's name in keys": Case(adapter=renamed(r"(lora_[AB])\.", r"\1.default.")),
     "pickled": Case(adapter=pickled),
@@ -96,6 +113,10 @@ CONV1Ds = {
     "gpt2, fp32": Case("gpt2", {"target_modules": CONV1D, "r": 17}, dtype="fp32"),
     "gpt2, fan_in_fan_out": Case("gpt2", {"target_modules": CONV1D, "fan_in_fan_out": True}),
     "gpt2, fan_in_fan_out is wrong": Case("gpt2", {"target_modules": CONV1D}, adapter=configured(fan_in_fan_out=False)),
+    "gpt2, all-linear": Case("gpt2", {"target_modules": "all-linear"}),
+    "gpt2, layers_to_transform": Case(
+        "gpt2", {"target_modules": CONV1D, "layers_to_transform": [1], "layers_pattern": "h"}
+    ),
     "gpt2, embeddings": Case("gpt2", {"target_modules": ["wte", "wpe", "c_attn"]}),
     "gpt2, lm_head": Case("gpt2", {"target_modules": ["lm_head", "c_attn"]}),
     "gpt2 alone": Case("gpt2 alone", {"target_modules": CONV1D}),
@@ -149,6 +170,8 @@ WHOLE = {
         lora={"modules_to_save": ["lm_head"]},
         adapter=edited(lambda tensors: {name: each.float() * 1.01 for name, each in tensors.items()}),
     ),
+    "modules_to_save, pooler": Case("bert", {"target_modules": ["query"], "modules_to_save": ["pooler"]}),
+    "modules_to_save, none of this model": Case(lora={"modules_to_save": ["classifier", "score"]}),
     "modules_to_save, a target": Case(lora={"modules_to_save": ["q_proj"]}),
     "a norm that the configuration does not name": Case(
         adapter=edited(lambda tensors: {**tensors, "base_model.model.model.norm.weight": torch.linspace(-1, 1, 32)})
@@ -208,6 +231,9 @@ DORA = {
     "DoRA, large, fp32": Case("large", {"use_dora": True, "r": 64}, dtype="fp32"),
     "DoRA, use_rslora": Case(lora={"use_dora": True, "use_rslora": True, "r": 3}),
     "DoRA, head": Case(lora={"use_dora": True, "target_modules": HEAD}),
+    "DoRA, tied, head": Case("tied", {"use_dora": True, "target_modules": HEAD}),
+    "DoRA, tied, embedding and head": Case("tied", {"use_dora": True, "target_modules": [*EMBED, "lm_head"]}),
+    "DoRA, embedding with a base of its own": Case(lora={"use_dora": True, "target_modules": EMBED}, adapter=REPLACED),
     "DoRA, gpt2": Case("gpt2", {"use_dora": True, "target_modules": CONV1D}),
     "DoRA, gpt2, fp32": Case("gpt2", {"use_dora": True, "target_modules": CONV1D, "r": 17}, dtype="fp32"),
     "DoRA, gpt2, large": Case(
@@ -235,6 +261,17 @@ EXPERTS = {
         f"{model}, fused": Case(model, {"target_modules": Q, "target_parameters": BOTH}, edit=fused)
         for model in ("mixtral", "qwen3_moe")
     },
+    "qwen3_moe, by its modules": Case("qwen3_moe", {"target_modules": EVERY}),
+    "qwen3_moe, by its modules, use_rslora": Case("qwen3_moe", {"target_modules": EVERY, "use_rslora": True, "r": 3}),
+    "qwen3_moe, all-linear": Case("qwen3_moe", {"target_modules": "all-linear"}),
+    "qwen3_moe, by its modules, fused": Case("qwen3_moe", {"target_modules": EVERY}, edit=fused),
+    "mixtral, by its modules": Case("mixtral", {"target_modules": [*Q, *MIXTRAL]}),
+    "olmoe, by its modules": Case("olmoe", {"target_modules": EVERY}),
+    "deepseek_v3": Case(
+        "deepseek_v3", {"target_modules": ["q_b_proj", "o_proj"], "target_parameters": BOTH}, edit=FP32_BIASES
+    ),
+    "deepseek_v3, all-linear": Case("deepseek_v3", {"target_modules": "all-linear"}, edit=FP32_BIASES),
+    "qwen2_moe": _experts("qwen2_moe", target_modules=["q_proj", "shared_expert.up_proj", "shared_expert_gate"]),
     "experts, fp32": Case("qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 17}, dtype="fp32"),
     "experts, fp32, fused": Case(
         "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 17}, dtype="fp32", edit=fused
