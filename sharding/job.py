@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
 from sharding.core.destination import Destination
@@ -88,6 +89,7 @@ def inspect(
     *,
     variant: str = "",
     base: str = "",
+    adapter: str = "",
     most_tensors: int = MAX_TENSORS,
     endpoint: str | None = None,
     token: str | None = None,
@@ -96,12 +98,12 @@ def inspect(
 
     `variant` chooses among the weights of a repo, such as "fp16"; "" takes the plain ones. `base` is the model that was
     trained. Give it if `source` was saved by the ranks of a training run. The files beside the weights then come from
-    `base`, and the headers of both are compared.
+    `base`, and the headers of both are compared. `adapter` is a LoRA to merge, whose headers are read too.
 
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors if it has more than
     `most_tensors`, and UsageError if you give a base that it does not need.
     """
-    origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base)
+    origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base, adapter)
     return offering(_read(origin, variant, most_tensors))
 
 
@@ -119,7 +121,10 @@ def plan(
     """
     options = _as_options(options)
     _require(options.extras())
-    checkpoint = inspect(source, variant=options.variant, base=options.base, endpoint=endpoint, token=token)
+    request = Request(source, "", options)
+    request.refuse_contradictions()
+    hub = Hub(endpoint or hub_endpoint(), token)
+    checkpoint = offering(_read(open_source(source, hub, options.base, options.adapter), options.variant))
     return checkpoint, planned(checkpoint, options)
 
 
@@ -345,10 +350,11 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
 
     Raises UsageError, SourceError, DestinationError.
     """
-    base, private = request.options.base, request.private
-    origin = open_source(request.source, hub, base)
+    options, private = request.options, request.private
+    origin = open_source(request.source, hub, options.base, options.adapter)
     if origin.is_private and private is False and not request.confirmed:
-        hidden = base if origin.base and origin.base.is_private else request.source
+        named = (request.source, *filter(None, (options.base, options.adapter)))
+        hidden = next(name for name, source in zip(named, origin.sources, strict=True) if source.is_private)
         raise DestinationError(
             f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody.",
             "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy.",
@@ -376,7 +382,7 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
 
 def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS) -> Checkpoint:
     """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
-    checkpoint = read_checkpoint(origin, variant, most_tensors)
+    checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin)
     if origin.base is None:
         return checkpoint
     trained = read_checkpoint(origin.base, most_tensors=most_tensors)

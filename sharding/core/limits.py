@@ -23,6 +23,12 @@ MAX_CONFIG_VALUES = 500_000
 """Most JSON values in a config.json. One with the names of 21,000 classes has 42,000. Without this limit, three
 million empty lists would take 240 MB."""
 
+MAX_PATTERN_CHARACTERS = 5_000
+"""Longest regular expression in an adapter_config.json. The longest known have about a thousand characters."""
+
+PATTERNS_SECONDS = 20.0
+"""Longest time to match all regular expressions of an adapter. Usual ones take less than a second for 100,000 names."""
+
 LAYERS_TAKEN = 1000
 """Most layers that a config.json may claim without the tensors to match. The deepest known model has about 200.
 
@@ -163,6 +169,12 @@ once."""
 
 GATHERED_SPAN_BYTES = 4 << 20
 """Bytes that are read at once for a tile. In a transposed tensor, a tile takes a few columns of neighbouring rows."""
+
+MERGED_BYTES = 512 << 10
+"""Bytes of a weight to which an update is added at once. The sums and products take ten times as many."""
+
+MAX_UPDATE_BYTES = 1 << 30
+"""Most memory for both matrices of a low-rank update, as float32. Rank 64 of 256,000 embeddings takes 67 MB."""
 
 MAX_EXPERT_BYTES = 4 << 20
 """Most scales of one expert in MXFP4, which is transposed as a whole. Its numbers take 16 times as many bytes. gpt-oss

@@ -155,6 +155,7 @@ class Options:
     - `rank`: take only what this rank of a pipeline `pp:N` loads, counted from 0.
     - `base`: the model that was trained, a folder or a repo. A training run saves no configuration with its weights.
     - `dequantize`: turn quantized weights into ordinary ones of `dtype`. "keep" becomes "bf16" then.
+    - `adapter`: a LoRA to merge into the weights, a folder or `owner/name[@revision][/folder]`.
 
     Raises UsageError for a value that is no choice.
 
@@ -260,6 +261,21 @@ class Options:
             "compare_rounds": "The quantized original may need kernels that this machine lacks, so it is not compared.",
         },
         since=3,
+    )
+
+    adapter: str = _option(
+        "",
+        "--adapter",
+        "Merge this LoRA into the source",
+        commands=("plan", "shard", "verify"),
+        metavar="ADAPTER",
+        excludes={
+            "base": "The output of a training run is not a base for an adapter.",
+            "dequantize": "An adapter is merged into ordinary weights. Make a copy with --dequantize first.",
+            "engine": "The classic engine merges no adapters.",
+            "compare_rounds": "The merged model computes other numbers than its base, so their loads are not compared.",
+        },
+        since=4,
     )
 
     def __post_init__(self) -> None:

@@ -20,8 +20,12 @@ class Repo(Files):
         sources: Sequence[Source],
         files: Iterable[FileEntry] | None = None,
         links_out: Sequence[str] | None = None,
+        adapter_folder: str | None = None,
     ) -> None:
-        """Combine `files` and `links_out`. By default they are those of the first source."""
+        """Combine `files` and `links_out`. By default they are those of the first source.
+
+        With `adapter_folder` ("" or ending in "/"), the last source has an adapter there, to merge into the model.
+        """
         first = sources[0]
         self.sources = tuple(sources)
         self.ref, self.folder, self.ranges_at_once = first.ref, first.folder, first.ranges_at_once
@@ -30,16 +34,32 @@ class Repo(Files):
         self.unreached = tuple(place for source in sources for place in source.unreached)
         hidden = {source.is_private for source in sources}
         self.is_private = True if True in hidden else None if None in hidden else False
+        self._adapter_folder = adapter_folder
         self._entries = {file.path: file for file in self.files}
 
     @property
     def base(self) -> Source | None:
         """The model that was trained, if it is a source too."""
-        return self.sources[1] if len(self.sources) > 1 else None
+        others = self.sources[1 : None if self._adapter_folder is None else -1]
+        return others[0] if others else None
+
+    @property
+    def adapter(self) -> Source | None:
+        """The repo of the adapter to merge, if it is a source too."""
+        return None if self._adapter_folder is None else self.sources[-1]
+
+    @property
+    def adapter_folder(self) -> str:
+        """The folder of the adapter in its repo: "" or ending in "/"."""
+        return self._adapter_folder or ""
+
+    def with_adapter(self, adapter: Source, folder: str) -> "Repo":
+        """Return the same files, with an adapter in `folder` of one more source."""
+        return Repo([*self.sources, adapter], self.files, self.links_out, folder)
 
     def through(self, sources: Sequence[Source]) -> "Repo":
         """Return the same files, read through `sources`, which are views of the original sources."""
-        return Repo(sources, self.files, self.links_out)
+        return Repo(sources, self.files, self.links_out, self._adapter_folder)
 
     @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
 
-from sharding.core.bounds import Count, File, Files, Line, Seconds, Word
+from sharding.core.bounds import Count, File, Files, Line, Seconds, Sha256, Word
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Options
 from sharding.core.recipe import Recipe
@@ -110,6 +110,42 @@ class RepoRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter to merge into a model: its weight `file`, with the SHA-256, and the tensors in it.
+
+    `config` is the text of its adapter_config.json.
+    """
+
+    source: RepoRef
+    file: FileEntry
+    config: str
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What a merge does: `changed` of `tensors` get other bits than the base. The adapter is in `file` of `adapter`.
+
+    `named_base` is the base that the adapter's configuration names. It decides nothing. `path` names the adapter for
+    people and for a command: "owner/name@commit/sub".
+    """
+
+    adapter: RepoRef
+    file: File
+    sha256: Sha256
+    changed: Count
+    tensors: Count
+    named_base: Line = ""
+
+    @property
+    def path(self) -> str:
+        """The adapter as an argument of a command: "owner/name@commit/sub", or the folder."""
+        at = f"@{self.adapter.revision}" if self.adapter.kind == "hub" else ""
+        folder = folder_of(self.file)
+        return f"{self.adapter.repo_id}{at}{'/' if folder else ''}{folder.removesuffix('/')}"
+
+
+@dataclass(frozen=True, slots=True)
 class Component:
     """Weights that are loaded together, by one name. Most checkpoints have one; a pipeline has one in each folder.
 
@@ -180,6 +216,10 @@ class Checkpoint:
     """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
     dequantized: str = ""
     """How the weights are quantized, in words."""
+    adapter: Adapter | None = None
+    """The adapter to merge into it."""
+    merged: Merge | None = None
+    """What the merge of the adapter did, after it."""
     unreached: tuple[str, ...] = ()
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
 
@@ -187,6 +227,11 @@ class Checkpoint:
     def total_bytes(self) -> int:
         """Bytes of all tensors, without headers."""
         return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def read_files(self) -> tuple[FileEntry, ...]:
+        """The files that a job reads numbers from: the weight files, and the file of the adapter."""
+        return (*self.weight_files, *([self.adapter.file] if self.adapter else []))
 
     @property
     def in_pieces(self) -> tuple[Tensor, ...]:
@@ -260,9 +305,9 @@ class Plan:
     """Which shard holds which tensor. The shards of a component follow one another.
 
     `stages` are the parts that the ranks of a pipeline load, if the options ask for a pipeline. `pipeline` is where
-    transformers cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". `sources`
-    are the sources that the recipes refer to by number. `written` are the files of the source that the copy holds with
-    new content, by path.
+    transformers cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". `merged`
+    says which adapter is merged. `sources` are the sources that the recipes refer to by number. `written` are the files
+    of the source that the copy holds with new content, by path.
     """
 
     shards: tuple[Shard, ...]
@@ -274,6 +319,7 @@ class Plan:
     stages: tuple[Stage, ...] = ()
     pipeline: PipelineCut | None = None
     dequantized: str = ""
+    merged: Merge | None = None
     sources: tuple[RepoRef, ...] = ()
     written: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -430,7 +476,9 @@ class Verification:
     If `dtype` is not "keep", the tensors were compared with the original's after a cast to it. `dequantized` says how
     the original's tensors were quantized, if they were computed before that. `unstated` means that the tensors match,
     but the Hub states no hash for some of the files that were read. `unreached` are those of both checkpoints, as in
-    `Checkpoint`. `unchecked` names what was not compared, if only weights were.
+    `Checkpoint`. `unchecked` names what was not compared, if only weights were. `merged` is the adapter that was merged
+    into the original's tensors first, and `within` counts the tensors whose bits then differ by no more than the
+    tolerance of such a merge.
     """
 
     tensors: Count
@@ -444,10 +492,17 @@ class Verification:
     unreached: tuple[Line, ...] = ()
     unchecked: tuple[Line, ...] = ()
     differences: tuple[Difference, ...] | None = None
+    merged: Merge | None = None
+    within: Count = 0
 
     @property
     def identical(self) -> bool:
-        """Whether every tensor is bit-identical to the original's, or to the result of `tensor.to(dtype)` on it."""
+        """Whether every tensor is bit-identical to the original's, or to what was computed from it."""
+        return not self.mismatches and not self.within
+
+    @property
+    def holds(self) -> bool:
+        """Whether no tensor differs by more than another order of summation explains."""
         return not self.mismatches
 
 

@@ -44,7 +44,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
         plan,
         findings=findings + plan.findings,
         dequantized=checkpoint.dequantized,
-        sources=(checkpoint.source,),
+        merged=checkpoint.merged,
+        sources=(checkpoint.source, *([checkpoint.merged.adapter] if checkpoint.merged else [])),
         written=written_configs(checkpoint, options),
     )
 
@@ -165,6 +166,8 @@ def identify_plan(plan: Plan) -> str:
     sha256 = hashlib.sha256(b"blake3, reads, overflowed\0")
     for source in plan.sources:
         sha256.update(f"{source.kind} {source.repo_id} {source.revision}\0".encode())
+    if plan.merged:
+        sha256.update(f"{plan.merged.file} {plan.merged.sha256}\0".encode())
     for shard in plan.shards:
         metadata = sorted(plan.component(shard).metadata.items())
         sha256.update("\0".join([shard.file, *(f"{len(key)} {key}{text}" for key, text in metadata)]).encode())

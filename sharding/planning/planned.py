@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from functools import partial
 
+from sharding.core.extras import require
 from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.model_class.architecture import hints_for
+from sharding.planning.adapters import merged
 from sharding.planning.dequantize import dequantized
 from sharding.planning.plan import plan_checkpoint
+from sharding.recipes.dora import Dora
 
 
 def planned(
@@ -24,4 +27,7 @@ def planned(
     library is missing.
     """
     after = dequantized(checkpoint) if options.dequantize else checkpoint
+    after = merged(after, may_overflow=options.allow_overflow) if checkpoint.adapter else after
+    if any(isinstance(tensor.recipe, Dora) for tensor in after.tensors):
+        require("Merging a DoRA")
     return run(partial(plan_checkpoint, after, options, ask(after, options)))

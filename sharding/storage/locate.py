@@ -13,17 +13,27 @@ from sharding.formats.names import trained_folder
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
-from sharding.storage.names import is_folder, new_repo_id, parse_repo
+from sharding.storage.names import is_folder, new_repo_id, parse_repo, split_folder
 from sharding.storage.trained_repo import trained_repo
 
 
-def open_source(text: str, hub: Hub, base: str = "") -> Repo:
+def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
     """Return the repo that `text` names: a folder, or `owner/name[@revision]` on `hub`.
+
+    `adapter` names a LoRA to merge: a folder, or `owner/name[@revision][/folder]`.
 
     The output of a training run counts as a repo. `base` names the model that was trained, whose files beside the
     weights are added. Raises SourceError, and UsageError for an empty text or a GGUF file. A `base` is also a
     UsageError if `text` has its own configuration or is not from a training run.
     """
+    repo = _open_with_base(text, hub, base)
+    if not adapter:
+        return repo
+    place, folder = (adapter, "") if is_folder(adapter) else split_folder(adapter)
+    return repo.with_adapter(_open(place, hub), folder)
+
+
+def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
     source = _open(text, hub)
     paths = [*(file.path for file in source.files), *source.links_out]
     folder = trained_folder(paths)

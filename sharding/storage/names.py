@@ -8,6 +8,7 @@ from sharding.core.errors import DestinationError, ShardingError, SourceError, U
 from sharding.core.limits import MAX_LINK_CHARACTERS
 
 _REPO = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^@\s?#]+))?", re.ASCII)
+_IN_REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+(?:@(?:refs/\w+/)?[^@\s?#/]+)?)(?:/(?P<folder>.*))?", re.ASCII)
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OWN_SCHEME = re.compile(r"hf://(?:models/)?", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/+|[\w.-]+@[\w.-]+:", re.IGNORECASE | re.ASCII)
@@ -26,6 +27,21 @@ def is_folder(text: str) -> bool:
         return bool(text.strip()) and not _SCHEME.match(text) and Path(text).is_dir()
     except (OSError, ValueError):
         return False
+
+
+def split_folder(text: str) -> tuple[str, str]:
+    """Return the repo in "owner/name[@revision][/folder]", and the folder: "" or ending in "/".
+
+    A revision with a slash counts only if it is one of the Hub's own, such as refs/pr/1.
+
+    >>> split_folder("owner/name@v2/lora/small"), split_folder("owner/name@refs/pr/1")
+    (('owner/name@v2', 'lora/small/'), ('owner/name@refs/pr/1', ''))
+    """
+    match = _IN_REPO.fullmatch(text.strip())
+    if not match or {".", "..", ""} & set((match["folder"] or "x").strip("/").split("/")):
+        return text, ""
+    folder = (match["folder"] or "").strip("/")
+    return match["repo"], f"{folder}/" if folder else ""
 
 
 def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceError) -> tuple[str, str | None]:

@@ -28,7 +28,7 @@ def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
 def stated_of(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
     """Return the weight files that have a hash from a Hub: a SHA-256, or their name in git."""
     stated = [{file.path: file for file in source.files if _is_stated(file)} for source in origin.sources]
-    weights = (file for file in checkpoint.weight_files if file.path in stated[file.source])
+    weights = (file for file in checkpoint.read_files if file.path in stated[file.source])
     return [replace(stated[file.source][file.path], source=file.source) for file in weights]
 
 
@@ -99,7 +99,7 @@ class Side:
         if self._is_noted:
             reads += [read for noted in self._sources if isinstance(noted, NotingSource) for read in noted.take()]
             self.wrong = yield from prove_reads(origin.sources, self._stated, reads, here)
-            self.unstated = len(self._stated) < len(checkpoint.weight_files)
+            self.unstated = len(self._stated) < len(checkpoint.read_files)
             self.remark = f"; {len(self._stated)} files of {name} were read whole and compared with the Hub's hash"
 
 

@@ -157,7 +157,7 @@ def verify_staged(
         method += "that the Hub states"
     unstated = origin.ref.kind == "hub" and not originals
     if unstated and prepared.noted:
-        weights = prepared.checkpoint.weight_files
+        weights = prepared.checkpoint.read_files
         reads = [read for record in records.values() for read in record.reads]
         reads += [read for noted in prepared.noted for read in noted.take()]
         proving = prove_reads(origin.sources, stated, reads, reader)

@@ -1,0 +1,72 @@
+"""Find the LoRA adapter in a source and read its headers."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sharding.checkpoint.documents import ADAPTER_NAME, config_text
+from sharding.checkpoint.read import read_headers
+from sharding.core.errors import SourceError
+from sharding.core.protocols import Source
+from sharding.core.repo import Repo
+from sharding.core.text import name_some, source_name
+from sharding.core.values import Adapter, Checkpoint, FileEntry, Tensor
+from sharding.formats.torch_checkpoint import read_archives
+
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""The names under which PEFT looks for the weights of an adapter (0.21, `utils/save_and_load.py`), in its order."""
+
+
+def with_adapter(checkpoint: Checkpoint, origin: Repo) -> Checkpoint:
+    """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `read_adapter` does."""
+    if origin.adapter is None:
+        return checkpoint
+    adapter = read_adapter(origin.adapter, len(origin.sources) - 1, origin.adapter_folder)
+    return replace(checkpoint, adapter=adapter, unreached=origin.unreached)
+
+
+def read_adapter(source: Source, number: int, folder: str) -> Adapter:
+    """Return the adapter in `folder` of `source` ("" or ending in "/"), which has `number` among the sources of a job.
+
+    Reads its configuration and its headers. If nobody states the SHA-256 of its weight file, it reads that file too.
+    Raises SourceError if there is no adapter, or if there are several: it names their folders.
+    """
+    by_path = {file.path: file for file in source.files}
+    name = source_name(source.ref.kind, source.ref.repo_id) + (f"/{folder[:-1]}" if folder else "")
+    if folder + ADAPTER_NAME not in by_path:
+        raise _no_adapter(name, folder, by_path)
+    weights = [by_path[folder + path] for path in _WEIGHTS if folder + path in by_path]
+    if not weights:
+        raise SourceError(f"{name} has {ADAPTER_NAME} but no {_WEIGHTS[0]}.", "Upload the weights of the adapter too.")
+    config = config_text(source, by_path[folder + ADAPTER_NAME])
+    if config is None:
+        raise SourceError(f"{ADAPTER_NAME} of {name} is far larger than usual.", "Save the adapter again with PEFT.")
+    file = weights[0]
+    stated = replace(file, sha256=file.sha256 or _sha256(source, file), source=number)
+    tensors = _tensors(source, stated)
+    return Adapter(source.ref, stated, config.decode(errors="replace"), tensors)
+
+
+def _tensors(source: Source, file: FileEntry) -> tuple[Tensor, ...]:
+    if file.path.endswith(".bin"):
+        read = [tensor for archive in read_archives(source, [file], unites_tied=False) for tensor in archive.tensors]
+    else:
+        read = [tensor for header in read_headers(source, [file]) for tensor in header.tensors]
+    return tuple(tensor._replace(name=tensor.name.removeprefix(tensor.folder), folder="") for tensor in read)
+
+
+def _no_adapter(name: str, folder: str, paths: Iterable[str]) -> SourceError:
+    below = [path.removesuffix(f"/{ADAPTER_NAME}") for path in paths if path.endswith(f"/{ADAPTER_NAME}")]
+    inside = sorted(path for path in below if path.startswith(folder))
+    if not inside:
+        message = f"{name} has no {ADAPTER_NAME}, so it is no adapter of PEFT."
+        return SourceError(message, "Name the folder or the repo that holds this file.")
+    several = f"several adapters, in {name_some(inside, 10)}" if len(inside) > 1 else f"its adapter in {inside[0]}"
+    return SourceError(f"{name} has {several}.", f"Name one of them: {name}/{inside[0].removeprefix(folder)}.")
+
+
+def _sha256(source: Source, file: FileEntry) -> str:
+    digest = hashlib.sha256()
+    for chunk in source.read(file.path, 0, file.bytes):
+        digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,164 @@
+"""Read the adapter_config.json of a LoRA (peft 0.21, `tuners/lora/config.py`)."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from math import sqrt
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from sharding.core.bounds import Line
+from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_PATTERN_CHARACTERS
+
+ADAPTER_NAME = "adapter_config.json"
+ALL_LINEAR = "all-linear"
+"""As `target_modules`: every linear layer except the output head."""
+
+
+Match = Callable[[str, str], Any]
+"""Returns the match of a regular expression with a whole text, or None. `checkpoint.patterns` has one."""
+
+
+def _listed(value: Any) -> Any:
+    return [] if value is None else [value] if isinstance(value, str | int) else value
+
+
+def _or_empty(value: Any) -> Any:
+    return {} if value is None else value
+
+
+Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)]
+Names = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=10_000)]
+Positive = Annotated[int, Field(gt=0, lt=1_000_000)]
+Number = Annotated[float, Field(ge=-1e6, le=1e6)]
+
+_REFUSED = {
+    "alora_invocation_tokens": "an activated LoRA, which works on some tokens only",
+    "use_qalora": "a QALoRA",
+    "arrow_config": "an Arrow LoRA, which chooses between adapters for each token",
+    "kasa_config": "a KaSA adapter",
+    "use_bdlora": "a block-diagonal LoRA",
+    "layer_replication": "a LoRA that repeats layers",
+    "megatron_config": "a LoRA for Megatron's parallel layers",
+}
+"""Keys that make an adapter one that a sum of its base and low-rank updates does not equal."""
+
+_INITIALIZED = re.compile(r"pissa|olora|corda|loftq", re.IGNORECASE)
+"""Ways to initialize that replace the weights of the base. Loading such an adapter computes them anew."""
+
+
+class LoraConfig(BaseModel):
+    """What an adapter_config.json says about a merge. Fields are named as there."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    peft_type: Any = None
+    r: Positive = 8
+    lora_alpha: Number = 8
+    target_modules: Pattern | Names | None = None
+    exclude_modules: Pattern | Names | None = None
+    target_parameters: Names = ()
+    layers_to_transform: Annotated[tuple[int, ...], BeforeValidator(_listed)] = ()
+    layers_pattern: Names = ()
+    modules_to_save: Names = ()
+    rank_pattern: Annotated[dict[Pattern, Positive], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
+    alpha_pattern: Annotated[dict[Pattern, Number], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    use_rslora: bool = False
+    use_dora: bool = False
+    ensure_weight_tying: bool = False
+    init_lora_weights: bool | str | None = True
+    base_model_name_or_path: Line | None = None
+
+    def rank_of(self, module: str, match: Match) -> int:
+        """Return the rank of `module`."""
+        return self.rank_pattern.get(_first(self.rank_pattern, module, match), self.r)
+
+    def scale_of(self, module: str, rank: int, match: Match) -> float:
+        """Return the factor of the product of its two matrices."""
+        alpha = self.alpha_pattern.get(_first(self.alpha_pattern, module, match), self.lora_alpha)
+        return alpha / (sqrt(rank) if self.use_rslora else rank)
+
+    def targets(self, module: str, match: Match) -> bool:
+        """Return whether PEFT adds a low-rank update to `module`.
+
+        A module is named as in memory. For "all-linear", every module counts that is no output head.
+        """
+        if self.exclude_modules and _names(self.exclude_modules, module, match):
+            return False
+        if any(match(rf"(^|.*\.){saved}($|\..*)", module) for saved in self.modules_to_save):
+            return False
+        if not self.target_modules:
+            return False
+        if isinstance(self.target_modules, str):
+            if self.target_modules.lower() == ALL_LINEAR:
+                return module.rpartition(".")[2] not in ("lm_head", "output_layer", "embed_out")
+            return match(self.target_modules, module) is not None
+        if not _names(self.target_modules, module, match):
+            return False
+        # A name that is in the list as a whole counts in every layer.
+        return module in self.target_modules or not self.layers_to_transform or self._is_in_layers(module, match)
+
+    def _is_in_layers(self, module: str, match: Match) -> bool:
+        forms = [rf"(?:^|.*?\.){layers}\.(\d+)\..*" for layers in self.layers_pattern] or [r".*?\.[^.]*\.(\d+)\..*"]
+        place = next(filter(None, (match(form, module) for form in forms)), None)
+        return place is not None and int(place[1]) in self.layers_to_transform
+
+    def tokens_of(self, module: str) -> tuple[int, ...] | None:
+        """Return which rows of the embedding `module` are replaced, or None if the configuration does not say."""
+        indices = self.trainable_token_indices
+        if isinstance(indices, dict):
+            entry = next((key for key in indices if module == key or module.endswith(f".{key}")), None)
+            return tuple(indices[entry]) if entry is not None else None
+        return tuple(indices) if indices is not None else None
+
+    @property
+    def rounds_twice(self) -> bool:
+        """Whether PEFT rounds the change of a linear layer before it adds it."""
+        return isinstance(self.init_lora_weights, str) and self.init_lora_weights.lower() == "mica"
+
+
+def parse_config(document: Any) -> LoraConfig:
+    """Return the configuration in `document`, the JSON of an adapter_config.json.
+
+    Raises SourceError if it is not valid, and for each kind of adapter that cannot be merged as a sum.
+    """
+    if not isinstance(document, dict):
+        raise SourceError(f"{ADAPTER_NAME} is not a JSON object.", "Save the adapter again with PEFT.")
+    kind = document.get("peft_type")
+    if str(kind).upper() != "LORA":
+        raise SourceError(
+            f"This adapter is of the type {str(kind)[:100]}. Only the type LORA can be merged here.",
+            "Merge it with PEFT, if its type can be merged.",
+        )
+    if odd := next((key for key in _REFUSED if document.get(key)), None):
+        raise SourceError(
+            f"This is {_REFUSED[odd]} ({odd}). It cannot be merged.", "Load it with PEFT beside its base."
+        )
+    start = document.get("init_lora_weights")
+    if isinstance(start, str) and _INITIALIZED.match(start):
+        raise SourceError(
+            f"This adapter was initialized with {start[:100]}, which changes the base. Loading it computes these "
+            "changes anew, with other bits on another machine.",
+            "Save it again with path_initial_model_for_weight_conversion, which turns it into an ordinary LoRA.",
+        )
+    try:
+        return LoraConfig.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))[:200]
+        raise SourceError(
+            f"{ADAPTER_NAME} is not valid: {where}: {first['msg']}.", "Save it again with PEFT."
+        ) from error
+
+
+def _names(entries: str | Sequence[str], module: str, match: Match) -> bool:
+    if isinstance(entries, str):
+        return match(entries, module) is not None
+    return module in entries or any(module.endswith(f".{entry}") for entry in entries)
+
+
+def _first(entries: Iterable[str], module: str, match: Match) -> str:
+    """Return the first of `entries` that matches the end of a module's name, from a dot on; "" if none does."""
+    return next((entry for entry in entries if match(rf"(.*\.)?({entry})", module)), "")

@@ -1,0 +1,234 @@
+"""Decide how the updates of an adapter change the experts of a model. Pure.
+
+transformers 5 holds all experts of a layer in one tensor, and many checkpoints store them one by one. An adapter may be
+of either kind too.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations
+
+from sharding.core.dtypes import BY_NAME, CASTABLE
+from sharding.core.errors import SourceError
+from sharding.core.recipe import Recipe
+from sharding.core.values import Tensor
+from sharding.formats.peft_config import ADAPTER_NAME, LoraConfig
+from sharding.formats.peft_keys import Kind
+from sharding.planning.module_names import ModuleNames
+from sharding.recipes.laid import Box, Laid
+from sharding.recipes.low_rank import LowRank, Update
+from sharding.recipes.stored import Stored
+
+IN_FUSED = re.compile(r"\.experts\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w1|w2|w3)(?=$|\.)")
+"""One of the experts that transformers 5 holds in one tensor."""
+
+_TYPES = (
+    "mixtral", "minimax", "minimax_m2", "phimoe", "qwen2_moe", "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe", "longcat_flash", "solar_open",
+    "mellum", "qwen3_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe_text", "qwen3_next",
+    "hunyuan_v1_moe", "flex_olmo", "olmoe", "exaone_moe", "cohere2_moe",
+)  # fmt: skip
+"""Types that transformers 5.23 stores one by one and holds in one tensor (`conversion_mapping`)."""
+
+_TRANSPOSED = ("gpt_oss", "aria", "aria_text", "openai_privacy_filter")
+"""Types whose experts have inputs before outputs (transformers 5.23, `is_transposed`)."""
+
+_PARTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
+"""What the fused tensors are made of, in order, by both sets of names."""
+
+RankAndScale = Callable[[str, Tensor, int], tuple[int, float]]
+
+
+def is_fused_type(model_type: str) -> bool:
+    """Return whether transformers 5.23 holds the experts of this type in one tensor and stores them one by one."""
+    return model_type in _TYPES
+
+
+class Experts:
+    """The updates of experts, collected until all of a layer are known."""
+
+    def __init__(
+        self,
+        model_type: str,
+        config: LoraConfig,
+        tensors: Mapping[str, Tensor],
+        names: ModuleNames,
+        rank_and_scale: RankAndScale,
+    ) -> None:
+        """Change `tensors`, by their stored names, which `names` finds."""
+        self._type, self._config, self._tensors, self._names = model_type, config, tensors, names
+        self._rank_and_scale = rank_and_scale
+        self._fused: dict[str, list[tuple[str, Tensor, Tensor]]] = {}
+        self._single: dict[str, list[tuple[int, str, Tensor, Tensor]]] = {}
+
+    def take(self, module: str, kinds: Mapping[Kind, Tensor]) -> bool:
+        """Take the update of `module`; return False if it belongs to no experts."""
+        a, b = kinds.get("a"), kinds.get("b")
+        if a is None or b is None or kinds.keys() - {"a", "b"}:
+            return False
+        if match := IN_FUSED.search(f"{module}."):
+            container = module[: match.start()] + ".experts"
+            if not self._stored(container, "gate_up_proj"):
+                return False
+            self._single.setdefault(container, []).append((int(match["number"]), match["part"], a, b))
+            return True
+        container = module
+        while container.endswith(".base_layer"):
+            container = container.removesuffix(".base_layer")
+        if not self._parameters(container):
+            return False
+        self._fused.setdefault(container, []).append((module, a, b))
+        return True
+
+    def recipes(self) -> Iterator[tuple[str, LowRank]]:
+        """Yield the name and recipe of each stored tensor that changes. Raises SourceError if shapes do not fit."""
+        for container, updates in self._fused.items():
+            yield from self._of_fused(container, updates)
+        for container, singles in self._single.items():
+            yield from self._of_single(container, singles)
+
+    def _parameters(self, container: str) -> list[str]:
+        """Return the tensors of a container that the configuration targets, in their order in the model."""
+        leaves = dict.fromkeys(
+            entry.rpartition(".")[2]
+            for entry in self._config.target_parameters
+            if f"{container}.{entry.rpartition('.')[2]}".endswith(f".{entry}") or "." not in entry
+        )
+        order = ["gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"]
+        known = [leaf for leaf in leaves if self._stored(container, leaf) or self._one_by_one(container, leaf)]
+        return sorted(known, key=lambda leaf: order.index(leaf) if leaf in order else len(order))
+
+    def _stored(self, container: str, leaf: str) -> Tensor | None:
+        name = self._names.find(f"{container}.{leaf}")
+        return self._tensors[name] if name else None
+
+    def _one_by_one(self, container: str, leaf: str) -> list[list[Tensor]]:
+        """Return the tensors of each expert that make up a fused tensor, or [] if they are not stored like that."""
+        for parts in _PARTS.get(leaf, ()):
+            for place in (container, container.replace(".mlp.", ".block_sparse_moe.")):
+                experts: list[list[Tensor]] = []
+                while all(names := [self._names.find(f"{place}.{len(experts)}.{part}.weight") for part in parts]):
+                    experts.append([self._tensors[name] for name in names if name])
+                if experts:
+                    return experts
+        return []
+
+    def _of_fused(self, container: str, updates: list[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str, LowRank]]:
+        """Yield the recipes for an adapter that was trained on fused experts."""
+        leaves = self._parameters(container)
+        # The innermost of nested updates belongs to the first parameter.
+        updates = sorted(updates, key=lambda update: -update[0].count(".base_layer"))
+        fitting = [
+            order
+            for order in permutations(leaves, len(updates))
+            if all(self._fits(container, leaf, a, b) for leaf, (_, a, b) in zip(order, updates, strict=True))
+        ]
+        if not fitting:
+            _, a, b = updates[0]
+            shapes = [f"{container}.{leaf} is {self._shape(container, leaf)}" for leaf in leaves]
+            raise SourceError(
+                f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}. That fits no tensor of the base: "
+                f"{'; '.join(shapes)}.",
+                "It is an adapter of another base. Name the base that it was trained on.",
+            )
+        for leaf, (_, a, b) in zip(fitting[0], updates, strict=True):
+            stored = self._stored(container, leaf)
+            if stored:
+                count = stored.shape[0] if len(stored.shape) == 3 else 1
+                rank, scale = self._rank_and_scale(f"{container}.{leaf}", a, count)
+                swapped = self._is_swapped(stored.shape, a, b)
+                rows = stored.shape[1] if count > 1 or len(stored.shape) == 3 else stored.shape[0]
+                update = Update(
+                    a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, rows, 0, count, transposed=swapped
+                )
+                yield stored.name, _twice(stored, (update,), is_stacked=len(stored.shape) == 3)
+            else:
+                yield from self._split(container, leaf, a, b)
+
+    def _split(self, container: str, leaf: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, LowRank]]:
+        """Yield the recipes of experts that are stored one by one, from an update of all of them."""
+        experts = self._one_by_one(container, leaf)
+        count = len(experts)
+        rank, scale = self._rank_and_scale(f"{container}.{leaf}", a, count)
+        for number, parts in enumerate(experts):
+            first = 0
+            for part in parts:
+                last = first + part.shape[0]
+                of_a = _rows_of(a, number * rank, (number + 1) * rank)
+                of_b = _columns_of(b, first, last, number, count)
+                update = Update(of_a, of_b, a.dtype, b.dtype, rank, scale, 0, part.shape[0])
+                yield part.name, _twice(part, (update,))
+                first = last
+
+    def _of_single(
+        self, container: str, singles: list[tuple[int, str, Tensor, Tensor]]
+    ) -> Iterator[tuple[str, LowRank]]:
+        """Yield the recipes of fused tensors, from an adapter of transformers 4 for each expert."""
+        updates: dict[str, list[Update]] = {}
+        for number, part, a, b in singles:
+            leaf = "down_proj" if part in ("down_proj", "w2") else "gate_up_proj"
+            stored = self._stored(container, leaf)
+            assert stored is not None
+            rank, scale = self._rank_and_scale(f"{container}.{number}.{part}", a, 1)
+            half = stored.shape[1] // (2 if leaf == "gate_up_proj" else 1)
+            first = half if part in ("up_proj", "w3") else 0
+            if (b.shape, a.shape[1:]) != ((half, rank), stored.shape[2:]) or not number < stored.shape[0]:
+                raise SourceError(
+                    f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}, but {stored.name} of the base is "
+                    f"{list(stored.shape)}.",
+                    "It is an adapter of another base. Name the base that it was trained on.",
+                )
+            update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half, number, number + 1)
+            updates.setdefault(stored.name, []).append(update)
+        for name, changes in updates.items():
+            changes.sort(key=lambda update: (update.first, update.first_row))
+            yield name, _twice(self._tensors[name], tuple(changes), is_stacked=True)
+
+    def _shape(self, container: str, leaf: str) -> list[int]:
+        if stored := self._stored(container, leaf):
+            return list(stored.shape)
+        experts = self._one_by_one(container, leaf)
+        return [len(experts), sum(part.shape[0] for part in experts[0]), experts[0][0].shape[1]]
+
+    def _fits(self, container: str, leaf: str, a: Tensor, b: Tensor) -> bool:
+        shape = self._shape(container, leaf)
+        count, outputs, inputs = shape if len(shape) == 3 else (1, *shape)
+        stated = self._config.r
+        is_even = a.shape[0] % count == 0 and b.shape[1] == a.shape[0] and bool(stated)
+        return is_even and sorted((a.shape[1], b.shape[0])) == sorted((inputs, outputs))
+
+    def _is_swapped(self, shape: tuple[int, ...], a: Tensor, b: Tensor) -> bool:
+        outputs, inputs = shape[-2:]
+        if (b.shape[0], a.shape[1]) != (outputs, inputs):
+            return True
+        return outputs == inputs and self._type in _TRANSPOSED
+
+
+def _twice(old: Tensor, updates: tuple[Update, ...], *, is_stacked: bool = False) -> LowRank:
+    """Return the recipe of a parameter with updates, whose change PEFT rounds before it adds it."""
+    if old.dtype not in CASTABLE:
+        raise SourceError(f"{old.name} is {old.dtype}. Updates can be added only to floating-point numbers.", "")
+    return LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, rounds_twice=True)
+
+
+def _rows_of(a: Tensor, first: int, last: int) -> Recipe:
+    place, row_bytes = _in_one_piece(a), a.bytes // a.shape[0]
+    start = place.start_byte
+    return Stored(place.source, place.file, start + first * row_bytes, start + last * row_bytes)
+
+
+def _columns_of(b: Tensor, first: int, last: int, number: int, count: int) -> Recipe:
+    """Return the rows `[first, last)` of `b`, and of them every `count`-th column from `number` on."""
+    place, width, item = _in_one_piece(b), b.shape[1], BY_NAME[b.dtype].bits // 8
+    shape = last - first, width // count
+    box = Box(
+        place.file, place.start_byte + (first * width + number) * item, (0, 0), shape, (width, count), place.source
+    )
+    return Laid((box,), shape, item)
+
+
+def _in_one_piece(tensor: Tensor) -> Stored:
+    if not isinstance(tensor.recipe, Stored):
+        message = f"{tensor.name} is not stored in one piece, so it cannot be split over the experts of the base."
+        raise SourceError(message, f"Save the adapter as safetensors, beside its {ADAPTER_NAME}.")
+    return tensor.recipe

@@ -1,0 +1,54 @@
+"""Find the stored tensor for a name that a module has in memory. Pure."""
+
+from collections.abc import Iterable, Iterator
+
+_MOVED = (
+    ("model.language_model.", "language_model.model."),
+    ("model.language_model.", "model."),
+    ("model.vision_tower.", "vision_tower."),
+    ("model.visual.", "visual."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+    ("lm_head.", "language_model.lm_head."),
+)
+"""Names in memory and in files of models with several parts (transformers 5.23, `conversion_mapping`)."""
+
+
+class ModuleNames:
+    """The names of stored tensors, searched by the names of the modules in memory.
+
+    >>> names = ModuleNames(["h.0.attn.c_attn.weight"])
+    >>> names.find("transformer.h.0.attn.c_attn.weight"), names.find("transformer.h.9.attn.c_attn.weight")
+    ('h.0.attn.c_attn.weight', None)
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Search among `names`."""
+        self._names = dict.fromkeys(names)
+        self._tops = list(dict.fromkeys(name.partition(".")[0] for name in self._names if "." in name))
+        self._prefix = ""
+
+    def find(self, name: str) -> str | None:
+        """Return the stored name of `name`, or None if there is none.
+
+        A stored name may lack the prefix of the model with a head, or have one more.
+        """
+        for candidate in self._candidates(name):
+            if candidate in self._names:
+                if candidate != name and name.endswith(f".{candidate}"):
+                    self._prefix = name.removesuffix(candidate)
+                return candidate
+        return None
+
+    def in_memory(self, name: str) -> str:
+        """Return what a stored name would be in memory, by the prefix that `find` has seen."""
+        return self._prefix + name
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        yield name
+        for old, new in _MOVED:
+            if name.startswith(old):
+                yield new + name.removeprefix(old)
+        if "." in name:
+            yield name.partition(".")[2]
+        for top in self._tops:
+            yield f"{top}.{name}"

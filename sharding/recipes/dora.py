@@ -1,0 +1,107 @@
+"""Add a DoRA to a weight, as PEFT merges it: a low-rank update, then a new length for each output."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from sharding.core.dtypes import BY_NAME, tensor_bytes
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.recipes.feed import made_by
+from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
+from sharding.recipes.product import product
+
+
+@dataclass(frozen=True, slots=True)
+class Dora(Recipe):
+    """The numbers that `of` makes, of `shape` and `dtype`, with the change of `update` and the lengths of `magnitude`.
+
+    With the sum `v` of weight and change, the result is `magnitude / norm(v) * v`. It is computed in float32 and
+    rounded once. The norm of each output is torch's, because numpy's has other bits, so `make` needs torch. A
+    transposed weight is made in memory as a whole, because the norm of an output runs over all of its rows. A weight
+    of a convolution has the outputs in its first dimension.
+
+    The formulas are those of PEFT 0.21 (`tuners/lora/variants.py` and `dora.py`).
+    """
+
+    of: Recipe
+    dtype: str
+    shape: tuple[int, ...]
+    update: Update
+    magnitude: Recipe
+    magnitude_dtype: str
+    may_overflow: bool = False
+    kind: Literal["dora"] = "dora"
+
+    @property
+    @override
+    def size_bytes(self) -> int:
+        return tensor_bytes(self.dtype, self.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in memory while it is made."""
+        return self.update.transposed or len(self.shape) > 2
+
+    @override
+    def reads(self) -> Iterator[Extent]:
+        for recipe in (*self.update.recipes, self.magnitude):
+            yield from recipe.reads()
+        yield from self.of.reads()
+
+    @override
+    def keeps(self) -> Iterator[Extent]:
+        return self.of.keeps()
+
+    @override
+    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+        for weight, change, factor in self.terms(inputs, kept):
+            import numpy as np
+
+            with np.errstate(all="ignore"):
+                total = factor * (weight + change)
+            yield from rounded(Term(total, None), self.dtype, rounds_twice=False)
+
+    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
+        """Yield the rows of the weight in order, some at a time, each with its change and its factor."""
+        import numpy as np
+
+        update, (rows, columns) = self.update, (self.shape[0], prod(self.shape[1:]))
+        assert update.a is not None
+        a = loaded(update.a, update.a_dtype, inputs, kept).reshape(update.rank, -1)
+        b = loaded(update.b, update.b_dtype, inputs, kept).reshape(-1, update.rank)
+        magnitude = loaded(self.magnitude, self.magnitude_dtype, inputs, kept)
+        source, row_bytes = made_by(self.of, inputs, kept), columns * BY_NAME[self.dtype].bits // 8
+        for start, end in [(0, rows)] if self.is_whole else tiles(0, rows, row_bytes):
+            weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
+            change = product(b if update.transposed else b[start:end], a)
+            change *= np.float32(update.scale)
+            if update.transposed:
+                change = change.T
+                yield Term(weight, change, magnitude / self._norms(weight.T, change.T))
+            else:
+                norms = self._norms(weight, change)
+                yield Term(weight, change, (magnitude[start:end] / norms).reshape(-1, 1))
+
+    def _norms(self, weight: Any, change: Any) -> Any:
+        """Return the norm of each row of the sum. The layout of both in memory decides its last bits."""
+        import torch
+
+        total = torch.from_numpy(weight) + torch.from_numpy(change)
+        if len(self.shape) > 2:
+            total = total.reshape(-1, *self.shape[1:])
+            return total.norm(p=2, dim=tuple(range(1, len(self.shape)))).numpy()
+        return torch.linalg.norm(total, dim=1).numpy()
+
+    @override
+    def words(self, shape: tuple[int, ...]) -> str:
+        sum_ = f"{self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(self.update)}"
+        return f"dora({sum_}; lengths {self.magnitude.words(())})"
+
+    @override
+    def key(self) -> bytes:
+        rows = f"{self.dtype} {list(self.shape)} {self.magnitude_dtype} ".encode()
+        return b"d" + rows + self.of.key() + self.update.key() + self.magnitude.key() + struct.pack("<?", self.is_whole)

@@ -1,0 +1,238 @@
+"""Add the low-rank updates of a LoRA to a weight, as PEFT merges them."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+from typing_extensions import override
+
+from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
+from sharding.core.limits import BATCH_BYTES, MERGED_BYTES
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.recipes.cast import settle
+from sharding.recipes.feed import made_by
+from sharding.recipes.numbers import numbers, numpy_dtype
+from sharding.recipes.product import product
+
+LEAST_ROWS = 8
+"""Fewest rows to multiply at once. Fewer give other bits than the whole product."""
+
+LEAST_COLUMNS = 64
+"""Fewest columns to multiply at once, for a weight that is stored transposed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A change `(b @ a) * scale` of the rows `[first_row, last_row)` of the matrices `[first, last)` of a weight.
+
+    For one matrix, `a` makes (rank, inputs) numbers and `b` (outputs, rank). For several, the rows of `a` are those of
+    the first matrix, then of the second. The columns of `b` are one of each matrix, then the second of each. Without
+    `a`, the change is `b * scale`. If the update is `transposed`, the weight has (inputs, outputs) numbers.
+
+    That is how PEFT 0.21 multiplies (`tuners/lora/layer.py`, `Linear`, `Embedding` and `ParamWrapper`): it casts both
+    to float32 first, and scales last.
+    """
+
+    a: Recipe | None
+    b: Recipe
+    a_dtype: str
+    b_dtype: str
+    rank: int
+    scale: float
+    first_row: int
+    last_row: int
+    first: int = 0
+    last: int = 1
+    transposed: bool = False
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """What it reads, in this order."""
+        return (self.a, self.b) if self.a else (self.b,)
+
+    def key(self) -> bytes:
+        """Return bytes that are equal only for equal changes."""
+        of_numbers = struct.pack(
+            "<qd4q?", self.rank, self.scale, self.first_row, self.last_row, self.first, self.last, self.transposed
+        )
+        return of_numbers + f"{self.a_dtype} {self.b_dtype} ".encode() + b"".join(one.key() for one in self.recipes)
+
+
+class Term(NamedTuple):
+    """Some rows of a weight: its numbers in the dtype of the sum, their change (None: none), and its factor, or 1."""
+
+    weight: Any
+    change: Any
+    factor: Any = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank(Recipe):
+    """The numbers that `of` makes, of `shape` and `dtype`, with the changes of `updates`, which do not overlap.
+
+    Each sum is computed in float32 (float64 for F64) and rounded once to `dtype`. With `rounds_twice`, the change is
+    rounded to `dtype` before it is added. A weight with `is_stacked` has a matrix for each index of its first
+    dimension; any other is one matrix of its first dimension times all others. Dtypes are named as in safetensors.
+    """
+
+    of: Recipe
+    dtype: str
+    shape: tuple[int, ...]
+    updates: tuple[Update, ...]
+    is_stacked: bool = False
+    rounds_twice: bool = False
+    may_overflow: bool = False
+    kind: Literal["low_rank"] = "low_rank"
+
+    @property
+    @override
+    def size_bytes(self) -> int:
+        return tensor_bytes(self.dtype, self.shape)
+
+    @override
+    def reads(self) -> Iterator[Extent]:
+        for update in self.updates:
+            for recipe in update.recipes:
+                yield from recipe.reads()
+        yield from self.of.reads()
+
+    @override
+    def keeps(self) -> Iterator[Extent]:
+        return self.of.keeps()
+
+    @override
+    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+        for term in self.terms(inputs, kept):
+            yield from rounded(term, self.dtype, self.rounds_twice)
+
+    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
+        """Yield the rows of the weight in order, some at a time, each with its change."""
+        changes = [_Change(update, inputs, kept) for update in self.updates]
+        source = made_by(self.of, inputs, kept)
+        matrices, rows, columns = self._matrices()
+        row_bytes = columns * BY_NAME[self.dtype].bits // 8
+        for matrix in range(matrices):
+            for change, first, last in _parts(changes, matrix, rows):
+                for start, end in tiles(first, last, row_bytes, change is not None and change.update.transposed):
+                    weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
+                    yield Term(weight, change.of(matrix, start - first, end - first) if change else None)
+
+    def _matrices(self) -> tuple[int, int, int]:
+        """Return the number of matrices, and the rows and columns of each."""
+        if self.is_stacked:
+            return self.shape[0], self.shape[1], prod(self.shape[2:])
+        return 1, self.shape[0], prod(self.shape[1:])
+
+    @override
+    def words(self, shape: tuple[int, ...]) -> str:
+        first = self.updates[0]
+        more = f" and {len(self.updates) - 1} more updates" if len(self.updates) > 1 else ""
+        return f"add({self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(first)}{more})"
+
+    @override
+    def key(self) -> bytes:
+        parts = [b"u", struct.pack("<??H", self.is_stacked, self.rounds_twice, len(self.updates))]
+        parts += [f"{self.dtype} {list(self.shape)} ".encode(), self.of.key()]
+        return b"".join([*parts, *(update.key() for update in self.updates)])
+
+
+class _Change:
+    """An update, with its numbers in memory."""
+
+    def __init__(self, update: Update, inputs: Inputs, kept: Kept) -> None:
+        self.update = update
+        count = update.last - update.first
+        self._a = loaded(update.a, update.a_dtype, inputs, kept) if update.a else None
+        if self._a is not None:
+            self._a = self._a.reshape(count, update.rank, -1)
+        self._b = loaded(update.b, update.b_dtype, inputs, kept).reshape(-1, update.rank if update.a else 1, count)
+
+    def of(self, matrix: int, start: int, end: int) -> Any:
+        """Return the change of the rows `[start, end)` of a matrix. Rows count from the first row of the update."""
+        import numpy as np
+
+        number, scale = matrix - self.update.first, np.float32(self.update.scale)
+        b = self._b[:, :, number]
+        if self._a is None:
+            return b[start:end] * scale
+        a = self._a[number]
+        if self.update.transposed:
+            return (product(b, a[:, start:end]) * scale).T
+        change = product(b[start:end], a)
+        change *= scale
+        return change
+
+
+def _parts(changes: list[_Change], matrix: int, rows: int) -> Iterator[tuple[_Change | None, int, int]]:
+    """Yield the rows of a matrix, in order: which change they have, or None, and their first and last row."""
+    position = 0
+    for change in sorted(changes, key=lambda change: change.update.first_row):
+        update = change.update
+        if update.first <= matrix < update.last:
+            if update.first_row > position:
+                yield None, position, update.first_row
+            yield change, update.first_row, update.last_row
+            position = update.last_row
+    if position < rows:
+        yield None, position, rows
+
+
+def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield the rows `[first, last)` in parts of about `MERGED_BYTES`. A tail that is too short joins the one before.
+
+    >>> list(tiles(0, 15, MERGED_BYTES // 8))
+    [(0, 15)]
+    >>> list(tiles(0, 30, MERGED_BYTES // 8))
+    [(0, 8), (8, 16), (16, 30)]
+    """
+    least = LEAST_COLUMNS if transposed else LEAST_ROWS
+    at_once = max(least, MERGED_BYTES // max(1, row_bytes))
+    while first < last:
+        end = first + at_once
+        end = last if last - end < least else end
+        yield first, end
+        first = end
+
+
+def loaded(recipe: Recipe, dtype: str, inputs: Inputs, kept: Kept) -> Any:
+    """Return all numbers of `recipe` in memory, as float32."""
+    import numpy as np
+
+    source, item = made_by(recipe, inputs, kept), BY_NAME[dtype].bits // 8
+    array = np.empty(recipe.size_bytes // item, np.float32)
+    at_once = BATCH_BYTES // 8
+    for start in range(0, len(array), at_once):
+        part = array[start : start + at_once]
+        part[...] = numbers(source.take(len(part) * item), dtype)
+    return array
+
+
+def widened(data: memoryview, dtype: str) -> Any:
+    """Return numbers in the dtype in which torch adds a float32 to them."""
+    import numpy as np
+
+    return numbers(data, dtype).astype(np.float64 if dtype == "F64" else np.float32)
+
+
+def rounded(term: Term, dtype: str, rounds_twice: bool) -> Iterator[Chunk]:
+    """Yield `factor * (weight + change)` in `dtype`, in chunks. Overwrites the weight."""
+    import numpy as np
+
+    total, target = term.weight, numpy_dtype(dtype)
+    with np.errstate(all="ignore"):  # torch gives the same infinite numbers
+        if term.change is not None:
+            total += term.change.astype(target) if rounds_twice else term.change
+        result = np.ascontiguousarray(total).astype(target)
+    bits = result.reshape(-1).view(f"u{result.itemsize}")
+    overflowed = settle(np.ascontiguousarray(total).reshape(-1), bits, CASTABLE[dtype].infinity)
+    data = bits.view(np.uint8).data.cast("B")
+    for start in range(0, len(data), BATCH_BYTES):
+        yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed)
+
+
+def words_of(update: Update) -> str:
+    """Return an update in words."""
+    b = update.b.words(())
+    return f"{update.scale:g} × ({b} @ {update.a.words(())})" if update.a else f"{update.scale:g} × {b}"
