@@ -1,17 +1,22 @@
 """Find the LoRA adapter in a source and read its headers."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sharding.checkpoint.documents import ADAPTER_NAME, config_text
 from sharding.checkpoint.read import read_headers
 from sharding.core.errors import SourceError
+from sharding.core.hashing import new_tensor_hash
 from sharding.core.protocols import Source
 from sharding.core.repo import Repo
-from sharding.core.text import name_some, source_name
-from sharding.core.values import Adapter, Checkpoint, FileEntry, Tensor
-from sharding.formats.torch_checkpoint import read_archives
+from sharding.core.text import name_some, parsed_json, source_name
+from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
+from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archives
+from sharding.model_class.class_table import ties
+
+TIED_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+"""Names under which transformers stores an output head that may be tied."""
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """The names under which PEFT looks for the weights of an adapter (0.21, `utils/save_and_load.py`), in its order."""
@@ -22,7 +27,48 @@ def with_adapter(checkpoint: Checkpoint, origin: Repo) -> Checkpoint:
     if origin.adapter is None:
         return checkpoint
     adapter = read_adapter(origin.adapter, len(origin.sources) - 1, origin.adapter_folder)
+    adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin))
+    own = [file.path for file in checkpoint.side_files if _is_adapter(file.path)]
+    checkpoint = _without(checkpoint, own) if own else checkpoint
     return replace(checkpoint, adapter=adapter, unreached=origin.unreached)
+
+
+def _is_adapter(path: str) -> bool:
+    return path == ADAPTER_NAME or path.startswith("adapter_model.")
+
+
+def _without(checkpoint: Checkpoint, paths: Sequence[str]) -> Checkpoint:
+    """Return `checkpoint` without an adapter beside its weights, which transformers would load on top of the result."""
+    message = f"Left out: {name_some(paths)}, which transformers would load on top of the merged weights."
+    return replace(
+        checkpoint,
+        side_files=tuple(file for file in checkpoint.side_files if file.path not in paths),
+        copied_weights=tuple(file for file in checkpoint.copied_weights if file.path not in paths),
+        findings=(*checkpoint.findings, Finding("info", "left-out", message)),
+    )
+
+
+def _head_is_copy(checkpoint: Checkpoint, origin: Repo) -> bool | None:
+    """Return whether a model that ties its head to its embeddings stores both with the same bytes, None if not both.
+
+    transformers 5.23 ties them only then. Reads both, if both are there.
+    """
+    if not ties(parsed_json(checkpoint.configs.get("", "{}"))):
+        return None
+    embeddings = [tensor for tensor in checkpoint.tensors if EMBEDDINGS.search(tensor.name)]
+    for head in (tensor for tensor in checkpoint.tensors if tensor.name in TIED_HEADS):
+        for tensor in embeddings:
+            if (tensor.dtype, tensor.shape) == (head.dtype, head.shape):
+                return _digest(tensor, origin) == _digest(head, origin)
+    return None
+
+
+def _digest(tensor: Tensor, origin: Repo) -> str:
+    digest = new_tensor_hash()
+    for extent in tensor.recipe.reads():
+        for chunk in origin.sources[extent.source].read(extent.file, extent.start_byte, extent.end_byte):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_adapter(source: Source, number: int, folder: str) -> Adapter:

@@ -15,16 +15,23 @@ class Patterns:
         self._file = file
         self._left_seconds = PATTERNS_SECONDS
 
+    def check(self, key: str, pattern: str) -> None:
+        """Raise SourceError if `pattern`, which stands under `key`, is no regular expression."""
+        import regex
+
+        try:
+            regex.compile(pattern)
+        except regex.error as error:
+            message = f"{key} in {self._file} has {pattern[:200]!r}, which is not a regular expression: {error}."
+            raise SourceError(message, "Correct it, or save the adapter again with PEFT.") from error
+
     def match(self, pattern: str, text: str) -> Any:
-        """Return the match of `pattern` with the whole `text`, or None. Raises SourceError if it is invalid or slow."""
+        """Return the match of `pattern` with the whole `text`, or None. Raises SourceError if that takes too long."""
         import regex
 
         started = time.monotonic()
         try:
             return regex.fullmatch(pattern, text, timeout=max(self._left_seconds, 0.001), concurrent=True)
-        except regex.error as error:
-            message = f"{self._file} has {pattern[:200]!r}, which is not a regular expression: {error}."
-            raise SourceError(message, "Correct it, or save the adapter again with PEFT.") from error
         except TimeoutError as error:
             message = f"The patterns of {self._file} take over {PATTERNS_SECONDS:g} s to match: {pattern[:200]!r}."
             raise SourceError(message, "List the names of the modules instead.") from error

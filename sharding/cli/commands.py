@@ -233,7 +233,7 @@ def _verify(source: str, destination: str, as_json: bool, as_events: bool, **cho
 
         events = job.verify(source, destination, **chosen, token=hub_token())
         last = _follow(events, terminal, as_json, as_events)
-        if isinstance(last, Verified) and not last.verification.identical:
+        if isinstance(last, Verified) and not last.verification.holds:
             raise typer.Exit(1)
 
 

@@ -76,6 +76,8 @@ class Terminal:
         cast = "" if dtype == "keep" else f", cast to {dtype}"
         if plan.dequantized:
             cast = f", dequantized from {plan.dequantized} to {dtype}"
+        if merge := plan.merged:
+            cast = f", with {merge.path} merged{cast}"
         limit = "" if plan.options.is_single_file else f" of at most {format_bytes(plan.options.max_shard_bytes)}"
         self._say(f"{count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
@@ -136,14 +138,19 @@ class Terminal:
     def verification(self, verification: Verification) -> None:
         """Say whether two checkpoints are the same. If not, list the first differences."""
         self._bar.stop()
-        if verification.identical:
+        if verification.holds:
             verb = "dequantized" if verification.dequantized else "cast"
-            cast = "" if verification.dtype == "keep" else f"{verb} to {verification.dtype}"
+            changes = ["with the adapter merged"] if verification.merged else []
+            changes += [f"{verb} to {verification.dtype}"] if verification.dtype != "keep" else []
+            cast = ", ".join(changes)
             same = f"Equal to the original {cast}" if cast else "Identical"
+            if verification.within:
+                same = f"Not identical, but within the tolerance of a merge in {count(verification.within, 'tensor')}"
             if verification.unstated:
                 same = f"Matches what was read{f', {cast}' if cast else ''}"
             tensors = count(verification.tensors, "tensor")
-            style = "yellow" if verification.unstated or verification.unreached else "green"
+            doubtful = verification.unstated or verification.unreached or verification.within
+            style = "yellow" if doubtful else "green"
             self._say(f"{same}: all {tensors}, {format_bytes(verification.bytes)}.", style)
         else:
             self._say(f"Different: {count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")

@@ -113,13 +113,15 @@ class RepoRef:
 class Adapter:
     """A LoRA adapter to merge into a model: its weight `file`, with the SHA-256, and the tensors in it.
 
-    `config` is the text of its adapter_config.json.
+    `config` is the text of its adapter_config.json. `head_is_copy` says that the model stores its output head beside
+    the embeddings that it is tied to, with the same bytes. None: it does not store both.
     """
 
     source: RepoRef
     file: FileEntry
     config: str
     tensors: tuple[Tensor, ...]
+    head_is_copy: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

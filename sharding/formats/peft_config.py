@@ -1,7 +1,7 @@
 """Read the adapter_config.json of a LoRA (peft 0.21, `tuners/lora/config.py`)."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import sqrt
 from typing import Annotated, Any
 
@@ -46,6 +46,8 @@ _REFUSED = {
 
 _INITIALIZED = re.compile(r"pissa|olora|corda|loftq", re.IGNORECASE)
 """Ways to initialize that replace the weights of the base. Loading such an adapter computes them anew."""
+_HARMLESS = ("gaussian", "eva", "orthogonal", "lora_ga", "mica", "true", "false")
+"""Ways to initialize that leave the base as it is."""
 
 
 class LoraConfig(BaseModel):
@@ -68,8 +70,18 @@ class LoraConfig(BaseModel):
     use_rslora: bool = False
     use_dora: bool = False
     ensure_weight_tying: bool = False
+    task_type: Line | None = None
     init_lora_weights: bool | str | None = True
     base_model_name_or_path: Line | None = None
+
+    @property
+    def patterns(self) -> Iterator[tuple[str, str]]:
+        """The regular expressions in it, each with its key."""
+        for key in ("target_modules", "exclude_modules"):
+            if isinstance(value := getattr(self, key), str):
+                yield key, value
+        for key in ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern"):
+            yield from ((key, pattern) for pattern in getattr(self, key))
 
     def rank_of(self, module: str, match: Match) -> int:
         """Return the rank of `module`."""
@@ -129,7 +141,7 @@ def parse_config(document: Any) -> LoraConfig:
     kind = document.get("peft_type")
     if str(kind).upper() != "LORA":
         raise SourceError(
-            f"This adapter is of the type {str(kind)[:100]}. Only the type LORA can be merged here.",
+            f"This adapter has the peft_type {str(kind)[:100]}. Only LORA can be merged here.",
             "Merge it with PEFT, if its type can be merged.",
         )
     if odd := next((key for key in _REFUSED if document.get(key)), None):
@@ -143,13 +155,17 @@ def parse_config(document: Any) -> LoraConfig:
             "changes anew, with other bits on another machine.",
             "Save it again with path_initial_model_for_weight_conversion, which turns it into an ordinary LoRA.",
         )
+    if isinstance(start, str) and start.lower() not in _HARMLESS:
+        message = f"{ADAPTER_NAME} has init_lora_weights {start[:100]!r}, which this tool does not know."
+        raise SourceError(message, "Merge it with PEFT.")
     try:
         return LoraConfig.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))[:200]
         raise SourceError(
-            f"{ADAPTER_NAME} is not valid: {where}: {first['msg']}.", "Save it again with PEFT."
+            f"{ADAPTER_NAME} is not valid: {where}: {first['msg']}: {str(first['input'])[:100]!r}.",
+            "Save it again with PEFT.",
         ) from error
 
 

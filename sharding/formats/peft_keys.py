@@ -68,6 +68,10 @@ def parts_of(names: Iterable[str]) -> list[Part]:
             "Convert it to the format of PEFT first.",
         )
     parts = [_part(name) for name in names]
+    seen: dict[tuple[str, Kind], str] = {}
+    for part in parts:
+        if part.kind != "ignored" and (other := seen.setdefault((part.of, part.kind), part.name)) != part.name:
+            raise SourceError(f"The adapter has {other} and {part.name} for the same tensor.", "Keep only one of them.")
     _refuse_halves(parts)
     return parts
 

@@ -65,6 +65,22 @@ def ask_architecture(
     return from_answer(ask_meta_model(asked, limit_seconds))
 
 
+def stored_names(checkpoint: Checkpoint, limit_seconds: float = ARCHITECTURE_SECONDS) -> dict[str, str]:
+    """Return the names in files for the names in memory that differ from them, {} without transformers.
+
+    Takes seconds, because another process imports transformers. Raises ModelRefused as in `hints_for`.
+    """
+    if not is_installed("transformers"):
+        return {}
+    try:
+        weights = ask_architecture(checkpoint, limit_seconds=limit_seconds).weights
+    except ModelRefused:
+        raise
+    except SourceError:
+        return {}
+    return {weight.name: weight.saved_as[0] for weight in weights if weight.saved_as not in ((), (weight.name,))}
+
+
 def hints_for(
     checkpoint: Checkpoint, options: Options, *, limit_seconds: float = ARCHITECTURE_SECONDS
 ) -> dict[str, ModelHints]:

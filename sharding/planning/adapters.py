@@ -1,21 +1,22 @@
 """Decide how the tensors of a model are made when an adapter is merged into it. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
+from sharding.checkpoint.adapter import TIED_HEADS
 from sharding.checkpoint.patterns import Patterns
 from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import Remedy, SourceError
-from sharding.core.limits import MAX_UPDATE_BYTES
+from sharding.core.limits import MAX_TENSORS, MAX_UPDATE_BYTES
 from sharding.core.text import count, format_bytes, name_some, parsed_json, source_name
-from sharding.core.values import Adapter, Checkpoint, Finding, Merge, Tensor
+from sharding.core.values import Adapter, Checkpoint, Finding, Merge, Plan, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, LoraConfig, Match, parse_config
 from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import is_packed, method_of, quantization_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import ties
+from sharding.model_class.class_table import known_class, ties
 from sharding.planning.experts import IN_FUSED, Experts, is_fused_type
 from sharding.planning.module_names import ModuleNames
 from sharding.recipes.cast import Cast
@@ -27,19 +28,31 @@ _BY_COLUMNS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp",
 """Types whose linear layers are transformers' Conv1D, which stores the transpose (transformers 5.23)."""
 _CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn", "out_proj")
 _HEAD = "lm_head.weight"
+_PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
+_TASKS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
 
 
-def merged(checkpoint: Checkpoint, *, may_overflow: bool = False) -> Checkpoint:
+def unknown_names(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the adapter's weights in memory for which the model has no tensor of that or a like name."""
+    assert checkpoint.adapter is not None
+    names = ModuleNames(tensor.name for tensor in checkpoint.tensors)
+    parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
+    wanted = [part.of if part.kind == "whole" else f"{part.of}.weight" for part in parts if part.kind != "ignored"]
+    return [name for name in wanted if names.find(name) is None and ".experts." not in name and name != _HEAD]
+
+
+def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping[str, str] | None = None) -> Checkpoint:
     """Return `checkpoint` with the weights that PEFT 0.21 would save after `merge_and_unload`.
 
-    Each tensor keeps its dtype. The adapter's numbers count as float32, as PEFT loads them. Raises SourceError if the
+    `known` are the stored names of names in memory, if both differ by more than a prefix. Each tensor keeps its dtype.
+    The adapter's numbers count as float32, as PEFT loads them. Raises SourceError if the
     adapter is not of the type LORA, was made for another base, or has weights that PEFT would ignore. Then the result
     would not be the model that was trained.
     """
     assert checkpoint.adapter is not None
     _refuse_base(checkpoint)
     config = parse_config(parsed_json(checkpoint.adapter.config))
-    work = _Merging(checkpoint, checkpoint.adapter, config, may_overflow)
+    work = _Merging(checkpoint, checkpoint.adapter, config, known or {}, may_overflow)
     work.replace_whole()
     work.add_updates()
     work.replace_rows()
@@ -65,9 +78,19 @@ def _refuse_base(checkpoint: Checkpoint) -> None:
 class _Merging:
     """The tensors of a model while an adapter is merged into them. Each step changes the recipes of some."""
 
-    def __init__(self, checkpoint: Checkpoint, adapter: Adapter, config: LoraConfig, may_overflow: bool) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        adapter: Adapter,
+        config: LoraConfig,
+        known: Mapping[str, str],
+        may_overflow: bool,
+    ) -> None:
         self._checkpoint, self._adapter, self._config, self._may_overflow = checkpoint, adapter, config, may_overflow
-        self._match: Match = Patterns(ADAPTER_NAME).match
+        patterns = Patterns(ADAPTER_NAME)
+        for key, pattern in config.patterns:
+            patterns.check(key, pattern)
+        self._match: Match = patterns.match
         self._given = {tensor.name: tensor for tensor in adapter.tensors}
         self._parts = parts_of(self._given)
         self._before = {tensor.name: tensor for tensor in checkpoint.tensors}
@@ -75,9 +98,13 @@ class _Merging:
         document = parsed_json(checkpoint.configs[""])
         self._model = document if isinstance(document, dict) else {}
         self._type = str(self._model.get("model_type"))
-        self._names = ModuleNames(tensor.name for tensor in checkpoint.tensors if not tensor.folder)
-        self._is_tied = ties(self._model)
         self._settings: dict[str, object] = {}
+        self._is_tied = ties(self._model) and adapter.head_is_copy is not False
+        if adapter.head_is_copy:
+            self._now = {name: tensor for name, tensor in self._now.items() if name not in TIED_HEADS}
+        elif adapter.head_is_copy is False:
+            self._settings["tie_word_embeddings"] = False
+        self._names = ModuleNames((tensor.name for tensor in self._now.values() if not tensor.folder), known)
         self._findings: list[Finding] = []
         self._updated: set[str] = set()
         self._claimed: dict[str, str] = {}
@@ -86,8 +113,11 @@ class _Merging:
 
     def replace_whole(self) -> None:
         """Put the tensors that the adapter has as a whole in place of those of the base."""
-        whole = {part.of: self._given[part.name] for part in self._parts if part.kind == "whole"}
+        # A head that is tied comes last, as in PEFT.
+        parts = sorted(self._parts, key=lambda part: bool(HEADS.search(part.of)))
+        whole = {part.of: self._given[part.name] for part in parts if part.kind == "whole"}
         self._refuse_missing(whole)
+        self._add_scores(whole)
         head = self._tied_head()
         unties = head is not None and not self._config.ensure_weight_tying and self._saves(head, "embedding")
         if unties and head is not None:
@@ -99,12 +129,31 @@ class _Merging:
             if name is None and of == head:
                 name = _HEAD if unties else self._embedding().name
             if name is None:
-                raise self._other_base(of)
+                raise self._other_base(of, tensor.name)
             self._now[name] = self._in_place_of(self._now[name], tensor)
 
     def _tied_head(self) -> str | None:
         """Return the name of an output head that the base does not store, because it is its embeddings."""
         return _HEAD if self._is_tied and self._names.find(_HEAD) is None and self._embeddings() else None
+
+    def _add_scores(self, whole: Mapping[str, Tensor]) -> None:
+        """Turn a causal model into a classifier, if the adapter was trained as one and has its head."""
+        class_name = next(iter(self._model.get("architectures") or []), "")
+        task = _TASKS.get(str(self._config.task_type), "")
+        scores = whole.get("score.weight")
+        if not task or scores is None or self._names.find("score.weight") or not class_name.endswith("ForCausalLM"):
+            return
+        classifier = class_name.removesuffix("ForCausalLM") + task
+        known = known_class({**self._model, "architectures": [classifier]})
+        if known is None or known.name != classifier:
+            return
+        for name in [name for name in self._now if name in TIED_HEADS]:
+            del self._now[name]
+        self._now["score.weight"] = self._embedding()._replace(name="score.weight", shape=scores.shape)
+        self._names = ModuleNames(self._now)
+        labels = {number: f"LABEL_{number}" for number in range(scores.shape[0])}
+        self._settings |= {"architectures": [classifier], "id2label": labels}
+        self._settings |= {"label2id": {label: number for number, label in labels.items()}}
 
     def _saves(self, head: str, _: str) -> bool:
         """Return whether the adapter was trained with copies of the head or the embeddings, which unties them."""
@@ -168,10 +217,36 @@ class _Merging:
             elif name := self._weight_of(module):
                 self._add_to(module, name, kinds)
             elif not experts.take(module, kinds):
-                raise self._other_base(f"{module}.weight")
+                raise self._other_base(f"{module}.weight", next(iter(kinds.values())).name)
+        self._refuse_some_experts(modules)
         for name, recipe in experts.recipes():
             self._change(name, self._now[name]._replace(recipe=recipe))
             self._updated.add(name.removesuffix(".weight"))
+
+    def _refuse_some_experts(self, modules: Iterable[str]) -> None:
+        """Raise SourceError unless each expert of a layer has the same updates. PEFT joins them to one."""
+        if not is_fused_type(self._type):
+            return
+        places: dict[str, set[tuple[int, str]]] = {}
+        for module in modules:
+            if match := IN_FUSED.search(module):
+                places.setdefault(module[: match.start()], set()).add((int(match["number"]), match["part"]))
+        for container, found in places.items():
+            parts = {part for _, part in found}
+            parts |= {other for pair in _PAIRS if parts & set(pair) for other in pair}
+            count = self._model.get(
+                "num_experts", self._model.get("num_local_experts", self._model.get("n_routed_experts"))
+            )
+            numbers = range(count if isinstance(count, int) else 1 + max(number for number, _ in found))
+            for number in numbers[:MAX_TENSORS]:
+                for part in sorted(parts):
+                    if (number, part) not in found:
+                        name = f"{PREFIX}{container}.experts.{number}.{part}.lora_A.weight"
+                        others = name_some([f"{part} of expert {number}" for number, part in sorted(found)], 1)
+                        raise SourceError(
+                            f"The adapter has updates for {others}, but not {name}. PEFT merges all experts at once.",
+                            "Save the adapter again with all of them.",
+                        )
 
     def _weight_of(self, module: str) -> str | None:
         name = self._names.find(f"{module}.weight")
@@ -193,14 +268,17 @@ class _Merging:
         is_parameter = any(f"{module}.weight".endswith(f".{one}") for one in self._config.target_parameters)
         is_router = module.endswith(".gate") and is_fused_type(self._type)
         in_fused = bool(IN_FUSED.search(module)) and is_fused_type(self._type)
-        if not (is_parameter or self._config.targets(module, self._match)):
+        is_head = self._config.ensure_weight_tying and self._is_tied and f"{module}.weight" == self._tied_head()
+        if not (is_parameter or is_head or self._config.targets(module, self._match)):
             raise self._untargeted(a.name)
         if in_fused and self._has_pattern(module):
             raise SourceError(
-                f"{ADAPTER_NAME} has a rank or alpha pattern for {module}. How PEFT applies it to experts is unclear.",
+                f"rank_pattern or alpha_pattern in {ADAPTER_NAME} matches {module}. How PEFT then merges is unclear.",
                 "Merge it with PEFT and check the result.",
             )
         rank, scale = self._rank_and_scale(module, a)
+        if b.dtype not in CASTABLE or len(a.shape) < 2 or len(b.shape) < 2:
+            raise self._other_update(old, a, b)
         # A convolution of the kernel size 1 follows the first one, so its matrices have more dimensions.
         fits = (old.shape[0], *old.shape[1:]) == (b.shape[0], *a.shape[1:]) and b.shape[1] == rank
         is_swapped = len(old.shape) == 2 and old.shape == (a.shape[1], b.shape[0]) and b.shape[1:] == (rank,)
@@ -218,8 +296,9 @@ class _Merging:
     def _add_to_embedding(self, module: str, kinds: Mapping[Kind, Tensor]) -> None:
         a, b, name = kinds["embedding_a"], kinds["embedding_b"], self._names.find(f"{module}.weight")
         if name is None:
-            raise self._other_base(f"{module}.weight")
-        if not self._config.targets(module, self._match):
+            raise self._other_base(f"{module}.weight", a.name)
+        is_tied = self._config.ensure_weight_tying and self._is_tied
+        if not is_tied and not self._config.targets(module, self._match):
             raise self._untargeted(a.name)
         old, (rank, scale) = self._now[name], self._rank_and_scale(module, a)
         if old.shape != (*a.shape[1:], b.shape[0]) or b.shape[1:] != (rank,):
@@ -231,7 +310,7 @@ class _Merging:
     def _add_to_bias(self, module: str, bias: Tensor, scale: float) -> None:
         name = self._names.find(f"{module}.bias")
         if name is None:
-            raise self._other_base(f"{module}.bias")
+            raise self._other_base(f"{module}.bias", bias.name)
         old = self._now[name]
         if old.shape != bias.shape:
             raise self._other_shape(old, bias)
@@ -308,10 +387,13 @@ class _Merging:
     def replace_rows(self) -> None:
         """Put new rows of embeddings in their places."""
         tokens = [part for part in self._parts if part.kind == "tokens"]
+        if self._config.trainable_token_indices and not tokens:
+            message = f"{ADAPTER_NAME} has trainable_token_indices, but the adapter has no trainable_tokens_delta."
+            raise SourceError(message, "Save the adapter again, or download it again.")
         for part in sorted(tokens, key=lambda part: bool(HEADS.search(f"{part.of}.weight"))):
             new, name = self._given[part.name], self._weight_of(part.of)
             if name is None:
-                raise self._other_base(f"{part.of}.weight")
+                raise self._other_base(f"{part.of}.weight", part.name)
             old, places = self._now[name], self._config.tokens_of(part.of)
             if places is None:
                 raise self._untargeted(part.name, "trainable_token_indices does not name it")
@@ -342,21 +424,17 @@ class _Merging:
         configs = dict(checkpoint.configs)
         if self._settings:
             configs[""] = json.dumps(_with_settings(self._model, self._settings))
-        side_files = tuple(file for file in checkpoint.side_files if not _is_adapter(file.path))
-        left_out = [file.path for file in checkpoint.side_files if _is_adapter(file.path)]
         return replace(
             checkpoint,
             tensors=tuple(self._now.values()),
             components=components,
             configs=configs,
             reconfigured=checkpoint.reconfigured | ({""} if self._settings else set()),
-            side_files=side_files,
-            copied_weights=tuple(file for file in checkpoint.copied_weights if not _is_adapter(file.path)),
-            findings=(*checkpoint.findings, *self._findings, *self._about(done, left_out)),
+            findings=(*checkpoint.findings, *self._findings, *self._about(done)),
             merged=done,
         )
 
-    def _about(self, done: Merge, left_out: Sequence[str]) -> Iterator[Finding]:
+    def _about(self, done: Merge) -> Iterator[Finding]:
         what = f"{done.changed} of {count(done.tensors, 'tensor')} change"
         base = f" Its configuration names {done.named_base} as its base." if done.named_base else ""
         yield Finding("info", "merge", f"The adapter {self._called} is merged: {what}.{base}")
@@ -365,11 +443,6 @@ class _Merging:
             message += f"{name_some(idle)}. They do not change."
             hint = "This is normal if these modules were not trained. Otherwise the adapter is incomplete."
             yield Finding("warning", "targets-without-weights", message, hint)
-        if left_out:
-            message = (
-                f"Left out: {name_some(left_out)}, because transformers would load it on top of the merged weights."
-            )
-            yield Finding("info", "left-out", message)
         if "vocab_size" in self._settings:
             message = (
                 f"The adapter has a vocabulary of {self._settings['vocab_size']:,} words. The tokenizer is the base's."
@@ -409,11 +482,11 @@ class _Merging:
     def _called(self) -> str:
         return source_name(self._adapter.source.kind, self._adapter.source.repo_id)
 
-    def _other_base(self, name: str) -> SourceError:
+    def _other_base(self, name: str, by: str) -> SourceError:
         named = self._config.base_model_name_or_path
         base = source_name(self._checkpoint.source.kind, self._checkpoint.source.repo_id)
         told = f" Its configuration names {named[:200]}." if named else ""
-        return SourceError(f"The adapter changes {name}, but {base} has no such tensor.{told}", _OTHER_BASE)
+        return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", _OTHER_BASE)
 
     def _other_shape(self, old: Tensor, new: Tensor) -> SourceError:
         return SourceError(
@@ -423,8 +496,8 @@ class _Merging:
 
     def _other_update(self, old: Tensor, a: Tensor, b: Tensor) -> SourceError:
         return SourceError(
-            f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}, but {old.name} of the base is "
-            f"{list(old.shape)}.",
+            f"{a.name} is {a.dtype} {list(a.shape)} and its partner {b.dtype} {list(b.shape)}, but {old.name} of the "
+            f"base is {list(old.shape)}.",
             _OTHER_BASE,
         )
 
@@ -440,13 +513,18 @@ _OTHER_BASE = (
 )
 
 
-def _is_adapter(path: str) -> bool:
-    return path == ADAPTER_NAME or path.startswith("adapter_model.")
-
-
 def _with_settings(document: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration with `settings`, at its top or, for a model with several parts, in its text part."""
     text = document.get("text_config")
     if isinstance(text, dict) and not settings.keys() & document.keys():
         return {**document, "text_config": {**text, **settings}}
     return {**document, **settings}
+
+
+def changed_names(plan: Plan) -> frozenset[str]:
+    """Return the tensors of a plan that the adapter changes, adds or replaces."""
+    if plan.merged is None:
+        return frozenset()
+    adapter = len(plan.sources) - 1
+    reads = ((tensor.name, {number for number, _ in tensor.recipe.files()}) for tensor in plan.tensors)
+    return frozenset(name for name, numbers in reads if adapter in numbers)

@@ -1,6 +1,6 @@
 """Find the stored tensor for a name that a module has in memory. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 _MOVED = (
     ("model.language_model.", "language_model.model."),
@@ -13,6 +13,10 @@ _MOVED = (
 """Names in memory and in files of models with several parts (transformers 5.23, `conversion_mapping`)."""
 
 
+_INSIDE = ((".mlp.", ".block_sparse_moe."), (".block_sparse_moe.", ".mlp."))
+"""The same in the middle of a name: Mixtral in transformers 5 and 4."""
+
+
 class ModuleNames:
     """The names of stored tensors, searched by the names of the modules in memory.
 
@@ -21,8 +25,9 @@ class ModuleNames:
     ('h.0.attn.c_attn.weight', None)
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        """Search among `names`."""
+    def __init__(self, names: Iterable[str], known: Mapping[str, str] | None = None) -> None:
+        """Search among `names`. `known` are the stored names of names in memory, as transformers knows them."""
+        self._known = known or {}
         self._names = dict.fromkeys(names)
         self._tops = list(dict.fromkeys(name.partition(".")[0] for name in self._names if "." in name))
         self._prefix = ""
@@ -45,6 +50,9 @@ class ModuleNames:
 
     def _candidates(self, name: str) -> Iterator[str]:
         yield name
+        if name in self._known:
+            yield self._known[name]
+        yield from (name.replace(old, new) for old, new in _INSIDE if old in name)
         for old, new in _MOVED:
             if name.startswith(old):
                 yield new + name.removeprefix(old)

@@ -1,14 +1,15 @@
 """Plan a copy, with what transformers knows of its model class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from sharding.core.extras import require
 from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
-from sharding.model_class.architecture import hints_for
-from sharding.planning.adapters import merged
+from sharding.model_class.architecture import hints_for, stored_names
+from sharding.planning.adapters import merged, unknown_names
 from sharding.planning.dequantize import dequantized
 from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.dora import Dora
@@ -19,15 +20,21 @@ def planned(
     options: Options,
     ask: Callable[[Checkpoint, Options], Hints] = hints_for,
     run: Callable[[Callable[[], Plan]], Plan] = lambda make: make(),
+    ask_names: Callable[[Checkpoint], Mapping[str, str]] = stored_names,
 ) -> Plan:
     """Return the plan for a copy of `checkpoint` with `options`: where each tensor goes, and how it is made.
 
-    `ask` returns what transformers knows of the model class. That takes seconds, if the options need it. `run` makes
+    `ask` returns what transformers knows of the model class. That takes seconds, if the options need it. `ask_names`
+    returns the stored names of names in memory, if an adapter has names that the checkpoint does not. `run` makes
     the plan, which takes seconds for a hundred thousand tensors. Raises UsageError, SourceError, and Refused if a
     library is missing.
     """
     after = dequantized(checkpoint) if options.dequantize else checkpoint
-    after = merged(after, may_overflow=options.allow_overflow) if checkpoint.adapter else after
+    if checkpoint.adapter:
+        known = ask_names(checkpoint) if unknown_names(checkpoint) else {}
+        after = merged(after, may_overflow=options.allow_overflow, known=known)
     if any(isinstance(tensor.recipe, Dora) for tensor in after.tensors):
         require("Merging a DoRA")
-    return run(partial(plan_checkpoint, after, options, ask(after, options)))
+    plan = run(partial(plan_checkpoint, after, options, ask(after, options)))
+    about_merge = after.findings[len(checkpoint.findings) :]
+    return replace(plan, findings=(*about_merge, *plan.findings))

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sharding.core.text import format_bytes, name_some, source_name, unreached_sentence
+from sharding.core.values import Merge
 from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary
@@ -22,7 +23,7 @@ _BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-i
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Addresses on the Hub: of the source, of the page that shows the result, and of the model that was trained.
+    """Addresses on the Hub: of the source, the page that shows the result, the model that was trained, and the adapter.
 
     None if there is no such address: a folder has none.
     """
@@ -30,6 +31,7 @@ class Links:
     source: str | None = None
     result: str | None = None
     base: str | None = None
+    adapter: str | None = None
 
 
 def write_card(
@@ -72,12 +74,14 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
     tags = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, list) else []
     metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
     origin, page = (report.source.base, links.base) if report.source.base else (report.source, links.source)
-    if report.source.base or report.verification.unreached:
+    if report.source.base or report.verification.unreached or report.plan.merged:
         metadata.pop("base_model_relation", None)  # it says how the base was made, for example by quantizing
     if report.verification.unreached:
         metadata.pop("base_model", None)  # anybody may have written it
     elif page:
         metadata["base_model"] = origin.repo_id
+        if report.plan.merged:
+            metadata["base_model_relation"] = "finetune"
     if page:
         link = metadata.get("license_link")
         if isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
@@ -95,6 +99,8 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
     origin = _origin(report, links)
     what = f"a copy of {origin}" if report.plan.rank is None else f"the part of {origin} for {_part(report)}"
+    if merge := report.plan.merged:
+        what += f", with the adapter {_adapter(merge, links)} merged into it,"
     proved = f" in {files}. {_proof(report)}" if report.verification.identical else "."
     yield f"This is {what}{proved}\n"
     if count := report.source.in_pieces:
@@ -112,6 +118,13 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             f"The files beside the weights (configuration, tokenizer, licence) come from {name}, the model that was "
             "trained.\n"
         )
+    if merge := report.plan.merged:
+        yield (
+            f"The adapter changes {merge.changed:,} of {merge.tensors:,} tensors. The others are bit-identical to the "
+            f"original's{'' if report.plan.dtype == 'keep' else ' after the cast'}. The changed ones are what PEFT's "
+            "`merge_and_unload` computes. Another processor adds up in another order, so its last bits may differ. "
+            f"The adapter's file has the SHA-256 `{merge.sha256}`.\n"
+        )
     if report.plan.dequantized:
         yield (
             f"Its bits are computed, not moved: the original is quantized with {report.plan.dequantized}. Every number "
@@ -123,6 +136,16 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         yield f"The original is gated or private. The terms on [its page]({links.source}) hold for this copy too.\n"
     if report.source.kind == "folder":
         yield "The original is a folder, so there is no page to link to.\n"
+
+
+def _adapter(merge: Merge, links: Links) -> str:
+    name = _plain(merge.adapter.repo_id)
+    if not links.adapter:
+        return source_name(merge.adapter.kind, f"`{name}`")
+    folder = merge.file.rpartition("/")[0]
+    commit = merge.adapter.revision
+    inside = f" (folder {_plain(folder)})" if folder else ""
+    return f"[{name}]({links.adapter}){inside} at commit [`{commit[:12]}`]({links.adapter}/tree/{commit})"
 
 
 def _origin(report: Report, links: Links) -> str:
@@ -142,7 +165,10 @@ def _proof(report: Report) -> str:
         )
     unstated = lost = ""
     dtype = report.plan.dtype
-    if report.plan.dequantized:
+    if report.plan.merged:
+        claim = "were equal to the original's with the adapter merged"
+        claim += "" if dtype == "keep" else f", cast to {dtype} as `tensor.to(dtype)` does"
+    elif report.plan.dequantized:
         claim = f"were equal to the original's numbers times their scales, in {dtype}"
     elif dtype == "keep":
         claim = "were bit-identical to the original's"

@@ -41,6 +41,7 @@ def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = 
         order=plan.options.order,
         dtype=plan.options.dtype,
         dequantized=plan.dequantized,
+        merged=plan.merged,
         total_bytes=plan.total_bytes,
         total_parameters=plan.total_parameters,
         shards=tuple(

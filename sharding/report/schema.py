@@ -28,7 +28,7 @@ from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_FILES
 from sharding.core.options import Engine, TargetDtype
-from sharding.core.values import Finding, FleetCost, Library, RepoRef, Resources, Stage, Verification
+from sharding.core.values import Finding, FleetCost, Library, Merge, RepoRef, Resources, Stage, Verification
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
 
@@ -97,12 +97,16 @@ class SourceSummary:
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
-        for kind, name, commit in [(self.kind, self.repo_id, self.revision)] + [
-            (base.kind, base.repo_id, base.revision) for base in [self.base] if base
-        ]:
-            if kind == "hub" and not (_REPO_ID.fullmatch(name) and _COMMIT.fullmatch(commit)):
-                raise ValueError("not the name and commit of a repo")
+        _refuse_unnamed(RepoRef(self.kind, self.repo_id, self.revision))
+        if self.base:
+            _refuse_unnamed(self.base)
         return self
+
+
+def _refuse_unnamed(ref: RepoRef) -> None:
+    """Raise ValueError for a repo without a proper name and commit."""
+    if ref.kind == "hub" and not (_REPO_ID.fullmatch(ref.repo_id) and _COMMIT.fullmatch(ref.revision)):
+        raise ValueError("not the name and commit of a repo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +130,8 @@ class PlannedShard:
 class PlanSummary:
     """Which shard holds what. With a `rank`, the part that this rank of a `pipeline` of transformers loads.
 
-    `dequantized` says how the weights were quantized, "" if none are computed. Plans with the same `plan_id` give the
-    same shards, byte for byte; it is "" in older reports.
+    `dequantized` says how the weights were quantized, "" if none are computed. `merged` says which adapter is merged.
+    Plans with the same `plan_id` give the same shards, byte for byte; it is "" in older reports.
     """
 
     max_shard_bytes: Count
@@ -135,6 +139,7 @@ class PlanSummary:
     order: Word
     dtype: TargetDtype = "keep"
     dequantized: Line = ""
+    merged: Merge | None = None
     total_bytes: Count
     total_parameters: Count
     shards: Annotated[tuple[PlannedShard, ...], Field(min_length=1, max_length=MAX_FILES)]
@@ -143,6 +148,12 @@ class PlanSummary:
     rank: Count | None = None
     findings: tuple[Finding, ...] = ()
     plan_id: Word = ""
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if self.merged:
+            _refuse_unnamed(self.merged.adapter)
+        return self
 
     @property
     def has_ranks_of_its_pipeline(self) -> bool:
@@ -175,7 +186,7 @@ class WrittenShard:
     sha256: Sha256
 
 
-_RARE = ("unstated", "unreached", "unchecked")
+_RARE = ("unstated", "unreached", "unchecked", "merged", "within")
 
 
 def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler) -> Json:
@@ -187,7 +198,7 @@ def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]
 """A verification. In JSON, its first key is `identical`; a reader derives that from the mismatches instead.
 
-`unstated`, `unreached` and `unchecked` are in the JSON only if they are true or not empty.
+`unstated`, `unreached`, `unchecked`, `merged` and `within` are in the JSON only if they are true or not empty.
 """
 
 
@@ -217,10 +228,11 @@ class Report:
 
     @property
     def needs_folder(self) -> bool:
-        """Whether checking it needs a folder: its source, or the base, whose configuration a cast depends on."""
+        """Whether checking it needs a folder: its source, its adapter, or the base, which a cast depends on."""
         base = self.source.base
         of_base = base is not None and base.kind == "folder" and self.plan.dtype != "keep"
-        return self.source.kind == "folder" or of_base
+        of_adapter = self.plan.merged is not None and self.plan.merged.adapter.kind == "folder"
+        return self.source.kind == "folder" or of_base or of_adapter
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -241,10 +253,12 @@ class Report:
             "the verification is of another plan": not proof.identical
             or (proof.tensors, proof.bytes, proof.dtype) == (len(names), self.plan.total_bytes, self.plan.dtype),
             "plan and verification disagree about dequantizing": proof.dequantized == self.plan.dequantized,
+            "plan and verification disagree about an adapter": proof.merged == self.plan.merged,
             "it dequantizes without a dtype": not self.plan.dequantized or self.plan.dtype != "keep",
             "the copy has another size than its source": self.engine != "stream"
             or self.plan.dtype != "keep"
             or self.plan.rank is not None
+            or self.plan.merged is not None
             or (self.source.tensors, self.source.total_bytes) == (len(names), self.plan.total_bytes),
             "its ranks do not make a pipeline": self.plan.has_ranks_of_its_pipeline,
             "a repo cannot be the part of one rank": self.plan.rank is None or self.destination.kind == "folder",

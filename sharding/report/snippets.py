@@ -234,6 +234,7 @@ def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     words += ["--dequantize"] if report.plan.dequantized else []
     words += [f"--dtype {shlex.quote(dtype)}"] if dtype != "keep" else []
     words += [f"--variant {shlex.quote(source.variant)}"] if source.variant else []
+    words += [f"--adapter {shlex.quote(report.plan.merged.path)}"] if report.plan.merged else []
     words += [f"--base {base.repo_id}@{base.revision}"] if base and base.kind == "hub" else []
     return {"check every byte": " ".join(words) + "\n"}
 

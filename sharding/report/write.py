@@ -46,7 +46,9 @@ def _card(report: Report, original: ModelCard, origin: Repo, hub: Hub) -> str:
     target = report.destination
     base = report.source.base
     base_page = hub.page(base.repo_id) if base and base.kind == "hub" else None
-    links = Links(page, result_page(target.repo_id) if target.kind == "hub" else None, base_page)
+    adapter = report.plan.merged.adapter if report.plan.merged else None
+    adapter_page = hub.page(adapter.repo_id) if adapter and adapter.kind == "hub" else None
+    links = Links(page, result_page(target.repo_id) if target.kind == "hub" else None, base_page, adapter_page)
     card = write_card(report, original, links, is_private=bool(origin.is_private))
     if target.kind == "hub" and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
         return write_card(report, original, links, is_private=bool(origin.is_private), keeps_metadata=False)

@@ -150,6 +150,8 @@ def verify_staged(
     as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
     if plan.dequantized:
         as_cast = f", dequantized ({plan.dequantized}){as_cast}"
+    if plan.merged:
+        as_cast = f", with the adapter {plan.merged.path} merged{as_cast}"
     method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's{as_cast}"
     if originals:
         have = "should have" if problems else "have"
@@ -176,7 +178,10 @@ def verify_staged(
         method += f"; {count(len(kept), 'shard')} of an earlier run compared with the source's tensors first"
     seconds, mismatches = meter.seconds - started, tuple(problems)
     tensor_count, size, unreached = len(digests), plan.total_bytes, prepared.checkpoint.unreached
-    return Verification(tensor_count, size, seconds, method, mismatches, dtype, plan.dequantized, unstated, unreached)
+    outcome = Verification(
+        tensor_count, size, seconds, method, mismatches, dtype, plan.dequantized, unstated, unreached
+    )
+    return replace(outcome, merged=plan.merged)
 
 
 def compare_with_original(

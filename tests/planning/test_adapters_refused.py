@@ -174,7 +174,7 @@ OF_KEYS = {
         edited(lambda tensors: {**tensors, V_PROJ + ".lora_A.default.weight": tensors[V_PROJ + ".lora_A.weight"] * 2}),
     ),
     "two adapters in one file": Refused(
-        ("v_proj",),
+        ("lora_A.other",),
         edited(
             lambda tensors: {
                 name.replace("lora_A.", f"lora_A.{kind}.").replace("lora_B.", f"lora_B.{kind}."): tensor
