@@ -5,15 +5,17 @@ of either kind too.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import permutations
+from typing import Any
 
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_TENSORS
 from sharding.core.recipe import Recipe
 from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, LoraConfig
-from sharding.formats.peft_keys import Kind
+from sharding.formats.peft_keys import PREFIX, Kind
 from sharding.planning.module_names import ModuleNames
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
@@ -36,12 +38,41 @@ _TRANSPOSED = ("gpt_oss", "aria", "aria_text", "openai_privacy_filter")
 _PARTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
 """What the fused tensors are made of, in order, by both sets of names."""
 
+_PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
+"""What is fused with each other."""
+
 RankAndScale = Callable[[str, Tensor, int], tuple[int, float]]
 
 
 def is_fused_type(model_type: str) -> bool:
     """Return whether transformers 5.23 holds the experts of this type in one tensor and stores them one by one."""
     return model_type in _TYPES
+
+
+def refuse_some_experts(modules: Iterable[str], model: Mapping[str, Any]) -> None:
+    """Raise SourceError unless each expert of a layer has the same updates, because PEFT joins them to one.
+
+    `modules` have updates. `model` is the content of the model's config.json.
+    """
+    containers: dict[str, set[tuple[int, str]]] = {}
+    for module in modules:
+        if match := IN_FUSED.search(module):
+            containers.setdefault(module[: match.start()], set()).add((int(match["number"]), match["part"]))
+    counts = (model.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    stated = next((number for number in counts if isinstance(number, int)), 0)
+    for container, known in containers.items():
+        parts = {part for _, part in known}
+        parts |= {other for pair in _PAIRS if parts & set(pair) for other in pair}
+        most = max(min(stated, MAX_TENSORS), 1 + max(number for number, _ in known))
+        missing = ((number, part) for number in range(most) for part in sorted(parts) if (number, part) not in known)
+        if first := next(missing, None):
+            number, part = first
+            other, one = min(known)
+            name = f"{PREFIX}{container}.experts.{number}.{part}.lora_A.weight"
+            raise SourceError(
+                f"The adapter changes {one} of expert {other}, but {name} is missing. PEFT merges all experts at once.",
+                "Save the adapter again with all of them.",
+            )
 
 
 class Experts:

@@ -151,7 +151,7 @@ def verify_staged(
     if plan.dequantized:
         as_cast = f", dequantized ({plan.dequantized}){as_cast}"
     if plan.merged:
-        as_cast = f", with the adapter {plan.merged.path} merged{as_cast}"
+        as_cast = f", with {plan.merged.words} merged{as_cast}"
     method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's{as_cast}"
     if originals:
         have = "should have" if problems else "have"
