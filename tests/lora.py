@@ -100,6 +100,8 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         {**SMALL, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
 }
+_VIT = {"model_type": "vit", **SMALL, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4}
+_GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 96, "is_decoder": True}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -108,6 +110,28 @@ VISION = {
     "image_size": 28,
 }
 MODELS |= {
+    "vit-gpt2": (
+        AutoModelForImageTextToText,
+        "vision-encoder-decoder",
+        {"encoder": _VIT, "decoder": {**_GPT2, "add_cross_attention": True}},
+    ),
+    "gpt_neox": (AutoModelForCausalLM, "gpt_neox", SMALL),
+    "granitemoe": (AutoModelForCausalLM, "granitemoe", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "phimoe": (AutoModelForCausalLM, "phimoe", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama4": (
+        AutoModelForCausalLM,
+        "llama4_text",
+        {**SMALL, "head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 8},
+    ),
+    "clip": (
+        AutoModel,
+        "clip",
+        {
+            "text_config": {**SMALL, "num_hidden_layers": 1},
+            "vision_config": {**SMALL, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4},
+            "projection_dim": 32,
+        },
+    ),
     "gemma3": (
         AutoModelForImageTextToText,
         "gemma3",

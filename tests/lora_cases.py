@@ -119,6 +119,8 @@ CONV1Ds = {
     ),
     "gpt2, embeddings": Case("gpt2", {"target_modules": ["wte", "wpe", "c_attn"]}),
     "gpt2, lm_head": Case("gpt2", {"target_modules": ["lm_head", "c_attn"]}),
+    "gpt2 below vit": Case("vit-gpt2", {"target_modules": CONV1D}),
+    "gpt2 below vit, DoRA": Case("vit-gpt2", {"target_modules": [*CONV1D, "q_attn"], "use_dora": True}),
     "gpt2 alone": Case("gpt2 alone", {"target_modules": CONV1D}),
     "gpt2 alone, adapter of the whole": Case(
         "gpt2 alone", {"target_modules": CONV1D}, auto=AutoModelForCausalLM, prefix=("transformer.", "")
@@ -219,6 +221,10 @@ TOKENS = {
 CONVOLUTIONS = {
     "resnet": Case("resnet", {"target_modules": ["convolution"]}),
     "resnet, fp32": Case("resnet", {"target_modules": ["convolution"], "r": 8}, dtype="fp32"),
+    "resnet, fp32, rank 4": Case("resnet", {"target_modules": ["convolution"]}, dtype="fp32"),
+    "DoRA": Case("resnet", {"use_dora": True, "target_modules": ["convolution"]}),
+    "DoRA, fp32": Case("resnet", {"use_dora": True, "target_modules": ["convolution"]}, dtype="fp32"),
+    "qwen2_5_vl, visual": Case("qwen2_5_vl", {"target_modules": ["proj", "q_proj"]}, dtype="fp32"),
     "convnext": Case("convnext", {"target_modules": ["pwconv1", "patch_embeddings", "downsampling_layer.1"]}),
     "vit": Case("vit", {"target_modules": ["projection"], "r": 8}),
     "vit, fp16": Case("vit", {"target_modules": ["projection"], "r": 3}, dtype="fp16"),
@@ -252,7 +258,6 @@ DORA = {
         lora={"use_dora": True},
         adapter=edited(lambda tensors: {name: each.bfloat16() for name, each in tensors.items()}),
     ),
-    "DoRA, convolutions": Case("resnet", {"use_dora": True, "target_modules": ["convolution"]}),
 }
 
 EXPERTS = {
@@ -286,6 +291,23 @@ EXPERTS = {
     "experts, fused, more than ten": Case(
         "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH}, changes={"num_experts": 12}, edit=fused
     ),
+    **{
+        f"{model}, inputs and outputs alike": Case(
+            model, {"target_modules": Q, "target_parameters": BOTH}, changes={of_experts: 32}
+        )
+        for model, of_experts in (("gpt_oss", "intermediate_size"), ("qwen3_moe", "moe_intermediate_size"))
+    },
+    "llama4": Case(
+        "llama4",
+        {
+            "target_modules": Q,
+            "target_parameters": ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"],
+        },
+    ),
+    "granitemoe": Case(
+        "granitemoe", {"target_modules": Q, "target_parameters": ["input_linear.weight", "output_linear.weight"]}
+    ),
+    "phimoe": _experts("phimoe"),
     "experts, odd sizes": Case(
         "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 8}, changes={"moe_intermediate_size": 9}
     ),
@@ -320,10 +342,20 @@ NAMES = {
         adapter=renamed(r"model\.language_model\.", "language_model.model."),
     ),
     "qwen2_5_vl, visual": Case("qwen2_5_vl", {"target_modules": ["qkv", "q_proj"]}),
+    "gpt_neox, head": Case("gpt_neox", {"target_modules": ["embed_in", "lm_head"]}),
+    "gpt_neox, modules_to_save": Case("gpt_neox", {"target_modules": ["dense"], "modules_to_save": ["lm_head"]}),
+    "t5, modules_to_save": Case("t5", {"target_modules": ["q"], "modules_to_save": ["lm_head"]}),
+    "t5, more tokens": Case("t5", {"target_modules": ["q"]}, rows=101),
+    "t5, trainable_token_indices": Case("t5", {"target_modules": ["q"], "trainable_token_indices": {"shared": [1, 2]}}),
+    "gemma3, modules_to_save": Case("gemma3", {"target_modules": Q, "modules_to_save": ["lm_head"]}),
+    "gemma3, head": Case("gemma3", {"target_modules": HEAD}),
+    "llava, modules_to_save": Case(
+        "llava", {"target_modules": ["linear_1"], "modules_to_save": ["lm_head", "linear_2"]}
+    ),
     "vit, attention": Case("vit", {"target_modules": ["q_proj", "v_proj"]}),
 }
 
-CASES = NAMES | LINEAR | BIASES | CONV1Ds | EMBEDDINGS | WHOLE | TOKENS | CONVOLUTIONS | DORA | EXPERTS
+CASES = NAMES | LINEAR | BIASES | CONV1Ds | EMBEDDINGS | WHOLE | TOKENS | DORA | EXPERTS
 
 _REAL = {"hidden_size": 1024, "intermediate_size": 2817, "vocab_size": 32001, "num_hidden_layers": 1}
 REAL = {
