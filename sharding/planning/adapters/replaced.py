@@ -9,8 +9,8 @@ from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import known_class
-from sharding.planning.merging import HEAD, OTHER_BASE, SAVE_AGAIN, Merging, heads_last
-from sharding.planning.module_names import ModuleNames
+from sharding.planning.adapters.merging import HEAD, OTHER_BASE, SAVE_AGAIN, Merging, heads_last
+from sharding.planning.adapters.module_names import ModuleNames
 from sharding.recipes.rows import Rows
 
 _TASKS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}

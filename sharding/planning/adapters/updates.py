@@ -10,8 +10,8 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
-from sharding.planning.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
-from sharding.planning.merging import OTHER_BASE, SAVE_AGAIN, Merging, heads_last
+from sharding.planning.adapters.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
+from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, Merging, heads_last
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
 

@@ -14,7 +14,7 @@ from sharding.formats.peft_config import ADAPTER_NAME, parse_config
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import ties
-from sharding.planning.module_names import ModuleNames
+from sharding.planning.adapters.module_names import ModuleNames
 from sharding.recipes.cast import Cast
 
 HEAD = "lm_head.weight"

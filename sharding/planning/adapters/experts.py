@@ -16,7 +16,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, LoraConfig
 from sharding.formats.peft_keys import PREFIX, Kind
-from sharding.planning.module_names import ModuleNames
+from sharding.planning.adapters.module_names import ModuleNames
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored

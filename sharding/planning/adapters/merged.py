@@ -12,11 +12,11 @@ from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import is_packed, method_of, quantization_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS
-from sharding.planning.experts import IN_FUSED
-from sharding.planning.merging import HEAD, Merging
-from sharding.planning.module_names import ModuleNames
-from sharding.planning.replaced import refuse_uneven_vocabulary, replace_rows, replace_whole
-from sharding.planning.updates import add_updates
+from sharding.planning.adapters.experts import IN_FUSED
+from sharding.planning.adapters.merging import HEAD, Merging
+from sharding.planning.adapters.module_names import ModuleNames
+from sharding.planning.adapters.replaced import refuse_uneven_vocabulary, replace_rows, replace_whole
+from sharding.planning.adapters.updates import add_updates
 
 
 def unknown_names(checkpoint: Checkpoint) -> list[str]:
