@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import CLIPVisionModel
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
@@ -239,6 +240,9 @@ OF_SHAPES = {
 }
 
 OF_MODELS = {
+    "a name that fits two tensors": Refused(
+        ("encoder.layers.0.self_attn.q_proj",), case=Case("clip", {"target_modules": ["q_proj"]}, auto=CLIPVisionModel)
+    ),
     "a quantized base": Refused(
         (),
         base=configured(file="config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
