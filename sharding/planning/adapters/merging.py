@@ -7,8 +7,9 @@ from sharding.checkpoint.adapter import TIED_HEADS
 from sharding.checkpoint.patterns import Patterns
 from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
-from sharding.core.text import parsed_json, source_name
+from sharding.core.text import format_bytes, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, parse_config
 from sharding.formats.peft_keys import parts_of
@@ -113,3 +114,16 @@ class Merging:
 def heads_last(module: str) -> bool:
     """Return a sort key: PEFT merges into a tensor that embeddings and head share in this order."""
     return bool(HEADS.search(f"{module.removesuffix('.weight')}.weight"))
+
+
+def refuse_odd(*tensors: Tensor) -> None:
+    """Raise SourceError if one of `tensors` does not hold floating-point numbers."""
+    if odd := next((tensor for tensor in tensors if tensor.dtype not in CASTABLE), None):
+        raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", OTHER_BASE)
+
+
+def refuse_large(a: Tensor, b: Tensor) -> None:
+    """Raise SourceError if both matrices of an update take too much memory."""
+    if 4 * (a.parameters + b.parameters) > MAX_UPDATE_BYTES:
+        message = f"{a.name} and {b.name} would take more than {format_bytes(MAX_UPDATE_BYTES)} of memory."
+        raise SourceError(message, "Merge this adapter with PEFT.")

@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from math import prod
 
-from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
-from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.text import format_bytes
 from sharding.core.values import Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
 from sharding.planning.adapters.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
-from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, Merging, heads_last
+from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, Merging, heads_last, refuse_large, refuse_odd
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
 
@@ -43,7 +41,7 @@ class _Adding:
     def __init__(self, work: Merging) -> None:
         self._work, self._config = work, work.config
         self._claimed: dict[str, str] = {}
-        self.experts = Experts(work.type, work.config, work.tensors, work.names, self._rank_and_scale)
+        self.experts = Experts(work, self._rank_and_scale)
 
     def add(self, module: str, kinds: Kinds) -> None:
         """Add the update of one module."""
@@ -71,7 +69,7 @@ class _Adding:
         return is_shared or self._is_parameter(module) or self._config.targets(module, self._work.match)
 
     def _is_parameter(self, module: str) -> bool:
-        return any(f"{module}.weight".endswith(f".{entry}") for entry in self._config.target_parameters)
+        return self._config.targets_parameter(f"{module}.weight")
 
     def _add_to_layer(self, module: str, name: str, kinds: Kinds) -> None:
         """Add to a linear layer or a convolution."""
@@ -137,7 +135,7 @@ class _Adding:
             raise SourceError(message, SAVE_AGAIN)
         if prod(magnitude.shape) != old.shape[1 if update.transposed else 0]:
             raise self._work.other_shape(old, magnitude)
-        _refuse_odd(old, magnitude)
+        refuse_odd(old, magnitude)
         fields = old.recipe, old.dtype, old.shape, update, magnitude.recipe, magnitude.dtype, self._work.may_overflow
         recipe = Dora(*fields)
         if recipe.is_whole:
@@ -147,14 +145,12 @@ class _Adding:
         return recipe
 
     def _low_rank(self, old: Tensor, update: Update, *, rounds_twice: bool) -> LowRank:
-        _refuse_odd(old)
+        refuse_odd(old)
         return LowRank(old.recipe, old.dtype, old.shape, (update,), False, rounds_twice, self._work.may_overflow)
 
     def _update(self, a: Tensor, b: Tensor, rank: int, scale: float, old: Tensor, *, transposed: bool) -> Update:
-        _refuse_odd(a, b)
-        if 4 * (a.parameters + b.parameters) > MAX_UPDATE_BYTES:
-            message = f"{a.name} and {b.name} would take more than {format_bytes(MAX_UPDATE_BYTES)} of memory."
-            raise SourceError(message, "Merge this adapter with PEFT.")
+        refuse_odd(a, b)
+        refuse_large(a, b)
         return Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, old.shape[0], transposed=transposed)
 
     def _rank_and_scale(self, module: str, a: Tensor, experts: int = 1) -> tuple[int, float]:
@@ -177,12 +173,6 @@ class _Adding:
         ):
             message = f"rank_pattern or alpha_pattern in {ADAPTER_NAME} matches {module}. PEFT's merge is then unclear."
             raise SourceError(message, "Merge it with PEFT and check the result.")
-
-
-def _refuse_odd(*tensors: Tensor) -> None:
-    """Raise SourceError if one of `tensors` does not hold floating-point numbers."""
-    if odd := next((tensor for tensor in tensors if tensor.dtype not in CASTABLE), None):
-        raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", OTHER_BASE)
 
 
 def _other_update(old: Tensor, a: Tensor, b: Tensor) -> SourceError:
