@@ -16,6 +16,7 @@ from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.mxfp4 import Mxfp4
 from sharding.recipes.rows import Rows
 from sharding.recipes.stored import Stored
+from sharding.recipes.tolerance import Tolerance
 from tests.fuzz.targets import Memory
 from tests.recipes.executor import bytes_of
 
@@ -62,6 +63,9 @@ EVERY: dict[str, Recipe] = {
     "dora, transposed": Dora(
         NUMBERS, "F32", (8, 4), replace(UPDATE, last_row=8, transposed=True), LENGTHS, "F32", may_overflow=True
     ),
+    "tolerance": Tolerance(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "F32"),
+    "tolerance of a cast": Tolerance(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "BF16"),
+    "tolerance of a dora": Tolerance(Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32"), "F32"),
     "rows": Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), (3, 0), 8),
     "rows in another order": Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), (0, 3), 8),
     "rows of a cast": Rows(Stored(0, "a", 0, 32), Cast(Stored(0, "b", 0, 32), "F32", "BF16"), (3, 0), 8),
