@@ -1,6 +1,6 @@
 """The tensors of a model while an adapter is merged into them. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from sharding.checkpoint.adapter import TIED_HEADS
@@ -20,6 +20,8 @@ from sharding.recipes.cast import Cast
 
 HEAD = "lm_head.weight"
 OTHER_BASE = "Name the base that the adapter was trained on, in the same version."
+IN_UPDATES = (*CASTABLE, "F8_E4M3", "F8_E5M2")
+"""Dtypes of updates. PEFT casts all of them to float32."""
 SAVE_AGAIN = "Save the adapter again, or download it again."
 
 
@@ -29,7 +31,8 @@ class Merging:
     - `tensors`: those of the model, by their stored names. `before`: as they were.
     - `names` finds them by the names of modules in memory.
     - `parts`: what the tensors of the adapter are. `given` has these tensors by name.
-    - `model`, `type`: the content of the model's config.json, and its model type. `settings` are new values in it.
+    - `model`: the content of the model's config.json. `type` is its model type, and `types` also has those of models
+      inside it. `settings` are new values in it.
     - `is_tied`: the output head is the embeddings.
     - `updated`: the stored names of the tensors that got an update.
     """
@@ -52,6 +55,7 @@ class Merging:
         document = parsed_json(checkpoint.configs[""])
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))
+        self.types = set(_types_in(self.model))
         self.is_tied = ties(self.model) and adapter.head_is_copy is not False
         self.settings: dict[str, Any] = {"tie_word_embeddings": False} if adapter.head_is_copy is False else {}
         self.before = {tensor.name: tensor for tensor in checkpoint.tensors}
@@ -111,14 +115,24 @@ class Merging:
         return SourceError(message, f"Put the adapter's own {ADAPTER_NAME} beside its weights.")
 
 
+def _types_in(config: Any) -> Iterator[str]:
+    """Yield the model types in a configuration, at any depth."""
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield from [value["model_type"]] if isinstance(value.get("model_type"), str) else []
+            waiting += value.values()
+
+
 def heads_last(module: str) -> bool:
     """Return a sort key: PEFT merges into a tensor that embeddings and head share in this order."""
     return bool(HEADS.search(f"{module.removesuffix('.weight')}.weight"))
 
 
-def refuse_odd(*tensors: Tensor) -> None:
-    """Raise SourceError if one of `tensors` does not hold floating-point numbers."""
-    if odd := next((tensor for tensor in tensors if tensor.dtype not in CASTABLE), None):
+def refuse_odd(*tensors: Tensor, known: Collection[str] = CASTABLE) -> None:
+    """Raise SourceError if one of `tensors` does not hold floating-point numbers, of one of the `known` dtypes."""
+    if odd := next((tensor for tensor in tensors if tensor.dtype not in known), None):
         raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", OTHER_BASE)
 
 
