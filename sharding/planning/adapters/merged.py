@@ -77,8 +77,9 @@ def _refuse_base(checkpoint: Checkpoint) -> None:
 def _result(work: Merging) -> Checkpoint:
     checkpoint, adapter = work.checkpoint, work.adapter
     changed = sum(work.before.get(name) != tensor for name, tensor in work.tensors.items())
-    name = work.config.base_model_name_or_path or ""
-    merge = Merge(adapter.source, adapter.file.path, adapter.file.sha256 or "", changed, len(work.tensors), name)
+    merge = Merge(
+        adapter.source, adapter.file.path, adapter.file.sha256 or "", changed, len(work.tensors), work.named_base
+    )
     configs = dict(checkpoint.configs)
     if work.settings:
         configs[""] = json.dumps(_with_settings(work.model, work.settings))

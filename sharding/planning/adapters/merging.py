@@ -1,5 +1,6 @@
 """The tensors of a model while an adapter is merged into them. Pure."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -66,6 +67,12 @@ class Merging:
         self.updated: set[str] = set()
 
     @property
+    def named_base(self) -> str:
+        """The base that the adapter's configuration names: a repo, or the last part of a path on somebody's disk."""
+        name = (self.config.base_model_name_or_path or "")[:200]
+        return re.split(r"[\\/]", name.rstrip("\\/"))[-1] if re.match(r"[./~\\]|[A-Za-z]:", name) else name
+
+    @property
     def tied_head(self) -> str | None:
         """The name of an output head that the model does not store, because it is its embeddings."""
         return HEAD if self.is_tied and self.names.find(HEAD) is None and self._embeddings else None
@@ -99,9 +106,9 @@ class Merging:
 
     def other_base(self, name: str, by: str) -> SourceError:
         """Return the error for a tensor `by` of the adapter that needs a tensor `name`, which the model lacks."""
-        named = self.config.base_model_name_or_path
+        named = self.named_base
         base = source_name(self.checkpoint.source.kind, self.checkpoint.source.repo_id)
-        told = f" The adapter names {named[:200]} as its base." if named else ""
+        told = f" The adapter names {named} as its base." if named else ""
         return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", OTHER_BASE)
 
     def other_shape(self, old: Tensor, new: Tensor) -> SourceError:

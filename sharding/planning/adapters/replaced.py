@@ -54,7 +54,7 @@ def replace_rows(work: Merging) -> None:
         if name is None:
             raise work.other_base(f"{part.of}.weight", part.name)
         old, places = work.tensors[name], work.config.tokens_of(part.of)
-        if places is None:
+        if not places:
             raise work.untargeted(part.name, "trainable_token_indices does not name it")
         if new.shape != (len(places), *old.shape[1:]) or len(old.shape) != 2:
             raise work.other_shape(old, new)
