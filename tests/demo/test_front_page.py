@@ -40,7 +40,9 @@ def write_lora(folder: Path) -> None:
     folder.mkdir()
     module = "base_model.model.model.layers.0.self_attn.q_proj"
     shapes = {f"{module}.lora_A.weight": (4, 512), f"{module}.lora_B.weight": (512, 4)}
-    save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {name: np.ones(shape, np.float32) for name, shape in shapes.items()}, folder / "adapter_model.safetensors"
+    )
     config = {"peft_type": "LORA", "r": 4, "target_modules": ["layers.0.self_attn.q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(config))
 

@@ -45,3 +45,7 @@ def test_a_prefix_that_was_seen_is_put_before_other_names() -> None:
     assert names.in_memory("h.1.attn") == "h.1.attn"
     names.find("transformer.h.0.attn.weight")
     assert names.in_memory("h.1.attn") == "transformer.h.1.attn"
+
+
+def test_of_several_names_with_one_more_prefix_none_is_taken() -> None:
+    assert ModuleNames(["bert.a.weight", "vit.a.weight"]).find("a.weight") is None
