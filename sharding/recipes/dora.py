@@ -11,7 +11,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import made_by
-from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
+from sharding.recipes.low_rank import Term, Update, loaded, rounded, spread_of, tiles, widened, words_of
 from sharding.recipes.product import product
 
 
@@ -58,14 +58,14 @@ class Dora(Recipe):
 
     @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        for weight, change, factor in self.terms(inputs, kept):
-            import numpy as np
+        import numpy as np
 
+        for term in self.terms(inputs, kept):
             with np.errstate(all="ignore"):
-                total = factor * (weight + change)
+                total = term.factor * (term.weight + term.change)
             yield from rounded(Term(total, None), self.dtype, rounds_twice=False)
 
-    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
+    def terms(self, inputs: Inputs, kept: Kept, *, with_spread: bool = False) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change and its factor."""
         import numpy as np
 
@@ -79,12 +79,15 @@ class Dora(Recipe):
             weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
             change = product(b if update.transposed else b[start:end], a)
             change *= np.float32(update.scale)
+            spread: Any = 0.0
+            if with_spread:
+                spread = product(np.abs(b if update.transposed else b[start:end]), np.abs(a)) * spread_of(update)
             if update.transposed:
-                change = change.T
-                yield Term(weight, change, magnitude / self._norms(weight.T, change.T))
+                factor = magnitude / self._norms(weight.T, change)
+                change, spread = change.T, spread.T if with_spread else 0.0
             else:
-                norms = self._norms(weight, change)
-                yield Term(weight, change, (magnitude[start:end] / norms).reshape(-1, 1))
+                factor = (magnitude[start:end] / self._norms(weight, change)).reshape(-1, 1)
+            yield Term(weight, change, factor, spread)
 
     def _norms(self, weight: Any, change: Any) -> Any:
         """Return the norm of each row of the sum. The layout of both in memory decides its last bits."""

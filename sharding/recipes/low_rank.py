@@ -61,11 +61,15 @@ class Update:
 
 
 class Term(NamedTuple):
-    """Some rows of a weight: its numbers in the dtype of the sum, their change (None: none), and its factor, or 1."""
+    """Some rows of a weight: its numbers in the dtype of the sum, their change (None: none), and its factor, or 1.
+
+    `spread` is by how much the change may differ in another order of summation, if that was asked for.
+    """
 
     weight: Any
     change: Any
     factor: Any = 1.0
+    spread: Any = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class LowRank(Recipe):
         for term in self.terms(inputs, kept):
             yield from rounded(term, self.dtype, self.rounds_twice)
 
-    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
+    def terms(self, inputs: Inputs, kept: Kept, *, with_spread: bool = False) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change."""
         changes = [_Change(update, inputs, kept) for update in self.updates]
         source = made_by(self.of, inputs, kept)
@@ -117,7 +121,9 @@ class LowRank(Recipe):
             for change, first, last in _parts(changes, matrix, rows):
                 for start, end in tiles(first, last, row_bytes, change is not None and change.update.transposed):
                     weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
-                    yield Term(weight, change.of(matrix, start - first, end - first) if change else None)
+                    place = matrix, start - first, end - first
+                    spread = change.spread(*place) if change and with_spread else 0.0
+                    yield Term(weight, change.of(*place) if change else None, spread=spread)
 
     def _matrices(self) -> tuple[int, int, int]:
         """Return the number of matrices, and the rows and columns of each."""
@@ -163,6 +169,17 @@ class _Change:
         change = product(b[start:end], a)
         change *= scale
         return change
+
+    def spread(self, matrix: int, start: int, end: int) -> Any:
+        """Return by how much these numbers may differ in another order of summation."""
+        import numpy as np
+
+        if self._a is None:
+            return 0.0
+        number, update = matrix - self.update.first, self.update
+        a, b = np.abs(self._a[number]), np.abs(self._b[:, :, number])
+        sums = product(b, a[:, start:end]).T if update.transposed else product(b[start:end], a)
+        return sums * spread_of(update)
 
 
 def _parts(changes: list[_Change], matrix: int, rows: int) -> Iterator[tuple[_Change | None, int, int]]:
@@ -230,6 +247,15 @@ def rounded(term: Term, dtype: str, rounds_twice: bool) -> Iterator[Chunk]:
     data = bits.view(np.uint8).data.cast("B")
     for start in range(0, len(data), BATCH_BYTES):
         yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed)
+
+
+def spread_of(update: Update) -> float:
+    """Return the factor of the sum of all absolute products within which every order of summation stays.
+
+    Each of the `rank` sums is rounded to float32. Two results differ by at most twice the bound of one (N. Higham,
+    Accuracy and Stability of Numerical Algorithms, section 3.1).
+    """
+    return float(update.rank * 2**-23 * abs(update.scale))
 
 
 def words_of(update: Update) -> str:

@@ -3,13 +3,14 @@
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
+from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import Refused, Remedy, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
-from sharding.core.options import Options, TargetDtype
+from sharding.core.options import Options, Request, TargetDtype
 from sharding.core.repo import Repo
 from sharding.core.text import count
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
@@ -23,6 +24,7 @@ from sharding.verify.differences import compare_numbers
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
 from sharding.verify.stored_digests import stored_digests
+from sharding.verify.tolerance import compare_within
 
 _WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
 _READ = Remedy("read_every_byte")
@@ -37,6 +39,7 @@ def verify(
     variant: str = "",
     base: str = "",
     dequantize: bool = False,
+    adapter: str = "",
     numeric: bool = False,
     endpoint: str | None = None,
     token: str | None = None,
@@ -50,28 +53,40 @@ def verify(
     - `variant`: which weights of the original to compare.
     - `base`: the model that was trained, if the original is what a training run saved.
     - `dequantize`: first compute ordinary weights from the quantized ones of the original.
+    - `adapter`: first merge this LoRA into the original. If the bits of a merged tensor differ, its numbers
+      are compared within the tolerance of a merge: see `recipes.tolerance`.
     - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`.
 
     Raises UsageError, SourceError, Refused.
     """
-    options = Options(dtype=dtype, variant=variant, allow_overflow=True, dequantize=dequantize)
+    options = Options(
+        dtype=dtype, variant=variant, base=base, allow_overflow=True, dequantize=dequantize, adapter=adapter
+    )
+    Request(original, copy, options).refuse_contradictions()
     dtype, how = options.dtype, ""
     if quick and dtype != "keep":
         message = "The stored digests cannot be compared, because a cast changes the bytes."
+        raise UsageError(message, _WITHOUT_QUICK, _READ)
+    if quick and adapter:
+        message = "The stored digests cannot be compared, because a merge changes the bytes."
         raise UsageError(message, _WITHOUT_QUICK, _READ)
     if quick and numeric:
         raise UsageError("The stored digests hold no numbers to compare.", _WITHOUT_QUICK, _READ)
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
-    sources = [open_source(original, hub, base), open_source(copy, hub)]
-    checkpoints = [read_checkpoint(source, asked) for source, asked in zip(sources, (variant, ""), strict=True)]
+    sources = [open_source(original, hub, base, adapter), open_source(copy, hub)]
+    checkpoints = [
+        with_adapter(read_checkpoint(source, asked), source)
+        for source, asked in zip(sources, (variant, ""), strict=True)
+    ]
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
         return
     sides = [Side(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
-    if dtype != "keep":
+    merge = None
+    if dtype != "keep" or adapter:
         plan = planned(checkpoints[0], options)
-        sides[0], how = Side(sources[0], checkpoints[0], plan), plan.dequantized
+        sides[0], how, merge = Side(sources[0], checkpoints[0], plan), plan.dequantized, plan.merged
     beside = [sum(file.bytes for file in checkpoint.copied_weights) for checkpoint in checkpoints]
     total, done = sum(side.bytes for side in sides) + sum(beside), 0
     for side in sides:
@@ -79,7 +94,10 @@ def verify(
         done += side.bytes
     others = yield from progress_of_part(compare_beside(sources, checkpoints), done, total)
     method = "every tensor of both was read and its BLAKE3 compared"
-    if dtype != "keep":
+    if merge:
+        method += f"; the adapter {merge.path} was first merged into the original's"
+        method += "" if dtype == "keep" else ", and the result cast with tensor.to(dtype)"
+    elif dtype != "keep":
         computed = f"dequantized ({how}) and " if how else ""
         method += f"; the original's were first {computed}cast with tensor.to(dtype)"
     method += "".join(side.remark for side in sides if side.remark)
@@ -87,7 +105,12 @@ def verify(
         files = count(len(checkpoints[0].copied_weights), "weight file")
         method += f"; the SHA-256 of {files} beside them was compared"
     wrong = (mismatch for side in sides for mismatch in side.wrong)
-    of_tensors = compare_digests(sides[0].digests, sides[1].digests)
+    of_tensors, within = compare_digests(sides[0].digests, sides[1].digests), 0
+    if merge and of_tensors:
+        of_tensors, within = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
+        equal = count(len(sides[0].digests) - len(of_tensors) - within, "tensor")
+        method += f"; {equal} are bit-equal, and {within:,} are within the tolerance of a merge, because another "
+        method += "processor or library adds up in another order"
     mismatches = (*of_tensors, *wrong, *others)
     tensor_count, size = len(sides[0].digests), checkpoints[1].total_bytes
     unstated = any(side.unstated for side in sides)
@@ -99,6 +122,7 @@ def verify(
             which = "1 tensor that differs" if compared == 1 else f"{compared:,} tensors that differ"
             method += f"; the numbers of {which} were compared in float64"
     outcome = Verification(tensor_count, size, meter.seconds, method, mismatches, dtype, how, unstated)
+    outcome = replace(outcome, merged=merge, within=within)
     yield Verified(replace(_of_weights(outcome, checkpoints), differences=differences))
 
 
