@@ -97,15 +97,21 @@ def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
     """Return the trust in a copy that follows from this desk's own record of a job. `unread` are its other weights."""
     day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
     caveats = (*((unread_sentence(unread),) if unread else ()), *((_UNSTATED,) if record.unstated else ()))
+    if record.within:
+        differ = "1 tensor differs" if record.within == 1 else f"{record.within:,} tensors differ"
+        caveats += (f"The bits of {differ}, but no more than another order of summation in the merge explains.",)
     if record.state != "done" and record.error:
         return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
     if record.request.kind == "verify":
         read = f"This page read every tensor of both repos on {day} and compared them."
+        if adapter := record.request.options.adapter:
+            read += f" It merged the adapter {adapter} into the original's first."
         cast = "It did not count how many numbers became infinite in the cast."
         return Trust(
             "read-now",
             (read, unchecked_sentence(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else [])),
             caveats,
+            record.within,
         )
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."
     return Trust("made-here", (text, BESIDE), caveats)

@@ -33,11 +33,15 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A level, the reasons for it in sentences, and the caveats: what even the bytes that were read do not show."""
+    """A level, the reasons for it in sentences, and the caveats: what even the bytes that were read do not show.
+
+    `within` counts the tensors of a merged copy whose bits differ, by no more than the tolerance of a merge.
+    """
 
     level: Level
     reasons: tuple[str, ...]
     caveats: tuple[str, ...] = ()
+    within: int = 0
 
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
