@@ -296,6 +296,8 @@ class Planning:
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(checkpoint, plan)
+        # To load a base and save it merges nothing.
+        classic = None if plan.merged else classic_forecast(checkpoint, plan, forecast)
         return {
             form.size_message: message(_EACH_ONE, "", "warning") if parts and chosen == SINGLE_FILE else "",
             **shown,
@@ -306,7 +308,7 @@ class Planning:
             form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values), stop_for(stops, chosen)),
             form.plan_id: identify_plan(plan),
             form.start: gr.Button(variant="secondary" if in_vain else "primary"),
-            form.shards: shards_panel(plan, forecast, classic_forecast(checkpoint, plan, forecast)),
+            form.shards: shards_panel(plan, forecast, classic),
             form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed), values[form.goal] or "")),
         }

@@ -214,7 +214,7 @@ def _verdict(report: Report, trust: Trust) -> str:
     source += f", variant {report.source.variant}" if report.source.variant else ""
     change = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
     change = f", dequantized to {proof.dtype} ({proof.dequantized})" if proof.dequantized else change
-    change = f", with {adapter_name(proof.merged)} merged{change}" if proof.merged else change
+    change = f" with {adapter_name(proof.merged)} merged{change}" if proof.merged else change
     if not proof.holds:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     within = max(proof.within, trust.within)
