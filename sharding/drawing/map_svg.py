@@ -30,8 +30,8 @@ NAMES: dict[Kind, str] = {
 _MARGIN, _TITLE, _CAPTION, _STRIP, _SPACE, _LEGEND = 20, 52, 24, 120, 26, 36
 _STRETCH = _STRIP / HEIGHT
 _HATCH = (
-    '<defs><pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse">'
-    '<path style="fill:none;stroke-width:2;stroke-opacity:.9" d="M-1 8L8 -1M-1 1L1 -1M6 8L8 6"/></pattern></defs>'
+    '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="ground" width="2" height="5"/></pattern></defs>'
 )
 
 
@@ -84,7 +84,7 @@ def _strip(name: str, columns: Sequence[Column], cells: Sequence[tuple[Cell, Box
         if path:
             yield f'<path class="{kind}" d="{path}"/>'
     if name == "After" and (hatched := outline(cell for cell, _ in cells)):
-        yield f'<path fill="url(#hatch)" style="stroke:none" d="{hatched}"/>'
+        yield f'<path fill="url(#hatch)" d="{hatched}"/>'
     yield "</g>"
 
 
