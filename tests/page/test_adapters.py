@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from tests.conftest import write_checkpoint
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, call, copy_name, files, push, settled, sign_in, start_job
+from tests.page.conftest import Site, call, copy_name, files, push, settled, start_job
 
 Visit = Callable[..., Page]
 LAYERS, SIDE, RANK = 6, 32, 4
@@ -147,8 +147,7 @@ def test_a_stranger_has_every_byte_of_a_merge_read(
     page = visit(space, "?result=bob/merged")
     expect(page.locator("#result h2")).to_contain_text("Matches the structure of bob/plain@")
     expect(page.locator("#result h2")).to_contain_text("with bob/lora@")
-    sign_in(page, "alice")
-    page.goto(f"{space.address}/?result=bob/merged")
+    page = visit(space, "?result=bob/merged", user="alice")
     page.locator("#check").click()
     expect(page.locator("#outcome")).to_contain_text("Every tensor of both repos was read. All are identical.")
     expect(page.locator("#outcome")).to_contain_text("was first merged into the original's")
@@ -179,9 +178,8 @@ def test_a_space_reads_a_private_adapter_with_the_token_of_its_visitor_only(
     query = f"?repo={plain}&adapter={secret}&size=30kB"
     page = visit(space, query)
     expect(page.locator("#repo-message")).to_contain_text(secret)
-    expect(page.locator("#summary")).not_to_contain_text("change")
-    sign_in(page, "alice")
-    page.goto(f"{space.address}/{query}")
+    expect(page.locator("#start")).not_to_be_visible()
+    page = visit(space, query, user="alice")
     expect(page.locator("#summary")).to_contain_text(f"{CHANGED} of {TENSORS} tensors change")
     # The result is private by itself, as its adapter is.
     expect(page.locator("#target")).to_contain_text(", private")
@@ -189,11 +187,8 @@ def test_a_space_reads_a_private_adapter_with_the_token_of_its_visitor_only(
 
 @pytest.mark.parametrize("name", ["/etc", "./lora", "~/lora", "s3://bucket/lora", "https://example.org/bob/lora"])
 def test_nothing_but_a_repo_of_the_hub_is_an_adapter(space: Site, plain: str, name: str) -> None:
-    at = {"/plan": 8}["/plan"]
-    arguments = [plain, "30kB", "size", "natural", "keep", "", "", False, name]
-    assert arguments[at] == name
-    _, said = call(space, "plan", arguments, {})
-    assert "error" in said and "weight_map" not in said
+    _, said = call(space, "plan", [plain, "30kB", "size", "natural", "keep", "", "", False, name], {})
+    assert "event: error" in said and "weight_map" not in said
 
 
 def test_the_plan_of_a_merge_is_there_for_programs(space: Site, plain: str, lora: str) -> None:
