@@ -92,6 +92,7 @@ def without_login(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        "MKL_CBWR": os.environ["MKL_CBWR"],  # else products have other bits than here
         "RAY_TMPDIR": str(home),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Else Ray puts the address of this machine for 127.0.0.1, where it is not reached.

@@ -76,12 +76,32 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "mixtral": (AutoModelForCausalLM, "mixtral", {**SMALL, "num_local_experts": 4}),
     "qwen3_moe": (AutoModelForCausalLM, "qwen3_moe", EXPERTS),
     "olmoe": (AutoModelForCausalLM, "olmoe", EXPERTS),
+    "qwen2_moe": (AutoModelForCausalLM, "qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "deepseek_v3": (
+        AutoModelForCausalLM,
+        "deepseek_v3",
+        {
+            **EXPERTS,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 8,
+        },
+    ),
     "gpt_oss": (
         AutoModelForCausalLM,
         "gpt_oss",
         {**SMALL, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
 }
+_VIT = {"model_type": "vit", **SMALL, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4}
+_GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 96, "is_decoder": True}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -90,6 +110,28 @@ VISION = {
     "image_size": 28,
 }
 MODELS |= {
+    "vit-gpt2": (
+        AutoModelForImageTextToText,
+        "vision-encoder-decoder",
+        {"encoder": _VIT, "decoder": {**_GPT2, "add_cross_attention": True}},
+    ),
+    "gpt_neox": (AutoModelForCausalLM, "gpt_neox", SMALL),
+    "granitemoe": (AutoModelForCausalLM, "granitemoe", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "phimoe": (AutoModelForCausalLM, "phimoe", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama4": (
+        AutoModelForCausalLM,
+        "llama4_text",
+        {**SMALL, "head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 8},
+    ),
+    "clip": (
+        AutoModel,
+        "clip",
+        {
+            "text_config": {**SMALL, "num_hidden_layers": 1},
+            "vision_config": {**SMALL, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4},
+            "projection_dim": 32,
+        },
+    ),
     "gemma3": (
         AutoModelForImageTextToText,
         "gemma3",
@@ -265,6 +307,12 @@ def pickled(folder: Path) -> None:
     """Write the weights of an adapter as older versions of PEFT did."""
     torch.save(load_file(folder / WEIGHTS), folder / "adapter_model.bin")
     (folder / WEIGHTS).unlink()
+
+
+def pickled_base(folder: Path) -> None:
+    """Write the weights of a base as older versions of transformers did."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
 def fused(folder: Path) -> None:

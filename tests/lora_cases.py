@@ -5,12 +5,17 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.lora import EVERY, Case, configured, edited, for_each_expert, fused, in_turn, pickled, renamed
+from tests.lora import EVERY, Case, configured, edited, for_each_expert, fused, in_turn, pickled, pickled_base, renamed
 
 Q, BOTH = ["q_proj"], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 EMBED, HEAD = [*Q, "embed_tokens"], [*Q, "lm_head"]
 CONV1D = ["c_attn", "c_proj", "c_fc"]
 MODEL = "model.safetensors"
+UNSLOTH = (
+    r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense).*?(?:qkv|proj).*?)"
+    r"|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
+    r"\.(?:(?:q_proj|v_proj|down_proj)))"
+)
 QWEN = {"gate_proj": (24, 32), "up_proj": (24, 32), "down_proj": (32, 24)}
 OLMOE = {"gate_proj": (48, 32), "up_proj": (48, 32), "down_proj": (32, 48)}
 MIXTRAL = {"w1": (48, 32), "w3": (48, 32), "w2": (32, 48)}
@@ -23,6 +28,9 @@ REPLACED = edited(
     }
 )
 """Another base than the one whose adapter it is: a layer that was targeted brings its own."""
+FP32_BIASES = edited(
+    lambda tensors: {name: each.float() if "correction_bias" in name else each for name, each in tensors.items()}, MODEL
+)
 HEAD_TOO = edited(lambda tensors: {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}, MODEL)
 
 
@@ -56,6 +64,11 @@ LINEAR = {
     ),
     "a regular expression": Case(lora={"target_modules": r".*\.1\..*(q|v|up)_proj"}),
     "all-linear": Case(lora={"target_modules": "all-linear"}),
+    "all-linear in the file": Case(
+        lora={"target_modules": "all-linear"}, adapter=configured(target_modules="all-linear")
+    ),
+    "a regular expression of Unsloth": Case(lora={"target_modules": UNSLOTH}),
+    "a base in the older form": Case(edit=pickled_base),
     "all-linear but": Case(
         lora={"target_modules": "all-linear", "exclude_modules": ["o_proj", "layers.0.mlp.up_proj"]}
     ),
@@ -66,6 +79,10 @@ LINEAR = {
     "bf16 adapter": Case(adapter=edited(lambda tensors: {name: each.bfloat16() for name, each in tensors.items()})),
     "fp16 adapter": Case(
         dtype="fp32", adapter=edited(lambda tensors: {name: each.half() for name, each in tensors.items()})
+    ),
+    "fp64 adapter": Case(adapter=edited(lambda tensors: {name: each.double() * 1.1 for name, each in tensors.items()})),
+    "fp8 adapter": Case(
+        adapter=edited(lambda tensors: {name: each.to(torch.float8_e4m3fn) for name, each in tensors.items()})
     ),
     "the adapter's name in keys": Case(adapter=renamed(r"(lora_[AB])\.", r"\1.default.")),
     "pickled": Case(adapter=pickled),
@@ -96,8 +113,14 @@ CONV1Ds = {
     "gpt2, fp32": Case("gpt2", {"target_modules": CONV1D, "r": 17}, dtype="fp32"),
     "gpt2, fan_in_fan_out": Case("gpt2", {"target_modules": CONV1D, "fan_in_fan_out": True}),
     "gpt2, fan_in_fan_out is wrong": Case("gpt2", {"target_modules": CONV1D}, adapter=configured(fan_in_fan_out=False)),
+    "gpt2, all-linear": Case("gpt2", {"target_modules": "all-linear"}),
+    "gpt2, layers_to_transform": Case(
+        "gpt2", {"target_modules": CONV1D, "layers_to_transform": [1], "layers_pattern": "h"}
+    ),
     "gpt2, embeddings": Case("gpt2", {"target_modules": ["wte", "wpe", "c_attn"]}),
     "gpt2, lm_head": Case("gpt2", {"target_modules": ["lm_head", "c_attn"]}),
+    "gpt2 below vit": Case("vit-gpt2", {"target_modules": CONV1D}),
+    "gpt2 below vit, DoRA": Case("vit-gpt2", {"target_modules": [*CONV1D, "q_attn"], "use_dora": True}),
     "gpt2 alone": Case("gpt2 alone", {"target_modules": CONV1D}),
     "gpt2 alone, adapter of the whole": Case(
         "gpt2 alone", {"target_modules": CONV1D}, auto=AutoModelForCausalLM, prefix=("transformer.", "")
@@ -149,6 +172,8 @@ WHOLE = {
         lora={"modules_to_save": ["lm_head"]},
         adapter=edited(lambda tensors: {name: each.float() * 1.01 for name, each in tensors.items()}),
     ),
+    "modules_to_save, pooler": Case("bert", {"target_modules": ["query"], "modules_to_save": ["pooler"]}),
+    "modules_to_save, none of this model": Case(lora={"modules_to_save": ["classifier", "score"]}),
     "modules_to_save, a target": Case(lora={"modules_to_save": ["q_proj"]}),
     "a norm that the configuration does not name": Case(
         adapter=edited(lambda tensors: {**tensors, "base_model.model.model.norm.weight": torch.linspace(-1, 1, 32)})
@@ -196,6 +221,10 @@ TOKENS = {
 CONVOLUTIONS = {
     "resnet": Case("resnet", {"target_modules": ["convolution"]}),
     "resnet, fp32": Case("resnet", {"target_modules": ["convolution"], "r": 8}, dtype="fp32"),
+    "resnet, fp32, rank 4": Case("resnet", {"target_modules": ["convolution"]}, dtype="fp32"),
+    "DoRA": Case("resnet", {"use_dora": True, "target_modules": ["convolution"]}),
+    "DoRA, fp32": Case("resnet", {"use_dora": True, "target_modules": ["convolution"]}, dtype="fp32"),
+    "qwen2_5_vl, visual": Case("qwen2_5_vl", {"target_modules": ["proj", "q_proj"]}, dtype="fp32"),
     "convnext": Case("convnext", {"target_modules": ["pwconv1", "patch_embeddings", "downsampling_layer.1"]}),
     "vit": Case("vit", {"target_modules": ["projection"], "r": 8}),
     "vit, fp16": Case("vit", {"target_modules": ["projection"], "r": 3}, dtype="fp16"),
@@ -208,6 +237,9 @@ DORA = {
     "DoRA, large, fp32": Case("large", {"use_dora": True, "r": 64}, dtype="fp32"),
     "DoRA, use_rslora": Case(lora={"use_dora": True, "use_rslora": True, "r": 3}),
     "DoRA, head": Case(lora={"use_dora": True, "target_modules": HEAD}),
+    "DoRA, tied, head": Case("tied", {"use_dora": True, "target_modules": HEAD}),
+    "DoRA, tied, embedding and head": Case("tied", {"use_dora": True, "target_modules": [*EMBED, "lm_head"]}),
+    "DoRA, embedding with a base of its own": Case(lora={"use_dora": True, "target_modules": EMBED}, adapter=REPLACED),
     "DoRA, gpt2": Case("gpt2", {"use_dora": True, "target_modules": CONV1D}),
     "DoRA, gpt2, fp32": Case("gpt2", {"use_dora": True, "target_modules": CONV1D, "r": 17}, dtype="fp32"),
     "DoRA, gpt2, large": Case(
@@ -226,7 +258,6 @@ DORA = {
         lora={"use_dora": True},
         adapter=edited(lambda tensors: {name: each.bfloat16() for name, each in tensors.items()}),
     ),
-    "DoRA, convolutions": Case("resnet", {"use_dora": True, "target_modules": ["convolution"]}),
 }
 
 EXPERTS = {
@@ -235,6 +266,17 @@ EXPERTS = {
         f"{model}, fused": Case(model, {"target_modules": Q, "target_parameters": BOTH}, edit=fused)
         for model in ("mixtral", "qwen3_moe")
     },
+    "qwen3_moe, by its modules": Case("qwen3_moe", {"target_modules": EVERY}),
+    "qwen3_moe, by its modules, use_rslora": Case("qwen3_moe", {"target_modules": EVERY, "use_rslora": True, "r": 3}),
+    "qwen3_moe, all-linear": Case("qwen3_moe", {"target_modules": "all-linear"}),
+    "qwen3_moe, by its modules, fused": Case("qwen3_moe", {"target_modules": EVERY}, edit=fused),
+    "mixtral, by its modules": Case("mixtral", {"target_modules": [*Q, *MIXTRAL]}),
+    "olmoe, by its modules": Case("olmoe", {"target_modules": EVERY}),
+    "deepseek_v3": Case(
+        "deepseek_v3", {"target_modules": ["q_b_proj", "o_proj"], "target_parameters": BOTH}, edit=FP32_BIASES
+    ),
+    "deepseek_v3, all-linear": Case("deepseek_v3", {"target_modules": "all-linear"}, edit=FP32_BIASES),
+    "qwen2_moe": _experts("qwen2_moe", target_modules=["q_proj", "shared_expert.up_proj", "shared_expert_gate"]),
     "experts, fp32": Case("qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 17}, dtype="fp32"),
     "experts, fp32, fused": Case(
         "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 17}, dtype="fp32", edit=fused
@@ -249,6 +291,23 @@ EXPERTS = {
     "experts, fused, more than ten": Case(
         "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH}, changes={"num_experts": 12}, edit=fused
     ),
+    **{
+        f"{model}, inputs and outputs alike": Case(
+            model, {"target_modules": Q, "target_parameters": BOTH}, changes={of_experts: 32}
+        )
+        for model, of_experts in (("gpt_oss", "intermediate_size"), ("qwen3_moe", "moe_intermediate_size"))
+    },
+    "llama4": Case(
+        "llama4",
+        {
+            "target_modules": Q,
+            "target_parameters": ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"],
+        },
+    ),
+    "granitemoe": Case(
+        "granitemoe", {"target_modules": Q, "target_parameters": ["input_linear.weight", "output_linear.weight"]}
+    ),
+    "phimoe": _experts("phimoe"),
     "experts, odd sizes": Case(
         "qwen3_moe", {"target_modules": Q, "target_parameters": BOTH, "r": 8}, changes={"moe_intermediate_size": 9}
     ),
@@ -283,10 +342,20 @@ NAMES = {
         adapter=renamed(r"model\.language_model\.", "language_model.model."),
     ),
     "qwen2_5_vl, visual": Case("qwen2_5_vl", {"target_modules": ["qkv", "q_proj"]}),
+    "gpt_neox, head": Case("gpt_neox", {"target_modules": ["embed_in", "lm_head"]}),
+    "gpt_neox, modules_to_save": Case("gpt_neox", {"target_modules": ["dense"], "modules_to_save": ["lm_head"]}),
+    "t5, modules_to_save": Case("t5", {"target_modules": ["q"], "modules_to_save": ["lm_head"]}),
+    "t5, more tokens": Case("t5", {"target_modules": ["q"]}, rows=101),
+    "t5, trainable_token_indices": Case("t5", {"target_modules": ["q"], "trainable_token_indices": {"shared": [1, 2]}}),
+    "gemma3, modules_to_save": Case("gemma3", {"target_modules": Q, "modules_to_save": ["lm_head"]}),
+    "gemma3, head": Case("gemma3", {"target_modules": HEAD}),
+    "llava, modules_to_save": Case(
+        "llava", {"target_modules": ["linear_1"], "modules_to_save": ["lm_head", "linear_2"]}
+    ),
     "vit, attention": Case("vit", {"target_modules": ["q_proj", "v_proj"]}),
 }
 
-CASES = NAMES | LINEAR | BIASES | CONV1Ds | EMBEDDINGS | WHOLE | TOKENS | CONVOLUTIONS | DORA | EXPERTS
+CASES = NAMES | LINEAR | BIASES | CONV1Ds | EMBEDDINGS | WHOLE | TOKENS | DORA | EXPERTS
 
 _REAL = {"hidden_size": 1024, "intermediate_size": 2817, "vocab_size": 32001, "num_hidden_layers": 1}
 REAL = {

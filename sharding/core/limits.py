@@ -26,7 +26,7 @@ million empty lists would take 240 MB."""
 MAX_PATTERN_CHARACTERS = 5_000
 """Longest regular expression in an adapter_config.json. The longest known have about a thousand characters."""
 
-PATTERNS_SECONDS = 20.0
+PATTERNS_SECONDS = 5.0
 """Longest time to match all regular expressions of an adapter. Usual ones take less than a second for 100,000 names."""
 
 LAYERS_TAKEN = 1000

@@ -75,6 +75,11 @@ class Recipe:
         """The file of its first byte."""
         return next(self.reads()).file
 
+    @property
+    def may_overflow(self) -> bool:
+        """Whether it may make finite numbers infinite."""
+        return False
+
     def files(self) -> frozenset[tuple[int, str]]:
         """Return the files that it reads, each with the number of its source."""
         return frozenset((extent.source, extent.file) for extent in (*self.reads(), *self.keeps()))

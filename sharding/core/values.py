@@ -146,6 +146,11 @@ class Merge:
         folder = folder_of(self.file)
         return f"{self.adapter.repo_id}{at}{'/' if folder else ''}{folder.removesuffix('/')}"
 
+    @property
+    def words(self) -> str:
+        """The adapter in a sentence."""
+        return f"the adapter {self.path}" if self.adapter.kind == "hub" else f"the adapter in {self.path}"
+
 
 @dataclass(frozen=True, slots=True)
 class Component:

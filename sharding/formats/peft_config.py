@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import sqrt
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ def _or_empty(value: Any) -> Any:
 
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)]
 Names = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=10_000)]
+Few = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=100)]
 Positive = Annotated[int, Field(gt=0, lt=1_000_000)]
 Number = Annotated[float, Field(ge=-1e6, le=1e6)]
 
@@ -62,8 +64,8 @@ class LoraConfig(BaseModel):
     exclude_modules: Pattern | Names | None = None
     target_parameters: Names = ()
     layers_to_transform: Annotated[tuple[int, ...], BeforeValidator(_listed)] = ()
-    layers_pattern: Names = ()
-    modules_to_save: Names = ()
+    layers_pattern: Few = ()
+    modules_to_save: Few = ()
     rank_pattern: Annotated[dict[Pattern, Positive], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
     alpha_pattern: Annotated[dict[Pattern, Number], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
@@ -111,6 +113,10 @@ class LoraConfig(BaseModel):
             return False
         # A name that is in the list as a whole counts in every layer.
         return module in self.target_modules or not self.layers_to_transform or self._is_in_layers(module, match)
+
+    def targets_parameter(self, name: str) -> bool:
+        """Return whether PEFT adds a low-rank update to the parameter `name` as such."""
+        return _ends(name, self.target_parameters)
 
     def _is_in_layers(self, module: str, match: Match) -> bool:
         forms = [rf"(?:^|.*?\.){layers}\.(\d+)\..*" for layers in self.layers_pattern] or [r".*?\.[^.]*\.(\d+)\..*"]
@@ -172,7 +178,19 @@ def parse_config(document: Any) -> LoraConfig:
 def _names(entries: str | Sequence[str], module: str, match: Match) -> bool:
     if isinstance(entries, str):
         return match(entries, module) is not None
-    return module in entries or any(module.endswith(f".{entry}") for entry in entries)
+    return _ends(module, entries)
+
+
+def _ends(name: str, entries: Sequence[str]) -> bool:
+    """Return whether `name`, or what follows one of its dots, is one of `entries`. Both may be many."""
+    known = _as_set(tuple(entries))
+    parts = name.split(".")
+    return any(".".join(parts[start:]) in known for start in range(len(parts)))
+
+
+@lru_cache(maxsize=8)
+def _as_set(entries: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(entries)
 
 
 def _first(entries: Iterable[str], module: str, match: Match) -> str:

@@ -70,7 +70,7 @@ def stored_names(checkpoint: Checkpoint, limit_seconds: float = ARCHITECTURE_SEC
 
     Takes seconds, because another process imports transformers. Raises ModelRefused as in `hints_for`.
     """
-    if not is_installed("transformers"):
+    if "" not in checkpoint.configs or not is_installed("transformers"):
         return {}
     try:
         weights = ask_architecture(checkpoint, limit_seconds=limit_seconds).weights

@@ -9,7 +9,7 @@ from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.model_class.architecture import hints_for, stored_names
-from sharding.planning.adapters import merged, unknown_names
+from sharding.planning.adapters.merged import merged, unknown_names
 from sharding.planning.dequantize import dequantized
 from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.dora import Dora

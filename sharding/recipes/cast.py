@@ -8,7 +8,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.feed import made_by
+from sharding.recipes.feed import Feed, made_by
 from sharding.recipes.numbers import numbers
 
 _PIECE_ELEMENTS = 32768
@@ -49,12 +49,15 @@ class Cast(_Fields, Recipe):
         stored, dtype = CASTABLE[self.stored], CASTABLE[self.dtype]
         left = self.of.size_bytes
         at_a_time = BATCH_BYTES * 8 // max(stored.bits, dtype.bits) * stored.bits // 8
-        room = bytearray()
+        room, counted = bytearray(), 0
         while left:
             data = source.take(min(left, at_a_time))
             left -= len(data)
             room = room or bytearray(len(data) * dtype.bits // stored.bits)
-            yield cast(data, self.stored, self.dtype, memoryview(room)[: len(data) * dtype.bits // stored.bits])
+            chunk = cast(data, self.stored, self.dtype, memoryview(room)[: len(data) * dtype.bits // stored.bits])
+            before = source.overflowed if isinstance(source, Feed) else 0
+            yield chunk._replace(overflowed=chunk.overflowed + before - counted)
+            counted = before
 
     def words(self, shape: tuple[int, ...]) -> str:
         """Return the cast in words.

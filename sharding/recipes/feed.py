@@ -16,6 +16,8 @@ class Feed(Inputs):
         self._chunks = chunks
         self._rest = memoryview(b"")
         self._room = bytearray()
+        self.overflowed = 0
+        """How many numbers became infinite in what was taken so far, if a recipe made it."""
 
     @override
     def take(self, count: int) -> memoryview:
@@ -41,4 +43,11 @@ def made_by(recipe: Recipe, inputs: Inputs, kept: Kept) -> Inputs:
     """Return the bytes that `recipe` makes of `inputs`. For a recipe that takes them as they are, that is `inputs`."""
     if isinstance(recipe, Stored):
         return inputs
-    return Feed(chunk.data for chunk in recipe.make(inputs, kept))
+
+    def data() -> Iterator[bytes | memoryview]:
+        for chunk in recipe.make(inputs, kept):
+            feed.overflowed += chunk.overflowed
+            yield chunk.data
+
+    feed = Feed(data())
+    return feed

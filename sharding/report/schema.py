@@ -278,6 +278,8 @@ def to_json(value: Any, kind: Any = None) -> Json:
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
     if plan is not None:
         summary = document if plan is value else document["plan"]
+        if plan.merged is None:
+            del summary["merged"]
         last = {key: summary.pop(key) for key in ("stages", "pipeline", "rank", "findings", "plan_id")}
         summary |= {"weight_map": plan.weight_map, **last}
     return document

@@ -75,11 +75,13 @@ def open_destination(
     """
     if is_folder(text):
         folder = _folder_at(text)
-        if source.folder and (folder.is_relative_to(source.folder) or source.folder.is_relative_to(folder)):
-            raise DestinationError(
-                f"The destination {text} lies inside the source, or the source lies inside it.",
-                "Choose a folder beside the source.",
-            )
+        adapter = source.adapter if isinstance(source, Repo) else None
+        for place, what in ((source.folder, "source"), (adapter and adapter.folder, "adapter")):
+            if place and (folder.is_relative_to(place) or place.is_relative_to(folder)):
+                raise DestinationError(
+                    f"The destination {text} lies inside the {what}, or the {what} lies inside it.",
+                    f"Choose a folder beside the {what}.",
+                )
         if shared := next((file.path for file in source.files if _is_below(folder, source.path(file.path))), None):
             message = f"The source's file {shared} lies in the destination {text}."
             raise DestinationError(message, "Choose another destination folder.")

@@ -181,13 +181,13 @@ class _Move:
             file = shard.file if self._phase == "transfer" else tensor.file
             for data, count in chunks:
                 infinite += count
-                if infinite and not _may_overflow(tensor):
+                if infinite and not tensor.recipe.may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
                 output.write(data)
                 size += len(data)
                 self._lanes.count(len(data), file)
-            if infinite and not _may_overflow(tensor):
+            if infinite and not tensor.recipe.may_overflow:
                 raise _refusal(tensor, infinite)
             digests[tensor.name] = digest.hexdigest()
             if infinite:
@@ -231,15 +231,12 @@ class _Output:
             self._held.clear()
 
 
-def _may_overflow(tensor: Tensor) -> bool:
-    return isinstance(tensor.recipe, Cast) and tensor.recipe.may_overflow
-
-
 def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
+    how = "cast" if isinstance(tensor.recipe, Cast) else "merge"
     instead = "Choose bf16, which has the range of fp32." if tensor.dtype == "F16" else "Keep the dtype."
     return OverflowRefused(
         f"{tensor.name} has {infinite:,} finite {'number' if infinite == 1 else 'numbers'} too large for "
-        f"{BY_NAME[tensor.dtype].torch}. The cast would make {'it' if infinite == 1 else 'them'} infinite.",
+        f"{BY_NAME[tensor.dtype].torch}. The {how} would make {'it' if infinite == 1 else 'them'} infinite.",
         f"{instead} Or add --allow-overflow, and the report counts them.",
         Remedy("allow_overflow"),
     )

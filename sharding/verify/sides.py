@@ -32,6 +32,11 @@ def stated_of(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
     return [replace(stated[file.source][file.path], source=file.source) for file in weights]
 
 
+def read_from_hub(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
+    """Return the files of a Hub that numbers are read from. An adapter may lie in a folder."""
+    return [file for file in checkpoint.read_files if origin.sources[file.source].ref.kind == "hub"]
+
+
 def sources_to_read(origin: Repo, noted: tuple[Source, ...], checkpoint: Checkpoint, plan: Plan) -> tuple[Source, ...]:
     """Return the sources to read: `noted`, which record their reads, if only that can prove the reads.
 
@@ -99,7 +104,7 @@ class Side:
         if self._is_noted:
             reads += [read for noted in self._sources if isinstance(noted, NotingSource) for read in noted.take()]
             self.wrong = yield from prove_reads(origin.sources, self._stated, reads, here)
-            self.unstated = len(self._stated) < len(checkpoint.read_files)
+            self.unstated = len(self._stated) < len(read_from_hub(origin, checkpoint))
             self.remark = f"; {len(self._stated)} files of {name} were read whole and compared with the Hub's hash"
 
 

@@ -25,7 +25,7 @@ from sharding.verify.digests import (
 )
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.read_back import ReadBack, read_back_meanwhile
-from sharding.verify.sides import Side, stated_of
+from sharding.verify.sides import Side, read_from_hub, stated_of
 from sharding.verify.source_hashes import digest_as_stored, stated_files
 from sharding.verify.source_reads import prove_reads
 
@@ -151,7 +151,7 @@ def verify_staged(
     if plan.dequantized:
         as_cast = f", dequantized ({plan.dequantized}){as_cast}"
     if plan.merged:
-        as_cast = f", with the adapter {plan.merged.path} merged{as_cast}"
+        as_cast = f", with {plan.merged.words} merged{as_cast}"
     method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's{as_cast}"
     if originals:
         have = "should have" if problems else "have"
@@ -159,7 +159,7 @@ def verify_staged(
         method += "that the Hub states"
     unstated = origin.ref.kind == "hub" and not originals
     if unstated and prepared.noted:
-        weights = prepared.checkpoint.read_files
+        weights = read_from_hub(origin, prepared.checkpoint)
         reads = [read for record in records.values() for read in record.reads]
         reads += [read for noted in prepared.noted for read in noted.take()]
         proving = prove_reads(origin.sources, stated, reads, reader)

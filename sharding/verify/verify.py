@@ -95,7 +95,7 @@ def verify(
     others = yield from progress_of_part(compare_beside(sources, checkpoints), done, total)
     method = "every tensor of both was read and its BLAKE3 compared"
     if merge:
-        method += f"; the adapter {merge.path} was first merged into the original's"
+        method += f"; {merge.words} was first merged into the original's"
         method += "" if dtype == "keep" else ", and the result cast with tensor.to(dtype)"
     elif dtype != "keep":
         computed = f"dequantized ({how}) and " if how else ""

@@ -24,10 +24,14 @@ from sharding.fleet.parts import (
     part_json,
 )
 from sharding.recipes.cast import Cast
+from sharding.recipes.dora import Dora
 from sharding.recipes.fp8 import Fp8
 from sharding.recipes.laid import Box, Laid
+from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.mxfp4 import Mxfp4
+from sharding.recipes.rows import Rows
 from sharding.recipes.stored import Stored
+from sharding.recipes.tolerance import Tolerance
 from sharding.storage.folder_source import open_folder
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -41,7 +45,26 @@ UNCAST = st.one_of(
     st.builds(Fp8, LYING, LYING, WORDS, SHAPES, st.tuples(NUMBERS, NUMBERS), WORDS),
     st.builds(Mxfp4, LYING, LYING, NUMBERS, NUMBERS, NUMBERS),
 )
-RECIPES = UNCAST | st.builds(Cast, UNCAST, WORDS, WORDS, st.booleans())
+UPDATES = st.builds(
+    Update,
+    st.none() | LYING,
+    LYING,
+    *[WORDS] * 2,
+    NUMBERS,
+    st.floats(-1e6, 1e6),
+    *[NUMBERS] * 4,
+    st.booleans(),
+)
+MERGED = st.one_of(
+    st.builds(
+        LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 3
+    ),
+    st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS, st.booleans()),
+    st.builds(Rows, UNCAST, LYING, st.lists(NUMBERS, max_size=3).map(tuple), NUMBERS),
+)
+RECIPES = st.one_of(
+    UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS, st.booleans()), st.builds(Tolerance, MERGED, WORDS)
+)
 ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
 REFS = st.builds(RepoRef, st.sampled_from(["folder", "hub"]), WORDS, WORDS)
@@ -93,7 +116,7 @@ def test_what_is_said_of_it_is_the_same_after_its_journey(said: PartEvent) -> No
 
 def test_every_kind_of_word_and_of_recipe_is_tried() -> None:
     assert set(get_args(PartEvent)) == {UnderWay, PartDone, PartFailed}
-    assert set(Recipe.kinds.values()) == {Stored, Laid, Fp8, Mxfp4, Cast}
+    assert set(Recipe.kinds.values()) == {Stored, Laid, Fp8, Mxfp4, Cast, LowRank, Dora, Rows, Tolerance}
 
 
 def test_neither_grants_nor_addresses_are_shown_where_a_part_is_printed() -> None:

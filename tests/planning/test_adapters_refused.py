@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import CLIPVisionModel
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
@@ -123,6 +124,7 @@ OF_CONFIGURATION = {
             "megatron_config": {"tensor_parallel": 1},
         }.items()
     },
+    "kasa_config with defaults": Refused(("kasa_config",), configured(kasa_config={})),
     "no adapter_config.json": Refused((CONFIG,), removed(CONFIG)),
     "adapter_config.json is no JSON": Refused((CONFIG,), overwritten(CONFIG, b"{")),
     "adapter_config.json is a list": Refused((CONFIG,), overwritten(CONFIG, b"[]")),
@@ -191,6 +193,11 @@ OF_KEYS = {
     "a module to save is not there": Refused(
         ("lm_head",), without(f"{HEAD}.weight"), case=Case(lora={"modules_to_save": ["lm_head"]})
     ),
+    "one module to save is not there": Refused(
+        ("layers.1.input_layernorm",),
+        without(f"{PREFIX}model.layers.1.input_layernorm.weight"),
+        case=Case(lora={"modules_to_save": ["norm"]}),
+    ),
     "trained tokens are not there": Refused(
         ("trainable_tokens_delta",),
         without(f"{EMBED}.token_adapter.trainable_tokens_delta"),
@@ -221,6 +228,16 @@ OF_SHAPES = {
     "the ranks of a pair differ": Refused(
         ("v_proj", "3", "4"), changed(f"{V_PROJ}.lora_B.weight", lambda tensor: tensor[:, :3])
     ),
+    "lora_B of experts is a vector": Refused(
+        ("mlp.experts.base_layer.lora_B",),
+        changed(f"{PREFIX}model.layers.1.mlp.experts.base_layer.lora_B.weight", lambda tensor: tensor.flatten()),
+        case=Case("qwen3_moe", EXPERTS),
+    ),
+    "lora_A of experts has no rows": Refused(
+        ("mlp.experts.base_layer.lora_A",),
+        changed(f"{PREFIX}model.layers.1.mlp.experts.base_layer.lora_A.weight", lambda tensor: tensor[:0]),
+        case=Case("qwen3_moe", EXPERTS),
+    ),
     "a weight of whole numbers": Refused(("v_proj",), changed(f"{V_PROJ}.lora_B.weight", lambda tensor: tensor.int())),
     "a magnitude of another length": Refused(
         ("lora_magnitude_vector", "15", "16"),
@@ -239,6 +256,9 @@ OF_SHAPES = {
 }
 
 OF_MODELS = {
+    "a name that fits two tensors": Refused(
+        ("encoder.layers.0.self_attn.q_proj",), case=Case("clip", {"target_modules": ["q_proj"]}, auto=CLIPVisionModel)
+    ),
     "a quantized base": Refused(
         (),
         base=configured(file="config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),

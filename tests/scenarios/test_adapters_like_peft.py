@@ -10,7 +10,7 @@ import torch
 from sharding import job
 from tests.folders import bits, finish, tensors
 from tests.lora import DTYPES, Case, build
-from tests.lora_cases import CASES, REAL
+from tests.lora_cases import CASES, CONVOLUTIONS, REAL
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -60,6 +60,22 @@ def test_a_merged_model_is_bit_for_bit_what_peft_makes_of_it(name: str, tmp_path
     assert not list(out.glob("adapter_*"))
     _, told = case.loader.from_pretrained(out, dtype="auto", output_loading_info=True)
     assert {kind: keys for kind, keys in told.items() if keys} == {}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_merged_convolutions_are_peft_s_but_for_the_last_bit(name: str, tmp_path: Path) -> None:
+    # PEFT multiplies with torch's convolution, which adds up in another order.
+    case = CONVOLUTIONS[name]
+    base, adapter, peft = build(case, tmp_path)
+    ours, theirs = merged(base, adapter, tmp_path / "out"), tensors(peft)
+    assert ours.keys() == theirs.keys()
+    for each, tensor in theirs.items():
+        if "conv" in each or "patch_embed" in each or "downsampling" in each:
+            bit = torch.finfo(tensor.dtype).eps
+            size = float(tensor.float().abs().max())
+            torch.testing.assert_close(ours[each], tensor, rtol=2 * bit, atol=2 * bit * size, msg=each)
+        else:
+            assert unlike(ours[each], tensor) == "", each
 
 
 @pytest.mark.thorough

@@ -16,6 +16,7 @@ from tests.conftest import random_tensors, write_checkpoint
 from tests.fleets import Event, alone, assert_same_folders, assert_same_repos, fleet, refusal, slow_parts, variables
 from tests.hubs import exists, push
 from tests.inhouse import InHouse, hub_in_house
+from tests.lora import Case, save_adapter, save_base
 from tests.quantized import save_fp8
 from tests.scenarios.test_trained import small_model, trained
 
@@ -63,6 +64,12 @@ def packed(place: Path) -> tuple[Path, list[str]]:
     return save_fp8("qwen3", place / "in"), ["-s", "700kB", "--dequantize"]
 
 
+def adapted(place: Path) -> tuple[Path, list[str]]:
+    """A model, and an adapter to merge into it."""
+    base = save_base(Case(), place / "in")
+    return base, ["-s", "30kB", "--adapter", str(save_adapter(Case(), base, place / "adapter"))]
+
+
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
     with hub_in_house(tmp_path_factory.mktemp("hub"), xet_over_http=True) as hub:
@@ -89,7 +96,7 @@ def assert_told(events: list[Event], cluster: Cluster, is_slow: bool = False) ->
 
 @pytest.mark.parametrize(
     "make",
-    [plain, *(pytest.param(make, marks=pytest.mark.thorough) for make in (cast, pickled, in_pieces, packed))],
+    [plain, *(pytest.param(make, marks=pytest.mark.thorough) for make in (cast, pickled, in_pieces, packed, adapted))],
 )
 def test_a_folder_becomes_what_one_machine_makes_of_it(make: Make, cluster: Cluster, tmp_path: Path) -> None:
     source, words = make(tmp_path)
@@ -103,7 +110,7 @@ def test_a_folder_becomes_what_one_machine_makes_of_it(make: Make, cluster: Clus
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "is_private"),
-    [(plain, True), (cast, True), (pickled, True), (packed, True), (plain, False), (in_pieces, False)],
+    [(plain, True), (cast, True), (pickled, True), (packed, True), (plain, False), (in_pieces, False), (adapted, True)],
 )
 def test_a_repo_becomes_what_one_machine_makes_of_it(
     make: Make, is_private: bool, cluster: Cluster, hub: InHouse, tmp_path: Path
@@ -113,6 +120,8 @@ def test_a_repo_becomes_what_one_machine_makes_of_it(
     source = push(hub, folder, f"alice/source-{number}", private=is_private)
     if "--base" in words:
         words[-1] = push(hub, Path(words[-1]), f"alice/base-{number}", private=is_private)
+    if "--adapter" in words:
+        words[-1] = push(hub, Path(words[-1]), f"alice/adapter-{number}", private=is_private)
     with (
         slow_parts(hub) if make is plain else nullcontext(),
         fleet(variables(cluster, hub), source, f"alice/fleet-{number}", *words) as job,

@@ -5,16 +5,19 @@ of either kind too.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import permutations
+from math import prod
+from typing import Any
 
-from sharding.core.dtypes import BY_NAME, CASTABLE
+from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_TENSORS
 from sharding.core.recipe import Recipe
 from sharding.core.values import Tensor
-from sharding.formats.peft_config import ADAPTER_NAME, LoraConfig
-from sharding.formats.peft_keys import Kind
-from sharding.planning.module_names import ModuleNames
+from sharding.formats.peft_config import ADAPTER_NAME
+from sharding.formats.peft_keys import PREFIX, Kind
+from sharding.planning.adapters.merging import OTHER_BASE, Merging, refuse_large, refuse_odd
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
@@ -36,6 +39,12 @@ _TRANSPOSED = ("gpt_oss", "aria", "aria_text", "openai_privacy_filter")
 _PARTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
 """What the fused tensors are made of, in order, by both sets of names."""
 
+_LEAVES = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+"""Parameters of experts, in the order in which models have them."""
+
+_PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
+"""What is fused with each other."""
+
 RankAndScale = Callable[[str, Tensor, int], tuple[int, float]]
 
 
@@ -44,31 +53,52 @@ def is_fused_type(model_type: str) -> bool:
     return model_type in _TYPES
 
 
+def refuse_some_experts(modules: Iterable[str], model: Mapping[str, Any]) -> None:
+    """Raise SourceError unless each expert of a layer has the same updates, because PEFT joins them to one.
+
+    `modules` have updates. `model` is the content of the model's config.json.
+    """
+    containers: dict[str, set[tuple[int, str]]] = {}
+    for module in modules:
+        if match := IN_FUSED.search(module):
+            containers.setdefault(module[: match.start()], set()).add((int(match["number"]), match["part"]))
+    counts = (model.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    stated = next((number for number in counts if isinstance(number, int)), 0)
+    for container, known in containers.items():
+        parts = {part for _, part in known}
+        parts |= {other for pair in _PAIRS if parts & set(pair) for other in pair}
+        most = max(min(stated, MAX_TENSORS), 1 + max(number for number, _ in known))
+        missing = ((number, part) for number in range(most) for part in sorted(parts) if (number, part) not in known)
+        if first := next(missing, None):
+            number, part = first
+            other, one = min(known)
+            name = f"{PREFIX}{container}.experts.{number}.{part}.lora_A.weight"
+            raise SourceError(
+                f"The adapter changes {one} of expert {other}, but {name} is missing. PEFT merges all experts at once.",
+                "Save the adapter again with all of them.",
+            )
+
+
 class Experts:
     """The updates of experts, collected until all of a layer are known."""
 
-    def __init__(
-        self,
-        model_type: str,
-        config: LoraConfig,
-        tensors: Mapping[str, Tensor],
-        names: ModuleNames,
-        rank_and_scale: RankAndScale,
-    ) -> None:
-        """Change `tensors`, by their stored names, which `names` finds."""
-        self._type, self._config, self._tensors, self._names = model_type, config, tensors, names
-        self._rank_and_scale = rank_and_scale
+    def __init__(self, work: Merging, rank_and_scale: RankAndScale) -> None:
+        """Change the tensors of `work`."""
+        self._work, self._rank_and_scale = work, rank_and_scale
         self._fused: dict[str, list[tuple[str, Tensor, Tensor]]] = {}
         self._single: dict[str, list[tuple[int, str, Tensor, Tensor]]] = {}
 
     def take(self, module: str, kinds: Mapping[Kind, Tensor]) -> bool:
         """Take the update of `module`; return False if it belongs to no experts."""
         a, b = kinds.get("a"), kinds.get("b")
-        if a is None or b is None or kinds.keys() - {"a", "b"}:
+        if a is None or b is None or kinds.keys() - {"a", "b"} or {len(a.shape), len(b.shape)} != {2}:
             return False
+        refuse_odd(a, b)
+        refuse_large(a, b)
         if match := IN_FUSED.search(f"{module}."):
             container = module[: match.start()] + ".experts"
-            if not self._stored(container, "gate_up_proj"):
+            leaf = "down_proj" if match["part"] in ("down_proj", "w2") else "gate_up_proj"
+            if not (stored := self._stored(container, leaf)) or len(stored.shape) != 3:
                 return False
             self._single.setdefault(container, []).append((int(match["number"]), match["part"], a, b))
             return True
@@ -89,27 +119,23 @@ class Experts:
 
     def _parameters(self, container: str) -> list[str]:
         """Return the tensors of a container that the configuration targets, in their order in the model."""
-        leaves = dict.fromkeys(
-            entry.rpartition(".")[2]
-            for entry in self._config.target_parameters
-            if f"{container}.{entry.rpartition('.')[2]}".endswith(f".{entry}") or "." not in entry
-        )
-        order = ["gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"]
-        known = [leaf for leaf in leaves if self._stored(container, leaf) or self._one_by_one(container, leaf)]
-        return sorted(known, key=lambda leaf: order.index(leaf) if leaf in order else len(order))
+        targeted = (leaf for leaf in _LEAVES if self._work.config.targets_parameter(f"{container}.{leaf}"))
+        return [leaf for leaf in targeted if self._stored(container, leaf) or self._one_by_one(container, leaf)]
 
     def _stored(self, container: str, leaf: str) -> Tensor | None:
-        name = self._names.find(f"{container}.{leaf}")
-        return self._tensors[name] if name else None
+        name = self._work.names.find(f"{container}.{leaf}")
+        stored = self._work.tensors[name] if name else None
+        return stored if stored and len(stored.shape) in (2, 3) and prod(stored.shape) else None
 
     def _one_by_one(self, container: str, leaf: str) -> list[list[Tensor]]:
         """Return the tensors of each expert that make up a fused tensor, or [] if they are not stored like that."""
         for parts in _PARTS.get(leaf, ()):
             for place in (container, container.replace(".mlp.", ".block_sparse_moe.")):
                 experts: list[list[Tensor]] = []
-                while all(names := [self._names.find(f"{place}.{len(experts)}.{part}.weight") for part in parts]):
-                    experts.append([self._tensors[name] for name in names if name])
-                if experts:
+                while all(names := [self._work.names.find(f"{place}.{len(experts)}.{part}.weight") for part in parts]):
+                    experts.append([self._work.tensors[name] for name in names if name])
+                shapes = {tuple(part.shape for part in expert) for expert in experts}
+                if len(shapes) == 1 and all(len(shape) == 2 for shape in next(iter(shapes))):
                     return experts
         return []
 
@@ -129,7 +155,7 @@ class Experts:
             raise SourceError(
                 f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}. That fits no tensor of the base: "
                 f"{'; '.join(shapes)}.",
-                "It is an adapter of another base. Name the base that it was trained on.",
+                OTHER_BASE,
             )
         for leaf, (_, a, b) in zip(fitting[0], updates, strict=True):
             stored = self._stored(container, leaf)
@@ -141,7 +167,7 @@ class Experts:
                 update = Update(
                     a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, rows, 0, count, transposed=swapped
                 )
-                yield stored.name, _twice(stored, (update,), is_stacked=len(stored.shape) == 3)
+                yield stored.name, self._twice(stored, (update,), is_stacked=len(stored.shape) == 3)
             else:
                 yield from self._split(container, leaf, a, b)
 
@@ -157,7 +183,7 @@ class Experts:
                 of_a = _rows_of(a, number * rank, (number + 1) * rank)
                 of_b = _columns_of(b, first, last, number, count)
                 update = Update(of_a, of_b, a.dtype, b.dtype, rank, scale, 0, part.shape[0])
-                yield part.name, _twice(part, (update,))
+                yield part.name, self._twice(part, (update,))
                 first = last
 
     def _of_single(
@@ -168,7 +194,7 @@ class Experts:
         for number, part, a, b in singles:
             leaf = "down_proj" if part in ("down_proj", "w2") else "gate_up_proj"
             stored = self._stored(container, leaf)
-            assert stored is not None
+            assert stored is not None, "take has looked for it"
             rank, scale = self._rank_and_scale(f"{container}.{number}.{part}", a, 1)
             half = stored.shape[1] // (2 if leaf == "gate_up_proj" else 1)
             first = half if part in ("up_proj", "w3") else 0
@@ -176,13 +202,18 @@ class Experts:
                 raise SourceError(
                     f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}, but {stored.name} of the base is "
                     f"{list(stored.shape)}.",
-                    "It is an adapter of another base. Name the base that it was trained on.",
+                    OTHER_BASE,
                 )
             update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half, number, number + 1)
             updates.setdefault(stored.name, []).append(update)
         for name, changes in updates.items():
             changes.sort(key=lambda update: (update.first, update.first_row))
-            yield name, _twice(self._tensors[name], tuple(changes), is_stacked=True)
+            yield name, self._twice(self._work.tensors[name], tuple(changes), is_stacked=True)
+
+    def _twice(self, old: Tensor, updates: tuple[Update, ...], *, is_stacked: bool = False) -> LowRank:
+        """Return the recipe of a parameter with updates, whose change PEFT rounds before it adds it."""
+        refuse_odd(old)
+        return LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, True, self._work.may_overflow)
 
     def _shape(self, container: str, leaf: str) -> list[int]:
         if stored := self._stored(container, leaf):
@@ -193,22 +224,15 @@ class Experts:
     def _fits(self, container: str, leaf: str, a: Tensor, b: Tensor) -> bool:
         shape = self._shape(container, leaf)
         count, outputs, inputs = shape if len(shape) == 3 else (1, *shape)
-        stated = self._config.r
-        is_even = a.shape[0] % count == 0 and b.shape[1] == a.shape[0] and bool(stated)
-        return is_even and sorted((a.shape[1], b.shape[0])) == sorted((inputs, outputs))
+        is_pair = a.shape[0] % count == 0 and b.shape[1] == a.shape[0]
+        is_swapped = self._stored(container, leaf) and (a.shape[1], b.shape[0]) == (outputs, inputs)
+        return is_pair and bool((a.shape[1], b.shape[0]) == (inputs, outputs) or is_swapped)
 
     def _is_swapped(self, shape: tuple[int, ...], a: Tensor, b: Tensor) -> bool:
         outputs, inputs = shape[-2:]
         if (b.shape[0], a.shape[1]) != (outputs, inputs):
             return True
-        return outputs == inputs and self._type in _TRANSPOSED
-
-
-def _twice(old: Tensor, updates: tuple[Update, ...], *, is_stacked: bool = False) -> LowRank:
-    """Return the recipe of a parameter with updates, whose change PEFT rounds before it adds it."""
-    if old.dtype not in CASTABLE:
-        raise SourceError(f"{old.name} is {old.dtype}. Updates can be added only to floating-point numbers.", "")
-    return LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, rounds_twice=True)
+        return outputs == inputs and self._work.type in _TRANSPOSED
 
 
 def _rows_of(a: Tensor, first: int, last: int) -> Recipe:

@@ -1,0 +1,1 @@
+"""Plan the merge of an adapter into the model that it was trained on."""

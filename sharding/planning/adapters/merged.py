@@ -1,0 +1,130 @@
+"""Plan the merge of a LoRA adapter into a model. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sharding.core.errors import Remedy, SourceError
+from sharding.core.text import count, name_some
+from sharding.core.values import Checkpoint, Finding, Merge, Plan
+from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR
+from sharding.formats.peft_keys import parts_of
+from sharding.formats.quantization import is_packed, method_of, quantization_of
+from sharding.formats.torch_checkpoint import EMBEDDINGS
+from sharding.planning.adapters.experts import IN_FUSED
+from sharding.planning.adapters.merging import HEAD, Merging
+from sharding.planning.adapters.module_names import ModuleNames
+from sharding.planning.adapters.replaced import refuse_uneven_vocabulary, replace_rows, replace_whole
+from sharding.planning.adapters.updates import add_updates
+
+
+def unknown_names(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the adapter's weights in memory for which the model has no tensor of that or a like name."""
+    assert checkpoint.adapter is not None
+    names = ModuleNames(tensor.name for tensor in checkpoint.tensors)
+    parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
+    wanted = [part.of if part.kind == "whole" else f"{part.of}.weight" for part in parts if part.kind != "ignored"]
+    return [name for name in wanted if names.find(name) is None and ".experts." not in name and name != HEAD]
+
+
+def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping[str, str] | None = None) -> Checkpoint:
+    """Return `checkpoint` with the weights that PEFT 0.21 saves after `merge_and_unload`.
+
+    Each tensor keeps its dtype. The adapter's numbers count as float32, as PEFT loads them. `known` are the stored
+    names of names in memory, if both differ by more than a prefix. With `may_overflow`, a sum may become infinite.
+
+    Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore. The
+    result would then not be the model that was trained.
+    """
+    assert checkpoint.adapter is not None
+    _refuse_base(checkpoint)
+    work = Merging(checkpoint, checkpoint.adapter, known or {}, may_overflow=may_overflow)
+    replace_whole(work)
+    add_updates(work)
+    replace_rows(work)
+    refuse_uneven_vocabulary(work)
+    return _result(work)
+
+
+def changed_names(plan: Plan) -> frozenset[str]:
+    """Return the tensors of a plan that the adapter changes, adds or replaces."""
+    if plan.merged is None:
+        return frozenset()
+    adapter = len(plan.sources) - 1
+    reads = ((tensor.name, {number for number, _ in tensor.recipe.files()}) for tensor in plan.tensors)
+    return frozenset(name for name, numbers in reads if adapter in numbers)
+
+
+def _refuse_base(checkpoint: Checkpoint) -> None:
+    if checkpoint.library not in ("transformers", "sentence-transformers") or "" not in checkpoint.configs:
+        raise SourceError(
+            "An adapter can be merged only into a model of transformers with its config.json.",
+            "Name the base model that the adapter was trained on.",
+        )
+    stated = quantization_of(checkpoint.configs[""])
+    if stated is not None or any(map(is_packed, checkpoint.tensors)):
+        how = f" with {method_of(stated)}" if stated is not None else ""
+        raise SourceError(
+            f"The base is quantized{how}. An adapter cannot be added to quantized numbers.",
+            "Make an ordinary copy with --dequantize first, and merge the adapter into that copy.",
+            Remedy("dequantize"),
+        )
+
+
+def _result(work: Merging) -> Checkpoint:
+    checkpoint, adapter = work.checkpoint, work.adapter
+    changed = sum(work.before.get(name) != tensor for name, tensor in work.tensors.items())
+    name = work.config.base_model_name_or_path or ""
+    merge = Merge(adapter.source, adapter.file.path, adapter.file.sha256 or "", changed, len(work.tensors), name)
+    configs = dict(checkpoint.configs)
+    if work.settings:
+        configs[""] = json.dumps(_with_settings(work.model, work.settings))
+    return replace(
+        checkpoint,
+        tensors=tuple(work.tensors.values()),
+        components=tuple(
+            component if component.folder else replace(component, total_parameters=None)
+            for component in checkpoint.components
+        ),
+        configs=configs,
+        reconfigured=checkpoint.reconfigured | ({""} if work.settings else set()),
+        findings=(*checkpoint.findings, *work.findings, *_findings(work, merge)),
+        merged=merge,
+    )
+
+
+def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
+    message = f"{merge.words} is merged: {merge.changed:,} of {count(merge.tensors, 'tensor')} change."
+    message += f" It names {merge.named_base} as its base." if merge.named_base else ""
+    yield Finding("info", "merge", message[0].upper() + message[1:])
+    if idle := _idle_targets(work):
+        message = f"The adapter has no weights for {count(len(idle), 'module')} that {ADAPTER_NAME} targets: "
+        message += f"{name_some(idle)}. They do not change."
+        hint = "This is normal if these modules were not trained. Otherwise the adapter is incomplete."
+        yield Finding("warning", "targets-without-weights", message, hint)
+    if "vocab_size" in work.settings:
+        message = f"The merged model has {work.settings['vocab_size']} words, but the tokenizer is the base's."
+        hint = "If the adapter's repo has a tokenizer, copy its files into the result."
+        yield Finding("warning", "new-vocabulary", message, hint)
+
+
+def _idle_targets(work: Merging) -> list[str]:
+    """Return the modules, by their stored names, that the configuration targets and the adapter has no weights for."""
+    idle = []
+    for name, tensor in work.before.items() if work.updated else ():
+        module = name.removesuffix(".weight")
+        is_layer = module != name and len(tensor.shape) > 1 and not IN_FUSED.search(name)
+        is_layer = is_layer and not (work.config.target_modules == ALL_LINEAR and EMBEDDINGS.search(name))
+        in_memory = work.names.in_memory(module)
+        if is_layer and name not in work.updated and work.config.targets(in_memory, work.match):
+            idle.append(module)
+    return idle
+
+
+def _with_settings(document: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with `settings`, at its top or, for a model with several parts, in its text part."""
+    text = document.get("text_config")
+    if isinstance(text, dict) and not settings.keys() & document.keys():
+        return {**document, "text_config": {**text, **settings}}
+    return {**document, **settings}

@@ -1,0 +1,129 @@
+"""The tensors of a model while an adapter is merged into them. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sharding.checkpoint.adapter import TIED_HEADS
+from sharding.checkpoint.patterns import Patterns
+from sharding.core.dtypes import CASTABLE
+from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_UPDATE_BYTES
+from sharding.core.recipe import Recipe
+from sharding.core.text import format_bytes, parsed_json, source_name
+from sharding.core.values import Adapter, Checkpoint, Finding, Tensor
+from sharding.formats.peft_config import ADAPTER_NAME, parse_config
+from sharding.formats.peft_keys import parts_of
+from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
+from sharding.model_class.class_table import ties
+from sharding.planning.adapters.module_names import ModuleNames
+from sharding.recipes.cast import Cast
+
+HEAD = "lm_head.weight"
+OTHER_BASE = "Name the base that the adapter was trained on, in the same version."
+SAVE_AGAIN = "Save the adapter again, or download it again."
+
+
+class Merging:
+    """What is known while an adapter is merged into a model. The steps of a merge change `tensors` and `settings`.
+
+    - `tensors`: those of the model, by their stored names. `before`: as they were.
+    - `names` finds them by the names of modules in memory.
+    - `parts`: what the tensors of the adapter are. `given` has these tensors by name.
+    - `model`, `type`: the content of the model's config.json, and its model type. `settings` are new values in it.
+    - `is_tied`: the output head is the embeddings.
+    - `updated`: the stored names of the tensors that got an update.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, adapter: Adapter, known: Mapping[str, str], *, may_overflow: bool
+    ) -> None:
+        """Start with the tensors of `checkpoint`. `known` are the stored names of names in memory.
+
+        Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
+        """
+        self.checkpoint, self.adapter, self.may_overflow = checkpoint, adapter, may_overflow
+        self.config = parse_config(parsed_json(adapter.config))
+        patterns = Patterns(ADAPTER_NAME)
+        for key, pattern in self.config.patterns:
+            patterns.check(key, pattern)
+        self.match = patterns.match
+        self.given = {tensor.name: tensor for tensor in adapter.tensors}
+        self.parts = parts_of(self.given)
+        document = parsed_json(checkpoint.configs[""])
+        self.model: dict[str, Any] = document if isinstance(document, dict) else {}
+        self.type = str(self.model.get("model_type"))
+        self.is_tied = ties(self.model) and adapter.head_is_copy is not False
+        self.settings: dict[str, Any] = {"tie_word_embeddings": False} if adapter.head_is_copy is False else {}
+        self.before = {tensor.name: tensor for tensor in checkpoint.tensors}
+        dropped = TIED_HEADS if adapter.head_is_copy else ()
+        self.tensors = {name: tensor for name, tensor in self.before.items() if name not in dropped}
+        self.names = ModuleNames((name for name, tensor in self.tensors.items() if not tensor.folder), known)
+        self.findings: list[Finding] = []
+        self.updated: set[str] = set()
+
+    @property
+    def tied_head(self) -> str | None:
+        """The name of an output head that the model does not store, because it is its embeddings."""
+        return HEAD if self.is_tied and self.names.find(HEAD) is None and self._embeddings else None
+
+    @property
+    def embedding(self) -> Tensor:
+        """The embeddings of words: the largest."""
+        return max(self._embeddings, key=lambda tensor: tensor.shape[0])
+
+    @property
+    def _embeddings(self) -> list[Tensor]:
+        found = (tensor for name, tensor in self.tensors.items() if EMBEDDINGS.search(name) and not tensor.folder)
+        return [tensor for tensor in found if len(tensor.shape) == 2 and "position" not in tensor.name]
+
+    def weight_of(self, module: str) -> str | None:
+        """Return the stored name of the weight of `module`, None if there is none."""
+        name = self.names.find(f"{module}.weight")
+        return self.embedding.name if name is None and f"{module}.weight" == self.tied_head else name
+
+    def is_saved(self, module: str) -> bool:
+        """Return whether the adapter was trained with a copy of `module`."""
+        return any(module.endswith(saved) or saved.endswith(f".{module}") for saved in self.config.modules_to_save)
+
+    def in_dtype_of(self, old: Tensor, new: Tensor) -> Recipe:
+        """Return the recipe of `new`, cast to the dtype of `old`. Raises SourceError if that is not possible."""
+        if new.dtype == old.dtype:
+            return new.recipe
+        if not {new.dtype, old.dtype} <= CASTABLE.keys():
+            raise SourceError(f"{new.name} is {new.dtype}, but {old.name} of the base is {old.dtype}.", OTHER_BASE)
+        return Cast(new.recipe, new.dtype, old.dtype, self.may_overflow)
+
+    def other_base(self, name: str, by: str) -> SourceError:
+        """Return the error for a tensor `by` of the adapter that needs a tensor `name`, which the model lacks."""
+        named = self.config.base_model_name_or_path
+        base = source_name(self.checkpoint.source.kind, self.checkpoint.source.repo_id)
+        told = f" The adapter names {named[:200]} as its base." if named else ""
+        return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", OTHER_BASE)
+
+    def other_shape(self, old: Tensor, new: Tensor) -> SourceError:
+        """Return the error for a tensor of the adapter whose shape does not fit."""
+        message = f"{new.name} of the adapter is {list(new.shape)}, but {old.name} of the base is {list(old.shape)}."
+        return SourceError(message, OTHER_BASE)
+
+    def untargeted(self, name: str, why: str = "target_modules does not name it") -> SourceError:
+        """Return the error for a tensor of the adapter that PEFT would ignore."""
+        message = f"The adapter has {name}, but {why} in {ADAPTER_NAME}. PEFT would ignore it."
+        return SourceError(message, f"Put the adapter's own {ADAPTER_NAME} beside its weights.")
+
+
+def heads_last(module: str) -> bool:
+    """Return a sort key: PEFT merges into a tensor that embeddings and head share in this order."""
+    return bool(HEADS.search(f"{module.removesuffix('.weight')}.weight"))
+
+
+def refuse_odd(*tensors: Tensor) -> None:
+    """Raise SourceError if one of `tensors` does not hold floating-point numbers."""
+    if odd := next((tensor for tensor in tensors if tensor.dtype not in CASTABLE), None):
+        raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", OTHER_BASE)
+
+
+def refuse_large(a: Tensor, b: Tensor) -> None:
+    """Raise SourceError if both matrices of an update take too much memory."""
+    if 4 * (a.parameters + b.parameters) > MAX_UPDATE_BYTES:
+        message = f"{a.name} and {b.name} would take more than {format_bytes(MAX_UPDATE_BYTES)} of memory."
+        raise SourceError(message, "Merge this adapter with PEFT.")

@@ -1,0 +1,118 @@
+"""Put whole tensors and rows of an adapter in place of those of its base. Pure."""
+
+from collections.abc import Mapping
+
+from sharding.checkpoint.adapter import TIED_HEADS
+from sharding.core.errors import SourceError
+from sharding.core.values import Tensor
+from sharding.formats.peft_config import ADAPTER_NAME
+from sharding.formats.peft_keys import PREFIX
+from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
+from sharding.model_class.class_table import known_class
+from sharding.planning.adapters.merging import HEAD, OTHER_BASE, SAVE_AGAIN, Merging, heads_last
+from sharding.planning.adapters.module_names import ModuleNames
+from sharding.recipes.rows import Rows
+
+_TASKS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
+"""The ends of the classes that transformers has for these tasks of an adapter."""
+_SCORES = "score.weight"
+
+
+def replace_whole(work: Merging) -> None:
+    """Put the tensors that the adapter has as a whole in place of those of the base, in their dtype.
+
+    An adapter with a copy of the embeddings, or of the head that is tied to them, unties both.
+    """
+    parts = sorted(work.parts, key=lambda part: heads_last(part.of))
+    whole = {part.of: work.given[part.name] for part in parts if part.kind == "whole"}
+    _refuse_missing(work, whole)
+    _add_scores(work, whole)
+    head = work.tied_head
+    unties = head is not None and not work.config.ensure_weight_tying and _is_saved_apart(work)
+    if unties:
+        work.tensors[HEAD] = work.embedding._replace(name=HEAD)
+        work.settings["tie_word_embeddings"] = False
+    for of, tensor in whole.items():
+        name = work.names.find(of)
+        if name is None and of == head:
+            name = HEAD if unties else work.embedding.name
+        if name is None:
+            raise work.other_base(of, tensor.name)
+        work.tensors[name] = _in_place_of(work, work.tensors[name], tensor)
+
+
+def replace_rows(work: Merging) -> None:
+    """Put the rows of trained tokens in their places in the embeddings."""
+    tokens = [part for part in work.parts if part.kind == "tokens"]
+    if work.config.trainable_token_indices and not tokens:
+        message = f"{ADAPTER_NAME} has trainable_token_indices, but the adapter has no trainable_tokens_delta."
+        raise SourceError(message, SAVE_AGAIN)
+    for part in sorted(tokens, key=lambda part: heads_last(part.of)):
+        new, name = work.given[part.name], work.weight_of(part.of)
+        if name is None:
+            raise work.other_base(f"{part.of}.weight", part.name)
+        old, places = work.tensors[name], work.config.tokens_of(part.of)
+        if places is None:
+            raise work.untargeted(part.name, "trainable_token_indices does not name it")
+        if new.shape != (len(places), *old.shape[1:]) or len(old.shape) != 2:
+            raise work.other_shape(old, new)
+        if len(set(places)) < len(places) or not all(0 <= place < old.shape[0] for place in places):
+            message = f"trainable_token_indices in {ADAPTER_NAME} does not fit {name}, which has {old.shape[0]} rows."
+            raise SourceError(message, OTHER_BASE)
+        recipe = Rows(old.recipe, work.in_dtype_of(old, new), places, old.bytes // old.shape[0])
+        work.tensors[name] = old._replace(recipe=recipe)
+
+
+def refuse_uneven_vocabulary(work: Merging) -> None:
+    """Raise SourceError if embeddings and head have another number of words after the merge."""
+    if "vocab_size" not in work.settings or HEAD not in work.tensors:
+        return
+    head, embedding = work.tensors[HEAD], work.embedding
+    if head.shape[0] != embedding.shape[0]:
+        raise SourceError(
+            f"With this adapter, {embedding.name} has {embedding.shape[0]} rows, but {HEAD} has {head.shape[0]}.",
+            "Save the adapter with both its embeddings and its output head.",
+        )
+
+
+def _is_saved_apart(work: Merging) -> bool:
+    modules = (HEAD.removesuffix(".weight"), work.embedding.name.removesuffix(".weight"))
+    return any(map(work.is_saved, modules))
+
+
+def _add_scores(work: Merging, whole: Mapping[str, Tensor]) -> None:
+    """Turn a causal model into a classifier, if the adapter was trained as one and has its head."""
+    class_name = next(iter(work.model.get("architectures") or []), "")
+    task, scores = _TASKS.get(str(work.config.task_type), ""), whole.get(_SCORES)
+    if not task or scores is None or work.names.find(_SCORES) or not class_name.endswith("ForCausalLM"):
+        return
+    classifier = class_name.removesuffix("ForCausalLM") + task
+    known = known_class({**work.model, "architectures": [classifier]})
+    if known is None or known.name != classifier:
+        return
+    embedding = work.embedding
+    work.tensors = {name: tensor for name, tensor in work.tensors.items() if name not in TIED_HEADS}
+    work.tensors[_SCORES] = embedding._replace(name=_SCORES, shape=scores.shape)
+    work.names = ModuleNames(work.tensors)
+    labels = {number: f"LABEL_{number}" for number in range(scores.shape[0])}
+    label_ids = {label: number for number, label in labels.items()}
+    work.settings |= {"architectures": [classifier], "id2label": labels, "label2id": label_ids}
+
+
+def _refuse_missing(work: Merging, whole: Mapping[str, Tensor]) -> None:
+    modules = {of.rpartition(".")[0] for of in whole}
+    for saved in work.config.modules_to_save:
+        is_known = any(name.rpartition(".")[0].endswith(saved) for name in work.before)
+        if is_known and not any(module.endswith(saved) for module in modules):
+            message = f"modules_to_save in {ADAPTER_NAME} names {saved}, but {PREFIX}….{saved}.weight is missing."
+            raise SourceError(message, SAVE_AGAIN)
+
+
+def _in_place_of(work: Merging, old: Tensor, new: Tensor) -> Tensor:
+    """Return `new` as the tensor `old`, in its dtype. Raises SourceError unless their shapes fit."""
+    is_of_words = bool(EMBEDDINGS.search(old.name) or HEADS.search(old.name))
+    if old.shape != new.shape:
+        if not is_of_words or old.shape[1:] != new.shape[1:]:
+            raise work.other_shape(old, new)
+        work.settings["vocab_size"] = new.shape[0]
+    return old._replace(shape=new.shape, recipe=work.in_dtype_of(old, new))
