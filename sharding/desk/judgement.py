@@ -10,7 +10,7 @@ from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.model_class.architecture import stored_names
-from sharding.planning.adapters import unknown_names
+from sharding.planning.adapters.merged import unknown_names
 from sharding.report.fetch import Result
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered

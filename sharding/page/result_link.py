@@ -19,7 +19,7 @@ from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.remedies import SIGN_IN
 from sharding.page.result_panels import Places, adapter_page, can_check, details_panel, result_panel
 from sharding.page.site import Site, person
-from sharding.planning.adapters import changed_names
+from sharding.planning.adapters.merged import changed_names
 from sharding.report.fetch import Result
 from sharding.verify.trust import Trust, claim
 

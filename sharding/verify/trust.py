@@ -12,7 +12,7 @@ from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Checkpoint, FileEntry
-from sharding.planning.adapters import merged
+from sharding.planning.adapters.merged import merged
 from sharding.planning.dequantize import dequantized
 from sharding.report.report import summarize_source
 from sharding.report.schema import Report

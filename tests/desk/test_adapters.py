@@ -220,7 +220,7 @@ def test_a_check_merges_the_adapter_first_and_is_remembered(
     done = end(desk, desk.submit_check(merged, *AS_ALICE))
     assert (done.state, done.error) == ("done", None)
     assert done.request.options.adapter == commit(hub, adapter)
-    assert done.verification and done.verification.identical and done.verification.merged
+    assert done.verification and done.verification.holds and done.verification.merged
     trust = desk.judge(merged, None)[1]
     assert trust.level == "read-now" and f"It merged the adapter {commit(hub, adapter)}" in trust.reasons[0]
 

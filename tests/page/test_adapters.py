@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from safetensors.numpy import save_file
 
-from tests.conftest import write_checkpoint
+from tests.conftest import environment, write_checkpoint
 from tests.localhub.conftest import Server
 from tests.page.conftest import Site, call, copy_name, files, push, settled, start_job
 
@@ -67,6 +69,17 @@ def secret(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     hub.api("hf_alice").create_repo("alice/secret-lora", private=True)
     hub.api("hf_alice").upload_folder(repo_id="alice/secret-lora", folder_path=folder)
     return "alice/secret-lora"
+
+
+def make_merged(hub: Server, base: str, adapter: str, copy: str) -> None:
+    """Merge with the command line, so that products have the same bits as in a check by the page.
+
+    Here they may have others, because the tests set MKL_CBWR.
+    """
+    apart = {name: value for name, value in environment().items() if name != "MKL_CBWR"}
+    command = [sys.executable, "-m", "sharding", "shard", base, copy, "--adapter", adapter, "-s", "30kB", "--json"]
+    login = {"HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_bob"}
+    subprocess.run(command, env={**apart, **login}, check=True, capture_output=True)
 
 
 def field(page: Page) -> Locator:
@@ -140,10 +153,7 @@ def test_a_merge_goes_from_its_link_to_its_certificate(home: Site, visit: Visit,
 def test_a_stranger_has_every_byte_of_a_merge_read(
     hub: Server, space: Site, visit: Visit, plain: str, lora: str
 ) -> None:
-    from sharding import job
-    from sharding.core.options import Options
-
-    *_, _ = job.shard(plain, "bob/merged", Options("30kB", adapter=lora), endpoint=hub.address, token="hf_bob")
+    make_merged(hub, plain, lora, "bob/merged")
     page = visit(space, "?result=bob/merged")
     expect(page.locator("#result h2")).to_contain_text("Matches the structure of bob/plain@")
     expect(page.locator("#result h2")).to_contain_text("with bob/lora@")
