@@ -171,7 +171,10 @@ def test_what_is_wrong_with_an_adapter_stands_below_its_field(
     page = visit(home, f"?repo={plain}&adapter=bob/nothing-there")
     said = page.locator("#repo-message")
     expect(said).to_contain_text("bob/nothing-there")
-    for adapter, words in ((plain, "has no adapter_config.json"), (other, "Name the base that it was trained on.")):
+    for adapter, words in (
+        (plain, "has no adapter_config.json"),
+        (other, "Name the base that the adapter was trained on"),
+    ):
         name_adapter(page, adapter)
         expect(said).to_contain_text(words)
         expect(page.locator("#facts")).to_contain_text(plain)
