@@ -156,8 +156,6 @@ EMBEDDINGS = {
     "tied, embedding and head with bases of their own": Case(
         "tied", {"target_modules": [*EMBED, "lm_head"]}, adapter=REPLACED
     ),
-    "tied, embedding, ensure_weight_tying": Case("tied", {"target_modules": EMBED, "ensure_weight_tying": True}),
-    "tied, head, ensure_weight_tying": Case("tied", {"target_modules": HEAD, "ensure_weight_tying": True}),
     "tied, both stored, embedding": Case("tied", {"target_modules": EMBED}, edit=HEAD_TOO),
     "tied, both stored": Case("tied", edit=HEAD_TOO),
     "t5, shared": Case("t5", {"target_modules": ["q", "shared"]}),

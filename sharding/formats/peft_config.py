@@ -150,7 +150,7 @@ def parse_config(document: Any) -> LoraConfig:
             f"This adapter has the peft_type {str(kind)[:100]}. Only LORA can be merged here.",
             "Merge it with PEFT, if its type can be merged.",
         )
-    if odd := next((key for key in _REFUSED if document.get(key)), None):
+    if odd := next((key for key in _REFUSED if document.get(key) not in (None, False, [])), None):
         raise SourceError(
             f"This is {_REFUSED[odd]} ({odd}). It cannot be merged.", "Load it with PEFT beside its base."
         )

@@ -26,7 +26,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"\.lora_B(?:\.default)?\.bias", "b_bias"),
     (r"\.lora_embedding_A(?:\.default)?", "embedding_a"),
     (r"\.lora_embedding_B(?:\.default)?", "embedding_b"),
-    (r"\.lora_magnitude_vector(?:\.default)?(?:\.weight)?", "magnitude"),
+    (r"\.lora_magnitude_vector(?:(?:\.default)?\.weight)?", "magnitude"),
     (r"(?:\.token_adapter)?\.trainable_tokens_delta(?:\.default)?", "tokens"),
     (r"\.(?:modules_to_save(?:\.default)?|original_module)\.[^.]+", "ignored"),
 )

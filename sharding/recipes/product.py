@@ -46,6 +46,8 @@ def _best() -> _Product:
         first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
         (rows, inner), columns = first.shape, second.shape[1]
         result = np.empty((rows, columns), np.float32)
+        if not result.size:
+            return result
         single(1)
         # BLAS counts columns first, so it sees the transposes of all three.
         multiply(

@@ -7,7 +7,6 @@ from functools import partial
 from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
 from sharding.core.limits import COMPARED_BYTES
-from sharding.core.text import count
 from sharding.core.values import Mismatch, Shard, Tensor
 from sharding.recipes.feed import Feed
 from sharding.recipes.numbers import numbers
@@ -51,13 +50,15 @@ def compare_within(
     tasks = [partial(_beyond, lanes, sides, tensors) for tensors in groups.values()]
     beyond = dict(zip(groups, (yield from collected(lanes.run(tasks, stop))), strict=True))
     left = tuple(
-        Mismatch(mismatch.tensor, f"{count(beyond[mismatch.tensor], 'number')} of it beyond the tolerance of a merge")
-        if beyond.get(mismatch.tensor)
-        else mismatch
+        Mismatch(mismatch.tensor, _problem(number)) if (number := beyond.get(mismatch.tensor)) else mismatch
         for mismatch in mismatches
         if beyond.get(mismatch.tensor) != 0
     )
     return left, sum(not number for number in beyond.values())
+
+
+def _problem(number: int) -> str:
+    return f"{number:,} of its numbers {'is' if number == 1 else 'are'} beyond the tolerance of a merge"
 
 
 def _alone(tensor: Tensor) -> Shard:

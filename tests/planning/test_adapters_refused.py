@@ -259,6 +259,10 @@ OF_MODELS = {
     "a name that fits two tensors": Refused(
         ("encoder.layers.0.self_attn.q_proj",), case=Case("clip", {"target_modules": ["q_proj"]}, auto=CLIPVisionModel)
     ),
+    "an update of tied embeddings with ensure_weight_tying": Refused(
+        ("ensure_weight_tying",),
+        case=Case("tied", {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}),
+    ),
     "a quantized base": Refused(
         (),
         base=configured(file="config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),

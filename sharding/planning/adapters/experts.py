@@ -17,7 +17,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
-from sharding.planning.adapters.merging import OTHER_BASE, Merging, refuse_large, refuse_odd
+from sharding.planning.adapters.merging import IN_UPDATES, OTHER_BASE, Merging, refuse_large, refuse_odd
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
@@ -91,15 +91,14 @@ class Experts:
     def take(self, module: str, kinds: Mapping[Kind, Tensor]) -> bool:
         """Take the update of `module`; return False if it belongs to no experts."""
         a, b = kinds.get("a"), kinds.get("b")
-        if a is None or b is None or kinds.keys() - {"a", "b"} or {len(a.shape), len(b.shape)} != {2}:
+        if a is None or b is None or kinds.keys() - {"a", "b"}:
             return False
-        refuse_odd(a, b)
-        refuse_large(a, b)
         if match := IN_FUSED.search(f"{module}."):
             container = module[: match.start()] + ".experts"
             leaf = "down_proj" if match["part"] in ("down_proj", "w2") else "gate_up_proj"
             if not (stored := self._stored(container, leaf)) or len(stored.shape) != 3:
                 return False
+            _refuse_unusable(a, b)
             self._single.setdefault(container, []).append((int(match["number"]), match["part"], a, b))
             return True
         container = module
@@ -107,6 +106,7 @@ class Experts:
             container = container.removesuffix(".base_layer")
         if not self._parameters(container):
             return False
+        _refuse_unusable(a, b)
         self._fused.setdefault(container, []).append((module, a, b))
         return True
 
@@ -233,6 +233,13 @@ class Experts:
         if (b.shape[0], a.shape[1]) != (outputs, inputs):
             return True
         return outputs == inputs and self._work.type in _TRANSPOSED
+
+
+def _refuse_unusable(a: Tensor, b: Tensor) -> None:
+    refuse_odd(a, b, known=IN_UPDATES)
+    refuse_large(a, b)
+    if odd := next((tensor for tensor in (a, b) if len(tensor.shape) != 2), None):
+        raise SourceError(f"{odd.name} is {list(odd.shape)}, but an update of experts has two matrices.", OTHER_BASE)
 
 
 def _rows_of(a: Tensor, first: int, last: int) -> Recipe:

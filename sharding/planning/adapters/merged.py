@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from sharding.core.errors import Remedy, SourceError
-from sharding.core.text import count, name_some
+from sharding.core.text import count, name_some, parsed_json
 from sharding.core.values import Checkpoint, Finding, Merge, Plan
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import is_packed, method_of, quantization_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS
+from sharding.model_class.class_table import ties
 from sharding.planning.adapters.experts import IN_FUSED
 from sharding.planning.adapters.merging import HEAD, Merging
 from sharding.planning.adapters.module_names import ModuleNames
@@ -25,7 +26,8 @@ def unknown_names(checkpoint: Checkpoint) -> list[str]:
     names = ModuleNames(tensor.name for tensor in checkpoint.tensors)
     parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
     wanted = [part.of if part.kind == "whole" else f"{part.of}.weight" for part in parts if part.kind != "ignored"]
-    return [name for name in wanted if names.find(name) is None and ".experts." not in name and name != HEAD]
+    tied = HEAD if ties(parsed_json(checkpoint.configs.get("", ""))) else ""
+    return [name for name in wanted if names.find(name) is None and ".experts." not in name and name != tied]
 
 
 def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping[str, str] | None = None) -> Checkpoint:
@@ -75,8 +77,9 @@ def _refuse_base(checkpoint: Checkpoint) -> None:
 def _result(work: Merging) -> Checkpoint:
     checkpoint, adapter = work.checkpoint, work.adapter
     changed = sum(work.before.get(name) != tensor for name, tensor in work.tensors.items())
-    name = work.config.base_model_name_or_path or ""
-    merge = Merge(adapter.source, adapter.file.path, adapter.file.sha256 or "", changed, len(work.tensors), name)
+    merge = Merge(
+        adapter.source, adapter.file.path, adapter.file.sha256 or "", changed, len(work.tensors), work.named_base
+    )
     configs = dict(checkpoint.configs)
     if work.settings:
         configs[""] = json.dumps(_with_settings(work.model, work.settings))
@@ -103,6 +106,10 @@ def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
         message += f"{name_some(idle)}. They do not change."
         hint = "This is normal if these modules were not trained. Otherwise the adapter is incomplete."
         yield Finding("warning", "targets-without-weights", message, hint)
+    if work.is_tied and work.embedding.name in work.updated and HEAD not in work.tensors:
+        message = f"{work.embedding.name} is the output head too. PEFT adds an update of one of them to both."
+        hint = "The merged model then computes other numbers than the adapter beside its base."
+        yield Finding("warning", "tied-update", message, hint)
     if "vocab_size" in work.settings:
         message = f"The merged model has {work.settings['vocab_size']} words, but the tokenizer is the base's."
         hint = "If the adapter's repo has a tokenizer, copy its files into the result."

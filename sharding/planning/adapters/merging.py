@@ -1,6 +1,7 @@
 """The tensors of a model while an adapter is merged into them. Pure."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from sharding.checkpoint.adapter import TIED_HEADS
@@ -20,6 +21,8 @@ from sharding.recipes.cast import Cast
 
 HEAD = "lm_head.weight"
 OTHER_BASE = "Name the base that the adapter was trained on, in the same version."
+IN_UPDATES = (*CASTABLE, "F8_E4M3", "F8_E5M2")
+"""Dtypes of updates. PEFT casts all of them to float32."""
 SAVE_AGAIN = "Save the adapter again, or download it again."
 
 
@@ -29,7 +32,8 @@ class Merging:
     - `tensors`: those of the model, by their stored names. `before`: as they were.
     - `names` finds them by the names of modules in memory.
     - `parts`: what the tensors of the adapter are. `given` has these tensors by name.
-    - `model`, `type`: the content of the model's config.json, and its model type. `settings` are new values in it.
+    - `model`: the content of the model's config.json. `type` is its model type, and `types` also has those of models
+      inside it. `settings` are new values in it.
     - `is_tied`: the output head is the embeddings.
     - `updated`: the stored names of the tensors that got an update.
     """
@@ -52,6 +56,7 @@ class Merging:
         document = parsed_json(checkpoint.configs[""])
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))
+        self.types = set(_types_in(self.model))
         self.is_tied = ties(self.model) and adapter.head_is_copy is not False
         self.settings: dict[str, Any] = {"tie_word_embeddings": False} if adapter.head_is_copy is False else {}
         self.before = {tensor.name: tensor for tensor in checkpoint.tensors}
@@ -60,6 +65,12 @@ class Merging:
         self.names = ModuleNames((name for name, tensor in self.tensors.items() if not tensor.folder), known)
         self.findings: list[Finding] = []
         self.updated: set[str] = set()
+
+    @property
+    def named_base(self) -> str:
+        """The base that the adapter's configuration names: a repo, or the last part of a path on somebody's disk."""
+        name = (self.config.base_model_name_or_path or "")[:200]
+        return re.split(r"[\\/]", name.rstrip("\\/"))[-1] if re.match(r"[./~\\]|[A-Za-z]:", name) else name
 
     @property
     def tied_head(self) -> str | None:
@@ -95,9 +106,9 @@ class Merging:
 
     def other_base(self, name: str, by: str) -> SourceError:
         """Return the error for a tensor `by` of the adapter that needs a tensor `name`, which the model lacks."""
-        named = self.config.base_model_name_or_path
+        named = self.named_base
         base = source_name(self.checkpoint.source.kind, self.checkpoint.source.repo_id)
-        told = f" The adapter names {named[:200]} as its base." if named else ""
+        told = f" The adapter names {named} as its base." if named else ""
         return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", OTHER_BASE)
 
     def other_shape(self, old: Tensor, new: Tensor) -> SourceError:
@@ -111,14 +122,24 @@ class Merging:
         return SourceError(message, f"Put the adapter's own {ADAPTER_NAME} beside its weights.")
 
 
+def _types_in(config: Any) -> Iterator[str]:
+    """Yield the model types in a configuration, at any depth."""
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield from [value["model_type"]] if isinstance(value.get("model_type"), str) else []
+            waiting += value.values()
+
+
 def heads_last(module: str) -> bool:
     """Return a sort key: PEFT merges into a tensor that embeddings and head share in this order."""
     return bool(HEADS.search(f"{module.removesuffix('.weight')}.weight"))
 
 
-def refuse_odd(*tensors: Tensor) -> None:
-    """Raise SourceError if one of `tensors` does not hold floating-point numbers."""
-    if odd := next((tensor for tensor in tensors if tensor.dtype not in CASTABLE), None):
+def refuse_odd(*tensors: Tensor, known: Collection[str] = CASTABLE) -> None:
+    """Raise SourceError if one of `tensors` does not hold floating-point numbers, of one of the `known` dtypes."""
+    if odd := next((tensor for tensor in tensors if tensor.dtype not in known), None):
         raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", OTHER_BASE)
 
 

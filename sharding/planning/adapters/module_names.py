@@ -35,20 +35,23 @@ class ModuleNames:
     def find(self, name: str) -> str | None:
         """Return the stored name of `name`, or None if there is none.
 
-        A stored name may lack the prefix of the model with a head, or have one more.
+        A stored name may lack the prefix of the model with a head, or have one more. If several names fit like that, it
+        may be any of them, so none is returned.
         """
-        for candidate in self._candidates(name):
-            if candidate in self._names:
-                if candidate != name and name.endswith(f".{candidate}"):
-                    self._prefix = name.removesuffix(candidate)
-                return candidate
-        return None
+        if exact := next((other for other in self._moved(name) if other in self._names), None):
+            return exact
+        shorter = name.partition(".")[2]
+        if shorter in self._names:
+            self._prefix = name.removesuffix(shorter)
+            return shorter
+        longer = [other for top in self._tops if (other := f"{top}.{name}") in self._names]
+        return longer[0] if len(longer) == 1 else None
 
     def in_memory(self, name: str) -> str:
         """Return what a stored name would be in memory, by the prefix that `find` has seen."""
         return self._prefix + name
 
-    def _candidates(self, name: str) -> Iterator[str]:
+    def _moved(self, name: str) -> Iterator[str]:
         yield name
         if name in self._known:
             yield self._known[name]
@@ -56,7 +59,3 @@ class ModuleNames:
         for old, new in _MOVED:
             if name.startswith(old):
                 yield new + name.removeprefix(old)
-        if "." in name:
-            yield name.partition(".")[2]
-        for top in self._tops:
-            yield f"{top}.{name}"

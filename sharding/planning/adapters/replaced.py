@@ -1,6 +1,6 @@
 """Put whole tensors and rows of an adapter in place of those of its base. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from sharding.checkpoint.adapter import TIED_HEADS
 from sharding.core.errors import SourceError
@@ -25,13 +25,13 @@ def replace_whole(work: Merging) -> None:
     """
     parts = sorted(work.parts, key=lambda part: heads_last(part.of))
     whole = {part.of: work.given[part.name] for part in parts if part.kind == "whole"}
-    _refuse_missing(work, whole)
     _add_scores(work, whole)
     head = work.tied_head
     unties = head is not None and not work.config.ensure_weight_tying and _is_saved_apart(work)
     if unties:
         work.tensors[HEAD] = work.embedding._replace(name=HEAD)
         work.settings["tie_word_embeddings"] = False
+    replaced = set[str]()
     for of, tensor in whole.items():
         name = work.names.find(of)
         if name is None and of == head:
@@ -39,6 +39,8 @@ def replace_whole(work: Merging) -> None:
         if name is None:
             raise work.other_base(of, tensor.name)
         work.tensors[name] = _in_place_of(work, work.tensors[name], tensor)
+        replaced.add(name)
+    _refuse_missing(work, replaced)
 
 
 def replace_rows(work: Merging) -> None:
@@ -52,7 +54,7 @@ def replace_rows(work: Merging) -> None:
         if name is None:
             raise work.other_base(f"{part.of}.weight", part.name)
         old, places = work.tensors[name], work.config.tokens_of(part.of)
-        if places is None:
+        if not places:
             raise work.untargeted(part.name, "trainable_token_indices does not name it")
         if new.shape != (len(places), *old.shape[1:]) or len(old.shape) != 2:
             raise work.other_shape(old, new)
@@ -99,12 +101,12 @@ def _add_scores(work: Merging, whole: Mapping[str, Tensor]) -> None:
     work.settings |= {"architectures": [classifier], "id2label": labels, "label2id": label_ids}
 
 
-def _refuse_missing(work: Merging, whole: Mapping[str, Tensor]) -> None:
-    modules = {of.rpartition(".")[0] for of in whole}
-    for saved in work.config.modules_to_save:
-        is_known = any(name.rpartition(".")[0].endswith(saved) for name in work.before)
-        if is_known and not any(module.endswith(saved) for module in modules):
-            message = f"modules_to_save in {ADAPTER_NAME} names {saved}, but {PREFIX}….{saved}.weight is missing."
+def _refuse_missing(work: Merging, replaced: Container[str]) -> None:
+    """Raise SourceError if the adapter was trained with a copy of a module and does not hold all of it."""
+    for name in work.before:
+        module = name.rpartition(".")[0]
+        if name not in replaced and any(module.endswith(saved) for saved in work.config.modules_to_save):
+            message = f"modules_to_save in {ADAPTER_NAME} names {module}, but {PREFIX}{name} is missing."
             raise SourceError(message, SAVE_AGAIN)
 
 

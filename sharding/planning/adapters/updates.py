@@ -1,6 +1,6 @@
 """Add the low-rank updates of an adapter to the weights of its base. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from sharding.core.errors import SourceError
@@ -9,13 +9,21 @@ from sharding.core.values import Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
 from sharding.planning.adapters.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
-from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, Merging, heads_last, refuse_large, refuse_odd
+from sharding.planning.adapters.merging import (
+    IN_UPDATES,
+    OTHER_BASE,
+    SAVE_AGAIN,
+    Merging,
+    heads_last,
+    refuse_large,
+    refuse_odd,
+)
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
 
-_BY_COLUMNS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
+_BY_COLUMNS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Types whose linear layers are transformers' Conv1D, which stores the transpose (transformers 5.23)."""
-_CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn", "out_proj")
+_CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
 
 Kinds = Mapping[Kind, Tensor]
 """The tensors of an adapter for one module, by what they are."""
@@ -27,6 +35,12 @@ def add_updates(work: Merging) -> None:
     for part in work.parts:
         if part.kind not in ("whole", "ignored", "tokens"):
             modules.setdefault(part.of, {})[part.kind] = work.given[part.name]
+    if work.config.ensure_weight_tying and work.is_tied and _shares(work, modules):
+        raise SourceError(
+            f"ensure_weight_tying is set in {ADAPTER_NAME}, for an update of tied embeddings. PEFT adds it once to "
+            "some models and twice to others.",
+            "Merge it with PEFT and check the result.",
+        )
     adding = _Adding(work)
     for module in sorted(modules, key=heads_last):
         adding.add(module, modules[module])
@@ -35,6 +49,11 @@ def add_updates(work: Merging) -> None:
     for name, recipe in adding.experts.recipes():
         work.tensors[name] = work.tensors[name]._replace(recipe=recipe)
         work.updated.add(name)
+
+
+def _shares(work: Merging, modules: Iterable[str]) -> bool:
+    """Return whether one of `modules` is the embeddings that are the output head too."""
+    return any(work.weight_of(module) == work.embedding.name for module in modules)
 
 
 class _Adding:
@@ -64,9 +83,7 @@ class _Adding:
             self._add_to_bias(module, bias, kinds["a"])
 
     def _is_target(self, module: str, name: str) -> bool:
-        shares = self._config.ensure_weight_tying and self._work.is_tied
-        is_shared = shares and name == self._work.embedding.name
-        return is_shared or self._is_parameter(module) or self._config.targets(module, self._work.match)
+        return self._is_parameter(module) or self._config.targets(module, self._work.match)
 
     def _is_parameter(self, module: str) -> bool:
         return self._config.targets_parameter(f"{module}.weight")
@@ -83,7 +100,7 @@ class _Adding:
         is_pair = len(a.shape) > 1 and b.shape[1:2] == (rank,) and prod(b.shape[2:]) == 1
         fits = is_pair and old.shape == (b.shape[0], *a.shape[1:])
         fits_swapped = is_pair and old.shape == (*a.shape[1:], b.shape[0]) and len(b.shape) == 2
-        is_conv1d = self._work.type in _BY_COLUMNS and module.rpartition(".")[2] in _CONV1D
+        is_conv1d = not self._work.types.isdisjoint(_BY_COLUMNS) and module.rpartition(".")[2] in _CONV1D
         transposed = fits_swapped and (is_conv1d or not fits)
         if not (fits or transposed):
             raise _other_update(old, a, b)
@@ -149,7 +166,7 @@ class _Adding:
         return LowRank(old.recipe, old.dtype, old.shape, (update,), False, rounds_twice, self._work.may_overflow)
 
     def _update(self, a: Tensor, b: Tensor, rank: int, scale: float, old: Tensor, *, transposed: bool) -> Update:
-        refuse_odd(a, b)
+        refuse_odd(a, b, known=IN_UPDATES)
         refuse_large(a, b)
         return Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, old.shape[0], transposed=transposed)
 
