@@ -98,13 +98,8 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
 def is_proved(report: Report, trust: Trust) -> bool:
     """Return whether this page has read every byte of a result and nothing about it is unknown. Only that is green."""
     proof = report.verification
-    return (
-        rung_of(trust).reached == READ
-        and proof.identical
-        and not trust.within
-        and not proof.unstated
-        and not trust.caveats
-    )
+    is_known = proof.identical and not trust.within and not proof.unstated and not trust.caveats
+    return rung_of(trust).reached == READ and is_known
 
 
 def can_check(report: Report, trust: Trust) -> bool:

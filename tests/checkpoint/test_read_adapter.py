@@ -42,7 +42,7 @@ def test_weights_are_read_only_up_to_a_limit(adapter: Path, tmp_path: Path) -> N
     tied = {**plain, "model.embed_tokens.weight": words, "lm_head.weight": words}
     base = write_checkpoint(tmp_path / "tied", {"model.safetensors": tied}, False)
     config = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    (base / "config.json").write_text(json.dumps({**config, "model_type": "llama", "tie_word_embeddings": True}))
     known = job.inspect(str(base), adapter=str(adapter), most_bytes=2 * words.nbytes).adapter
     assert known and known.head_is_copy
     with pytest.raises(SourceError, match="lm_head.weight and model.embed_tokens.weight are equal"):
