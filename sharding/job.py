@@ -385,7 +385,7 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
 
 def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Checkpoint:
     """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
-    checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes)
+    checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
     if origin.base is None:
         return checkpoint
     trained = read_checkpoint(origin.base, most_tensors=most_tensors)

@@ -29,7 +29,10 @@ class _Entry:
 
     @property
     def tensors(self) -> int:
-        return len(self.reading.result().tensors) if self.is_good else 0
+        if not self.is_good:
+            return 0
+        checkpoint = self.reading.result()
+        return len(checkpoint.tensors) + (len(checkpoint.adapter.tensors) if checkpoint.adapter else 0)
 
     @property
     def is_good(self) -> bool:

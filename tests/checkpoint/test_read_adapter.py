@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.core.errors import SourceError
+from sharding.core.errors import SourceError, TooManyTensors
 from tests.conftest import write_checkpoint
 
 SIDE = 16
@@ -47,3 +47,13 @@ def test_weights_are_read_only_up_to_a_limit(adapter: Path, tmp_path: Path) -> N
     assert known and known.head_is_copy
     with pytest.raises(SourceError, match="lm_head.weight and model.embed_tokens.weight are equal"):
         job.inspect(str(base), adapter=str(adapter), most_bytes=2 * words.nbytes - 1)
+
+
+def test_a_header_too_long_for_the_tensors_allowed_is_not_read(adapter: Path, tmp_path: Path) -> None:
+    plain = {"layers.0.q_proj.weight": np.ones((SIDE, SIDE), np.float32)}
+    base = write_checkpoint(tmp_path / "base", {"model.safetensors": plain}, False)
+    name = "base_model.model.layers.{}.q_proj.lora_A.weight"
+    many = {name.format(number): np.ones((4, SIDE), np.float32) for number in range(200)}
+    save_file(many, adapter / "adapter_model.safetensors")
+    with pytest.raises(TooManyTensors, match="lora"):
+        job.inspect(str(base), adapter=str(adapter), most_tensors=100)
