@@ -59,6 +59,7 @@ function buildMap(map) {
       return make("path", { d, "data-flow": `${today} ${after}`, "data-bytes": bytes });
     }));
   }
+  hatch(map);
   const grid = map.querySelector(".grid svg");
   if (grid) {
     grid.replaceChildren(...data.experts.flatMap(([, runs], row) => {
@@ -74,6 +75,15 @@ function buildMap(map) {
   }
   widths.observe(map.querySelector(".window"));
   lay(map);
+}
+
+// A pattern is found by its id in the whole page, and those of hidden maps draw nothing. So each map has its own.
+let hatches = 0;
+function hatch(map) {
+  const pattern = map.querySelector(".hatch");
+  if (!pattern) return;
+  pattern.id = `hatch-${hatches += 1}`;
+  map.querySelector("path.changes").style.fill = `url(#${pattern.id})`;
 }
 
 const widths = new ResizeObserver((changes) => changes.forEach(({ target }) => lay(target.closest(".map"))));
@@ -100,6 +110,8 @@ function lay(map) {
     const { width, height } = cell;
     cell.classList.toggle("fine", width.baseVal.value * pixels < FINE_PX || height.baseVal.value * high < FINE_PX);
   }
+  // In pixels, whatever the strip is stretched to.
+  map.querySelector(".hatch")?.setAttribute("patternTransform", `scale(${1 / pixels} ${1 / high})`);
   for (const side of SIDES) {
     const row = map.querySelector(`.labels.${side}`);
     if (row) labelFiles(map, row, side, files[side].map((file) => [file.x.baseVal.value * pixels, file.width.baseVal.value * pixels]));

@@ -31,6 +31,12 @@ function* letters(node, place) {
 function shapes(svg, at) {
   const copy = make("svg", { ...at, viewBox: svg.getAttribute("viewBox"), preserveAspectRatio: "none" });
   for (const shape of svg.children) {
+    if (shape.matches("defs")) {
+      const line = getComputedStyle(shape.querySelector("path")), same = shape.cloneNode(true);
+      for (const name of ["fill", "stroke", "stroke-width", "stroke-opacity"]) same.querySelector("path").setAttribute(name, line.getPropertyValue(name));
+      copy.append(same);
+      continue;
+    }
     const style = getComputedStyle(shape), same = make(shape.tagName, { fill: style.fill });
     for (const name of ["x", "y", "width", "height", "d"]) if (shape.hasAttribute(name)) same.setAttribute(name, shape.getAttribute(name));
     if (style.opacity !== "1") same.setAttribute("opacity", style.opacity);

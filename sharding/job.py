@@ -91,6 +91,7 @@ def inspect(
     base: str = "",
     adapter: str = "",
     most_tensors: int = MAX_TENSORS,
+    most_bytes: int | None = None,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Checkpoint:
@@ -99,12 +100,14 @@ def inspect(
     `variant` chooses among the weights of a repo, such as "fp16"; "" takes the plain ones. `base` is the model that was
     trained. Give it if `source` was saved by the ranks of a training run. The files beside the weights then come from
     `base`, and the headers of both are compared. `adapter` is a LoRA to merge, whose headers are read too.
+    Its weights are read as well if nobody states their SHA-256, and a head of `source` that may be tied. `most_bytes`
+    limits that.
 
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors if it has more than
     `most_tensors`, and UsageError if you give a base that it does not need.
     """
     origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base, adapter)
-    return offering(_read(origin, variant, most_tensors))
+    return offering(_read(origin, variant, most_tensors, most_bytes))
 
 
 def plan(
@@ -380,9 +383,9 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
     return origin, target
 
 
-def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS) -> Checkpoint:
+def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Checkpoint:
     """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
-    checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin)
+    checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
     if origin.base is None:
         return checkpoint
     trained = read_checkpoint(origin.base, most_tensors=most_tensors)

@@ -8,9 +8,10 @@ from sharding.checkpoint.documents import ADAPTER_NAME, config_text
 from sharding.checkpoint.read import read_headers
 from sharding.core.errors import SourceError
 from sharding.core.hashing import new_tensor_hash
+from sharding.core.limits import MAX_TENSORS
 from sharding.core.protocols import Source
 from sharding.core.repo import Repo
-from sharding.core.text import name_some, parsed_json, source_name
+from sharding.core.text import format_bytes, name_some, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archives
 from sharding.model_class.class_table import ties
@@ -22,12 +23,18 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """The names under which PEFT looks for the weights of an adapter (0.21, `utils/save_and_load.py`), in its order."""
 
 
-def with_adapter(checkpoint: Checkpoint, origin: Repo) -> Checkpoint:
-    """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `read_adapter` does."""
+def with_adapter(
+    checkpoint: Checkpoint, origin: Repo, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
+) -> Checkpoint:
+    """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `read_adapter` does.
+
+    Raises it too if more than `most_bytes` of weights would have to be read, or if it has more than `most_tensors`.
+    """
     if origin.adapter is None:
         return checkpoint
-    adapter = read_adapter(origin.adapter, len(origin.sources) - 1, origin.adapter_folder)
-    adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin))
+    place = len(origin.sources) - 1, origin.adapter_folder
+    adapter = read_adapter(origin.adapter, *place, most_bytes, most_tensors)
+    adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin, most_bytes))
     own = [file.path for file in checkpoint.side_files if _is_adapter(file.path)]
     checkpoint = _without(checkpoint, own) if own else checkpoint
     return replace(checkpoint, adapter=adapter, unreached=origin.unreached)
@@ -48,7 +55,7 @@ def _without(checkpoint: Checkpoint, paths: Sequence[str]) -> Checkpoint:
     )
 
 
-def _head_is_copy(checkpoint: Checkpoint, origin: Repo) -> bool | None:
+def _head_is_copy(checkpoint: Checkpoint, origin: Repo, most_bytes: int | None) -> bool | None:
     """Return whether a model that ties its head to its embeddings stores both with the same bytes, None if not both.
 
     transformers 5.23 ties them only then. Reads both, if both are there.
@@ -59,6 +66,7 @@ def _head_is_copy(checkpoint: Checkpoint, origin: Repo) -> bool | None:
     for head in (tensor for tensor in checkpoint.tensors if tensor.name in TIED_HEADS):
         for tensor in embeddings:
             if (tensor.dtype, tensor.shape) == (head.dtype, head.shape):
+                _refuse_reading(f"whether {head.name} and {tensor.name} are equal", 2 * head.bytes, most_bytes)
                 return _digest(tensor, origin) == _digest(head, origin)
     return None
 
@@ -71,11 +79,23 @@ def _digest(tensor: Tensor, origin: Repo) -> str:
     return digest.hexdigest()
 
 
-def read_adapter(source: Source, number: int, folder: str) -> Adapter:
+def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
+    """Raise SourceError if learning `what` takes reading more than `most_bytes` of weights."""
+    if most_bytes is not None and size > most_bytes:
+        raise SourceError(
+            f"Learning {what} takes reading {format_bytes(size)} of weights, which is too much here.",
+            "Merge the adapter on your machine, with --adapter of the command line.",
+        )
+
+
+def read_adapter(
+    source: Source, number: int, folder: str, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
+) -> Adapter:
     """Return the adapter in `folder` of `source` ("" or ending in "/"), which has `number` among the sources of a job.
 
     Reads its configuration and its headers. If nobody states the SHA-256 of its weight file, it reads that file too.
-    Raises SourceError if there is no adapter, or if there are several: it names their folders.
+    Raises SourceError if there is no adapter, if there are several (it names their folders), or if more than
+    `most_bytes` of weights would have to be read. Raises TooManyTensors if a header is too long for `most_tensors`.
     """
     by_path = {file.path: file for file in source.files}
     name = source_name(source.ref.kind, source.ref.repo_id) + (f"/{folder[:-1]}" if folder else "")
@@ -88,16 +108,18 @@ def read_adapter(source: Source, number: int, folder: str) -> Adapter:
     if config is None:
         raise SourceError(f"{ADAPTER_NAME} of {name} is far larger than usual.", "Save the adapter again with PEFT.")
     file = weights[0]
+    if file.sha256 is None:
+        _refuse_reading(f"the SHA-256 of {file.path}", file.bytes, most_bytes)
     stated = replace(file, sha256=file.sha256 or _sha256(source, file), source=number)
-    tensors = _tensors(source, stated)
+    tensors = _tensors(source, stated, most_tensors)
     return Adapter(source.ref, stated, config.decode(errors="replace"), tensors)
 
 
-def _tensors(source: Source, file: FileEntry) -> tuple[Tensor, ...]:
+def _tensors(source: Source, file: FileEntry, most_tensors: int) -> tuple[Tensor, ...]:
     if file.path.endswith(".bin"):
         read = [tensor for archive in read_archives(source, [file], unites_tied=False) for tensor in archive.tensors]
     else:
-        read = [tensor for header in read_headers(source, [file]) for tensor in header.tensors]
+        read = [tensor for header in read_headers(source, [file], most_tensors) for tensor in header.tensors]
     return tuple(tensor._replace(name=tensor.name.removeprefix(tensor.folder), folder="") for tensor in read)
 
 

@@ -104,6 +104,10 @@ MAX_PAGE_TENSORS = 100_000
 """Most tensors in a checkpoint that a page shows in full. They take a second of one core and 100 MB. For more, another
 process counts them."""
 
+MAX_PAGE_WEIGHT_BYTES = 600_000_000
+"""Most bytes of weights that a page reads to know what a merge would do, for example if no Hub states the SHA-256 of
+the adapter's file. This takes seconds. Otherwise a page reads headers only."""
+
 TENSOR_DESCRIPTION_BYTES = 160
 """Upper estimate of what a header or an index holds for each tensor. A header has about 110 bytes, an index 130."""
 

@@ -100,6 +100,15 @@ def unchecked_sentence(things: Sequence[str]) -> str:
     return f"Not checked: {', '.join(things[:-1])} and {things[-1]}."
 
 
+def within_words(tensors: int, within: int) -> str:
+    """Return how a merged copy compares of which the bits of `within` tensors differ, by no more than its tolerance.
+
+    >>> within_words(93, 3)
+    'equal within the tolerance of a merge: 90 tensors bit-equal, 3 within it'
+    """
+    return f"equal within the tolerance of a merge: {count(tensors - within, 'tensor')} bit-equal, {within:,} within it"
+
+
 def unread_sentence(files: Sequence[str]) -> str:
     """Return the sentence about weight files of a copy that are not part of a comparison.
 

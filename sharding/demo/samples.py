@@ -7,6 +7,7 @@ weights. `python -m sharding.demo.samples FOLDER` builds all of them.
 import codecs
 import importlib
 import io
+import json
 import os
 import sys
 import sysconfig
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,9 @@ _VOCABULARY = 4096
 _TEXTS = 60
 _LFS = ("safetensors", "bin", "distcp")
 _FP8_BLOCK = 128
+_HIDDEN, _LAYERS = 512, 10
+"""Of the Mistral and of its adapter."""
+_LORA_RANK = 8
 _RANKS = 2
 _STEPS = 60
 _RANDOM = ("random-weights", "Random weights: this model has learned nothing.")
@@ -54,7 +59,8 @@ def build_mistral(folder: Path) -> Path:
     from transformers import MistralConfig, MistralForCausalLM
 
     tokenizer, sizes = _begin(folder, pad_token_id=None)
-    sizes |= {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 10, "max_position_embeddings": 2048}
+    sizes |= {"hidden_size": _HIDDEN, "intermediate_size": 1408, "num_hidden_layers": _LAYERS}
+    sizes |= {"max_position_embeddings": 2048}
     # With the usual 0.02, places in a text look too much alike to the head.
     config = MistralConfig(num_attention_heads=8, num_key_value_heads=2, initializer_range=0.05, **sizes)
     model = MistralForCausalLM(config).to(torch.bfloat16)
@@ -138,6 +144,36 @@ def build_ranks(folder: Path) -> Path:
     return _describe(folder, task="translation")
 
 
+def build_lora(folder: Path) -> Path:
+    """Write a LoRA of rank 8 (float32, 0.3 MB) for the attention of `build_mistral` to a new `folder`, as PEFT does.
+
+    Its weights are random and small, so the merged model still knows its poem.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+    for layer, (part, rows) in product(range(_LAYERS), (("q_proj", _HIDDEN), ("v_proj", _HIDDEN // 4))):
+        name = f"base_model.model.model.layers.{layer}.self_attn.{part}"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(_LORA_RANK, _HIDDEN) * 0.01
+        tensors[f"{name}.lora_B.weight"] = torch.randn(rows, _LORA_RANK) * 0.01
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "samples/mistral-60m",
+    }
+    config |= {"r": _LORA_RANK, "lora_alpha": 2 * _LORA_RANK, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _describe(folder, "text-generation")
+    card = folder / "README.md"
+    base = "library_name: peft\nbase_model: samples/mistral-60m"
+    card.write_text(card.read_text().replace("library_name: transformers", base))
+    return folder
+
+
 def _save_rank(rank: int, place: Path, folder: Path) -> None:
     """Save one rank's half of the model in `place` to `folder`. All ranks do so at the same time."""
     import torch.distributed as dist
@@ -158,6 +194,7 @@ def _save_rank(rank: int, place: Path, folder: Path) -> None:
 
 BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "mistral-60m": build_mistral,
+    "mistral-60m-lora": build_lora,
     "t5-tiny": build_t5,
     "gpt2-tied": build_gpt2_bin,
     "llama": build_llama,

@@ -35,6 +35,7 @@ def seed(hub: Hub, log: TextIO) -> None:
     wanted = (  # lists show the newest first, so the sample to try first is made last
         Sample(f"{hub.settings.users[0]}/llama-private", "llama", private=True),
         Sample(f"{OWNER}/llama-gated", "llama", gated="auto"),
+        Sample(f"{OWNER}/mistral-60m-lora", "mistral-60m-lora"),
         Sample(f"{OWNER}/t5-tiny-ranks", "t5-tiny-ranks"),
         Sample(f"{OWNER}/qwen3-fp8", "qwen3-fp8"),
         Sample(f"{OWNER}/gpt2-tied", "gpt2-tied"),

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
@@ -39,6 +39,7 @@ from sharding.desk.forecast import (
     work_of_reading,
 )
 from sharding.desk.gauge import this_machine
+from sharding.desk.header_cache import fingerprint
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
@@ -109,12 +110,14 @@ class Desk:
             thread.join()
         self._shelf.close()
 
-    def inspect(self, source: str, variant: str = "", token: str | None = None, base: str = "") -> Checkpoint:
+    def inspect(
+        self, source: str, variant: str = "", token: str | None = None, base: str = "", adapter: str = ""
+    ) -> Checkpoint:
         """Return the contents of `source`, as `job.inspect` does, but only for repos. Raises UsageError, SourceError.
 
         The headers are cached for a few minutes.
         """
-        return self._models.inspect(source, variant, token, base)
+        return self._models.inspect(source, variant, token, base, adapter)
 
     def overview(
         self, source: str, variant: str = "", token: str | None = None, base: str = "", session: str | None = None
@@ -175,10 +178,15 @@ class Desk:
         self._refuse_large(plan.total_bytes, who)
         pinned = pinned_name(checkpoint.source)
         base = pinned_name(checkpoint.base) if checkpoint.base else ""
-        linked = replace(request.options, base=self.lookup.link(base) if base else "")
+        adapter = plan.merged.path if plan.merged else ""
+        linked = replace(
+            request.options,
+            base=self.lookup.link(base) if base else "",
+            adapter=self.lookup.folder_link(adapter) if adapter else "",
+        )
         asked = replace(request, source=self.lookup.link(pinned), destination=destination, options=linked)
         job.check_request(asked, endpoint=self._settings.endpoint, token=token)
-        options = replace(request.options, base=base)
+        options = replace(request.options, base=base, adapter=adapter)
         request = replace(request, source=pinned, destination=destination, options=options)
         expected = expected_seconds(work_of(checkpoint, plan), self._rates(checkpoint.source.repo_id))
         record = JobRecord(new_job_id(destination), who.name, request, plan.total_bytes, self._clock())
@@ -208,10 +216,17 @@ class Desk:
         if result.report.needs_folder:
             hint = "Run `shard-my-repo verify` on the machine that has the folder."
             raise Refused("The result was made from a folder, which is not on this machine.", hint)
+        adapter = plan.merged.path if plan.merged else ""
         original, copy = f"{source.repo_id}@{source.revision}", f"{result.repo_id}@{result.revision}"
         base = pinned_name(source.base) if source.base and source.base.kind == "hub" else ""
-        read = self.inspect(original, source.variant, token, base), self.inspect(copy, "", token)
-        options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
+        read = self.inspect(original, source.variant, token, base, adapter), self.inspect(copy, "", token)
+        options = Options(
+            dtype=plan.dtype,
+            variant=source.variant,
+            base=base,
+            dequantize=bool(plan.dequantized),
+            adapter=adapter,
+        )
         request = JobRequest(original, copy, options, kind="verify", of_result=True)
         unreached = (*read[0].unreached, *read[1].unreached)
         return self._queue_up(self._reading(request, read, unreached, who), token)
@@ -262,10 +277,11 @@ class Desk:
     def trust(self, result: Result, token: str | None) -> Trust:
         """Return how far you can trust a result. Raises SourceError if its headers cannot be read."""
 
-        def inspect(source: str, variant: str = "", base: str = "") -> Checkpoint:
-            return self.inspect(source, variant, token, base)
+        def inspect(source: str, variant: str = "", base: str = "", adapter: str = "") -> Checkpoint:
+            return self.inspect(source, variant, token, base, adapter)
 
-        return judge_result(result, inspect, self._shelf.records())
+        names = partial(self._models.names, caller=fingerprint(token) or "trust")
+        return judge_result(result, inspect, self._shelf.records(), names)
 
     def seconds_of(self, result: Result) -> float | None:
         """Return the time of the whole job that made `result` here, or None if no record of it is kept."""

@@ -9,11 +9,17 @@ from hashlib import sha256
 from threading import Lock
 
 from sharding import job
-from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_SECONDS, CACHED_TENSORS, MAX_PAGE_TENSORS
+from sharding.core.limits import (
+    CACHED_CHECKPOINTS,
+    CACHED_SECONDS,
+    CACHED_TENSORS,
+    MAX_PAGE_TENSORS,
+    MAX_PAGE_WEIGHT_BYTES,
+)
 from sharding.core.values import Checkpoint
 from sharding.desk.patience import answered, result_of
 
-_Key = tuple[str, str, str, str]
+_Key = tuple[str, str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,10 @@ class _Entry:
 
     @property
     def tensors(self) -> int:
-        return len(self.reading.result().tensors) if self.is_good else 0
+        if not self.is_good:
+            return 0
+        checkpoint = self.reading.result()
+        return len(checkpoint.tensors) + (len(checkpoint.adapter.tensors) if checkpoint.adapter else 0)
 
     @property
     def is_good(self) -> bool:
@@ -40,34 +49,37 @@ class Headers:
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
 
-    def read(self, source: str, token: str | None, variant: str = "", base: str = "") -> Checkpoint:
-        """Return the checkpoint in `source` with its `base`, both links to repos, as the owner of `token` may see it.
+    def read(self, source: str, token: str | None, variant: str = "", base: str = "", adapter: str = "") -> Checkpoint:
+        """Return the checkpoint in `source` with its `base` and `adapter`, as the owner of `token` may see them.
+
+        All three are links to repos.
 
         A failure is not cached. Raises SourceError as `job.inspect` does, and Later while another visitor reads it.
         """
-        key = source, variant, base, fingerprint(token)
+        key = source, variant, base, adapter, fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
             self._drop()
-            entry = self._of_anybody(source, variant, base) or self._entries.get(key)
+            entry = self._of_anybody(*key[:-1]) or self._entries.get(key)
             if entry is None:
                 mine: Future[Checkpoint] = Future()
                 self._entries[key] = _Entry(mine, self._clock())
         if entry:
             return result_of(key, entry.reading)
         try:
-            read = partial(job.inspect, variant=variant, base=base, endpoint=self._endpoint, token=token)
-            mine.set_result(read(source, most_tensors=MAX_PAGE_TENSORS))
+            read = partial(job.inspect, variant=variant, base=base, adapter=adapter)
+            limited = partial(read, most_tensors=MAX_PAGE_TENSORS, most_bytes=MAX_PAGE_WEIGHT_BYTES)
+            mine.set_result(limited(source, endpoint=self._endpoint, token=token))
         except BaseException as error:
             mine.set_exception(error)
             with self._lock:
                 self._entries.pop(key, None)
         return mine.result()
 
-    def _of_anybody(self, source: str, variant: str, base: str) -> _Entry | None:
+    def _of_anybody(self, source: str, variant: str, base: str, adapter: str) -> _Entry | None:
         # What was read without a login is public.
-        entry = self._entries.get((source, variant, base, ""))
+        entry = self._entries.get((source, variant, base, adapter, ""))
         return entry if entry and entry.is_good else None
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import LOG_LINES, MAX_FILES
-from sharding.core.text import duration, format_bytes
+from sharding.core.text import duration, format_bytes, within_words
 from sharding.core.values import Verification
 from sharding.desk.jobs import JobRecord, JobStatus
 from sharding.loading.costs import Probed
@@ -85,14 +85,17 @@ class History:
                 return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
             case Verification():
                 self.verification = event
-                if event.identical:
+                if event.holds:
                     self.reread = dict(self._sizes)
+                    if event.within:
+                        return f"Verified: {within_words(event.tensors, event.within)}."
                     how = "dequantized" if event.dequantized else "cast"
                     cast = "" if event.dtype == "keep" else f", {how} to {event.dtype}"
                     same = (
                         "match what was read from the source" if event.unstated else "are bit-identical to the source's"
                     )
-                    return f"Verified: all {event.tensors:,} tensors {same}{cast}."
+                    adapter = f", with {event.merged.path} merged" if event.merged else ""
+                    return f"Verified: all {event.tensors:,} tensors {same}{adapter}{cast}."
                 return f"Verification found {len(event.mismatches):,} differences, so the copy is not published."
             case Probed():
                 # The first round only warms up both.

@@ -60,7 +60,7 @@ class JobRecord:
     ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
     the two differ. `expected_seconds` is the time that measured rates let expect when the job was handed in. `seconds`
     is the time of a job that was done whole. Neither counts a comparison of loads. `unreached` is that of the
-    `Checkpoint`, or of both checkpoints that were compared. `unstated` is that of the `Verification`.
+    `Checkpoint`, or of both checkpoints that were compared. `unstated` and `within` are those of the `Verification`.
     """
 
     id: str
@@ -82,6 +82,7 @@ class JobRecord:
     disk_bytes_written: int | None = None
     unreached: tuple[str, ...] = ()
     unstated: bool = False
+    within: int = 0
 
     @property
     def can_resume(self) -> bool:

@@ -1,6 +1,6 @@
 """Judge how far you can trust a result or a copy: by this desk's own records if there are some."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from sharding.core.errors import SourceError
@@ -9,6 +9,8 @@ from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
+from sharding.model_class.architecture import stored_names
+from sharding.planning.adapters.merged import unknown_names
 from sharding.report.fetch import Result
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered
@@ -19,30 +21,45 @@ BESIDE = "The files beside the weights, such as the configuration and the tokeni
 _UNSTATED = "The Hub states no hash for some of the files that were read, so only what was read is known to match."
 
 
-def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: Iterable[JobRecord]) -> Trust:
-    """Return how far you can trust `result`. `inspect` reads the headers of a source, given its variant and its base.
+def judge_result(
+    result: Result,
+    inspect: Callable[..., Checkpoint],
+    records: Iterable[JobRecord],
+    ask_names: Callable[[Checkpoint], Mapping[str, str]] = stored_names,
+) -> Trust:
+    """Return how far you can trust `result`. `inspect` reads the headers of a source, given its variant, base, adapter.
 
-    A record counts only if it is about this commit of the result and this commit of its source.
+    A record counts only if it is about this commit of the result, and this commit of its source with this adapter.
+    `ask_names` returns the stored names of names in memory, if an adapter has other names than the source.
     """
     source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
+    known: Mapping[str, str] = {}
     pinned = f"{source.repo_id}@{source.revision}"
     # Only the headers of quantized weights need the configuration, and the base has it.
     base = source.base if result.report.plan.dequantized else None
+    merge = result.report.plan.merged
+    adapter = merge.path if merge else ""
     with readers(1) as pool:  # beside the source: a slow Hub takes as long for one as for both
         reading = pool.submit(inspect, copy)
         if source.kind == "folder":
             why_not = "the source was a folder on somebody's machine."
         elif base and base.kind == "folder":
             why_not = "the base model was a folder on somebody's machine."
+        elif merge and merge.adapter.kind == "folder":
+            why_not = "the adapter was a folder on somebody's machine."
         else:
             try:
-                original = inspect(pinned, source.variant, f"{base.repo_id}@{base.revision}" if base else "")
+                trained = f"{base.repo_id}@{base.revision}" if base else ""
+                with_it = {"adapter": adapter} if adapter else {}
+                original = inspect(pinned, source.variant, trained, **with_it)
+                known = ask_names(original) if original.adapter and unknown_names(original) else {}
             except SourceError as error:
                 why_not = error.message
         held = pool.result(reading)
-    trust = judge(result.report, result.files, held, original, why_not)
+    trust = judge(result.report, result.files, held, original, why_not, known)
     if trust.level != "contradicted":
-        for record in _decisive(records, pinned, copy):
+        alike = (record for record in records if record.request.options.adapter == adapter)
+        for record in _decisive(alike, pinned, copy):
             now = (*held.unreached, *(original.unreached if original else ()))
             return lowered(_own(record, held.other_weights), (*record.unreached, *now))
     return lowered(trust, result.report.verification.unreached)  # the report may name commits, of its base for example
@@ -55,7 +72,7 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
     dequantized. What headers show is never more than "fits".
     """
     original, copy = (f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy))
-    reading = likeness.dtype, likeness.variant, bool(likeness.dequantized), ""
+    reading = likeness.dtype, likeness.variant, bool(likeness.dequantized), "", ""
     alike = (record for record in records if _reading(record.request.options) == reading)
     for record in _decisive(alike, original, copy):
         if likeness.verdict != "different" or record.state != "done":
@@ -72,23 +89,29 @@ def _decisive(records: Iterable[JobRecord], original: str, copy: str) -> list[Jo
     return sorted(ours, key=lambda record: record.state == "done")[:1]
 
 
-def _reading(options: Options) -> tuple[str, str, bool, str]:
-    return options.dtype, options.variant, options.dequantize, options.base
+def _reading(options: Options) -> tuple[str, str, bool, str, str]:
+    return options.dtype, options.variant, options.dequantize, options.base, options.adapter
 
 
 def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
     """Return the trust in a copy that follows from this desk's own record of a job. `unread` are its other weights."""
     day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
     caveats = (*((unread_sentence(unread),) if unread else ()), *((_UNSTATED,) if record.unstated else ()))
+    if record.within:
+        differ = "1 tensor differs" if record.within == 1 else f"{record.within:,} tensors differ"
+        caveats += (f"The bits of {differ}, but no more than another order of summation in the merge explains.",)
     if record.state != "done" and record.error:
         return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
     if record.request.kind == "verify":
         read = f"This page read every tensor of both repos on {day} and compared them."
+        if adapter := record.request.options.adapter:
+            read += f" It merged the adapter {adapter} into the original's first."
         cast = "It did not count how many numbers became infinite in the cast."
         return Trust(
             "read-now",
             (read, unchecked_sentence(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else [])),
             caveats,
+            record.within,
         )
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."
     return Trust("made-here", (text, BESIDE), caveats)

@@ -1,7 +1,7 @@
 """Inspect and plan models for all visitors, with shared caches."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,13 +16,13 @@ from sharding.core.limits import (
     MAX_SHOWN_REPORT_BYTES,
     QUESTION_SECONDS,
 )
-from sharding.core.options import Options
+from sharding.core.options import Options, Request
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.header_cache import Headers, fingerprint
 from sharding.desk.overview import Overview, Question, ask_overview
 from sharding.desk.questions import Questions
-from sharding.model_class.architecture import hints_for
+from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.devices import DevicePlan
 from sharding.planning.planned import planned
 from sharding.storage.hub.client import Hub
@@ -38,7 +38,9 @@ class Models:
     def __init__(self, endpoint: str) -> None:
         """Read from the Hub at `endpoint`."""
         self._endpoint = endpoint
-        self._link: Callable[[str], str] = Lookup(endpoint).link
+        lookup = Lookup(endpoint)
+        self._link: Callable[[str], str] = lookup.link
+        self._folder_link: Callable[[str], str] = lookup.folder_link
         self._headers = Headers(endpoint)
         self._questions = Questions()
         self._large = Questions()
@@ -61,9 +63,10 @@ class Models:
         self._large.close()
         self._comparisons.close()
 
-    def inspect(self, source: str, variant: str, token: str | None, base: str) -> Checkpoint:
+    def inspect(self, source: str, variant: str, token: str | None, base: str, adapter: str = "") -> Checkpoint:
         """Return the contents of `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError."""
-        return self._headers.read(self._link(source), token, variant, self._link(base) if base else "")
+        beside = self._link(base) if base else "", self._folder_link(adapter) if adapter else ""
+        return self._headers.read(self._link(source), token, variant, *beside)
 
     def plan(self, source: str, options: Options, token: str | None, session: str | None) -> tuple[Checkpoint, Plan]:
         """Return the contents of `source` and the plan of its copy, as `job.plan` does, but only for repos.
@@ -71,15 +74,17 @@ class Models:
         A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
         without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
         """
-        checkpoint = self.inspect(source, options.variant, token, options.base)
+        Request(source, "", options).refuse_contradictions()
+        checkpoint = self.inspect(source, options.variant, token, options.base, options.adapter)
         caller = _caller(token, session)
-        key = "plan", checkpoint.source, checkpoint.base, _variants(checkpoint), options
+        key = "plan", *_weights(checkpoint), options
 
         def run(make: Callable[[], Plan]) -> Plan:
             is_large = len(checkpoint.tensors) >= LARGE_PLAN_TENSORS
             return self._large.ask(key, caller, make, weight=None) if is_large else make()
 
-        return checkpoint, planned(checkpoint, options, partial(self.hints, caller=caller), run)
+        names = partial(self.names, caller=caller)
+        return checkpoint, planned(checkpoint, options, partial(self.hints, caller=caller), run, names)
 
     def compare(self, original: str, copy: str, variant: str, token: str | None, session: str | None) -> Likeness:
         """Return how alike two repos are, without reading weights. `variant` is that of the original.
@@ -116,10 +121,14 @@ class Models:
         """Return the result of `hints_for`, cached by weights, dtype and ranks. Raises as `plan` does."""
         if not options.asks_class:
             return {}
-        weights = checkpoint.source, checkpoint.base, _variants(checkpoint)
-        key = "hints", *weights, options.dtype, options.ranks, options.dequantize
+        key = "hints", *_weights(checkpoint), options.dtype, options.ranks, options.dequantize
         ask = partial(hints_for, checkpoint, options, limit_seconds=QUESTION_SECONDS)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
+
+    def names(self, checkpoint: Checkpoint, caller: str) -> Mapping[str, str]:
+        """Return the result of `stored_names`, cached by weights. Raises as `plan` does."""
+        ask = partial(stored_names, checkpoint, limit_seconds=QUESTION_SECONDS)
+        return self._questions.ask(("names", *_weights(checkpoint)), caller, ask, len(checkpoint.tensors))
 
     def overview(self, source: str, variant: str, token: str | None, base: str, session: str | None) -> Overview:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
@@ -139,8 +148,10 @@ class Models:
         return self._questions.ask(key, _caller(token, session), partial(place, link, budget))
 
 
-def _variants(checkpoint: Checkpoint) -> tuple[str, ...]:
-    return tuple(component.variant for component in checkpoint.components)
+def _weights(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
+    """Return what identifies the weights of a checkpoint: commits, variants, and the file of the adapter."""
+    adapter = (checkpoint.adapter.source, checkpoint.adapter.file) if checkpoint.adapter else ()
+    return (checkpoint.source, checkpoint.base, tuple(part.variant for part in checkpoint.components), *adapter)
 
 
 def _caller(token: str | None, session: str | None) -> str:

@@ -85,6 +85,7 @@ class Runner:
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
                 unstated=bool(job.history.verification and job.history.verification.unstated),
+                within=job.history.verification.within if job.history.verification else 0,
             )
             self._shelf.clear(record.id)
             self._shelf.save(record)
@@ -168,18 +169,18 @@ def command_of(request: JobRequest) -> list[str]:
 
 
 def _result(job: ActiveJob) -> str:
-    """Return the commit that a job has published or found identical, or "" if there is none."""
+    """Return the commit that a job has published or found equal, or "" if there is none."""
     published, proof = job.history.published, job.history.verification
     if published:
         return f"{published.ref.repo_id}@{published.ref.revision}"
-    is_proved = job.record.request.kind == "verify" and proof and proof.identical
+    is_proved = job.record.request.kind == "verify" and proof and proof.holds
     return job.record.request.destination if is_proved else ""
 
 
 def _differing(job: ActiveJob) -> str:
     """Return the commit that a job has compared and found different, or "" if there is none."""
     proof = job.history.verification
-    is_compared = job.record.request.kind == "verify" and proof and not proof.identical
+    is_compared = job.record.request.kind == "verify" and proof and not proof.holds
     return job.record.request.destination if is_compared else ""
 
 
@@ -189,7 +190,7 @@ def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
         return f"The job's process {job.problem}.", RESUME
     if job.history.error:
         return job.history.error
-    if verification and not verification.identical:
+    if verification and not verification.holds:
         if job.record.request.kind == "verify":
             first = verification.mismatches[0]
             number = count(len(verification.mismatches), "tensor")

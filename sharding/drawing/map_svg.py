@@ -29,6 +29,10 @@ NAMES: dict[Kind, str] = {
 
 _MARGIN, _TITLE, _CAPTION, _STRIP, _SPACE, _LEGEND = 20, 52, 24, 120, 26, 36
 _STRETCH = _STRIP / HEIGHT
+_HATCH = (
+    '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="ground" width="2" height="5"/></pattern></defs>'
+)
 
 
 def draw_plan(checkpoint: Checkpoint, plan: Plan) -> str:
@@ -48,6 +52,7 @@ def draw_map(model_map: ModelMap, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img">',
         f"<title>{escape(title)}</title>",
         f"<style>{_style()}</style>",
+        *([_HATCH] if model_map.changed else []),
         f'<rect class="ground" width="{width:.0f}" height="{height}" rx="12"/>',
         f'<text class="title" x="{_MARGIN}" y="36">{escape(title)}</text>',
     ]
@@ -78,7 +83,14 @@ def _strip(name: str, columns: Sequence[Column], cells: Sequence[tuple[Cell, Box
         path = "".join(_rectangle(box) for cell, box in cells if box and cell.kind == kind)
         if path:
             yield f'<path class="{kind}" d="{path}"/>'
+    if name == "After" and (hatched := outline(cell for cell, _ in cells)):
+        yield f'<path fill="url(#hatch)" d="{hatched}"/>'
     yield "</g>"
+
+
+def outline(cells: Iterable[Cell]) -> str:
+    """Return the path around the cells of the copy that a merge changes, "" if there are none."""
+    return "".join(_rectangle(cell.after) for cell in cells if cell.changed)
 
 
 def _rectangle(box: Box) -> str:
@@ -93,6 +105,11 @@ def _legend(model_map: ModelMap, y: float) -> Iterable[str]:
         yield f'<rect class="{kind}" x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>'
         yield f'<text x="{x + 19:.0f}" y="{y + 11}">{text}</text>'
         x += 46 + 7.6 * len(text)
+    if model_map.changed:
+        text = f"changes: {model_map.changed:,} of {count(model_map.tensors, 'tensor')}"
+        yield f'<rect class="file" x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>'
+        yield f'<rect fill="url(#hatch)" x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>'
+        yield f'<text x="{x + 19:.0f}" y="{y + 11}">{text}</text>'
 
 
 def _style() -> str:

@@ -5,7 +5,7 @@ A map has the same cells twice: at their place today, and at their place in the 
 neighbouring layers. Neighbouring files then become one column.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Checkpoint, Plan, Stage, Tensor
 from sharding.drawing.expert_grid import ExpertGrid, expert_grid
 from sharding.drawing.tensor_kinds import Kind, kind_of, layer_of
+from sharding.planning.adapters.merged import changed_names
 from sharding.planning.order import natural_key
 from sharding.planning.schemes import PARTS
 
@@ -59,7 +60,8 @@ class Column(NamedTuple):
 class Cell(NamedTuple):
     """A tensor, or several of a kind, and its place in the strips. Columns count from 0, and -1 means none.
 
-    `tensor` is the tensor of the copy, or None if the cell stands for several.
+    `tensor` is the tensor of the copy, or None if the cell stands for several. `changed` of them get other numbers than
+    the source, because an adapter is merged.
     """
 
     kind: Kind
@@ -72,10 +74,21 @@ class Cell(NamedTuple):
     today_column: int
     after: Box
     column: int
+    changed: int = 0
 
     @property
     def title(self) -> str:
         """The text that describes the cell."""
+        return f"{self._what}{self._change}"
+
+    @property
+    def _change(self) -> str:
+        if not self.changed:
+            return ""
+        return ", changes" if self.changed == self.tensors else f", {self.changed:,} of them change"
+
+    @property
+    def _what(self) -> str:
         if self.tensor:
             shape = " × ".join(map(str, self.tensor.shape)) or "scalar"
             return f"{self.tensor.name}, {self.tensor.dtype}, {shape}"
@@ -114,6 +127,16 @@ class ModelMap:
     experts: ExpertGrid | None = None
 
     @property
+    def tensors(self) -> int:
+        """The number of tensors of the copy."""
+        return sum(cell.tensors for cell in self.cells)
+
+    @property
+    def changed(self) -> int:
+        """How many of them a merge changes."""
+        return sum(cell.changed for cell in self.cells)
+
+    @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds in the map, those with the most bytes first."""
         sizes: dict[Kind, int] = {}
@@ -125,13 +148,19 @@ class ModelMap:
 def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
     """Return the map of a checkpoint and of its copy by `plan`."""
     placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
-    return _with_machines(_map(placed, [shard.file for shard in plan.shards], checkpoint), plan.stages)
+    drawn = _map(placed, [shard.file for shard in plan.shards], checkpoint, changed_names(plan))
+    return _with_machines(drawn, plan.stages)
 
 
-def map_of_copy(copy: Checkpoint, original: Checkpoint | None, stages: Iterable[Stage] = ()) -> ModelMap:
-    """Return the map of a copy with its `stages`, and of its `original` if that is known."""
+def map_of_copy(
+    copy: Checkpoint, original: Checkpoint | None, stages: Iterable[Stage] = (), changed: Collection[str] = ()
+) -> ModelMap:
+    """Return the map of a copy with its `stages`, and of its `original` if that is known.
+
+    `changed` are the names of the tensors that a merge changes.
+    """
     placed = [(tensor, tensor.file) for tensor in copy.tensors]
-    return _with_machines(_map(placed, [file.path for file in copy.weight_files], original), stages)
+    return _with_machines(_map(placed, [file.path for file in copy.weight_files], original, changed), stages)
 
 
 def _with_machines(drawn: ModelMap, stages: Iterable[Stage]) -> ModelMap:
@@ -153,6 +182,7 @@ class _Group:
     tensors: int
     today_bytes: int
     bytes: int
+    changed: int
 
 
 _Place = tuple[int, int, int, Kind, int]
@@ -179,10 +209,15 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
     return places
 
 
-def _map(placed: Sequence[tuple[Tensor, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:
+def _map(
+    placed: Sequence[tuple[Tensor, str]],
+    files: Sequence[str],
+    original: Checkpoint | None,
+    changed: Collection[str] = (),
+) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
-    fine = _grouped(placed, files, files_today, there)
+    fine = _grouped(placed, files, files_today, there, changed)
     # A tensor in pieces lies in many files. Today's files then become one column.
     step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
     groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
@@ -196,7 +231,7 @@ def _map(placed: Sequence[tuple[Tensor, str]], files: Sequence[str], original: C
         only = group.first if group.tensors == 1 else None
         layers = tuple(group.layers)
         sizes = group.today_bytes, group.bytes
-        cells.append(Cell(kind, only, group.tensors, layers, *sizes, box_today, was, box, column))
+        cells.append(Cell(kind, only, group.tensors, layers, *sizes, box_today, was, box, column, group.changed))
     column_of, column_today = (
         {file: index for index, column in enumerate(columns) for file in column.names} for columns in (after, today)
     )
@@ -217,6 +252,7 @@ def _grouped(
     files: Sequence[str],
     files_today: Sequence[str],
     there: Mapping[str, tuple[str, int]],
+    changed: Collection[str],
 ) -> _Groups:
     """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few.
 
@@ -235,10 +271,11 @@ def _grouped(
         place = (at, number[file], layers[layer], kind_of(tensor.name), index if apart else 0)
         group = groups.get(place)
         if group is None:
-            groups[place] = group = _Group(tensor, {layer: None} if layer else {}, 0, 0, 0)
+            groups[place] = group = _Group(tensor, {layer: None} if layer else {}, 0, 0, 0, 0)
         group.tensors += 1
         group.today_bytes += was[1] if was else 0
         group.bytes += tensor.bytes
+        group.changed += tensor.name in changed
     return groups
 
 
@@ -269,6 +306,7 @@ def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
             there.tensors += group.tensors
             there.today_bytes += group.today_bytes
             there.bytes += group.bytes
+            there.changed += group.changed
     return merged
 
 

@@ -85,8 +85,9 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     picked = form.variants.input(None, form.variants, form.variant, js=_SAME)
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
+    beside = [trigger for field in (form.base, form.adapter) for trigger in (field.submit, field.blur)]
     # A click on the button also leaves the field. Together they must ask once, not twice.
-    asked = gr.on([form.repo.input, form.show.click, form.goal.input, form.base.submit, form.base.blur], **begin)
+    asked = gr.on([form.repo.input, form.show.click, form.goal.input, *beside], **begin)
     for chosen in (arrived.then(**begin), named.then(**begin), picked.then(**begin), asked):
         propose(chosen.then(patient(planning.see), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # Only what the visitor does, not what a link fills in. They run one after another, so the last choice wins.
@@ -139,6 +140,7 @@ def _plan_parts(form: Form) -> list[Block]:
         form.strategy,
         form.dtype,
         form.base,
+        form.adapter,
         form.examples,
         form.jobs,
         form.variants,

@@ -8,6 +8,7 @@ import gradio as gr
 
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.page.form import FEWEST_MACHINES, PIPELINE, Form
+from sharding.page.goals import MERGE
 
 ONE_FILE = "one file"
 """The word for SINGLE_FILE on the page."""
@@ -23,6 +24,11 @@ def base_in(form: Form, values: Mapping[Any, Any]) -> str:
     return (values[form.base] or "").strip()
 
 
+def adapter_in(form: Form, values: Mapping[Any, Any]) -> str:
+    """Return the adapter to merge, or "" if the form names none. Only one goal has its field."""
+    return (values[form.adapter] or "").strip() if values.get(form.goal) == MERGE else ""
+
+
 def size_in(form: Form, values: Mapping[Any, Any]) -> str:
     """Return the size in the form, or "" if there is none."""
     size = (values[form.size] or "").strip()
@@ -36,7 +42,17 @@ def size_label(size: str) -> str:
 
 def fields_of_a_plan(form: Form) -> list[Any]:
     """Return all fields that a plan depends on."""
-    named = [form.repo, form.base, form.variant, form.size, form.strategy, form.machines, form.order, form.dtype]
+    named = [
+        form.repo,
+        form.base,
+        form.adapter,
+        form.variant,
+        form.size,
+        form.strategy,
+        form.machines,
+        form.order,
+        form.dtype,
+    ]
     return [*named, form.overflow, form.dequantize, *form.more.values()]
 
 
@@ -59,6 +75,7 @@ def options_in(form: Form, values: Mapping[Any, Any]) -> Options:
         variant=values[form.variant],
         allow_overflow=values[form.overflow],
         base=base_in(form, values),
+        adapter=adapter_in(form, values),
         dequantize=values[form.dequantize],
         **{name: values[field] for name, field in form.more.items()},
     )
@@ -87,6 +104,8 @@ def filled_in(form: Form, options: Options) -> dict[Any, Any]:
         form.dtype: "keep" if options == replace(options, dtype="keep") else options.dtype,
         form.overflow: options.allow_overflow,
         form.base: options.base,
+        form.adapter: gr.Textbox(options.adapter, visible=bool(options.adapter)),
+        **({form.goal: MERGE} if options.adapter else {}),
         form.dequantize: options.dequantize,
         **{field: getattr(options, name) for name, field in form.more.items()},
     }

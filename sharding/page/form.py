@@ -55,6 +55,7 @@ class Form:
     show: gr.Button
     goal: gr.Radio
     goal_hint: gr.HTML
+    adapter: gr.Textbox
     repo_message: gr.HTML
     base: gr.Textbox
     examples: gr.Dataset
@@ -207,6 +208,10 @@ def _choose(parts: dict[str, Any]) -> None:
         )  # fmt: skip
         _panel("compare", render("compare_link", link=f"?goal={SAME}"))
     parts["goal_hint"] = _panel("goal-hint")
+    parts["adapter"] = gr.Textbox(
+        "", label="Adapter", visible=False, max_lines=1, elem_id="adapter", placeholder="owner/my-lora",
+        info="The LoRA to merge: owner/name, owner/name@revision/folder, or a link to it.",
+    )  # fmt: skip
     parts["repo_message"] = _panel("repo-message")
     parts["base"] = gr.Textbox(
         "", label="The model that was trained", visible=False, elem_id="base",

@@ -15,6 +15,9 @@ _WIDE = ("F32", "F64")
 SAME = "is-this-copy-the-same"
 """The goal of somebody who compares two repos, in a link. It has a form of its own."""
 
+MERGE = "merge-lora"
+"""The goal that has a field for an adapter."""
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
@@ -93,6 +96,12 @@ def _training_run(checkpoint: Checkpoint) -> Options | str:
     return Options(_usual(checkpoint))
 
 
+def _merge(checkpoint: Checkpoint) -> Options | str:
+    if needs_base(checkpoint):
+        return "These are files of a training run. Make an ordinary model of them first."
+    return Options(_usual(checkpoint))
+
+
 GOALS: Mapping[str, Goal] = {
     "free-colab": Goal(
         "Free Colab",
@@ -113,6 +122,11 @@ GOALS: Mapping[str, Goal] = {
         "Unquantize",
         "FP8 and MXFP4 weights become bf16, for training and for tools that cannot read them.",
         _unquantize,
+    ),
+    MERGE: Goal(
+        "Merge my LoRA",
+        "An adapter becomes part of its base model. The result loads like any model, without PEFT.",
+        _merge,
     ),
     "training-run": Goal(
         "My training run", "The files that FSDP or torch.distributed saved become a model that loads.", _training_run

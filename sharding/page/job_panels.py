@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sharding.core.errors import Remedy
-from sharding.core.text import count, duration
+from sharding.core.text import count, duration, within_words
 from sharding.core.values import Mismatch
 from sharding.desk import JobStatus
 from sharding.desk.jobs import JobRecord, newest_of
@@ -93,7 +93,7 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
 def differs(status: JobStatus) -> bool:
     """Return whether a job has read both repos and found a difference. Reading these commits again would not help."""
     proof = status.verification
-    return status.request.kind == "verify" and proof is not None and not proof.identical
+    return status.request.kind == "verify" and proof is not None and not proof.holds
 
 
 def _mismatches(status: JobStatus) -> list[Mismatch]:
@@ -115,7 +115,7 @@ def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
 def _proved(status: JobStatus) -> str:
     """Return what a job that is done has proved, and how long that took. "" if it has proved nothing."""
     proof = status.verification
-    if proof is None or status.state != "done" or not proof.identical:
+    if proof is None or status.state != "done" or not proof.holds:
         return ""
     which = "tensors of both repos" if status.request.kind == "verify" else "tensors"
     cast = (
@@ -124,6 +124,8 @@ def _proved(status: JobStatus) -> str:
         else f" after {'dequantizing' if proof.dequantized else 'the cast'} to {proof.dtype}"
     )
     outcome = "; they match what was read" if proof.unstated else " and identical"
+    outcome = f"; {within_words(proof.tensors, proof.within)}" if proof.within else outcome
+    cast = f" after the merge{cast}" if proof.merged and not proof.within else cast
     again = "read" if status.request.kind == "verify" else "read again"
     took = duration(max(proof.seconds, 0.1))
     return f"{proof.tensors:,} of {proof.tensors:,} {which} {again}{outcome}{cast}, in {took}."

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from sharding.core.errors import UsageError
 from sharding.core.options import Options, of_tool
-from sharding.page.goals import GOALS, SAME
+from sharding.page.goals import GOALS, MERGE, SAME
 
 _LONGEST = 300
 _OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}
@@ -22,7 +22,7 @@ _SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
 class Wish:
     """What a link opens: the form filled in, a job, the result in a repo, or a comparison of two repos.
 
-    `goal` is a name in `page.goals`, or "".
+    `goal` is a name in `page.goals`, or "". A link with an adapter has the goal that merges one.
     `repo` can name a revision ("owner/name@v2"). `sized` is false if the link gives no size, so that the one in
     `options` is only the default. `to` is the repo to write, or "" if the page is to propose one. `compare` is the
     original of a comparison, `against` the copy.
@@ -57,10 +57,11 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         with suppress(UsageError):
             options = replace(options, **{name: value})
             taken.add(name)
+    goal = MERGE if options.adapter else fields.get("goal", "")
     return Wish(
         repo=f"{repo}@{revision}" if repo and revision and "@" not in repo else repo,
         options=options,
-        goal=fields.get("goal", "") if fields.get("goal", "") in {*GOALS, SAME} else "",
+        goal=goal if goal in {*GOALS, SAME} else "",
         sized="max_shard_size" in taken,
         to=fields.get("to", ""),
         private=fields.get("private") == "true",

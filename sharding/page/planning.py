@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import gradio as gr
 
 from sharding.checkpoint.trained import needs_base
-from sharding.core.errors import ShardingError, TooManyTensors, VariantMissing
+from sharding.core.errors import ShardingError, SourceError, TooManyTensors, VariantMissing
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan, Tensor
@@ -16,6 +17,7 @@ from sharding.desk import Desk
 from sharding.desk.classic import classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.choices import (
+    adapter_in,
     aimed,
     base_in,
     fields_of_a_plan,
@@ -27,7 +29,7 @@ from sharding.page.choices import (
     source_in,
 )
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
-from sharding.page.goals import GOALS, has_components, no_goal
+from sharding.page.goals import GOALS, MERGE, has_components, no_goal
 from sharding.page.hero import hero
 from sharding.page.job_panels import jobs_panel
 from sharding.page.links import Wish, query_of, read_wish
@@ -53,12 +55,16 @@ from sharding.planning.oversized import gathered
 from sharding.planning.plan import identify_plan
 from sharding.planning.sizes import size_stops, stop_for, usual_size
 from sharding.report.report import summarize_source
+from sharding.storage.hub.lookup import SourceCard
+from sharding.storage.names import split_folder
 
 _MOST_FOUND = 200
 _MOST_VARIANTS = 24
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
+_ADAPTER_PERMITTED = "The result may be public, although the adapter is private or gated"
 _EACH_ONE = "A pipeline cannot become one file here. Each of its components gets one file."
+_NAME_ADAPTER = message("Now name your adapter.", "Its plan appears here.")
 _SIGN_IN = "Sign in to push. Plans need no login."
 _NO_LOGIN = "Nobody is signed in on this machine."
 
@@ -144,8 +150,9 @@ class Planning:
         """Show the facts about the model, and draw the plan."""
         form, token = self._form, self._site.token(request, login)
         source, variant, base = source_in(form, values), values[form.variant], base_in(form, values)
+        asked = {form.goal_hint: _hint(values[form.goal]), form.adapter: _asked_adapter(values[form.goal])}
         if not source:
-            return {**self._hidden(), form.repo_message: "", form.goal_hint: _hint(values[form.goal])}
+            return {**self._hidden(), **asked, form.repo_message: ""}
         of_ranks = False
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
@@ -158,12 +165,16 @@ class Planning:
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
             facts = self._counted(source, variant, base, token, request) if isinstance(error, TooManyTensors) else ""
-            hidden = {**self._hidden(), form.repo_message: problem(error), form.base: gr.Textbox(visible=of_ranks)}
-            return {**hidden, form.facts: facts, form.query: query_of(Wish(source, sized=False))}
+            hidden = {**self._hidden(), **asked, form.repo_message: problem(error)}
+            return {
+                **hidden,
+                form.base: gr.Textbox(visible=of_ranks),
+                form.facts: facts,
+                form.query: query_of(Wish(source, sized=False)),
+            }
         # The variant asked for is not set again: the visitor may have chosen another one in the meantime.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
-        hides = card.gated or card.private
-        promise = _PERMITTED if card.gated else _NOT_PRIVATE
+        hides, promise = self._hides(card, adapter_in(form, values), token)
         loads = checkpoint.is_plain_model
         largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
         size, usual = size_in(form, values), usual_size(checkpoint.total_bytes, largest)
@@ -173,10 +184,12 @@ class Planning:
         seen = {**values, form.variant: taken, form.size: label, **set_by_goal}
         quantized = offer(checkpoint)
         seen[form.dequantize] = bool(quantized and seen[form.dequantize])
+        drawn = self._draw(seen, token, request)
         return {
             form.repo_message: remark,
             form.base: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
             form.goal_hint: hint,
+            form.adapter: asked[form.adapter],
             form.aimed: values[form.goal],
             form.strategy: set_by_goal.get(form.strategy, gr.Radio()),
             form.dtype: set_by_goal.get(form.dtype, gr.Radio()),
@@ -194,9 +207,9 @@ class Planning:
             form.advanced: gr.Accordion(visible=True),
             form.visibility: PRIVATE if hides else gr.Radio(),
             form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
-            **self._draw(seen, token, request),
+            **drawn,
             **({form.machines: _machines(seen[form.machines], seen[form.strategy])} if set_by_goal else {}),
-            form.seen: self._choices(seen, checkpoint),
+            form.seen: () if form.plan in drawn else self._choices(seen, checkpoint),
         }
 
     def _aim(self, values: Mapping[Any, Any], checkpoint: Checkpoint, is_own: bool) -> tuple[dict[Any, Any], str]:
@@ -217,6 +230,15 @@ class Planning:
             return {field: value for field, value in back.items() if not (is_own and field is self._form.size)}, words
         applies = not is_own or name != values[self._form.aimed]
         return aimed(self._form, chosen) if applies else {}, _hint(name)
+
+    def _hides(self, card: SourceCard, adapter: str, token: str | None) -> tuple[bool, str]:
+        """Return whether a copy is private by default, and the promise that allows a public one."""
+        if card.gated or card.private:
+            return True, _PERMITTED if card.gated else _NOT_PRIVATE
+        with suppress(ShardingError):  # the plan shows what is wrong with the adapter
+            beside = self._desk.lookup.card(split_folder(adapter)[0], token) if adapter else card
+            return beside.gated or beside.private, _ADAPTER_PERMITTED
+        return False, _NOT_PRIVATE
 
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
         """Return the panel of a model that is too large to plan here."""
@@ -252,17 +274,21 @@ class Planning:
             form.seen: (),
             form.plan_id: "",
         }
+        if source and values[form.goal] == MERGE and not adapter_in(form, values):
+            return self._unplanned(values, _NAME_ADAPTER)
         if not source or not size_in(form, values):
             return {form.size_message: "", **shown}
         try:
             options = options_in(form, values)
             checkpoint, plan = self._plan(options, values, token, request)
         except ShardingError as error:
+            if isinstance(error, SourceError) and adapter_in(form, values):
+                return self._unplanned(values, problem(error))
             gone: dict[Any, Any] = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
             return {form.size_message: problem(error), **gone, **shown}
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
-        loads = checkpoint.is_plain_model and not options.dequantize
+        loads = checkpoint.is_plain_model and not options.dequantize and not options.adapter
         parts = has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component
@@ -270,6 +296,8 @@ class Planning:
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(checkpoint, plan)
+        # To load a base and save it merges nothing.
+        classic = None if plan.merged else classic_forecast(checkpoint, plan, forecast)
         return {
             form.size_message: message(_EACH_ONE, "", "warning") if parts and chosen == SINGLE_FILE else "",
             **shown,
@@ -280,10 +308,18 @@ class Planning:
             form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values), stop_for(stops, chosen)),
             form.plan_id: identify_plan(plan),
             form.start: gr.Button(variant="secondary" if in_vain else "primary"),
-            form.shards: shards_panel(plan, forecast, classic_forecast(checkpoint, plan, forecast)),
+            form.shards: shards_panel(plan, forecast, classic),
             form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed), values[form.goal] or "")),
         }
+
+    def _unplanned(self, values: Mapping[Any, Any], words: str) -> dict[Any, Any]:
+        """Hide the plan and leave the facts about the model: `words` say what is wrong with the adapter."""
+        form = self._form
+        wish = Wish(source_in(form, values), Options(adapter=adapter_in(form, values)), MERGE, sized=False)
+        hidden = {part: update for part, update in self._hidden().items() if part is not form.facts}
+        gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
+        return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
 
     def _choices(self, values: Mapping[Any, Any], checkpoint: Checkpoint) -> tuple[Any, ...]:
         """Return everything that the shown model and plan depend on."""
@@ -356,6 +392,11 @@ class Planning:
             return message(_SIGN_IN if self._site.space else _NO_LOGIN), ""
         page = f"{self._site.endpoint}/{who.name}"
         return render("account", name=who.name, page=page), jobs_panel(self._desk.jobs_of(who.name))
+
+
+def _asked_adapter(goal: str | None) -> gr.Textbox:
+    """Return the field of the adapter, visible for the goal that merges one."""
+    return gr.Textbox(visible=goal == MERGE)
 
 
 def _hint(goal: str | None) -> str:

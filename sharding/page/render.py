@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from sharding.core import text as words
 from sharding.drawing.brackets import components
-from sharding.drawing.map_svg import NAMES, files_caption
+from sharding.drawing.map_svg import NAMES, files_caption, outline
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box
 
 MOST_NAMED = 12
@@ -19,6 +19,7 @@ MOST_NAMED = 12
 MOST_STAGES = 64
 """The most rows of a table of stages."""
 
+_COMMIT = re.compile(r"@[0-9a-f]{40}(?=/|$)", re.ASCII)
 _AFTER_SEPARATOR = re.compile(r"(?<=\w[/_@-])(?=\w)|(?<=\w[.])(?=[^\W\d])")
 
 
@@ -47,14 +48,14 @@ def _templates() -> Environment:
         "taken": lambda seconds: words.duration(max(seconds, 0.1)),
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
-    templates.filters |= {"breakable": _breakable}
+    templates.filters |= {"breakable": _breakable, "unpinned": lambda place: _COMMIT.sub("", place)}
     templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"source_name": words.source_name, "time_range": words.time_range}
     templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
-    templates.globals |= {"place": _place, "corners": _corners, "components": components}
+    templates.globals |= {"place": _place, "corners": _corners, "outline": outline, "components": components}
     return templates
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
+from sharding.core.options import Options
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint
 from sharding.desk import Desk, Forecast
@@ -16,8 +17,9 @@ from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.remedies import SIGN_IN
-from sharding.page.result_panels import Places, can_check, details_panel, result_panel
+from sharding.page.result_panels import Places, adapter_page, can_check, details_panel, result_panel
 from sharding.page.site import Site, person
+from sharding.planning.adapters.merged import changed_names
 from sharding.report.fetch import Result
 from sharding.verify.trust import Trust, claim
 
@@ -62,10 +64,10 @@ class Showing:
             trust = self._desk.trust(result, token)
         if trust.level == "contradicted":
             return {form.result: _certificate(result, trust, places)}
-        copy, original = self._both(result, token)
+        copy, original, changed = self._both(result, token)
         checkable = can_check(report, trust)
         reading = self._desk.forecast_reading(original, copy) if checkable and original else None
-        drawn = map_of_copy(copy, original, report.plan.stages)
+        drawn = map_of_copy(copy, original, report.plan.stages, changed)
         return {
             form.result: _certificate(result, trust, places, reading),
             form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),
@@ -96,20 +98,24 @@ class Showing:
         """List the tensors in the chosen column of the map."""
         token = self._site.token(request, login)
         try:
-            copy, original = self._both(self._desk.judge(wanted, token)[0], token)
+            copy, original, _ = self._both(self._desk.judge(wanted, token)[0], token)
         except ShardingError as error:
             return problem(error)
         placed = [(tensor, tensor.file) for tensor in copy.tensors]
         return tensors_of(map_of_copy(copy, original), placed, original.tensors if original else (), chosen)
 
-    def _both(self, result: Result, token: str | None) -> tuple[Checkpoint, Checkpoint | None]:
-        """Return the checkpoint of the copy, and that of its source if it can be read."""
-        source, copy = result.report.source, f"{result.repo_id}@{result.revision}"
-        original = None
+    def _both(self, result: Result, token: str | None) -> tuple[Checkpoint, Checkpoint | None, frozenset[str]]:
+        """Return the copy, its source if that can be read, and the names of the tensors that a merge changes."""
+        source, copy, merge = result.report.source, f"{result.repo_id}@{result.revision}", result.report.plan.merged
+        original, changed = None, frozenset[str]()
         if source.kind == "hub":
+            pinned = f"{source.repo_id}@{source.revision}"
             with suppress(ShardingError):
-                original = self._desk.inspect(f"{source.repo_id}@{source.revision}", source.variant, token)
-        return self._desk.inspect(copy, "", token), original
+                original = self._desk.inspect(pinned, source.variant, token)
+                if merge and merge.adapter.kind == "hub":
+                    options = Options(variant=source.variant, adapter=merge.path)
+                    changed = changed_names(self._desk.plan(pinned, options, token)[1])
+        return self._desk.inspect(copy, "", token), original, changed
 
     def _places(self, result: Result, wanted: str, request: gr.Request) -> Places:
         report, endpoint = result.report, self._site.endpoint
@@ -119,7 +125,7 @@ class Showing:
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
         page, badge = f"{endpoint}/{result.repo_id}", self._site.badge(place)
-        return Places(result.repo_id, page, link, source, result.revision, badge)
+        return Places(result.repo_id, page, link, source, result.revision, badge, adapter_page(report, endpoint))
 
 
 def _certificate(result: Result, trust: Trust, places: Places, reading: Forecast | None = None) -> str:

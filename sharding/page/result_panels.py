@@ -7,7 +7,8 @@ from markupsafe import Markup
 
 from sharding.core.errors import UsageError
 from sharding.core.options import SINGLE_FILE, Options, Order
-from sharding.core.text import count, format_bytes, source_name, time_range
+from sharding.core.text import count, format_bytes, source_name, time_range, within_words
+from sharding.core.values import Merge, folder_of
 from sharding.desk import Forecast
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
@@ -48,7 +49,7 @@ class Places:
     """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`.
 
     `revision` is the commit that is shown, "" if the page does not name it. `badge` is the address of its badge, "" if
-    other sites cannot reach this page.
+    other sites cannot reach this page. `adapter` is the page of the adapter that is merged, if one is.
     """
 
     repo_id: str
@@ -57,10 +58,19 @@ class Places:
     source: str | None
     revision: str = ""
     badge: str = ""
+    adapter: str | None = None
 
     def file(self, name: str) -> str:
         """Return the address of the page of a file in the result."""
         return f"{self.page}/blob/{self.revision or 'main'}/{name}"
+
+
+def adapter_page(report: Report, endpoint: str) -> str | None:
+    """Return the page of the adapter that a report says is merged, None if there is none or it was a folder."""
+    merge = report.plan.merged
+    if merge is None or merge.adapter.kind != "hub":
+        return None
+    return f"{endpoint}/{merge.adapter.repo_id}/tree/{merge.adapter.revision}/{folder_of(merge.file)}".rstrip("/")
 
 
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
@@ -77,17 +87,19 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         size=format_bytes(max(shard.bytes for shard in report.shards)),
         rung=replace(rung_of(trust), words=_words(report, trust, reading)),
         is_good=is_proved(report, trust),
-        verdict=_verdict(report, trust.level),
+        verdict=_verdict(report, trust),
         infinite=sum(report.overflowed.values()),
         documents={title: places.file(name) for name, title in documents.items() if name in report.files},
         again=_again(report),
+        folder=folder_of(report.plan.merged.file).removesuffix("/") if report.plan.merged else "",
     )
 
 
 def is_proved(report: Report, trust: Trust) -> bool:
     """Return whether this page has read every byte of a result and nothing about it is unknown. Only that is green."""
     proof = report.verification
-    return rung_of(trust).reached == READ and proof.identical and not proof.unstated and not trust.caveats
+    is_known = proof.identical and not trust.within and not proof.unstated and not trust.caveats
+    return rung_of(trust).reached == READ and is_known
 
 
 def can_check(report: Report, trust: Trust) -> bool:
@@ -143,15 +155,17 @@ def _next_step(report: Report) -> str:
         return "Download the file into the folder of your tool, or load it by its name."
     if report.plan.dtype != "keep":
         return f"Load it by its name. It takes the memory of {report.plan.dtype} weights."
+    if report.plan.merged:
+        return "Load it by its name, like any model. It needs no PEFT and no adapter."
     if report.source.base:
         return "Load it by its name, like the model that was trained."
     return "Load it by its name. If a download breaks, you lose at most one file."
 
 
 def _again(report: Report) -> str:
-    """Return the link to the plan of another copy like this one, or "" if its source was a folder."""
+    """Return the link to the plan of another copy like this one, or "" if its source or adapter was a folder."""
     source, plan = report.source, report.plan
-    if source.kind != "hub":
+    if source.kind != "hub" or (plan.merged and plan.merged.adapter.kind != "hub"):
         return ""
     base = f"{source.base.repo_id}@{source.base.revision}" if source.base and source.base.kind == "hub" else ""
     is_one = len(plan.shards) == 1 and plan.max_shard_bytes == plan.total_bytes
@@ -164,6 +178,7 @@ def _again(report: Report) -> str:
             variant=source.variant,
             base=base,
             dequantize=bool(plan.dequantized),
+            adapter=plan.merged.path if plan.merged else "",
         )
     except UsageError:  # the report may be anybody's, or of a version that had other choices
         return query_of(Wish(source.repo_id, sized=False))
@@ -180,16 +195,27 @@ def _written(size: int) -> str:
     return next((f"{size // unit}{name}" for name, unit in units if size and size % unit == 0), str(size))
 
 
-def _verdict(report: Report, level: Level) -> str:
+def adapter_name(merge: Merge) -> str:
+    """Return the name of an adapter, with the first letters of its commit if it has one."""
+    folder = folder_of(merge.file).removesuffix("/")
+    commit = f"@{merge.adapter.revision[:12]}" if merge.adapter.kind == "hub" else ""
+    return source_name(merge.adapter.kind, merge.adapter.repo_id) + commit + (f"/{folder}" if folder else "")
+
+
+def _verdict(report: Report, trust: Trust) -> str:
     """Return the headline, which claims no more than is known."""
     proof, source = report.verification, source_name(report.source.kind, report.source.repo_id)
     source += f"@{report.source.revision[:12]}" if report.source.kind == "hub" else ""
     source += f", variant {report.source.variant}" if report.source.variant else ""
     change = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
     change = f", dequantized to {proof.dtype} ({proof.dequantized})" if proof.dequantized else change
-    if not proof.identical:
+    change = f" with {adapter_name(proof.merged)} merged{change}" if proof.merged else change
+    if not proof.holds:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
-    match level:
+    within = max(proof.within, trust.within)
+    match trust.level:
+        case "made-here" | "read-now" if within:
+            return f"{source}{change}: {within_words(proof.tensors, within)}"
         case "made-here" | "read-now":
             same = "match what was read from" if proof.unstated else "bit-identical to"
             return f"All {count(proof.tensors, 'tensor')} {same} {source}{change}"

@@ -21,7 +21,7 @@ from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.remedies import SIGN_IN
-from sharding.page.result_panels import Places, details_panel, result_panel
+from sharding.page.result_panels import Places, adapter_page, details_panel, result_panel
 from sharding.page.same.panels import differences_panel, outcome_panel
 from sharding.page.site import Site, person
 from sharding.storage.hub.answers import Person
@@ -128,7 +128,7 @@ class Running:
 
     def _interrupted(self, job: str, who: Person, token: str) -> JobRequest | None:
         if status := self._desk.status(job, who.name):
-            differed = status.verification is not None and not status.verification.identical
+            differed = status.verification is not None and not status.verification.holds
             return replace(status.request, restart=status.request.restart or differed)
         repo_id = destination_of(job) or ""
         return self._desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
@@ -176,7 +176,8 @@ class Running:
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
         revision = status.published.ref.revision if status.published else ""
         link, badge = address + query_of(Wish(result=repo_id)), self._site.badge(repo_id)
-        places = Places(repo_id, self._repo_page(repo_id), link, source, revision, badge)
+        adapter = adapter_page(report, self._site.endpoint)
+        places = Places(repo_id, self._repo_page(repo_id), link, source, revision, badge, adapter)
         trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,

@@ -37,4 +37,4 @@ def planned(
         require("Merging a DoRA")
     plan = run(partial(plan_checkpoint, after, options, ask(after, options)))
     about_merge = after.findings[len(checkpoint.findings) :]
-    return replace(plan, findings=(*about_merge, *plan.findings))
+    return replace(plan, findings=(*about_merge, *plan.findings)) if about_merge else plan

@@ -9,6 +9,11 @@ from sharding.core.limits import MAX_LINK_CHARACTERS
 
 _REPO = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^@\s?#]+))?", re.ASCII)
 _IN_REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+(?:@(?:refs/\w+/)?[^@\s?#/]+)?)(?:/(?P<folder>.*))?", re.ASCII)
+_FOLDER_LINK = re.compile(
+    r"(?P<repo>(?:https?://[^/\s]+|(?:www\.)?huggingface\.co|hf\.co)/[\w.-]+/[\w.-]+"
+    r"(?:/tree/(?:refs/\w+/)?[^/\s?#]+)?)(?:/(?P<folder>[^\s?#]*))?",
+    re.ASCII,
+)
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OWN_SCHEME = re.compile(r"hf://(?:models/)?", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/+|[\w.-]+@[\w.-]+:", re.IGNORECASE | re.ASCII)
@@ -30,13 +35,18 @@ def is_folder(text: str) -> bool:
 
 
 def split_folder(text: str) -> tuple[str, str]:
-    """Return the repo in "owner/name[@revision][/folder]", and the folder: "" or ending in "/".
+    """Return the repo in "owner/name[@revision][/folder]" or in a link, and the folder: "" or ending in "/".
 
-    A revision with a slash counts only if it is one of the Hub's own, such as refs/pr/1.
+    A revision with a slash counts only if it is one of the Hub's own, such as refs/pr/1, or if a link encodes it.
 
     >>> split_folder("owner/name@v2/lora/small"), split_folder("owner/name@refs/pr/1")
     (('owner/name@v2', 'lora/small/'), ('owner/name@refs/pr/1', ''))
+    >>> split_folder("https://huggingface.co/owner/name/tree/v2/lora")
+    ('https://huggingface.co/owner/name/tree/v2', 'lora/')
     """
+    if link := _FOLDER_LINK.fullmatch(text.strip()):
+        folder = unquote(link["folder"] or "").strip("/")
+        return link["repo"], f"{folder}/" if folder and not {".", "..", ""} & set(folder.split("/")) else ""
     match = _IN_REPO.fullmatch(text.strip())
     if not match or {".", "..", ""} & set((match["folder"] or "x").strip("/").split("/")):
         return text, ""

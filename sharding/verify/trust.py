@@ -4,7 +4,7 @@ The owner of a repo can write any report into it. So the report is compared with
 Hub states, and with the headers of copy and source. Only a job that reads every byte can know more: see `Level`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +12,7 @@ from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Checkpoint, FileEntry
+from sharding.planning.adapters.merged import merged
 from sharding.planning.dequantize import dequantized
 from sharding.report.report import summarize_source
 from sharding.report.schema import Report
@@ -32,11 +33,15 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A level, the reasons for it in sentences, and the caveats: what even the bytes that were read do not show."""
+    """A level, the reasons for it in sentences, and the caveats: what even the bytes that were read do not show.
+
+    `within` counts the tensors of a merged copy whose bits differ, by no more than the tolerance of a merge.
+    """
 
     level: Level
     reasons: tuple[str, ...]
     caveats: tuple[str, ...] = ()
+    within: int = 0
 
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
@@ -62,29 +67,41 @@ def _contradicted(against: Sequence[str]) -> Trust:
 
 
 def judge(
-    report: Report, files: Iterable[FileEntry], copy: Checkpoint, original: Checkpoint | None, why_not: str = ""
+    report: Report,
+    files: Iterable[FileEntry],
+    copy: Checkpoint,
+    original: Checkpoint | None,
+    why_not: str = "",
+    known: Mapping[str, str] | None = None,
 ) -> Trust:
     """Return "fits" or a worse level for the repo with `files`. `copy` is what its headers say.
 
-    `original` is what the headers of the source say. It is None if they cannot be read, for the reason `why_not`.
+    `original` is what the headers of the source say, and those of the adapter that the report names. It is None if they
+    cannot be read, for the reason `why_not`. `known` are the stored names of names in memory, as `merged` takes them.
     """
-    return lowered(
-        _compared(report, files, copy, original, why_not), (*copy.unreached, *(original.unreached if original else ()))
-    )
+    compared = _compared(report, files, copy, original, why_not, known or {})
+    return lowered(compared, (*copy.unreached, *(original.unreached if original else ())))
 
 
 def _compared(
-    report: Report, files: Iterable[FileEntry], copy: Checkpoint, original: Checkpoint | None, why_not: str
+    report: Report,
+    files: Iterable[FileEntry],
+    copy: Checkpoint,
+    original: Checkpoint | None,
+    why_not: str,
+    known: Mapping[str, str],
 ) -> Trust:
     against = [*_not_there(report, files), *_not_planned(report, copy)]
     if (report.source.kind, report.source.repo_id) == ("hub", copy.source.repo_id):
         against.append("The report names the repo itself as its source.")
     if original:
         against += _not_that_source(report, original)
+        change = "its source is quantized" if report.plan.dequantized else "an adapter is merged"
         try:
             original = dequantized(original) if report.plan.dequantized else original
+            original = merged(original, may_overflow=True, known=known) if original.adapter else original
         except (SourceError, UsageError) as error:
-            against.append(f"The report says that its source is quantized, but that does not fit: {error.message}")
+            against.append(f"The report says that {change}, but that does not fit: {error.message}")
         else:
             against += _not_of(report, original, copy)
     if against:
@@ -93,11 +110,11 @@ def _compared(
     if original is None:
         return Trust("claims", (here, f"Its source cannot be compared: {why_not}"))
     same = "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
-    missing = len(original.tensors) - len(copy.tensors)
+    merge, missing = report.plan.merged, len(original.tensors) - len(copy.tensors)
     if missing:  # the classic engine's
         both = f"The copy has {len(copy.tensors):,} of the {count(len(original.tensors), 'tensor')} of its source"
         return Trust("claims", (here, f"{both}. Headers do not show whether the other {missing:,} were tied."))
-    once = " after dequantizing" if report.plan.dequantized else ""
+    once = " after dequantizing" if report.plan.dequantized else " once the adapter is merged" if merge else ""
     return Trust(
         "fits", (here, f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree.")
     )
@@ -148,6 +165,8 @@ def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[
     """Yield where the headers of copy and source do not fit. The classic engine leaves out tied weights."""
     if original.dequantized != report.plan.dequantized:
         yield f"The source is not quantized as the report says, but with {original.dequantized}."
+    if original.merged != report.plan.merged:
+        yield "The adapter's headers do not give the merge that the report names."
     was, now = ({tensor.name: tensor for tensor in checkpoint.tensors} for checkpoint in (original, copy))
     added, missing = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
     if added:

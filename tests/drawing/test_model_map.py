@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, Tensor
-from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_caption
+from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_caption, outline
 from sharding.drawing.model_map import (
     HEIGHT,
     MOST_CELLS,
@@ -230,6 +230,30 @@ def test_files_are_told_with_the_largest_only_where_each_has_a_column_of_its_own
     assert told([100, 1500, 400]) == "3 files, 2.0 kB, the largest 1.5 kB"
     assert told([100, 1500, 400], steps=2) == "3 files, 2.0 kB"
     assert told([100, 1500], steps=2) == "2 files, 1.6 kB"
+
+
+def test_cells_with_tensors_that_a_merge_changes_are_hatched_and_say_so() -> None:
+    source = checkpoint(layers(3), files=2)
+    changed = {tensor.name for tensor in source.tensors if "attn" in tensor.name}
+    drawn = map_of_copy(source, source, changed=changed)
+    assert (drawn.changed, drawn.tensors) == (len(changed), len(source.tensors)) and changed
+    assert {cell.tensor.name for cell in drawn.cells if cell.tensor and cell.changed} == changed
+    assert all(cell.title.endswith(", changes") == bool(cell.changed) for cell in drawn.cells)
+    assert outline(drawn.cells).count("z") == len(changed)
+    text = draw_map(drawn, "A merge")
+    assert f"changes: {len(changed)} of {len(source.tensors)} tensors" in text
+    assert f'fill="url(#hatch)" d="{outline(drawn.cells)}"' in text and ET.fromstring(text) is not None
+    plain = map_of_copy(source, source)
+    assert not plain.changed and "hatch" not in draw_map(plain, "A copy")
+
+
+def test_a_cell_of_many_tensors_counts_those_that_change() -> None:
+    source = checkpoint(layers(400), files=2)
+    changed = {tensor.name for tensor in source.tensors if tensor.name.endswith("3.self_attn.q_proj.weight")}
+    drawn = map_of_copy(source, source, changed=changed)
+    assert drawn.changed == len(changed) and len(drawn.cells) <= MOST_CELLS
+    some = [cell for cell in drawn.cells if 0 < cell.changed < cell.tensors]
+    assert some and all(f", {cell.changed} of them change" in cell.title for cell in some)
 
 
 @pytest.mark.parametrize("has_source", [True, False])

@@ -113,6 +113,30 @@ def test_what_was_typed_or_pasted_becomes_a_link(lookup: Lookup, hub: Server, te
     assert lookup.link(lookup.link(text)) == lookup.link(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("owner/name", "owner/name/tree/main"),
+        (" owner/name@v2 ", "owner/name/tree/v2"),
+        ("owner/name@v2/lora/small", "owner/name/tree/v2/lora/small"),
+        ("owner/name/lora/", "owner/name/tree/main/lora"),
+        ("owner/name@refs/pr/7/lora", "owner/name/tree/refs%2Fpr%2F7/lora"),
+        ("https://huggingface.co/owner/name", "owner/name/tree/main"),
+        ("huggingface.co/owner/name/tree/v2/lora", "owner/name/tree/v2/lora"),
+        ("https://hf.co/owner/name/tree/feature%2Fx/my%20lora", "owner/name/tree/feature%2Fx/my%20lora"),
+    ],
+)
+def test_a_folder_in_a_repo_becomes_a_link(lookup: Lookup, hub: Server, text: str, link: str) -> None:
+    assert lookup.folder_link(text) == f"{hub.address}/{link}"
+    assert lookup.folder_link(lookup.folder_link(text)) == lookup.folder_link(text)
+
+
+@pytest.mark.parametrize("text", ["/etc/lora", "./lora", "~/lora", "owner/name/../../etc", "s3://owner/name/lora"])
+def test_a_folder_of_a_machine_is_no_folder_in_a_repo(lookup: Lookup, text: str) -> None:
+    with pytest.raises(SourceError):
+        lookup.folder_link(text)
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n"])
 def test_an_empty_name_is_wrong_usage(lookup: Lookup, text: str) -> None:
     for ask in (lookup.link, lookup.card, lambda text: lookup.repo_id(text, ALICE)):

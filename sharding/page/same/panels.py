@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from markupsafe import Markup
 
-from sharding.core.text import count, format_bytes, unchecked_sentence
+from sharding.core.text import count, format_bytes, unchecked_sentence, within_words
 from sharding.core.values import UNCHECKED, Difference, RepoRef
 from sharding.desk import JobStatus
 from sharding.drawing.heat import distance_of, draw_heat, level_of
@@ -63,7 +63,10 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
 
 
 def outcome_panel(status: JobStatus) -> str:
-    """Return the panel of a job that has read every tensor of two repos and found no difference."""
+    """Return the panel of a job that has read every tensor of two repos and found no difference.
+
+    Differences within the tolerance of a merge count as none.
+    """
     asked, proof = status.request, status.verification
     comparison = query_of(Wish(compare=asked.source, against=asked.destination))
     return render(
@@ -73,6 +76,8 @@ def outcome_panel(status: JobStatus) -> str:
         unchecked=unchecked_sentence(UNCHECKED),
         unreached=status.unreached,
         unstated=bool(proof and proof.unstated),
+        within=f"They are {within_words(proof.tensors, proof.within)}" if proof and proof.within else "",
+        adapter=proof.merged.path if proof and proof.merged else "",
         rung=Rung(READ),
     )
 

@@ -22,7 +22,7 @@ from sharding.desk.patience import patient
 from sharding.desk.questions import Questions
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
 from sharding.page.links import read_wish
-from sharding.page.result_panels import CLAIMED, FITS, READ, is_proved, rung_of
+from sharding.page.result_panels import CLAIMED, FITS, READ, adapter_name, is_proved, rung_of
 from sharding.page.serving.preview import name_in
 from sharding.page.site import BADGE, CERTIFICATE
 from sharding.report.fetch import Result
@@ -188,7 +188,7 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     `revision` is the one that was asked for, "" for main.
     """
     report = result.report
-    if trust.level == "contradicted" or not report.verification.identical:
+    if trust.level == "contradicted" or not report.verification.holds:
         sentence = "This copy does not match its report, or its source."
         return Certificate(result.repo_id, "does not match", "bad", sentence, revision=revision)
     rung, source = rung_of(trust), report.source
@@ -198,6 +198,7 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     state = "at" if source.kind == "hub" else "in the state"
     cast = f", cast to {report.plan.dtype}" if report.plan.dtype != "keep" else ""
     cast = f", dequantized to {report.plan.dtype}" if report.plan.dequantized else cast
+    cast = f" merged with {adapter_name(report.plan.merged)}{cast}" if report.plan.merged else cast
     name = f"{source_name(source.kind, source.repo_id)} {state} {source.revision[:12]}{cast}"
     size = format_bytes(max(shard.bytes for shard in report.shards))
     files = f"{count(len(report.shards), 'file')} of {'at most ' if len(report.shards) > 1 else ''}{size}"

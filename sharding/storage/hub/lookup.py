@@ -14,7 +14,7 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import RepoRef
 from sharding.storage.hub.answers import Person, parsed, person_of
 from sharding.storage.hub.client import Hub, is_without
-from sharding.storage.names import new_repo_id, parse_repo
+from sharding.storage.names import new_repo_id, parse_repo, split_folder
 
 _SUGGESTIONS = 12
 _LONGEST_NAME = 96
@@ -51,6 +51,14 @@ class Lookup:
         _refuse_folder(text, SourceError)
         repo_id, revision = parse_repo(text, self._endpoint)
         return f"{self._endpoint}/{repo_id}" + (f"/tree/{quote(revision, safe='')}" if revision else "")
+
+    def folder_link(self, text: str) -> str:
+        """Return the address on this Hub of a folder in a repo, "owner/name[@revision][/folder]". See `link`."""
+        _refuse_folder(text, SourceError)
+        place, folder = split_folder(text)
+        repo_id, revision = parse_repo(place, self._endpoint)
+        inside = f"/{quote(folder[:-1])}" if folder else ""
+        return f"{self._endpoint}/{repo_id}/tree/{quote(revision or 'main', safe='')}{inside}"
 
     def repo_id(self, text: str, owner: Person) -> str:
         """Return the repo id that a user typed for a result. A bare name is in the namespace of `owner`.
@@ -191,17 +199,26 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     'me/Mistral-7B-v0.1-fp16-sharded-200MB'
     >>> propose_name("me", "mistralai/Mistral-7B-v0.1", Options("1GB", strategy="pp:2"))
     'me/Mistral-7B-v0.1-pp2-sharded-1GB'
+    >>> propose_name("me", "org/Mistral-7B", Options("1GB", adapter="you/Mistral-7B-jokes"))
+    'me/Mistral-7B-jokes-sharded-1GB'
     """
     variant, dtype = options.variant, options.dtype
     size = SINGLE_FILE if options.is_single_file else f"sharded-{''.join(str(options.max_shard_size).split())}"
-    model = "model"
-    with suppress(SourceError):
-        model = parse_repo(source, "")[0].split("/")[-1]
+    model = _short_name(source, "model")
+    if options.adapter:
+        adapter = _short_name(split_folder(options.adapter)[0], "merged")
+        model = adapter if adapter.lower().startswith(model.lower()) else f"{model}-{adapter}"
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
     machines = f"-{options.strategy.replace(':', '')}" if options.strategy.startswith("pp:") else ""
     end = f"{which}{cast}{machines}-{size}"
     return f"{namespace}/{model[: _LONGEST_NAME - len(namespace) - len(end) - 1]}{end}"
+
+
+def _short_name(source: str, otherwise: str) -> str:
+    with suppress(ShardingError):
+        return parse_repo(source, "")[0].split("/")[-1]
+    return otherwise
 
 
 def _refuse_folder(text: str, family: type[ShardingError]) -> None:

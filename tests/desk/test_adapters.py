@@ -1,0 +1,255 @@
+"""A desk plans a merge with an adapter, pins its commit, and holds a merged result to both repos."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.options import Options
+from sharding.desk import Desk, JobRequest
+from sharding.formats.names import REPORT_NAME
+from sharding.page.result_panels import Places, result_panel
+from sharding.report.events import event_json
+from tests.desk.actors import Stage
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state, stop_short
+from tests.inhouse import InHouse
+from tests.lora import Case, save_adapter, save_base
+
+SIZE = "30kB"
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base, and an adapter that PEFT has saved for it."""
+    pytest.importorskip("peft")
+    place, case = tmp_path_factory.mktemp("in"), Case(lora={"target_modules": ["q_proj", "v_proj"]})
+    base = save_base(case, place / "base")
+    return base, save_adapter(case, base, place / "lora")
+
+
+@pytest.fixture(scope="module")
+def base(hub: InHouse, folders: tuple[Path, Path]) -> str:
+    return push(hub, folders[0], "alice/base")
+
+
+@pytest.fixture(scope="module")
+def adapter(hub: InHouse, folders: tuple[Path, Path]) -> str:
+    return push(hub, folders[1], "alice/lora")
+
+
+@pytest.fixture(scope="module")
+def merged(hub: InHouse, base: str, adapter: str) -> Iterator[str]:
+    """A merged copy of bob, whom no desk has helped."""
+    *_, _ = job.shard(base, "bob/merged", Options(SIZE, adapter=adapter), endpoint=hub.address, token=BOB)
+    yield "bob/merged"
+
+
+def commit(hub: InHouse, repo: str) -> str:
+    return f"{repo}@{hub.api().model_info(repo).sha}"
+
+
+def edit_report(hub: InHouse, copy: str, changed: int) -> None:
+    """Let the report say that the adapter changes `changed` tensors."""
+    report = json.loads(hub.ask("GET", f"/{copy}/resolve/main/{REPORT_NAME}").body)
+    report["plan"]["merged"]["changed"] = report["verification"]["merged"]["changed"] = changed
+    text = json.dumps(report).encode()
+    hub.api(BOB).upload_file(repo_id=copy, path_in_repo=REPORT_NAME, path_or_fileobj=text)
+
+
+# --- Planned and pinned -------------------------------------------------------------------------------------
+
+
+def test_a_plan_says_which_tensors_an_adapter_changes(desk: Desk, base: str, adapter: str) -> None:
+    _, plan = desk.plan(base, Options(SIZE, adapter=adapter))
+    assert plan.merged and (plan.merged.changed, plan.merged.tensors) == (4, len(plan.tensors))
+    assert plan.merged.adapter.repo_id == adapter
+
+
+def test_a_job_merges_the_commit_of_the_adapter_that_was_planned(
+    hub: InHouse, desk: Desk, stage: Stage, folders: tuple[Path, Path], base: str, name: str
+) -> None:
+    mine = push(hub, folders[1], f"{name}-lora")
+    pinned = commit(hub, mine)
+    actor = stage(name)
+    job_id = desk.submit(JobRequest(base, name, Options(SIZE, adapter=mine)), *AS_ALICE)
+    hub.api().upload_file(repo_id=mine, path_in_repo="README.md", path_or_fileobj=b"later")
+    assert commit(hub, mine) != pinned
+    assert state(desk, job_id, "running").request.options.adapter == pinned
+    words = actor.arguments
+    assert words[words.index("--adapter") + 1] == pinned
+    actor.exit()
+
+
+def test_an_adapter_in_a_folder_of_its_repo_is_named_like_that_or_by_its_link(
+    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str
+) -> None:
+    hub.api().create_repo("alice/many")
+    hub.api().upload_folder(repo_id="alice/many", folder_path=folders[1], path_in_repo="loras/small")
+    pinned = commit(hub, "alice/many")
+    link = f"{hub.address}/alice/many/tree/main/loras/small"
+    for named in ("alice/many/loras/small", f"{pinned}/loras/small", link):
+        _, plan = desk.plan(base, Options(SIZE, adapter=named))
+        assert plan.merged and plan.merged.path == f"{pinned}/loras/small"
+    with pytest.raises(SourceError, match="its adapter in loras/small"):
+        desk.plan(base, Options(SIZE, adapter="alice/many"))
+
+
+def test_another_commit_of_an_adapter_is_another_plan(
+    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "lora"
+    place.mkdir()
+    for file in folders[1].iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    mine = push(hub, place, "alice/changing")
+    first = commit(hub, mine)
+    config = json.loads((place / "adapter_config.json").read_text())
+    (place / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 99}))
+    hub.api().upload_folder(repo_id=mine, folder_path=place)
+    plans = [desk.plan(base, Options(SIZE, adapter=at))[1] for at in (first, commit(hub, mine))]
+    assert plans[0].merged != plans[1].merged
+    assert [tensor.recipe for tensor in plans[0].tensors] != [tensor.recipe for tensor in plans[1].tensors]
+
+
+def test_a_base_and_an_adapter_together_are_refused(desk: Desk, base: str, adapter: str) -> None:
+    with pytest.raises(UsageError, match="not a base for an adapter"):
+        desk.plan(base, Options(SIZE, adapter=adapter, base=base))
+
+
+def test_an_unfinished_merge_goes_on_with_its_adapter(
+    hub: InHouse, desk: Desk, base: str, adapter: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = commit(hub, adapter)
+    stop_short(hub, base, name, monkeypatch, Options(SIZE, adapter=pinned))
+    request = desk.unfinished(name, ALICE)
+    assert request and request.options.adapter == pinned
+    resumed = end(desk, desk.submit(request, *AS_ALICE))
+    assert resumed.state == "done" and any(shard.kept for shard in resumed.shards)
+
+
+# --- Whose adapter ------------------------------------------------------------------------------------------
+
+
+def test_no_folder_of_the_server_is_an_adapter(
+    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by its path nor by a name that a repo could have."""
+    monkeypatch.chdir(folders[1].parent)
+    (folders[1].parent / "nobody").mkdir()
+    (folders[1].parent / "nobody/lora").symlink_to(folders[1])
+    for named in (str(folders[1]), "./lora", "~/lora", "lora", "nobody/lora"):
+        with pytest.raises(SourceError):
+            desk.plan(base, Options(SIZE, adapter=named), ALICE)
+        with pytest.raises(SourceError):
+            desk.submit(JobRequest(base, name, Options(SIZE, adapter=named)), *AS_ALICE)
+
+
+def test_a_private_adapter_is_read_only_with_a_token_that_may(
+    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str
+) -> None:
+    secret = push(hub, folders[1], "alice/secret-lora", private=True)
+    options = Options(SIZE, adapter=secret)
+    assert desk.plan(base, options, ALICE)[1].merged
+    for token in (BOB, None):  # also after its owner has read it
+        with pytest.raises(SourceError, match="alice/secret-lora"):
+            desk.plan(base, options, token)
+    with pytest.raises(SourceError, match="alice/secret-lora"):
+        desk.submit(JobRequest(base, "bob/of-secret", options), *AS_BOB)
+
+
+def test_a_copy_with_a_private_adapter_is_private(
+    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, name: str
+) -> None:
+    secret = push(hub, folders[1], f"{name}-lora", private=True)
+    assert end(desk, desk.submit(JobRequest(base, name, Options(SIZE, adapter=secret)), *AS_ALICE)).state == "done"
+    assert hub.api().model_info(name).private
+
+
+def test_a_page_does_not_read_a_large_adapter_whole(
+    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Hub states no SHA-256 for a file that is stored in git."""
+    hub.api().create_repo("alice/in-git")
+    attributes = b"*.nothing filter=lfs\n"
+    hub.api().upload_file(repo_id="alice/in-git", path_in_repo=".gitattributes", path_or_fileobj=attributes)
+    hub.api().upload_folder(repo_id="alice/in-git", folder_path=folders[1], ignore_patterns=["README.md"])
+    monkeypatch.setattr("sharding.desk.header_cache.MAX_PAGE_WEIGHT_BYTES", 100)
+    with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors takes reading"):
+        desk.plan(base, Options(SIZE, adapter="alice/in-git"))
+    monkeypatch.undo()
+    assert desk.plan(base, Options(SIZE, adapter="alice/in-git"))[1].merged
+
+
+# --- Judged -------------------------------------------------------------------------------------------------
+
+
+def test_a_merged_result_is_held_to_the_headers_of_base_and_adapter(hub: InHouse, desk: Desk, merged: str) -> None:
+    result, trust = desk.judge(merged, None)
+    assert trust.level == "fits", trust.reasons
+    assert "once the adapter is merged" in " ".join(trust.reasons)
+    assert result.report.plan.merged
+
+
+def test_a_report_of_another_merge_is_contradicted(hub: InHouse, desk: Desk, base: str, adapter: str) -> None:
+    *_, _ = job.shard(base, "bob/lies", Options(SIZE, adapter=adapter), endpoint=hub.address, token=BOB)
+    edit_report(hub, "bob/lies", 3)
+    trust = desk.judge("bob/lies", None)[1]
+    assert trust.level == "contradicted"
+    assert trust.reasons == ("The adapter's headers do not give the merge that the report names.",)
+
+
+def test_without_its_adapter_a_result_is_only_a_claim(
+    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str
+) -> None:
+    lost = push(hub, folders[1], "alice/lost-lora")
+    *_, _ = job.shard(base, "bob/lost", Options(SIZE, adapter=lost), endpoint=hub.address, token=BOB)
+    hub.api().delete_repo(lost)
+    trust = desk.judge("bob/lost", None)[1]
+    assert trust.level == "claims"
+    assert "cannot be compared" in trust.reasons[1] and lost in trust.reasons[1]
+
+
+def test_a_check_merges_the_adapter_first_and_is_remembered(
+    hub: InHouse, desk: Desk, base: str, adapter: str, merged: str
+) -> None:
+    done = end(desk, desk.submit_check(merged, *AS_ALICE))
+    assert (done.state, done.error) == ("done", None)
+    assert done.request.options.adapter == commit(hub, adapter)
+    assert done.verification and done.verification.holds and done.verification.merged
+    trust = desk.judge(merged, None)[1]
+    assert trust.level == "read-now" and f"It merged the adapter {commit(hub, adapter)}" in trust.reasons[0]
+
+
+def test_a_base_and_its_merged_copy_differ_and_that_says_nothing_against_the_result(
+    desk: Desk, base: str, adapter: str, merged: str
+) -> None:
+    done = end(desk, desk.submit_comparison(base, merged, "", *AS_ALICE))
+    assert done.state == "failed" and done.error and "differs from the original in 4 tensors" in done.error[0]
+    assert desk.compare(base, merged, ALICE)[1].level == "contradicted"
+    assert desk.judge(merged, ALICE)[1].level == "fits"
+    assert end(desk, desk.submit_check(merged, *AS_ALICE)).state == "done"
+    assert desk.compare(base, merged, ALICE)[1].level == "contradicted"
+
+
+def test_what_is_equal_only_within_the_tolerance_of_a_merge_is_never_called_identical(
+    hub: InHouse, desk: Desk, stage: Stage, base: str, adapter: str, merged: str
+) -> None:
+    *_, verified = job.verify(base, merged, adapter=adapter, endpoint=hub.address, token=ALICE)
+    job_id = desk.submit_check(merged, *AS_ALICE)
+    actor = stage(state(desk, job_id, "running").request.destination)
+    verification = replace(verified.verification, within=3)  # type: ignore[union-attr]
+    actor.say(event_json(replace(verified, verification=verification)))  # type: ignore[arg-type]
+    actor.exit()
+    done = state(desk, job_id, "done")
+    total = verification.tensors
+    words = f"equal within the tolerance of a merge: {total - 3} tensors bit-equal, 3 within it"
+    assert words in done.log[-1] and "identical" not in " ".join(done.log)
+    result, trust = desk.judge(merged, ALICE)
+    assert (trust.level, trust.within) == ("read-now", 3) and "3 tensors differ" in trust.caveats[0]
+    panel = result_panel(result.report, trust, Places(merged, "", "", None))
+    assert words in panel.replace("<wbr>", "") and "identical" not in panel and "state good" not in panel
