@@ -25,6 +25,7 @@ def test_a_pattern_that_takes_years_is_refused_in_time(pattern: str, monkeypatch
 
 
 def test_all_patterns_of_an_adapter_share_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "PATTERNS_SECONDS", 20.0)
     seconds = iter(range(0, 1000, 3))  # each match takes three seconds
     monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     patterns = Patterns(ADAPTER_NAME)
