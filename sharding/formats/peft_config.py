@@ -119,9 +119,11 @@ class LoraConfig(BaseModel):
         return _ends(name, self.target_parameters)
 
     def _is_in_layers(self, module: str, match: Match) -> bool:
-        forms = [rf"(?:^|.*?\.){layers}\.(\d+)\..*" for layers in self.layers_pattern] or [r".*?\.[^.]*\.(\d+)\..*"]
+        forms = [rf"(?:^|.*?\.){layers}\.(?P<idx>\d+)\..*" for layers in self.layers_pattern] or [
+            r".*?\.[^.]*\.(?P<idx>\d+)\..*"
+        ]
         place = next(filter(None, (match(form, module) for form in forms)), None)
-        return place is not None and int(place[1]) in self.layers_to_transform
+        return place is not None and int(place["idx"]) in self.layers_to_transform
 
     def tokens_of(self, module: str) -> tuple[int, ...] | None:
         """Return which rows of the embedding `module` are replaced, or None if the configuration does not say."""

@@ -82,11 +82,12 @@ class Dora(Recipe):
             spread: Any = 0.0
             if with_spread:
                 spread = product(np.abs(b if update.transposed else b[start:end]), np.abs(a)) * spread_of(update)
-            if update.transposed:
-                factor = magnitude / self._norms(weight.T, change)
-                change, spread = change.T, spread.T if with_spread else 0.0
-            else:
-                factor = (magnitude[start:end] / self._norms(weight, change)).reshape(-1, 1)
+            with np.errstate(all="ignore"):  # as torch divides by the norm of a row of zeros
+                if update.transposed:
+                    factor = magnitude / self._norms(weight.T, change)
+                    change, spread = change.T, spread.T if with_spread else 0.0
+                else:
+                    factor = (magnitude[start:end] / self._norms(weight, change)).reshape(-1, 1)
             yield Term(weight, change, factor, spread)
 
     def _norms(self, weight: Any, change: Any) -> Any:

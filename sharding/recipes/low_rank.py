@@ -205,7 +205,8 @@ def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> It
     [(0, 8), (8, 16), (16, 30)]
     """
     least = LEAST_COLUMNS if transposed else LEAST_ROWS
-    at_once = max(least, MERGED_BYTES // max(1, row_bytes))
+    # In multiples, because some kernels of a BLAS compute the last rows of a group of 4 in another way.
+    at_once = max(least, MERGED_BYTES // max(1, row_bytes) // least * least)
     while first < last:
         end = first + at_once
         end = last if last - end < least else end
@@ -239,11 +240,14 @@ def rounded(term: Term, dtype: str, rounds_twice: bool) -> Iterator[Chunk]:
 
     total, target = term.weight, numpy_dtype(dtype)
     with np.errstate(all="ignore"):  # torch gives the same infinite numbers
+        result = None
         if term.change is not None:
-            total += term.change.astype(target) if rounds_twice else term.change
-        result = np.ascontiguousarray(total).astype(target)
+            result = total + term.change.astype(target) if rounds_twice else None
+            total += term.change
+        result = (total if result is None else result).astype(target)
+    total, result = np.ascontiguousarray(total), np.ascontiguousarray(result)
     bits = result.reshape(-1).view(f"u{result.itemsize}")
-    overflowed = settle(np.ascontiguousarray(total).reshape(-1), bits, CASTABLE[dtype].infinity)
+    overflowed = settle(total.reshape(-1), bits, CASTABLE[dtype].infinity)
     data = bits.view(np.uint8).data.cast("B")
     for start in range(0, len(data), BATCH_BYTES):
         yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed)

@@ -39,7 +39,7 @@ def match(pattern: str, text: str) -> re.Match[str] | None:
     exclude=NAMES | st.sampled_from(FORMS) | st.none(),
     saved=st.lists(st.sampled_from(["lm_head", "score", "self_attn", "embed_tokens"]), max_size=2),
     layers=st.none() | st.integers(0, 2) | st.lists(st.sampled_from([0, 1, 11]), max_size=2),
-    pattern=st.sampled_from([None, "layers", ["h", "layers"], [], "self_attn"]),
+    pattern=st.sampled_from([None, "layers", ["h", "layers"], [], "self_attn", "(layers|h)"]),
 )
 def test_the_targets_are_those_of_peft(target: Any, exclude: Any, saved: list[str], layers: Any, pattern: Any) -> None:
     chosen = {"layers_to_transform": layers, "layers_pattern": pattern if layers is not None else None}

@@ -83,6 +83,14 @@ def test_numbers_that_become_infinite_are_counted() -> None:
     assert bytes(chunk.data) == bits(expected)[2]
 
 
+def test_a_row_of_zeros_becomes_no_number_as_in_torch() -> None:
+    file = Tensors()
+    weight = torch.zeros(1, 4, dtype=torch.bfloat16)
+    update = Update(file.add(torch.zeros(1, 4)), file.add(torch.zeros(1, 1)), "F32", "F32", 1, 1.0, 0, 1)
+    recipe = Dora(file.add(weight), "BF16", (1, 4), update, file.add(torch.ones(1)), "F32")
+    assert bytes_of(recipe, file.source()) == b"\xc0\x7f" * 4
+
+
 def test_it_says_in_words_that_each_output_has_a_length() -> None:
     file = Tensors()
     b, a, magnitude, weight = (file.add(torch.zeros(shape)) for shape in ((4, 1), (1, 8), (4,), (4, 8)))

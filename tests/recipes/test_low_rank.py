@@ -43,7 +43,7 @@ def added(weight: torch.Tensor, change: torch.Tensor, twice: bool = False) -> by
 @given(
     rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 71, 72, 200])),
     columns=st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
-    rank=st.sampled_from([1, 3, 8, 17]),
+    rank=st.sampled_from([1, 3, 8, 17, 128]),
     dtype=DTYPE,
     adapter=ADAPTER,
     scale=SCALES,
@@ -198,6 +198,7 @@ def test_tiles_follow_one_another_and_none_but_an_only_one_is_short(
     assert all(end == start for (_, end), (start, _) in pairwise(cut))
     lengths = [end - start for start, end in cut]
     assert len(cut) <= 1 or min(lengths) >= least
+    assert all(length % least == 0 for length in lengths[:-1])
     most = max(least, MERGED_BYTES // row_bytes)
     assert all(length < most + least for length in lengths)
 
