@@ -1,4 +1,4 @@
-"""Write checkpoints to measure with, in the format of the Hub: random, quantized, or sparse ones of many tensors."""
+"""Write checkpoints to measure with, in the format of the Hub: random or quantized ones, adapters, and sparse ones."""
 
 import argparse
 import json
@@ -54,6 +54,11 @@ def build_sparse(folder: Path, files: int, tensors: int, width: int = 2048, *, f
 def build_quantized(folder: Path, kind: str, weight_bytes: int) -> None:
     """Write about `weight_bytes` of quantized weights: a Llama in FP8 ("llama"), or one weight ("fp8", "mxfp4")."""
     _build("quantized", folder, "--of", kind, "--bytes", weight_bytes)
+
+
+def build_adapter(folder: Path, base: Path, rank: int, *, is_dora: bool = False) -> None:
+    """Write a random adapter in fp32 for every linear layer of the Llama in `base`."""
+    _build("adapter", folder, "--base", base, "--rank", rank, *["--dora"] * is_dora)
 
 
 def weight_bytes(folder: Path) -> int:
@@ -176,6 +181,29 @@ def _llama(weight_bytes: int, dtype: str) -> tuple[str, list[Tensor]]:
     return tensors(max(1, 1 + round((weight_bytes - one) / (two - one))))
 
 
+def _write_adapter(folder: Path, base: Path, rank: int, is_dora: bool) -> None:
+    import numpy as np
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    random, tensors = np.random.default_rng(0), {}
+    for path in sorted(base.glob("*.safetensors")):
+        with safe_open(path, framework="np") as file:
+            for name in [name for name in file.keys() if name.endswith("_proj.weight")]:  # noqa: SIM118
+                outputs, inputs = file.get_slice(name).get_shape()
+                module = f"base_model.model.{name.removesuffix('.weight')}"
+                tensors[f"{module}.lora_A.weight"] = random.standard_normal((rank, inputs), np.float32) / 20
+                tensors[f"{module}.lora_B.weight"] = random.standard_normal((outputs, rank), np.float32) / 20
+                if is_dora:
+                    tensors[f"{module}.lora_magnitude_vector"] = random.random(outputs, np.float32) + 1
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    targets = sorted({name.split(".")[-3] for name in tensors if name.endswith("lora_A.weight")})
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "r": rank}
+    config |= {"lora_alpha": 2 * rank, "target_modules": targets, "use_dora": is_dora}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 def _in_two_files(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
     tensors = list(tensors)
     half_bytes = sum(tensor.bytes for tensor in tensors) // 2
@@ -256,13 +284,19 @@ def main() -> None:
     sparse.add_argument("--tensors", type=int, default=100_000)
     sparse.add_argument("--width", type=int, default=2048)
     sparse.add_argument("--filled", action="store_true", help="random bytes in the place of holes")
-    for kind in (llama, quantized, sparse):
+    adapter = kinds.add_parser("adapter", help="a random LoRA for a random Llama")
+    adapter.add_argument("--base", type=Path, required=True)
+    adapter.add_argument("--rank", type=int, default=64)
+    adapter.add_argument("--dora", action="store_true", help="with a length for each output")
+    for kind in (llama, quantized, sparse, adapter):
         kind.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     if arguments.kind == "llama":
         _write_llama(arguments.folder, arguments.bytes, arguments.dtype)
     elif arguments.kind == "quantized":
         _write_quantized(arguments.folder, arguments.of, arguments.bytes)
+    elif arguments.kind == "adapter":
+        _write_adapter(arguments.folder, arguments.base, arguments.rank, arguments.dora)
     else:
         _write_sparse(arguments.folder, arguments.files, arguments.tensors, arguments.width, arguments.filled)
 

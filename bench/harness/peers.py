@@ -1,4 +1,4 @@
-"""What the others do, each as one process: load and save a model, read headers, upload and download a repo."""
+"""What the others do, each as one process: load, merge and save a model, read headers, upload and download a repo."""
 
 import argparse
 from pathlib import Path
@@ -47,6 +47,14 @@ def load_dequantized_and_save(source: Path, destination: Path, max_shard_size: s
     model = AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=torch.bfloat16)
     del model._weight_conversions  # by which save_pretrained (5.23) would quantize it again
     model.save_pretrained(destination, max_shard_size=max_shard_size)
+
+
+def merge_and_save(base: Path, adapter: Path, destination: Path, max_shard_size: str) -> None:
+    """Load a model, load an adapter on top, merge both in memory and save the result."""
+    from peft import PeftModel
+
+    merged = PeftModel.from_pretrained(load(base, "keep"), adapter).merge_and_unload()
+    merged.save_pretrained(destination, max_shard_size=max_shard_size)
 
 
 def consolidate(source: Path, destination: Path, max_shard_size: str) -> None:
@@ -120,13 +128,14 @@ def main() -> None:
         "what",
         choices=[
             "accelerate", "transformers", "hub", "dequantize", "consolidate", "torch-save", "headers", "upload",
-            "download",
+            "download", "merge",
         ],
     )  # fmt: skip
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path, nargs="?")
     parser.add_argument("--max-shard-size", default="200MB")
     parser.add_argument("--base", type=Path)
+    parser.add_argument("--adapter", type=Path)
     parser.add_argument("--dtype", choices=list(_TORCH), default="keep")
     arguments = parser.parse_args()
     match arguments.what:
@@ -142,6 +151,8 @@ def main() -> None:
             consolidate(arguments.source, arguments.destination, arguments.max_shard_size)
         case "torch-save":
             save_from_dcp(arguments.source, arguments.base, arguments.destination, arguments.max_shard_size)
+        case "merge":
+            merge_and_save(arguments.source, arguments.adapter, arguments.destination, arguments.max_shard_size)
         case "headers":
             print(len(read_headers(arguments.source)))
         case "upload":

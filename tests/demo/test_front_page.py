@@ -1,12 +1,15 @@
 """Each command in the first table of README does its job: on the samples, in place of the names that it gives."""
 
+import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.conftest import environment
 from tests.docs.pages import README, code, table
@@ -18,6 +21,7 @@ NAMES = {
     "owner/name-fp8": "samples/qwen3-fp8",
     "you/name-bf16": "alice/name-bf16",
     "./checkpoint-500": "samples/t5-tiny-ranks",
+    "someone/lora": "./lora",
 }
 BASE = {"owner/name": "samples/t5-tiny"}
 """The base of the ranks that are among the samples."""
@@ -31,11 +35,25 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
+def write_lora(folder: Path) -> None:
+    """Write an adapter for one layer of the sample that stands for owner/name."""
+    folder.mkdir()
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    shapes = {f"{module}.lora_A.weight": (4, 512), f"{module}.lora_B.weight": (512, 4)}
+    save_file(
+        {name: np.ones(shape, np.float32) for name, shape in shapes.items()}, folder / "adapter_model.safetensors"
+    )
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["layers.0.self_attn.q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("row", range(8))
+@pytest.mark.parametrize("row", range(9))
 def test_a_command_of_the_front_page_does_its_job(hub: Server, tmp_path: Path, row: int) -> None:
     typed = table(README, "You have | You want")[row][-1]
     words = shlex.split(code(typed)[0])[1:]
+    if "--adapter" in words:
+        write_lora(tmp_path / "lora")
     names = NAMES | (BASE if "--base" in words else {})
     command = [sys.executable, "-m", "sharding", *(names.get(word, word) for word in words)]
     env = environment() | {"HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_alice", "HF_HOME": str(tmp_path / "home")}

@@ -312,10 +312,10 @@ def test_the_readme_shows_every_command() -> None:
     assert {words[1] for words in shown if words[0] == "shard-my-repo"} == set(CLI.commands)
 
 
-def test_the_readme_answers_eight_wishes_with_one_command_each() -> None:
+def test_the_readme_answers_nine_wishes_with_one_command_each() -> None:
     rows = table(README, "You have | You want")
     commands = [[span for span in code(typed) if span.startswith("shard-my-repo ")] for _, _, typed in rows]
-    assert [len(spans) for spans in commands] == [1] * 8
+    assert [len(spans) for spans in commands] == [1] * 9
 
 
 def test_what_the_readme_shows_of_the_demo_is_what_the_demo_prints() -> None:

@@ -1,5 +1,6 @@
 """What goes for every recipe: what it says of itself is what the executor reads and makes of it."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -8,10 +9,14 @@ from pydantic import TypeAdapter
 
 from sharding.core.recipe import Recipe
 from sharding.recipes.cast import Cast
+from sharding.recipes.dora import Dora
 from sharding.recipes.fp8 import Fp8
 from sharding.recipes.laid import Box, Laid
+from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.mxfp4 import Mxfp4
+from sharding.recipes.rows import Rows
 from sharding.recipes.stored import Stored
+from sharding.recipes.tolerance import Tolerance
 from tests.fuzz.targets import Memory
 from tests.recipes.executor import bytes_of
 
@@ -21,6 +26,11 @@ HALVES = Laid((Box("b", 0, (0, 0), (4, 3), (3, 1)), Box("a", 0, (0, 3), (4, 5), 
 ROWS = Laid((Box("b", 64, (0, 0), (1, 8), (8, 1)), Box("a", 16, (1, 0), (3, 8), (8, 1))), (4, 8), 1)
 PACKED = Stored(0, "a", 0, 32)
 SCALES = Stored(0, "scales", 0, 16)
+NUMBERS = Stored(0, "scales", 0, 128)
+"""A matrix of 4 × 8 numbers in float32."""
+UPDATE = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 16), "BF16", "BF16", 2, 0.5, 0, 4)
+STACKED = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 8), "BF16", "BF16", 1, 0.5, 0, 2, 0, 2)
+LENGTHS = Stored(0, "scales", 128, 144)
 EVERY: dict[str, Recipe] = {
     "stored": Stored(0, "a", 3, 19),
     "stored elsewhere": Stored(0, "a", 3, 23),
@@ -39,6 +49,26 @@ EVERY: dict[str, Recipe] = {
     "cast of a view": Cast(TURNED, "F32", "BF16"),
     "cast of fp8": Cast(Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"), "F32", "BF16"),
     "cast of mxfp4": Cast(Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 1, 3, 2), "F32", "BF16"),
+    "updated": LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)),
+    "updated and rounded twice": LowRank(NUMBERS, "F32", (4, 8), (UPDATE,), rounds_twice=True),
+    "updated in a stack": LowRank(NUMBERS, "F32", (2, 2, 8), (STACKED,), is_stacked=True),
+    "updated and transposed": LowRank(NUMBERS, "F32", (8, 4), (replace(UPDATE, last_row=8, transposed=True),)),
+    "two rows updated": LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, first_row=2, b=Stored(0, "a", 0, 8)),)),
+    "updated by a vector": LowRank(
+        NUMBERS, "F32", (32,), (Update(None, Stored(0, "b", 0, 64), "", "BF16", 1, 0.5, 0, 32),)
+    ),
+    "updated fp8": LowRank(Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "BF16"), "BF16", (4, 8), (UPDATE,)),
+    "cast of updated": Cast(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "F32", "BF16"),
+    "dora": Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32", may_overflow=True),
+    "dora, transposed": Dora(
+        NUMBERS, "F32", (8, 4), replace(UPDATE, last_row=8, transposed=True), LENGTHS, "F32", may_overflow=True
+    ),
+    "tolerance": Tolerance(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "F32"),
+    "tolerance of a cast": Tolerance(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "BF16"),
+    "tolerance of a dora": Tolerance(Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32"), "F32"),
+    "rows": Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), (3, 0), 8),
+    "rows in another order": Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), (0, 3), 8),
+    "rows of a cast": Rows(Stored(0, "a", 0, 32), Cast(Stored(0, "b", 0, 32), "F32", "BF16"), (3, 0), 8),
 }
 
 
@@ -81,6 +111,8 @@ def test_it_is_the_same_after_a_journey_as_json(name: str) -> None:
 def test_that_numbers_may_overflow_makes_no_other_bytes_and_no_other_key() -> None:
     cast = Cast(Stored(0, "a", 0, 32), "F32", "BF16")
     assert cast._replace(may_overflow=True).key() == cast.key()
+    for kind in ("updated", "dora"):
+        assert replace(EVERY[kind], may_overflow=True).key() == replace(EVERY[kind], may_overflow=False).key()  # type: ignore[type-var]
 
 
 def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
@@ -97,6 +129,24 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
         Fp8(PACKED, SCALES, "BF16", (4, 8), (2, 4), "F32"),
         Fp8(PACKED, SCALES, "F32", (8, 4), (2, 4), "F32"),
         Fp8(PACKED, Stored(0, "scales", 16, 32), "F32", (4, 8), (2, 4), "F32"),
+        *(
+            LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, **change),))
+            for change in (
+                {"a": Stored(0, "b", 32, 64)},
+                {"b": Stored(0, "a", 16, 32)},
+                {"a_dtype": "F16"},
+                {"b_dtype": "F16"},
+                {"scale": 0.25},
+                {"last_row": 3},
+            )
+        ),
+        LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, first=1), replace(STACKED, last=1)), is_stacked=True),
+        LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, last=1), replace(STACKED, first=1)), is_stacked=True),
+        LowRank(Stored(0, "scales", 128, 256), "F32", (4, 8), (UPDATE,)),
+        Dora(NUMBERS, "F32", (4, 8), UPDATE, Stored(0, "scales", 0, 16), "F32"),
+        Dora(NUMBERS, "F32", (4, 8), UPDATE, Stored(0, "a", 0, 8), "F16"),
+        Dora(NUMBERS, "F32", (4, 8), replace(UPDATE, scale=2.0), LENGTHS, "F32"),
+        Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), (3, 0, 1, 2), 4),
     ]
     for one, other in combinations([*EVERY.values(), *others], 2):
         assert one != other and one.key() != other.key()

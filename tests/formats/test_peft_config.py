@@ -1,0 +1,120 @@
+"""What an adapter_config.json targets, and with which rank and scale, is what PEFT makes of it."""
+
+import re
+from math import sqrt
+from typing import Any
+
+import peft
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils.other import get_pattern_key
+
+from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_PATTERN_CHARACTERS
+from sharding.formats.peft_config import parse_config
+
+LORA = {"peft_type": "LORA"}
+PARTS = ["self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.experts.1.up_proj"]
+MODULES = [
+    *(f"model.layers.{layer}.{part}" for layer in (0, 1, 11) for part in PARTS),
+    *("model.embed_tokens", "lm_head", "score", "layers.1.q_proj", "model.h.1.proj"),
+]
+NAMES = st.lists(
+    st.sampled_from(["q_proj", "proj", "up_proj", "v_proj", "lm_head", "self_attn.v_proj", "layers.1.q_proj", "1"]),
+    max_size=3,
+)
+FORMS = [r".*\.(q|v)_proj", r"model\.layers\.1\..*", r".*layers\.\d\..*", "lm_head", r"^(?!.*v_proj).*proj$"]
+PATTERNS = st.sampled_from(["q_proj", "proj", ".*up_proj", r"layers\.1\..*", "^model.*v_proj", "self_attn.q_proj"])
+
+
+def match(pattern: str, text: str) -> re.Match[str] | None:
+    return re.fullmatch(pattern, text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    target=NAMES | st.sampled_from(FORMS),
+    exclude=NAMES | st.sampled_from(FORMS) | st.none(),
+    saved=st.lists(st.sampled_from(["lm_head", "score", "self_attn", "embed_tokens"]), max_size=2),
+    layers=st.none() | st.integers(0, 2) | st.lists(st.sampled_from([0, 1, 11]), max_size=2),
+    pattern=st.sampled_from([None, "layers", ["h", "layers"], [], "self_attn"]),
+)
+def test_the_targets_are_those_of_peft(target: Any, exclude: Any, saved: list[str], layers: Any, pattern: Any) -> None:
+    chosen = {"layers_to_transform": layers, "layers_pattern": pattern if layers is not None else None}
+    if isinstance(target, str):  # PEFT takes layers with a list of names only
+        chosen = {}
+    values = {"target_modules": target, "exclude_modules": exclude, "modules_to_save": saved or None, **chosen}
+    theirs = peft.LoraConfig(**values)
+    ours = parse_config({**LORA, **values})
+    for module in MODULES:
+        assert ours.targets(module, match) == (
+            bool(check_target_module_exists(theirs, module))
+            and "Excluded" not in type(check_target_module_exists(theirs, module)).__name__
+        )
+
+
+@given(
+    ranks=st.dictionaries(PATTERNS, st.integers(1, 64), max_size=3),
+    alphas=st.dictionaries(PATTERNS, st.integers(1, 64), max_size=3),
+    rslora=st.booleans(),
+)
+def test_rank_and_scale_are_those_of_peft(ranks: dict[str, int], alphas: dict[str, int], rslora: bool) -> None:
+    values = {"r": 8, "lora_alpha": 12, "rank_pattern": ranks, "alpha_pattern": alphas, "use_rslora": rslora}
+    config = parse_config({**LORA, **values})
+    for module in MODULES:
+        rank = ranks.get(get_pattern_key(list(ranks), module), 8)
+        alpha = alphas.get(get_pattern_key(list(alphas), module), 12)
+        assert config.rank_of(module, match) == rank
+        assert config.scale_of(module, rank, match) == alpha / (sqrt(rank) if rslora else rank)
+
+
+def test_every_linear_layer_but_the_head_may_be_meant() -> None:
+    config = parse_config({**LORA, "target_modules": "all-linear"})
+    assert config.targets("model.layers.0.mlp.up_proj", match) and not config.targets("lm_head", match)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("peft_type", "IA3", "peft_type IA3"),
+        ("alora_invocation_tokens", [1], "alora_invocation_tokens"),
+        ("use_qalora", True, "QALoRA"),
+        ("arrow_config", {"top_k": 1}, "arrow_config"),
+        ("layer_replication", [[0, 2]], "layer_replication"),
+        ("megatron_config", {"a": 1}, "megatron_config"),
+        ("init_lora_weights", "pissa_niter_4", "pissa_niter_4"),
+        ("init_lora_weights", "OLoRA", "OLoRA"),
+        ("init_lora_weights", "loftq", "loftq"),
+        ("init_lora_weights", "brand-new", "does not know"),
+        ("r", 0, "r: "),
+        ("lora_alpha", "many", "lora_alpha"),
+        ("target_modules", "x" * (MAX_PATTERN_CHARACTERS + 1), "target_modules"),
+    ],
+)
+def test_what_is_no_plain_sum_or_not_valid_is_refused_by_name(key: str, value: Any, words: str) -> None:
+    with pytest.raises(SourceError, match=words):
+        parse_config({**LORA, key: value})
+
+
+@pytest.mark.parametrize("value", [True, False, "gaussian", "eva", "orthogonal", "lora_ga", "mica", "True", None])
+def test_a_start_that_leaves_the_base_as_it_is_is_fine(value: Any) -> None:
+    assert parse_config({**LORA, "init_lora_weights": value}).rounds_twice == (value == "mica")
+
+
+def test_the_rows_to_replace_are_those_of_the_module() -> None:
+    both = parse_config({**LORA, "trainable_token_indices": {"embed_tokens": [3, 1], "lm_head": [2]}})
+    assert both.tokens_of("model.embed_tokens") == (3, 1) and both.tokens_of("lm_head") == (2,)
+    assert both.tokens_of("model.other_embed_tokens") is None
+    assert parse_config({**LORA, "trainable_token_indices": [5]}).tokens_of("any") == (5,)
+    assert parse_config(LORA).tokens_of("any") is None
+
+
+def test_every_regular_expression_in_it_is_known_with_its_key() -> None:
+    values = {"target_modules": "a", "exclude_modules": ["b"], "rank_pattern": {"c": 1}, "layers_pattern": "d"}
+    config = parse_config({**LORA, **values, "alpha_pattern": {"e": 1}, "modules_to_save": ["f"]})
+    assert set(config.patterns) == {
+        *(("target_modules", "a"), ("rank_pattern", "c"), ("layers_pattern", "d")),
+        *(("alpha_pattern", "e"), ("modules_to_save", "f")),
+    }

@@ -1,0 +1,51 @@
+"""A name that a module has in memory leads to the tensor that is stored for it, or to none."""
+
+import pytest
+
+from sharding.planning.adapters.module_names import ModuleNames
+
+LLAMA = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("in_memory", "stored"),
+    [
+        (LLAMA, LLAMA),
+        ("transformer.h.0.attn.c_attn.weight", "h.0.attn.c_attn.weight"),
+        ("encoder.layer.0.attention.self.query.weight", "bert.encoder.layer.0.attention.self.query.weight"),
+        ("model.language_model.layers.0.mlp.up_proj.weight", "language_model.model.layers.0.mlp.up_proj.weight"),
+        ("model.language_model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("model.visual.blocks.0.attn.qkv.weight", "visual.blocks.0.attn.qkv.weight"),
+        ("model.vision_tower.layers.0.q_proj.weight", "vision_tower.layers.0.q_proj.weight"),
+        ("lm_head.weight", "language_model.lm_head.weight"),
+        ("model.layers.0.mlp.experts.0.w1.weight", "model.layers.0.block_sparse_moe.experts.0.w1.weight"),
+        ("model.layers.0.block_sparse_moe.gate.weight", "model.layers.0.mlp.gate.weight"),
+    ],
+)
+def test_a_name_in_memory_leads_to_the_stored_one(in_memory: str, stored: str) -> None:
+    names = ModuleNames([stored, "other.weight"])
+    assert names.find(in_memory) == stored
+    assert names.find(in_memory.replace("0", "1") + ".no") is None
+
+
+def test_the_name_itself_comes_first() -> None:
+    names = ModuleNames(["h.0.weight", "transformer.h.0.weight", "transformer.transformer.h.0.weight"])
+    assert names.find("transformer.h.0.weight") == "transformer.h.0.weight"
+    assert names.find("h.0.weight") == "h.0.weight"
+
+
+def test_what_transformers_knows_of_a_name_comes_before_any_guess() -> None:
+    known = {"model.a.weight": "b.weight"}
+    assert ModuleNames(["a.weight", "b.weight"], known).find("model.a.weight") == "b.weight"
+    assert ModuleNames(["a.weight"], known).find("model.a.weight") == "a.weight"
+
+
+def test_a_prefix_that_was_seen_is_put_before_other_names() -> None:
+    names = ModuleNames(["h.0.attn.weight", "h.1.attn.weight"])
+    assert names.in_memory("h.1.attn") == "h.1.attn"
+    names.find("transformer.h.0.attn.weight")
+    assert names.in_memory("h.1.attn") == "transformer.h.1.attn"
+
+
+def test_of_several_names_with_one_more_prefix_none_is_taken() -> None:
+    assert ModuleNames(["bert.a.weight", "vit.a.weight"]).find("a.weight") is None

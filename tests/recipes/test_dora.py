@@ -1,0 +1,91 @@
+"""A weight with a DoRA has the bits that torch gives for PEFT's formulas, however it is cut."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sharding.core.limits import MERGED_BYTES
+from sharding.recipes import low_rank
+from sharding.recipes.dora import Dora
+from sharding.recipes.low_rank import Update
+from tests.folders import bits
+from tests.recipes.executor import bytes_of
+from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
+
+ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+
+
+@ANY
+@given(
+    rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 72, 200])),
+    columns=st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
+    rank=st.sampled_from([1, 3, 8, 17]),
+    dtype=st.sampled_from(list(DTYPES)),
+    adapter=st.sampled_from(["F32", "BF16"]),
+    transposed=st.booleans(),
+    tile=st.sampled_from([1, 100, 9000, MERGED_BYTES]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
+    rows: int,
+    columns: int,
+    rank: int,
+    dtype: str,
+    adapter: str,
+    transposed: bool,
+    tile: int,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(low_rank, "MERGED_BYTES", tile)
+    generator, file = torch.Generator().manual_seed(seed), Tensors()
+    outputs, inputs = (columns, rows) if transposed else (rows, columns)
+    weight = random((rows, columns), dtype, generator)
+    a, b = random((rank, inputs), adapter, generator), random((outputs, rank), adapter, generator)
+    magnitude = random((outputs,), adapter, generator)
+    of, of_a, of_b, of_m = map(file.add, (weight, a, b, magnitude))
+    update = Update(of_a, of_b, adapter, adapter, rank, 0.75, 0, rows, transposed=transposed)
+    change = (b.float() @ a.float()) * 0.75
+    if transposed:
+        norm = torch.linalg.norm(weight.T + change, dim=1)
+        total = (magnitude.float() / norm).view(1, -1) * (weight + change.T)
+    else:
+        norm = torch.linalg.norm(weight + change, dim=1)
+        total = (magnitude.float() / norm).view(-1, 1) * (weight + change)
+    recipe = Dora(of, dtype, (rows, columns), update, of_m, adapter, may_overflow=True)
+    expected = bits(with_one_nan(total.to(weight.dtype)))[2]
+    assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == expected
+    assert recipe.is_whole == transposed
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_convolution_has_one_length_for_each_output(dtype: str) -> None:
+    generator, file = torch.Generator().manual_seed(1), Tensors()
+    weight = random((9, 4, 3, 3), dtype, generator)
+    a, b = random((5, 4, 3, 3), "F32", generator), random((9, 5, 1, 1), "F32", generator)
+    magnitude = random((1, 9, 1, 1), "F32", generator)
+    update = Update(file.add(a), file.add(b), "F32", "F32", 5, 1.5, 0, 9)
+    recipe = Dora(file.add(weight), dtype, (9, 4, 3, 3), update, file.add(magnitude), "F32")
+    change = ((b.flatten(1) @ a.flatten(1)) * 1.5).reshape(weight.shape)
+    norm = (weight + change).norm(p=2, dim=(1, 2, 3))
+    total = (magnitude.flatten() / norm).view(-1, 1, 1, 1) * (weight + change)
+    assert bytes_of(recipe, file.source()) == bits(total.to(weight.dtype))[2]
+
+
+def test_numbers_that_become_infinite_are_counted() -> None:
+    file = Tensors()
+    weight, magnitude = torch.ones(2, 4, dtype=torch.float16), torch.tensor([1.0, 3e5])
+    update = Update(file.add(torch.zeros(1, 4)), file.add(torch.zeros(2, 1)), "F32", "F32", 1, 1.0, 0, 2)
+    (chunk,) = file.chunks(Dora(file.add(weight), "F16", (2, 4), update, file.add(magnitude), "F32"))
+    assert chunk.overflowed == 4
+    expected = torch.tensor([[0.5] * 4, [float("inf")] * 4], dtype=torch.float16)
+    assert bytes(chunk.data) == bits(expected)[2]
+
+
+def test_it_says_in_words_that_each_output_has_a_length() -> None:
+    file = Tensors()
+    b, a, magnitude, weight = (file.add(torch.zeros(shape)) for shape in ((4, 1), (1, 8), (4,), (4, 8)))
+    update = Update(a, b, "F32", "F32", 1, 2.0, 0, 4)
+    words = Dora(weight, "F32", (4, 8), update, magnitude, "F32").words((4, 8))
+    assert words.startswith("dora(F32 [4, 8], ") and "; lengths " in words and "2 × (" in words

@@ -1,0 +1,219 @@
+"""A weight with its low-rank updates has the bits that torch gives for PEFT's formulas, however it is cut."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sharding.core.limits import BATCH_BYTES, MERGED_BYTES
+from sharding.core.recipe import Recipe
+from sharding.recipes import low_rank
+from sharding.recipes.cast import Cast
+from sharding.recipes.laid import Box, Laid
+from sharding.recipes.low_rank import LowRank, Update, tiles
+from sharding.recipes.stored import Stored
+from tests.folders import bits
+from tests.recipes.executor import FILE, bytes_of
+from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
+
+ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120, deadline=None)
+DTYPE, ADAPTER = st.sampled_from(list(DTYPES)), st.sampled_from(["F32", "BF16", "F16"])
+SEEDS, SCALES = st.integers(0, 2**32 - 1), st.sampled_from([0.5, 2.0, 16 / 3, -1.25, 16 / 17**0.5])
+CUTS = {"tile": st.sampled_from([1, 100, 1000, 9000, MERGED_BYTES]), "batch": st.sampled_from([64, 1000, BATCH_BYTES])}
+
+
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    def small(tile: int, batch: int) -> None:
+        monkeypatch.setattr(low_rank, "MERGED_BYTES", tile)
+        monkeypatch.setattr(low_rank, "BATCH_BYTES", batch)
+
+    return small
+
+
+def added(weight: torch.Tensor, change: torch.Tensor, twice: bool = False) -> bytes:
+    """A weight with its change, in the dtype of the weight. torch adds in the wider dtype of both."""
+    total = weight + (change.to(weight.dtype) if twice else change)
+    return bits(with_one_nan(total.to(weight.dtype)))[2]
+
+
+@ANY
+@given(
+    rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 71, 72, 200])),
+    columns=st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
+    rank=st.sampled_from([1, 3, 8, 17]),
+    dtype=DTYPE,
+    adapter=ADAPTER,
+    scale=SCALES,
+    transposed=st.booleans(),
+    twice=st.booleans(),
+    seed=SEEDS,
+    **CUTS,
+)
+def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
+    rows: int,
+    columns: int,
+    rank: int,
+    dtype: str,
+    adapter: str,
+    scale: float,
+    transposed: bool,
+    twice: bool,
+    seed: int,
+    tile: int,
+    batch: int,
+    bounds,  # type: ignore[no-untyped-def]
+) -> None:
+    bounds(tile, batch)
+    generator, file = torch.Generator().manual_seed(seed), Tensors()
+    outputs, inputs = (columns, rows) if transposed else (rows, columns)
+    weight = random((rows, columns), dtype, generator)
+    a, b = random((rank, inputs), adapter, generator), random((outputs, rank), adapter, generator)
+    of, of_a, of_b = map(file.add, (weight, a, b))
+    update = Update(of_a, of_b, adapter, adapter, rank, scale, 0, rows, transposed=transposed)
+    recipe = LowRank(of, dtype, (rows, columns), (update,), rounds_twice=twice)
+    change = (b.float() @ a.float()) * scale
+    expected = added(weight, change.T if transposed else change, twice)
+    assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == expected
+    assert bytes_of(recipe, file.source(1003, 4096)) == expected
+
+
+@ANY
+@given(
+    experts=st.integers(1, 5),
+    rows=st.sampled_from([1, 5, 8, 17, 40]),
+    columns=st.sampled_from([2, 12, 64, 130]),
+    rank=st.sampled_from([1, 4, 9]),
+    dtype=DTYPE,
+    swapped=st.booleans(),
+    seed=SEEDS,
+    **CUTS,
+)
+def test_each_expert_gets_its_part_of_both_matrices(
+    experts: int,
+    rows: int,
+    columns: int,
+    rank: int,
+    dtype: str,
+    swapped: bool,
+    seed: int,
+    tile: int,
+    batch: int,
+    bounds,  # type: ignore[no-untyped-def]
+) -> None:
+    bounds(tile, batch)
+    generator, file = torch.Generator().manual_seed(seed), Tensors()
+    outputs, inputs = (columns, rows) if swapped else (rows, columns)
+    weight = random((experts, rows, columns), dtype, generator)
+    a = random((experts * rank, inputs), "F32", generator)
+    b = random((outputs, rank * experts), "F32", generator)
+    of, of_a, of_b = map(file.add, (weight, a, b))
+    update = Update(of_a, of_b, "F32", "F32", rank, 0.5, 0, rows, 0, experts, transposed=swapped)
+    recipe = LowRank(of, dtype, tuple(weight.shape), (update,), is_stacked=True, rounds_twice=True)
+    changes = [(b[:, e::experts] @ a[e * rank : (e + 1) * rank]) * 0.5 for e in range(experts)]
+    change = torch.stack([one.T if swapped else one for one in changes])
+    assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == added(weight, change, twice=True)
+
+
+@pytest.mark.parametrize("tile", [1, 100, MERGED_BYTES])
+def test_updates_of_some_rows_of_some_matrices_leave_the_others_as_they_are(tile: int, bounds) -> None:  # type: ignore[no-untyped-def]
+    bounds(tile, BATCH_BYTES)
+    generator, file = torch.Generator().manual_seed(1), Tensors()
+    weight = random((3, 20, 24), "BF16", generator)
+    of, expected, updates = file.add(weight), weight.clone(), list[Update]()
+    for expert, first, last in ((1, 10, 20), (0, 2, 12), (1, 0, 10)):
+        a, b = random((4, 24), "F32", generator), random((last - first, 4), "F32", generator)
+        updates.append(Update(file.add(a), file.add(b), "F32", "F32", 4, 2.0, first, last, expert, expert + 1))
+        expected[expert, first:last] += ((b @ a) * 2.0).to(torch.bfloat16)
+    recipe = LowRank(of, "BF16", (3, 20, 24), tuple(updates), is_stacked=True, rounds_twice=True)
+    assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == bits(expected)[2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_gets_a_scaled_vector(dtype: str) -> None:
+    generator, file = torch.Generator().manual_seed(2), Tensors()
+    bias, change = random((77,), dtype, generator), random((77,), "F16", generator)
+    update = Update(None, file.add(change), "", "F16", 1, 0.3, 0, 77)
+    recipe = LowRank(file.add(bias), dtype, (77,), (update,))
+    assert bytes_of(recipe, file.source()) == added(bias, change.float() * 0.3)
+
+
+def test_a_convolution_is_a_matrix_of_its_outputs() -> None:
+    generator, file = torch.Generator().manual_seed(3), Tensors()
+    weight = random((9, 4, 3, 3), "F32", generator)
+    a, b = random((5, 4, 3, 3), "F32", generator), random((9, 5, 1, 1), "F32", generator)
+    update = Update(file.add(a), file.add(b), "F32", "F32", 5, 1.5, 0, 9)
+    recipe = LowRank(file.add(weight), "F32", (9, 4, 3, 3), (update,))
+    assert bytes_of(recipe, file.source()) == added(weight.flatten(1), (b.flatten(1) @ a.flatten(1)) * 1.5)
+
+
+def test_what_another_recipe_makes_is_changed_too() -> None:
+    generator, file = torch.Generator().manual_seed(4), Tensors()
+    weight, a, b = (random(shape, "F32", generator) for shape in ((30, 20), (3, 20), (3, 30)))
+    turned: Recipe = Laid((Box(FILE, len(file.data), (0, 0), (30, 3), (1, 30)),), (30, 3), 4)
+    file.add(b)
+    update = Update(file.add(a), turned, "F32", "F32", 3, 1.0, 0, 30)
+    recipe = LowRank(Cast(file.add(weight), "F32", "BF16"), "BF16", (30, 20), (update,))
+    assert bytes_of(recipe, file.source()) == added(weight.bfloat16(), b.T.contiguous() @ a)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "F32"])
+def test_numbers_that_become_infinite_are_counted_and_those_that_were_are_not(dtype: str) -> None:
+    file, largest = Tensors(), torch.finfo(DTYPES[dtype]).max
+    weight = torch.tensor([[1.0, largest, largest, float("inf"), float("nan"), -largest]], dtype=DTYPES[dtype])
+    a = torch.tensor([[1.0, 1.0, largest / 2, 1.0, 1.0, -largest / 2]])
+    update = Update(file.add(a), file.add(torch.ones(1, 1)), "F32", "F32", 1, 1.0, 0, 1)
+    recipe = LowRank(file.add(weight), dtype, (1, 6), (update,))
+    (chunk,) = file.chunks(recipe)
+    assert bytes(chunk.data) == added(weight, a)
+    assert chunk.overflowed == {"F16": 2, "F32": 0}[dtype], "an infinite sum in float32 was infinite before the cast"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_number_of_the_adapter_that_is_not_finite_spreads_as_in_torch(dtype: str, value: str) -> None:
+    generator, file = torch.Generator().manual_seed(5), Tensors()
+    weight, a, b = (random(shape, "F32", generator) for shape in ((12, 10), (2, 10), (12, 2)))
+    weight, a[1, 3], b[7, 0] = weight.to(DTYPES[dtype]), float(value), float(value)
+    update = Update(file.add(a), file.add(b), "F32", "F32", 2, 1.0, 0, 12)
+    assert bytes_of(LowRank(file.add(weight), dtype, (12, 10), (update,), may_overflow=True), file.source()) == added(
+        weight, b @ a
+    )
+
+
+@given(
+    rows=st.integers(0, 500),
+    row_bytes=st.integers(1, 1 << 20),
+    first=st.integers(0, 9),
+    transposed=st.booleans(),
+)
+def test_tiles_follow_one_another_and_none_but_an_only_one_is_short(
+    rows: int, row_bytes: int, first: int, transposed: bool
+) -> None:
+    cut, least = list(tiles(first, first + rows, row_bytes, transposed)), 64 if transposed else 8
+    assert [start for start, _ in cut] == [first, *(end for _, end in cut)][: len(cut)]
+    assert not cut or cut[-1][1] == first + rows
+    assert all(end == start for (_, end), (start, _) in pairwise(cut))
+    lengths = [end - start for start, end in cut]
+    assert len(cut) <= 1 or min(lengths) >= least
+    most = max(least, MERGED_BYTES // row_bytes)
+    assert all(length < most + least for length in lengths)
+
+
+def test_a_chunk_is_no_larger_than_a_batch() -> None:
+    file = Tensors()
+    row = BATCH_BYTES // 4  # numbers of float32: a tile of 8 rows has eight batches
+    a, weight = torch.ones(1, row), torch.zeros(8, row)
+    update = Update(file.add(a), file.add(torch.ones(8, 1)), "F32", "F32", 1, 1.0, 0, 8)
+    sizes = [len(chunk.data) for chunk in file.chunks(LowRank(file.add(weight), "F32", (8, row), (update,)))]
+    assert max(sizes) <= BATCH_BYTES and sum(sizes) == weight.nbytes
+
+
+def test_it_says_in_words_how_many_updates_it_adds() -> None:
+    update = Update(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), "F32", "F32", 1, 2.5, 0, 4)
+    recipe = LowRank(Stored(0, "w", 0, 64), "BF16", (4, 8), (update,))
+    assert recipe.words((4, 8)) == "add(BF16 [4, 8], w bytes 0–64; 2.5 × (b bytes 0–16 @ a bytes 0–32))"
+    two = LowRank(recipe.of, "BF16", (8, 4), (update, update))
+    assert two.words((8, 4)).endswith("and 1 more updates)")
