@@ -10,7 +10,9 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
+from sharding.core.values import Checkpoint
 from sharding.desk import Desk, JobRequest
+from sharding.desk.models import Models
 from sharding.formats.names import REPORT_NAME
 from sharding.page.result_panels import Places, result_panel
 from sharding.report.events import event_json
@@ -114,6 +116,26 @@ def test_another_commit_of_an_adapter_is_another_plan(
     plans = [desk.plan(base, Options(SIZE, adapter=at))[1] for at in (first, commit(hub, mine))]
     assert plans[0].merged != plans[1].merged
     assert [tensor.recipe for tensor in plans[0].tensors] != [tensor.recipe for tensor in plans[1].tensors]
+
+
+def test_an_answer_about_one_adapter_is_none_about_another(
+    hub: InHouse, base: str, adapter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def stored(checkpoint: Checkpoint, limit_seconds: float) -> dict[str, str]:
+        asked.append(checkpoint.adapter.source.revision if checkpoint.adapter else "")
+        return {}
+
+    monkeypatch.setattr("sharding.desk.models.stored_names", stored)
+    first = job.inspect(base, adapter=adapter, endpoint=hub.address, token=ALICE)
+    assert first.adapter
+    second = replace(first, adapter=replace(first.adapter, source=replace(first.adapter.source, revision="1" * 40)))
+    models = Models(hub.address)
+    for checkpoint in (first, second, first):
+        models.names(checkpoint, "somebody")
+    models.close()
+    assert asked == [first.adapter.source.revision, "1" * 40]
 
 
 def test_a_base_and_an_adapter_together_are_refused(desk: Desk, base: str, adapter: str) -> None:
