@@ -42,7 +42,7 @@ def main() -> None:
         facts = [
             f"A random bf16 Llama of {weight_bytes(base):,} bytes, and adapters of rank {arguments.rank} on all linear "
             f"layers of {weight_bytes(adapters[0]):,} bytes in fp32; into shards of {arguments.max_shard_size}.",
-            "Ours includes sync, digests and verification, which merges once more. PEFT does none of that.",
+            "Ours includes sync, digests and reading the result again. PEFT does none of that.",
             "Without torch: an interpreter that finds no torch, so numpy multiplies.",
             f"Hub to Hub: HF_HOME, TMPDIR and the working directory are on a file system of {_DISK_BYTES:,} bytes, in "
             "memory. There is no network: the client's time includes the work of the loopback Hub's store.",
