@@ -1,7 +1,8 @@
 """Find the LoRA adapter in a source and read its headers."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sharding.checkpoint.documents import ADAPTER_NAME, config_text
@@ -18,6 +19,9 @@ from sharding.model_class.class_table import ties
 
 TIED_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 """Names under which transformers stores an output head that may be tied."""
+
+_NAMEABLE = re.compile(r"([^./\\<>\x00-\x1f\x7f-\x9f][^/\\<>\x00-\x1f\x7f-\x9f]*/)*adapter_model\.\w+")
+"""Paths that a report may name: see `bounds.File`."""
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """The names under which PEFT looks for the weights of an adapter (0.21, `utils/save_and_load.py`), in its order."""
@@ -84,7 +88,7 @@ def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
     if most_bytes is not None and size > most_bytes:
         raise SourceError(
             f"Learning {what} takes reading {format_bytes(size)} of weights, which is too much here.",
-            "Merge the adapter on your machine, with --adapter of the command line.",
+            "Merge the adapter on your own machine.",
         )
 
 
@@ -100,7 +104,7 @@ def read_adapter(
     by_path = {file.path: file for file in source.files}
     name = source_name(source.ref.kind, source.ref.repo_id) + (f"/{folder[:-1]}" if folder else "")
     if folder + ADAPTER_NAME not in by_path:
-        raise _no_adapter(name, folder, by_path)
+        raise _no_adapter(source, name, folder)
     weights = [by_path[folder + path] for path in _WEIGHTS if folder + path in by_path]
     if not weights:
         raise SourceError(f"{name} has {ADAPTER_NAME} but no {_WEIGHTS[0]}.", "Upload the weights of the adapter too.")
@@ -108,6 +112,8 @@ def read_adapter(
     if config is None:
         raise SourceError(f"{ADAPTER_NAME} of {name} is far larger than usual.", "Save the adapter again with PEFT.")
     file = weights[0]
+    if not _NAMEABLE.fullmatch(file.path):
+        raise SourceError(f"The folder of {file.path!r} has a name that no report can hold.", "Give it another name.")
     if file.sha256 is None:
         _refuse_reading(f"the SHA-256 of {file.path}", file.bytes, most_bytes)
     stated = replace(file, sha256=file.sha256 or _sha256(source, file), source=number)
@@ -123,14 +129,16 @@ def _tensors(source: Source, file: FileEntry, most_tensors: int) -> tuple[Tensor
     return tuple(tensor._replace(name=tensor.name.removeprefix(tensor.folder), folder="") for tensor in read)
 
 
-def _no_adapter(name: str, folder: str, paths: Iterable[str]) -> SourceError:
+def _no_adapter(source: Source, name: str, folder: str) -> SourceError:
+    paths = [file.path for file in source.files]
     below = [path.removesuffix(f"/{ADAPTER_NAME}") for path in paths if path.endswith(f"/{ADAPTER_NAME}")]
     inside = sorted(path for path in below if path.startswith(folder))
     if not inside:
         message = f"{name} has no {ADAPTER_NAME}, so it is no adapter of PEFT."
         return SourceError(message, "Name the folder or the repo that holds this file.")
     several = f"several adapters, in {name_some(inside, 10)}" if len(inside) > 1 else f"its adapter in {inside[0]}"
-    return SourceError(f"{name} has {several}.", f"Name one of them: {name}/{inside[0].removeprefix(folder)}.")
+    example = f"{source.ref.repo_id}/{inside[0]}"
+    return SourceError(f"{name} has {several}.", f"Name one of them, such as {example}.")
 
 
 def _sha256(source: Source, file: FileEntry) -> str:

@@ -266,7 +266,7 @@ class Options:
     adapter: str = _option(
         "",
         "--adapter",
-        "Merge this LoRA into the source",
+        "A LoRA to merge: a folder, or owner/name",
         commands=("plan", "shard", "verify"),
         metavar="ADAPTER",
         excludes={

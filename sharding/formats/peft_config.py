@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import sqrt
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, StrictBool, ValidationError
 
 from sharding.core.bounds import Line
 from sharding.core.errors import SourceError
@@ -32,8 +32,8 @@ def _or_empty(value: Any) -> Any:
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)]
 Names = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=10_000)]
 Few = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=100)]
-Positive = Annotated[int, Field(gt=0, lt=1_000_000)]
-Number = Annotated[float, Field(ge=-1e6, le=1e6)]
+Positive = Annotated[int, Strict(), Field(gt=0, lt=1_000_000)]
+Number = Annotated[float, Strict(), Field(ge=-1e6, le=1e6)]
 
 _REFUSED = {
     "alora_invocation_tokens": "an activated LoRA, which works on some tokens only",
@@ -69,9 +69,9 @@ class LoraConfig(BaseModel):
     rank_pattern: Annotated[dict[Pattern, Positive], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
     alpha_pattern: Annotated[dict[Pattern, Number], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
-    use_rslora: bool = False
-    use_dora: bool = False
-    ensure_weight_tying: bool = False
+    use_rslora: StrictBool = False
+    use_dora: StrictBool = False
+    ensure_weight_tying: StrictBool = False
     task_type: Line | None = None
     init_lora_weights: bool | str | None = True
     base_model_name_or_path: Line | None = None
@@ -87,11 +87,13 @@ class LoraConfig(BaseModel):
 
     def rank_of(self, module: str, match: Match) -> int:
         """Return the rank of `module`."""
-        return self.rank_pattern.get(_first(self.rank_pattern, module, match), self.r)
+        pattern = _first(self.rank_pattern, module, match)
+        return self.r if pattern is None else self.rank_pattern[pattern]
 
     def scale_of(self, module: str, rank: int, match: Match) -> float:
         """Return the factor of the product of its two matrices."""
-        alpha = self.alpha_pattern.get(_first(self.alpha_pattern, module, match), self.lora_alpha)
+        pattern = _first(self.alpha_pattern, module, match)
+        alpha = self.lora_alpha if pattern is None else self.alpha_pattern[pattern]
         return alpha / (sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str, match: Match) -> bool:
@@ -119,7 +121,7 @@ class LoraConfig(BaseModel):
         return _ends(name, self.target_parameters)
 
     def _is_in_layers(self, module: str, match: Match) -> bool:
-        forms = [rf"(?:^|.*?\.){layers}\.(?P<idx>\d+)\..*" for layers in self.layers_pattern] or [
+        forms = [rf"(?:^|.*?\.){layers}\.(?P<idx>\d+)\..*" for layers in self.layers_pattern if layers] or [
             r".*?\.[^.]*\.(?P<idx>\d+)\..*"
         ]
         place = next(filter(None, (match(form, module) for form in forms)), None)
@@ -145,7 +147,7 @@ def parse_config(document: Any) -> LoraConfig:
     Raises SourceError if it is not valid, and for each kind of adapter that cannot be merged as a sum.
     """
     if not isinstance(document, dict):
-        raise SourceError(f"{ADAPTER_NAME} is not a JSON object.", "Save the adapter again with PEFT.")
+        raise SourceError(f"{ADAPTER_NAME} does not hold a valid JSON object.", "Save the adapter again with PEFT.")
     kind = document.get("peft_type")
     if str(kind).upper() != "LORA":
         raise SourceError(
@@ -170,7 +172,7 @@ def parse_config(document: Any) -> LoraConfig:
         return LoraConfig.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))[:200]
+        where = str(first["loc"][0])[:200]
         raise SourceError(
             f"{ADAPTER_NAME} is not valid: {where}: {first['msg']}: {str(first['input'])[:100]!r}.",
             "Save it again with PEFT.",
@@ -195,6 +197,6 @@ def _as_set(entries: tuple[str, ...]) -> frozenset[str]:
     return frozenset(entries)
 
 
-def _first(entries: Iterable[str], module: str, match: Match) -> str:
-    """Return the first of `entries` that matches the end of a module's name, from a dot on; "" if none does."""
-    return next((entry for entry in entries if match(rf"(.*\.)?({entry})", module)), "")
+def _first(entries: Iterable[str], module: str, match: Match) -> str | None:
+    """Return the first of `entries` that matches the end of a module's name, from a dot on, None if none does."""
+    return next((entry for entry in entries if match(rf"(.*\.)?({entry})", module)), None)

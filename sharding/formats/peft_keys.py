@@ -46,11 +46,15 @@ _PARTNERS: dict[Kind, tuple[Kind, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the tensor `name` of an adapter is, and to which module, or tensor if it is `whole`, it belongs."""
+    """What the tensor `name` of an adapter is, and to which module, or tensor if it is `whole`, it belongs.
+
+    A whole tensor that `is_wrapped` replaces one that has an update too.
+    """
 
     name: str
     kind: Kind
     of: str
+    is_wrapped: bool = False
 
 
 def parts_of(names: Iterable[str]) -> list[Part]:
@@ -60,6 +64,8 @@ def parts_of(names: Iterable[str]) -> list[Part]:
     Part(name='base_model.model.h.0.q.lora_B.weight', kind='b', of='h.0.q')
     """
     names = list(names)
+    if not names:
+        raise SourceError("The adapter holds no tensors.", "Save the adapter again, or download it again.")
     if others := [name for name in names if not name.startswith(PREFIX)]:
         tool = next((tool for tool, form in _TOOLS if any(map(form.search, others))), "")
         raise SourceError(
@@ -85,9 +91,9 @@ def _part(name: str) -> Part:
     if _UNKNOWN.search(of):
         raise SourceError(
             f"The adapter has {name}, which this tool does not know. So it cannot be merged.",
-            "Merge it with PEFT, or save it again with PEFT 0.21 under the name default.",
+            "Merge it with PEFT.",
         )
-    return Part(name, "whole", of)
+    return Part(name, "whole", of, of != short)
 
 
 def _refuse_halves(parts: list[Part]) -> None:

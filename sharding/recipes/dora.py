@@ -63,7 +63,7 @@ class Dora(Recipe):
         for term in self.terms(inputs, kept):
             with np.errstate(all="ignore"):
                 total = term.factor * (term.weight + term.change)
-            yield from rounded(Term(total, None), self.dtype, rounds_twice=False)
+            yield from rounded(term.weight, total, self.dtype)
 
     def terms(self, inputs: Inputs, kept: Kept, *, with_spread: bool = False) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change and its factor."""

@@ -108,8 +108,14 @@ class LowRank(Recipe):
 
     @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+        import numpy as np
+
         for term in self.terms(inputs, kept):
-            yield from rounded(term, self.dtype, self.rounds_twice)
+            change = term.change
+            with np.errstate(all="ignore"):  # torch gives the same infinite numbers
+                change = change.astype(numpy_dtype(self.dtype)) if change is not None and self.rounds_twice else change
+                total = term.weight if change is None else term.weight + change
+            yield from rounded(term.weight, total, self.dtype)
 
     def terms(self, inputs: Inputs, kept: Kept, *, with_spread: bool = False) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change."""
@@ -234,20 +240,17 @@ def widened(data: memoryview, dtype: str) -> Any:
     return numbers(data, dtype).astype(np.float64 if dtype == "F64" else np.float32)
 
 
-def rounded(term: Term, dtype: str, rounds_twice: bool) -> Iterator[Chunk]:
-    """Yield `factor * (weight + change)` in `dtype`, in chunks. Overwrites the weight."""
+def rounded(weight: Any, total: Any, dtype: str) -> Iterator[Chunk]:
+    """Yield the numbers of `total` in `dtype`, in chunks. Those that are not finite count if their `weight` is."""
     import numpy as np
 
-    total, target = term.weight, numpy_dtype(dtype)
+    infinity = CASTABLE[dtype].infinity
     with np.errstate(all="ignore"):  # torch gives the same infinite numbers
-        result = None
-        if term.change is not None:
-            result = total + term.change.astype(target) if rounds_twice else None
-            total += term.change
-        result = (total if result is None else result).astype(target)
-    total, result = np.ascontiguousarray(total), np.ascontiguousarray(result)
+        result = np.ascontiguousarray(total).astype(numpy_dtype(dtype))
     bits = result.reshape(-1).view(f"u{result.itemsize}")
-    overflowed = settle(total.reshape(-1), bits, CASTABLE[dtype].infinity)
+    settle(np.ascontiguousarray(total).reshape(-1), bits, infinity)
+    odd = bits & (np.iinfo(bits.dtype).max >> 1) >= infinity
+    overflowed = int(np.count_nonzero(odd & np.isfinite(weight).reshape(-1))) if odd.any() else 0
     data = bits.view(np.uint8).data.cast("B")
     for start in range(0, len(data), BATCH_BYTES):
         yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed)

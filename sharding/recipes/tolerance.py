@@ -16,6 +16,7 @@ _FORMATS = {"F64": (52, -1022), "F32": (23, -126), "BF16": (7, -126), "F16": (10
 """Bits of the fraction, and the least exponent of a normal number, of each dtype that can be cast (IEEE 754)."""
 
 _OF_LENGTHS = 8
+_MOST_SPREAD = 2.0**-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Tolerance(Recipe):
 
     It is the sum of
 
-    - what the order of summation can change (`low_rank.spread_of`),
+    - what the order of summation can change (`low_rank.spread_of`), at most `_MOST_SPREAD` of the largest number of its
+      row,
     - one unit in the last place of the weight's dtype for each time that PEFT rounds to it, at the largest of the
       weight, its change and their sum,
     - for a DoRA, `_OF_LENGTHS` units of float32 there, for its norm, quotient and product,
@@ -62,10 +64,15 @@ class Tolerance(Recipe):
                 total = term.weight + change
                 largest = np.maximum(np.maximum(np.abs(term.weight), np.abs(change)), np.abs(total))
                 factor = np.abs(term.factor)
-                allowed = factor * term.spread + roundings * _last_place(factor * largest, merged.dtype)
+                # Terms that cancel could otherwise allow anything.
+                most = _MOST_SPREAD * np.max(largest, axis=1, keepdims=True)
+                allowed = factor * np.minimum(term.spread, most) + roundings * _last_place(
+                    factor * largest, merged.dtype
+                )
                 if isinstance(merged, Dora):
                     allowed += _OF_LENGTHS * _last_place(factor * largest, "F32")
                 allowed = np.zeros_like(total) if term.change is None else allowed
+                allowed[~np.isfinite(allowed)] = 0  # an infinity must be the same one
                 if self.dtype != merged.dtype and term.change is not None:
                     allowed += _last_place(np.abs(term.factor * total) + allowed, self.dtype)
             yield Chunk(np.ascontiguousarray(allowed, np.float32).reshape(-1).view(np.uint8).data.cast("B"))

@@ -123,7 +123,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             f"The adapter changes {merge.changed:,} of {merge.tensors:,} tensors. The others are bit-identical to the "
             f"original's{'' if report.plan.dtype == 'keep' else ' after the cast'}. The changed ones are what PEFT's "
             "`merge_and_unload` computes. Another processor adds up in another order, so its last bits may differ. "
-            f"The adapter's file has the SHA-256 `{merge.sha256}`.\n"
+            f"The adapter's file has the SHA-256 `{merge.sha256}`. The adapter's own licence holds for this copy too.\n"
         )
     if report.plan.dequantized:
         yield (
@@ -132,7 +132,9 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             "again when they were read back. The copy is as precise as the quantized original, not more.\n"
         )
     yield f"![A map of all tensors, sized by their bytes, in the files of the original and of the copy]({MAP_NAME})\n"
-    if is_private and links.source:
+    if is_private and report.plan.merged:
+        yield "The original or the adapter is gated or private. Their terms hold for this copy too.\n"
+    elif is_private and links.source:
         yield f"The original is gated or private. The terms on [its page]({links.source}) hold for this copy too.\n"
     if report.source.kind == "folder":
         yield "The original is a folder, so there is no page to link to.\n"

@@ -232,11 +232,17 @@ class _Output:
 
 
 def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
-    how = "cast" if isinstance(tensor.recipe, Cast) else "merge"
+    if not isinstance(tensor.recipe, Cast):
+        return OverflowRefused(
+            f"The merge would make {infinite:,} finite {'number' if infinite == 1 else 'numbers'} of {tensor.name} "
+            "infinite, or no number at all.",
+            "Check the adapter: its weights may be broken. Or add --allow-overflow, and the report counts them.",
+            Remedy("allow_overflow"),
+        )
     instead = "Choose bf16, which has the range of fp32." if tensor.dtype == "F16" else "Keep the dtype."
     return OverflowRefused(
         f"{tensor.name} has {infinite:,} finite {'number' if infinite == 1 else 'numbers'} too large for "
-        f"{BY_NAME[tensor.dtype].torch}. The {how} would make {'it' if infinite == 1 else 'them'} infinite.",
+        f"{BY_NAME[tensor.dtype].torch}. The cast would make {'it' if infinite == 1 else 'them'} infinite.",
         f"{instead} Or add --allow-overflow, and the report counts them.",
         Remedy("allow_overflow"),
     )

@@ -108,9 +108,12 @@ def verify(
     of_tensors, within = compare_digests(sides[0].digests, sides[1].digests), 0
     if merge and of_tensors:
         of_tensors, within = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
-        equal = count(len(sides[0].digests) - len(of_tensors) - within, "tensor")
-        method += f"; {equal} are bit-equal, and {within:,} are within the tolerance of a merge, because another "
-        method += "processor or library adds up in another order"
+        if within:
+            equal = len(sides[0].digests) - len(of_tensors) - within
+            method += (
+                f"; bit-equal tensors: {equal:,}, within the tolerance of a merge: {within:,} (another processor or "
+            )
+            method += "library adds up in another order)"
     mismatches = (*of_tensors, *wrong, *others)
     tensor_count, size = len(sides[0].digests), checkpoints[1].total_bytes
     unstated = any(side.unstated for side in sides)

@@ -101,7 +101,14 @@ def test_what_looks_like_an_option_is_taken_for_a_repo() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [Options(), Options(variant="fp16"), Options(dtype="bf16"), Options(base="d/e@f", dequantize=True)]
+    "options",
+    [
+        Options(),
+        Options(variant="fp16"),
+        Options(dtype="bf16"),
+        Options(base="d/e@f", dequantize=True),
+        Options(adapter="d/e@f/g"),
+    ],
 )
 def test_a_process_that_checks_is_told_what_the_result_is_of(options: Options) -> None:
     """And reads every byte: nothing is quick."""
@@ -114,5 +121,6 @@ def test_a_process_that_checks_is_told_what_the_result_is_of(options: Options) -
         "variant": options.variant,
         "base": options.base,
         "dequantize": options.dequantize,
+        "adapter": options.adapter,
         "token": "hf_alice",
     }

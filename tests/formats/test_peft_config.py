@@ -118,3 +118,9 @@ def test_every_regular_expression_in_it_is_known_with_its_key() -> None:
         *(("target_modules", "a"), ("rank_pattern", "c"), ("layers_pattern", "d")),
         *(("alpha_pattern", "e"), ("modules_to_save", "f")),
     }
+
+
+def test_an_empty_pattern_matches_no_module() -> None:
+    """As in PEFT, which then says that it was ignored."""
+    config = parse_config({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "alpha_pattern": {"": 100}})
+    assert config.scale_of("model.layers.0.q_proj", 4, re.fullmatch) == 2

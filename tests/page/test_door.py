@@ -104,7 +104,7 @@ def test_a_body_of_unknown_length_is_counted_as_it_comes(space: Site) -> None:
 
 def test_an_error_does_not_repeat_a_long_argument(space: Site) -> None:
     long = "a" * 900_000
-    usual = ["bob/small", "1GB", "size", "natural", "keep", "", "", False]
+    usual = ["bob/small", "1GB", "size", "natural", "keep", "", "", False, ""]
     for place, wrong in [*((place, long) for place in range(7)), (0, {"a": long}), (1, [long]), (7, long)]:
         status, said = call(space, "plan", [*usual[:place], wrong, *usual[place + 1 :]], {})
         assert (status, "aaaaa" * 500 in said) == (200, False)
@@ -121,7 +121,7 @@ def test_a_request_of_another_form_is_not_repeated(space: Site) -> None:
 def test_what_describes_a_file_in_place_of_a_text_has_nothing_fetched(space: Site) -> None:
     before = len(space.log)
     file = {"path": "https://example.com/large", "meta": {"_type": "gradio.FileData"}}
-    _, said = call(space, "plan", [file, "1GB", "size", "natural", "keep", "", "", False], {})
+    _, said = call(space, "plan", [file, "1GB", "size", "natural", "keep", "", "", False, ""], {})
     assert "must be text" in said or "repo" in said
     assert "Traceback" not in space.log[before:]
 

@@ -25,7 +25,7 @@ def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
     for attempt in range(3):
         for number in range(CALLS):
             name = f"{attempt}-{number}-" + "a" * 900_000
-            call = {"data": [name, "1MB", "size", "natural", "keep", "", "", False]}
+            call = {"data": [name, "1MB", "size", "natural", "keep", "", "", False, ""]}
             assert ask(space, "POST", "/gradio_api/call/plan", {}, call).status_code == 200
     time.sleep(10)
     assert page.memory_info().rss - before < GROWTH_BYTES
@@ -34,7 +34,7 @@ def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
 def test_one_person_watches_jobs_in_so_many_windows(space: Site, small: str) -> None:
     """Each window takes a call of the page, of which there are some hundreds for all visitors."""
     name, bob = f"bob/{copy_name('endless')}", {"Authorization": "Bearer hf_bob"}
-    choices = ["60kB", "size", "natural", "keep", False, None, False, False, False, "", "", False]
+    choices = ["60kB", "size", "natural", "keep", False, None, False, False, False, "", "", False, ""]
     job = json.loads(call(space, "shard", [small, name, *choices], bob)[1].partition("data: ")[2].partition("\n")[0])[0]
     config = ask(space, "GET", "/config", {}).json()
     follow = next(each["id"] for each in config["dependencies"] if each["api_name"] == "follow")
@@ -56,7 +56,7 @@ def test_one_person_watches_jobs_in_so_many_windows(space: Site, small: str) -> 
 
 @pytest.mark.thorough
 def test_a_second_stream_for_a_call_that_has_ended_ends_too(space: Site) -> None:
-    call = {"data": ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False]}
+    call = {"data": ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]}
     event = ask(space, "POST", "/gradio_api/call/plan", {}, call).json()["event_id"]
     for _ in range(2):
         deadline = time.monotonic() + 120

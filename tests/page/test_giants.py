@@ -34,7 +34,7 @@ def giant(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     return push(hub, folder, "bob/giant")
 
 
-USUAL = ["1MB", "size", "natural", "keep", "", "", False]
+USUAL = ["1MB", "size", "natural", "keep", "", "", False, ""]
 
 
 def test_what_is_too_large_to_plan_is_counted(home: Site, giant: str) -> None:

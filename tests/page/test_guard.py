@@ -35,7 +35,23 @@ def finish(site: Site, said: str) -> str:
 
 def public_copy(source: str, name: str) -> list[Any]:
     """The arguments of `shard` that make a public copy, also of what is private."""
-    return [source, f"alice/{name}", "1GB", "size", "natural", "keep", False, False, True, False, False, "", "", False]
+    return [
+        source,
+        f"alice/{name}",
+        "1GB",
+        "size",
+        "natural",
+        "keep",
+        False,
+        False,
+        True,
+        False,
+        False,
+        "",
+        "",
+        False,
+        "",
+    ]
 
 
 # --- On somebody's machine ------------------------------------------------------------------------------

@@ -336,7 +336,7 @@ def test_what_loading_costs_is_measured_where_that_is_asked_for(home: Site, visi
 def test_the_token_of_a_space_is_lent_to_nobody(space: Site) -> None:
     # HF_TOKEN is alice's there, and alice may see this.
     space.hub.api().create_repo("alice/private-thing", private=True, exist_ok=True)
-    for endpoint, more in (("inspect", ["", ""]), ("plan", ["1GB", "size", "natural", "keep", "", "", False])):
+    for endpoint, more in (("inspect", ["", ""]), ("plan", ["1GB", "size", "natural", "keep", "", "", False, ""])):
         _, said = call(space, endpoint, ["alice/private-thing", *more], {})
         assert "does not exist, or you have no access to it" in said
     assert "Plans need no login" in greeting(space, {})

@@ -24,7 +24,7 @@ def plan(space: Site, session: str, headers: dict[str, str]) -> str:
     """Ask for the plan of a repo that is not there. Return the id of the call."""
     config = ask(space, "GET", "/config", {}).json()
     number = next(each["id"] for each in config["dependencies"] if each["api_name"] == "plan")
-    data = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False]
+    data = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]
     wish = {"data": data, "fn_index": number, "session_hash": session}
     return str(ask(space, "POST", "/gradio_api/queue/join", headers, wish).json()["event_id"])
 
@@ -51,7 +51,7 @@ def test_the_answer_to_the_next_call_comes_on_the_stream_that_a_browser_has_open
 
 
 def test_the_stream_of_a_single_call_ends_in_a_browser_too(space: Site) -> None:
-    arguments = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False]
+    arguments = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]
     status, heard = call(space, "plan", arguments, BROWSER)
     assert status == 200 and "error" in heard
 

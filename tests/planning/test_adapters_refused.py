@@ -125,6 +125,10 @@ OF_CONFIGURATION = {
         }.items()
     },
     "kasa_config with defaults": Refused(("kasa_config",), configured(kasa_config={})),
+    "a switch in words": Refused(("use_rslora",), configured(use_rslora="false")),
+    "a pattern that PEFT reads in another way": Refused(
+        ("alpha_pattern",), configured(alpha_pattern={"(?:x_proj){e<=1}": 100})
+    ),
     "no adapter_config.json": Refused((CONFIG,), removed(CONFIG)),
     "adapter_config.json is no JSON": Refused((CONFIG,), overwritten(CONFIG, b"{")),
     "adapter_config.json is a list": Refused((CONFIG,), overwritten(CONFIG, b"[]")),
@@ -168,6 +172,14 @@ OF_KEYS = {
     ),
     "no prefix": Refused(("base_model.model",), renamed(rf"^{PREFIX}", "")),
     "one unknown key": Refused((f"{PREFIX}oddity",), with_more(**{f"{PREFIX}oddity": torch.ones(3)})),
+    "no tensors": Refused(("no tensors",), edited(lambda _: {})),
+    "a whole weight beside its update": Refused(
+        (f"{V_PROJ}.weight", f"{V_PROJ}.base_layer.weight"), with_more(**{f"{V_PROJ}.weight": torch.ones(16, 32)})
+    ),
+    "the base layer of a module without an update": Refused(
+        (f"{PREFIX}model.norm.base_layer.weight",),
+        with_more(**{f"{PREFIX}model.norm.base_layer.weight": torch.ones(32)}),
+    ),
     "an unknown part of a target": Refused(
         (f"{V_PROJ}.lora_C.weight",), with_more(**{f"{V_PROJ}.lora_C.weight": torch.ones(4, 4)})
     ),

@@ -83,12 +83,13 @@ def test_numbers_that_become_infinite_are_counted() -> None:
     assert bytes(chunk.data) == bits(expected)[2]
 
 
-def test_a_row_of_zeros_becomes_no_number_as_in_torch() -> None:
+def test_a_row_of_zeros_becomes_no_number_as_in_torch_and_that_is_counted() -> None:
     file = Tensors()
     weight = torch.zeros(1, 4, dtype=torch.bfloat16)
     update = Update(file.add(torch.zeros(1, 4)), file.add(torch.zeros(1, 1)), "F32", "F32", 1, 1.0, 0, 1)
-    recipe = Dora(file.add(weight), "BF16", (1, 4), update, file.add(torch.ones(1)), "F32")
+    recipe = Dora(file.add(weight), "BF16", (1, 4), update, file.add(torch.ones(1)), "F32", may_overflow=True)
     assert bytes_of(recipe, file.source()) == b"\xc0\x7f" * 4
+    assert sum(chunk.overflowed for chunk in file.chunks(recipe)) == 4
 
 
 def test_it_says_in_words_that_each_output_has_a_length() -> None:

@@ -100,7 +100,16 @@ def _result(work: Merging) -> Checkpoint:
 def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
     message = f"{merge.words} is merged: {merge.changed:,} of {count(merge.tensors, 'tensor')} change."
     message += f" It names {merge.named_base} as its base." if merge.named_base else ""
-    yield Finding("info", "merge", message[0].upper() + message[1:])
+    source = work.checkpoint.source
+    is_other = source.kind == "hub" and "/" in merge.named_base and merge.named_base != source.repo_id
+    message += f" It is merged into {source.repo_id}." if is_other else ""
+    yield Finding("warning" if is_other else "info", "merge", message[0].upper() + message[1:])
+    if work.names.prefixed:
+        message = (
+            f"{work.names.prefixed} of the adapter has another prefix in the base. PEFT merges it only into a class "
+        )
+        message += "with names like the adapter's."
+        yield Finding("warning", "other-prefix", message, "Check that the adapter was trained on this model.")
     if idle := _idle_targets(work):
         message = f"The adapter has no weights for {count(len(idle), 'module')} that {ADAPTER_NAME} targets: "
         message += f"{name_some(idle)}. They do not change."

@@ -31,6 +31,8 @@ class ModuleNames:
         self._names = dict.fromkeys(names)
         self._tops = list(dict.fromkeys(name.partition(".")[0] for name in self._names if "." in name))
         self._prefix = ""
+        self.prefixed = ""
+        """The last name that was found with another prefix than the stored one."""
 
     def find(self, name: str) -> str | None:
         """Return the stored name of `name`, or None if there is none.
@@ -43,8 +45,10 @@ class ModuleNames:
         shorter = name.partition(".")[2]
         if shorter in self._names:
             self._prefix = name.removesuffix(shorter)
+            self.prefixed = name
             return shorter
         longer = [other for top in self._tops if (other := f"{top}.{name}") in self._names]
+        self.prefixed = name if len(longer) == 1 else self.prefixed
         return longer[0] if len(longer) == 1 else None
 
     def in_memory(self, name: str) -> str:

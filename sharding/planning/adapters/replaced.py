@@ -25,6 +25,7 @@ def replace_whole(work: Merging) -> None:
     """
     parts = sorted(work.parts, key=lambda part: heads_last(part.of))
     whole = {part.of: work.given[part.name] for part in parts if part.kind == "whole"}
+    _refuse_ignored(work)
     _add_scores(work, whole)
     head = work.tied_head
     unties = head is not None and not work.config.ensure_weight_tying and _is_saved_apart(work)
@@ -77,6 +78,17 @@ def refuse_uneven_vocabulary(work: Merging) -> None:
         )
 
 
+def _refuse_ignored(work: Merging) -> None:
+    """Raise SourceError for a whole tensor whose name PEFT would not find, because it wraps modules with updates."""
+    updated = {part.of for part in work.parts if part.kind in ("a", "embedding_a", "tokens")}
+    for part in work.parts:
+        module, _, leaf = part.of.rpartition(".")
+        if part.kind == "whole" and leaf in ("weight", "bias") and part.is_wrapped != (module in updated):
+            wanted = f"{PREFIX}{module}{'' if part.is_wrapped else '.base_layer'}.{leaf}"
+            message = f"The adapter has {part.name}. PEFT would look for {wanted} and ignore it."
+            raise SourceError(message, SAVE_AGAIN)
+
+
 def _is_saved_apart(work: Merging) -> bool:
     modules = (HEAD.removesuffix(".weight"), work.embedding.name.removesuffix(".weight"))
     return any(map(work.is_saved, modules))
@@ -114,7 +126,7 @@ def _in_place_of(work: Merging, old: Tensor, new: Tensor) -> Tensor:
     """Return `new` as the tensor `old`, in its dtype. Raises SourceError unless their shapes fit."""
     is_of_words = bool(EMBEDDINGS.search(old.name) or HEADS.search(old.name))
     if old.shape != new.shape:
-        if not is_of_words or old.shape[1:] != new.shape[1:]:
+        if not is_of_words or old.shape[1:] != new.shape[1:] or not new.shape[0]:
             raise work.other_shape(old, new)
         work.settings["vocab_size"] = new.shape[0]
     return old._replace(shape=new.shape, recipe=work.in_dtype_of(old, new))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from sharding.core.errors import SourceError
-from sharding.core.text import format_bytes
+from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
@@ -44,6 +44,12 @@ def add_updates(work: Merging) -> None:
     adding = _Adding(work)
     for module in sorted(modules, key=heads_last):
         adding.add(module, modules[module])
+    if adding.whole:
+        largest = max(tensor.parameters for tensor in adding.whole)
+        names = name_some([tensor.name for tensor in adding.whole])
+        message = f"A DoRA needs the length of each column, so these tensors are in memory as a whole: {names}."
+        hint = f"That takes about {format_bytes(16 * largest)} of memory for each."
+        work.findings.append(Finding("info", "dora-whole", message, hint))
     if is_fused_type(work.type):
         refuse_some_experts(modules, work.model)
     for name, recipe in adding.experts.recipes():
@@ -60,6 +66,8 @@ class _Adding:
     def __init__(self, work: Merging) -> None:
         self._work, self._config = work, work.config
         self._claimed: dict[str, str] = {}
+        self.whole: list[Tensor] = []
+        """Tensors that are made in memory as a whole."""
         self.experts = Experts(work, self._rank_and_scale)
 
     def add(self, module: str, kinds: Kinds) -> None:
@@ -97,7 +105,7 @@ class _Adding:
         if in_fused:
             self._refuse_pattern(module)
         rank, scale = self._rank_and_scale(module, a)
-        is_pair = len(a.shape) > 1 and b.shape[1:2] == (rank,) and prod(b.shape[2:]) == 1
+        is_pair = len(a.shape) == len(b.shape) > 1 and b.shape[1:2] == (rank,) and prod(b.shape[2:]) == 1
         fits = is_pair and old.shape == (b.shape[0], *a.shape[1:])
         fits_swapped = is_pair and old.shape == (*a.shape[1:], b.shape[0]) and len(b.shape) == 2
         is_conv1d = not self._work.types.isdisjoint(_BY_COLUMNS) and module.rpartition(".")[2] in _CONV1D
@@ -156,9 +164,7 @@ class _Adding:
         fields = old.recipe, old.dtype, old.shape, update, magnitude.recipe, magnitude.dtype, self._work.may_overflow
         recipe = Dora(*fields)
         if recipe.is_whole:
-            message = f"{old.name} is made in memory as a whole, because its DoRA needs the length of each column."
-            hint = f"That takes about {format_bytes(16 * old.parameters)} of memory."
-            self._work.findings.append(Finding("info", "dora-whole", message, hint))
+            self.whole.append(old)
         return recipe
 
     def _low_rank(self, old: Tensor, update: Update, *, rounds_twice: bool) -> LowRank:
