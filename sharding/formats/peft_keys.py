@@ -61,7 +61,7 @@ def parts_of(names: Iterable[str]) -> list[Part]:
     """Return what each of `names` is. Raises SourceError for names of other tools, and for half of a pair.
 
     >>> parts_of(["base_model.model.h.0.q.lora_A.weight", "base_model.model.h.0.q.lora_B.weight"])[1]
-    Part(name='base_model.model.h.0.q.lora_B.weight', kind='b', of='h.0.q')
+    Part(name='base_model.model.h.0.q.lora_B.weight', kind='b', of='h.0.q', is_wrapped=False)
     """
     names = list(names)
     if not names:

@@ -57,12 +57,12 @@ class Merging:
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))
         self.types = set(_types_in(self.model))
-        self.is_tied = ties(self.model) and adapter.head_is_copy is not False
         self.settings: dict[str, Any] = {"tie_word_embeddings": False} if adapter.head_is_copy is False else {}
         self.before = {tensor.name: tensor for tensor in checkpoint.tensors}
         dropped = TIED_HEADS if adapter.head_is_copy else ()
         self.tensors = {name: tensor for name, tensor in self.before.items() if name not in dropped}
         self.names = ModuleNames((name for name, tensor in self.tensors.items() if not tensor.folder), known)
+        self.is_tied = ties(self.model) and adapter.head_is_copy is not False and bool(self.embeddings)
         self.findings: list[Finding] = []
         self.updated: set[str] = set()
 
@@ -75,15 +75,16 @@ class Merging:
     @property
     def tied_head(self) -> str | None:
         """The name of an output head that the model does not store, because it is its embeddings."""
-        return HEAD if self.is_tied and self.names.find(HEAD) is None and self._embeddings else None
+        return HEAD if self.is_tied and self.names.find(HEAD) is None else None
 
     @property
     def embedding(self) -> Tensor:
-        """The embeddings of words: the largest."""
-        return max(self._embeddings, key=lambda tensor: tensor.shape[0])
+        """The embeddings of words: the largest. There must be some."""
+        return max(self.embeddings, key=lambda tensor: tensor.shape[0])
 
     @property
-    def _embeddings(self) -> list[Tensor]:
+    def embeddings(self) -> list[Tensor]:
+        """Tensors that are embeddings by their names."""
         found = (tensor for name, tensor in self.tensors.items() if EMBEDDINGS.search(name) and not tensor.folder)
         return [tensor for tensor in found if len(tensor.shape) == 2 and "position" not in tensor.name]
 

@@ -68,7 +68,7 @@ def replace_rows(work: Merging) -> None:
 
 def refuse_uneven_vocabulary(work: Merging) -> None:
     """Raise SourceError if embeddings and head have another number of words after the merge."""
-    if "vocab_size" not in work.settings or HEAD not in work.tensors:
+    if "vocab_size" not in work.settings or HEAD not in work.tensors or not work.embeddings:
         return
     head, embedding = work.tensors[HEAD], work.embedding
     if head.shape[0] != embedding.shape[0]:
@@ -96,7 +96,8 @@ def _is_saved_apart(work: Merging) -> bool:
 
 def _add_scores(work: Merging, whole: Mapping[str, Tensor]) -> None:
     """Turn a causal model into a classifier, if the adapter was trained as one and has its head."""
-    class_name = next(iter(work.model.get("architectures") or []), "")
+    named = work.model.get("architectures")
+    class_name = str(named[0]) if isinstance(named, list) and named and work.embeddings else ""
     task, scores = _TASKS.get(str(work.config.task_type), ""), whole.get(_SCORES)
     if not task or scores is None or work.names.find(_SCORES) or not class_name.endswith("ForCausalLM"):
         return
