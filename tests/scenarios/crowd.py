@@ -53,13 +53,13 @@ def plan(visitor: Visitor) -> None:
     """Plan by size, which reads headers only."""
     size = f"{visitor.dice.randrange(20, 400)}kB"
     source = visitor.dice.choice(PUBLIC)
-    visitor.call("plan by size", "plan", [source, size, "size", "natural", "keep", "", "", False])
+    visitor.call("plan by size", "plan", [source, size, "size", "natural", "keep", "", "", False, ""])
 
 
 def ask_transformers(visitor: Visitor) -> None:
     """Plan what takes a process that builds the model: it is answered, or the page is busy."""
     strategy = f"pp:{visitor.dice.randrange(2, 10)}"
-    choices = [LLAMA, "100kB", strategy, "natural", visitor.dice.choice(["bf16", "fp16", "keep"]), "", "", False]
+    choices = [LLAMA, "100kB", strategy, "natural", visitor.dice.choice(["bf16", "fp16", "keep"]), "", "", False, ""]
     # The model has fewer layers than some of these want ranks.
     visitor.call("plan that asks transformers", "plan", choices, refusals=True)
 
@@ -105,7 +105,7 @@ def run_a_job(visitor: Visitor) -> None:
     """Copy a model; watch, cancel, resume. It has ended when this returns."""
     name, source = f"{visitor.user}/copy-{visitor.token()}", visitor.dice.choice(PUBLIC[:2])
     choices = [source, name, f"{visitor.dice.randrange(60, 300)}kB", "size", "natural", "keep"]
-    taken = visitor.call("job", "shard", [*choices, False, None, False, False, False, "", "", False])
+    taken = visitor.call("job", "shard", [*choices, False, None, False, False, False, "", "", False, ""])
     if taken is None:
         return
     job, page = taken["job"], _Functions(visitor)
@@ -221,7 +221,7 @@ ODD: list[tuple[str, str, dict[str, Any]]] = [
 def abandon(visitor: Visitor, what: str) -> None:
     """Begin something and go away."""
     session = visitor.token()
-    choices = ["1GB", "size", "natural", "keep", "", "", False]
+    choices = ["1GB", "size", "natural", "keep", "", "", False, ""]
     match what:
         case "call":
             visitor.ask("abandoned", "POST", _CALL, json={"data": [MANY, *choices]})

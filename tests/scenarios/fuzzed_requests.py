@@ -51,7 +51,7 @@ _JSON = st.recursive(
     _LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXTS, inner, max_size=3), max_leaves=8
 )
 _FILE = st.fixed_dictionaries({"path": _TEXTS | st.just("/etc/passwd")}, optional={"url": _TEXTS, "meta": _JSON})
-_PLAN = st.just([SMALL, "1GB", "size", "natural", "keep", "", "", False])
+_PLAN = st.just([SMALL, "1GB", "size", "natural", "keep", "", "", False, ""])
 _DATA = st.one_of(_PLAN, st.lists(_JSON | _FILE, max_size=14), _JSON, st.just("{event_id}").map(lambda text: [text]))
 _FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "data": _DATA,

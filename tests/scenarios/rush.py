@@ -49,7 +49,7 @@ def rush(page: Page) -> Rush:
     notes, others, ended = Notes(), Notes(), Event()
 
     def ask(number: int) -> None:
-        choices = [LLAMA, "100kB", f"pp:{number + 2}", "natural", "keep", "", "", False]
+        choices = [LLAMA, "100kB", f"pp:{number + 2}", "natural", "keep", "", "", False, ""]
         visitor = Visitor(page, notes, Random(number), None, ended)
         with visitor.client:
             visitor.call("question", "plan", choices, refusals=True)  # the model has fewer layers than most want ranks
@@ -77,4 +77,4 @@ def rush(page: Page) -> Rush:
 
 def _plan_by_size(visitor: Visitor) -> None:
     size = f"{visitor.dice.randrange(20, 400)}kB"
-    visitor.call("plan by size", "plan", [SMALL, size, "size", "natural", "keep", "", "", False])
+    visitor.call("plan by size", "plan", [SMALL, size, "size", "natural", "keep", "", "", False, ""])
