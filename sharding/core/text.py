@@ -101,7 +101,7 @@ def unchecked_sentence(things: Sequence[str]) -> str:
 
 
 def within_words(tensors: int, within: int) -> str:
-    """Return how a merged copy compares of which the bits of `within` tensors differ, by no more than its tolerance.
+    """Return how a merged copy compares. `within` of its tensors have other bits, within the tolerance of a merge.
 
     >>> within_words(93, 3)
     'equal within the tolerance of a merge: 90 tensors bit-equal, 3 within it'

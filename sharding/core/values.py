@@ -483,9 +483,8 @@ class Verification:
     If `dtype` is not "keep", the tensors were compared with the original's after a cast to it. `dequantized` says how
     the original's tensors were quantized, if they were computed before that. `unstated` means that the tensors match,
     but the Hub states no hash for some of the files that were read. `unreached` are those of both checkpoints, as in
-    `Checkpoint`. `unchecked` names what was not compared, if only weights were. `merged` is the adapter that was merged
-    into the original's tensors first, and `within` counts the tensors whose bits then differ by no more than the
-    tolerance of such a merge.
+    `Checkpoint`. `unchecked` names what was not compared, if only weights were. `merged` is the adapter that was first
+    merged into the original's tensors. `within` counts merged tensors that have other bits, within the tolerance.
     """
 
     tensors: Count

@@ -145,7 +145,7 @@ class LowRank(Recipe):
 
     @override
     def key(self) -> bytes:
-        parts = [b"u", struct.pack("<??H", self.is_stacked, self.rounds_twice, len(self.updates))]
+        parts = [b"u", struct.pack("<??I", self.is_stacked, self.rounds_twice, len(self.updates))]
         parts += [f"{self.dtype} {list(self.shape)} ".encode(), self.of.key()]
         return b"".join([*parts, *(update.key() for update in self.updates)])
 
