@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., None])
 _TO_COME = ("--experts", "--only", "--drop", "--rename", "--fill", "--pull-request")
 """Options of later versions. This version has no similar ones, so it suggests none."""
+
+_GIVE_ONE = {"--adapter": "Merge one adapter. Then merge the next one into the result."}
+"""The hint for an option that is given twice."""
 
 
 class _Group(TyperGroup):
@@ -104,6 +108,16 @@ class _Command(TyperCommand):
         for heading, rows in groups.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for option, times in Counter(one for one in order if one.param_type_name == "option").items():
+            # A switch may be repeated, unless it has an opposite: --private --public.
+            if times > 1 and not ctx.resilient_parsing and (not option.is_flag or option.secondary_opts):
+                flag = option.opts[0]
+                hint = f"{_GIVE_ONE.get(flag, 'Give it once.')} See {ctx.command_path} --help."
+                raise UsageError(f"{'/'.join([flag, *option.secondary_opts])} is given {times} times.", hint)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         given = [one for one in self.params if ctx.get_parameter_source(one.name).name == "COMMANDLINE"]

@@ -280,6 +280,9 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every value."""
+        for name in ("variant", "base", "adapter"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"The {name} is not a text.", "Give it one value.")
         if self.dequantize and self.dtype == "keep":
             object.__setattr__(self, "dtype", "bf16")
         if self.strategy.startswith("stage"):

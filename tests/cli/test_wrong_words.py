@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sharding import job
@@ -30,6 +31,12 @@ WRONG: dict[str, tuple[str, str]] = {
     "a strategy that is gone": ("shard ./in ./out --strategy stages:4", "The strategy stages:N is gone"),
     "a number that is none": ("compare ./in ./in --rounds x", "--rounds"),
     "a number that is too small": ("compare ./in ./in --rounds 0", "--rounds"),
+    "a value for an option twice": ("plan ./in --adapter ./a --adapter ./b", "--adapter is given 2 times."),
+    "an option twice, by both its names": (
+        "plan ./in -s 1GB --max-shard-size=2GB",
+        "--max-shard-size is given 2 times.",
+    ),
+    "a switch and its opposite": ("shard ./in ./out --private --public", "--private/--public is given 2 times."),
     "a command that is none": ("frobnicate ./in", "No such command 'frobnicate'."),
 }
 """What is wrong, the words, and what must be said."""
@@ -62,6 +69,28 @@ def test_wrong_words_of_a_person_are_a_sentence_and_nothing_on_standard_output(c
     done = invoke(*words.split())
     assert (done.exit_code, done.stdout) == (2, "") and says in " ".join(done.stderr.split())
     assert "--help" in done.stderr or "Choose" in done.stderr
+
+
+def test_every_option_that_takes_one_value_is_refused_a_second_time() -> None:
+    commands = {name: one for name, one in get_command(app).commands.items() if name != "localhub"}  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        for option in (one for one in command.params if one.param_type_name == "option" and not one.is_flag):
+            done = invoke(name, *(f"{option.opts[0]}=1", f"{option.opts[-1]}=2"))
+            assert (done.exit_code, f"{option.opts[0]} is given 2 times." in done.stderr) == (2, True), done.output
+
+
+def test_a_second_adapter_is_refused_with_the_way_to_merge_both(checkpoint: Path) -> None:
+    done = invoke("plan", str(checkpoint), "--adapter", "./a", "--adapter", "./b")
+    assert "Then merge the next one into the result." in done.stderr
+
+
+def test_several_values_for_one_are_refused_from_python_too() -> None:
+    with pytest.raises(UsageError, match=r"^The adapter is not a text\."):
+        Options(adapter=["./a", "./b"])  # type: ignore[arg-type]
+
+
+def test_a_switch_may_be_repeated(checkpoint: Path) -> None:
+    assert invoke("plan", str(checkpoint), "--json", "--json").exit_code == 0
 
 
 def test_a_process_answers_wrong_words_in_the_same_way(run: Any) -> None:
