@@ -303,6 +303,22 @@ def in_turn(*edits: Edit) -> Edit:
     return edit
 
 
+def by_expert(experts: int, *parameters: str, **marks: Any) -> Edit:
+    """Return what reorders `lora_B` of fused `parameters` as Unsloth had it, and adds `marks` to the configuration."""
+
+    def reorder(tensors: Tensors) -> Tensors:
+        new = dict(tensors)
+        for name, b in tensors.items():
+            inner = "gate_up_proj" if name.endswith(".experts.base_layer.lora_B.weight") else "down_proj"
+            if name.endswith(("experts.base_layer.lora_B.weight", "experts.lora_B.weight")) and inner in parameters:
+                # The reverse of what PEFT 0.21 does with it (`ParamWrapper.get_delta_weight`).
+                each = b.reshape(len(b), -1, experts).permute(2, 0, 1)
+                new[name] = torch.cat(list(each), dim=1)
+        return new
+
+    return in_turn(edited(reorder), configured(**marks))
+
+
 def pickled(folder: Path) -> None:
     """Write the weights of an adapter as older versions of PEFT did."""
     torch.save(load_file(folder / WEIGHTS), folder / "adapter_model.bin")

@@ -46,6 +46,32 @@ _REFUSED = {
 }
 """Keys that make an adapter one that a sum of its base and low-rank updates does not equal."""
 
+_HARMLESS_KEYS = frozenset(
+    # Of PEFT 0.21. A merge does not read them, or they say only how the training started or ran.
+    [
+        "auto_mapping",
+        "peft_version",
+        "revision",
+        "inference_mode",
+        "lora_dropout",
+        "fan_in_fan_out",
+        "bias",
+        "lora_bias",
+    ]
+    + ["megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"]
+    + ["runtime_config", "velora_config", "monteclora_config"]
+    # Of older versions of PEFT: a module is merged as it is loaded, or not.
+    + ["merge_weights"]
+    # Of ms-swift: the dtype and the learning rates of the training.
+    + ["lora_dtype", "lorap_lr_ratio", "lorap_emb_lr"]
+    # Of Unsloth: which version it is, and whether it changed the base's configuration.
+    + ["unsloth_fixed", "unsloth_version"]
+)
+"""Keys that do not change the result of a merge, beside those that are read or refused."""
+
+_GROUPED, _RANK_MAJOR = "grouped_by_expert", "rank_major"
+"""What Unsloth calls the two orders of the columns of `lora_B` for fused experts. The second is PEFT's."""
+
 _INITIALIZED = re.compile(r"pissa|olora|corda|loftq", re.IGNORECASE)
 """Ways to initialize that replace the weights of the base. Loading such an adapter computes them anew."""
 _HARMLESS = ("gaussian", "eva", "orthogonal", "lora_ga", "mica", "true", "false")
@@ -75,6 +101,39 @@ class LoraConfig(BaseModel):
     task_type: Line | None = None
     init_lora_weights: bool | str | None = True
     base_model_name_or_path: Line | None = None
+    lora_B_layout: Any = None
+    unsloth_fused_expert_lora: Any = None
+    auto_mapping: Any = None
+    unknown: tuple[str, ...] = ()
+    """Keys that nobody here knows, and that may change the result of a merge."""
+
+    def groups_by_expert(self, parameter: str) -> bool:
+        """Return whether the columns of `lora_B` are all of the first expert, then of the second.
+
+        `parameter` is what it updates in the experts, such as "down_proj". PEFT has the first column of each expert,
+        then the second of each. Unsloth had not before September 2026. It marks its adapters since then. Raises
+        SourceError if the marks contradict each other, or if Unsloth may have saved the adapter before.
+        """
+        stated = set()
+        places = {"lora_B_layout": self.lora_B_layout, "unsloth_fused_expert_lora": self.unsloth_fused_expert_lora}
+        copies = self.auto_mapping if isinstance(self.auto_mapping, dict) else {}
+        for marks in (places, copies):
+            detail: Any = marks.get("unsloth_fused_expert_lora")
+            for key in ("parameters", parameter):
+                detail = detail.get(key) if isinstance(detail, dict) else None
+            whole = marks.get("lora_B_layout")
+            of_parameter = detail.get("lora_B_layout") if isinstance(detail, dict) else None
+            stated |= {str(whole if whole == "mixed" else of_parameter or whole)[:50]} - {"None"}
+        if stated in ({_GROUPED}, {_RANK_MAJOR}):
+            return stated == {_GROUPED}
+        if not stated and not copies.get("unsloth_fixed"):
+            return False
+        says = f"says {' and '.join(sorted(stated))}" if stated else "does not say it, and Unsloth saved two of them"
+        raise SourceError(
+            f"The order of the columns of lora_B for the experts' {parameter} is unknown: {ADAPTER_NAME} {says}.",
+            f"Save the adapter again with a current Unsloth. Or, if you know the order, set lora_B_layout in "
+            f"{ADAPTER_NAME} to {_GROUPED} (Unsloth before September 2026) or {_RANK_MAJOR} (PEFT).",
+        )
 
     @property
     def patterns(self) -> Iterator[tuple[str, str]]:
@@ -168,8 +227,10 @@ def parse_config(document: Any) -> LoraConfig:
     if isinstance(start, str) and start.lower() not in _HARMLESS:
         message = f"{ADAPTER_NAME} has init_lora_weights {start[:100]!r}, which this tool does not know."
         raise SourceError(message, "Merge it with PEFT.")
+    known = {*LoraConfig.model_fields, *_REFUSED, *_HARMLESS_KEYS} - {"unknown"}
+    unknown = tuple(key for key, value in document.items() if key not in known and value not in (None, False, [], {}))
     try:
-        return LoraConfig.model_validate(document)
+        return LoraConfig.model_validate({**document, "unknown": unknown})
     except ValidationError as error:
         first = error.errors()[0]
         where = str(first["loc"][0])[:200]

@@ -28,8 +28,9 @@ class Update:
     """A change `(b @ a) * scale` of the rows `[first_row, last_row)` of the matrices `[first, last)` of a weight.
 
     For one matrix, `a` makes (rank, inputs) numbers and `b` (outputs, rank). For several, the rows of `a` are those of
-    the first matrix, then of the second. The columns of `b` are one of each matrix, then the second of each. Without
-    `a`, the change is `b * scale`. If the update is `transposed`, the weight has (inputs, outputs) numbers.
+    the first matrix, then of the second. The columns of `b` are one of each matrix, then the second of each. With
+    `is_grouped`, they are all of the first matrix, then of the second. Without `a`, the change is `b * scale`. If the
+    update is `transposed`, the weight has (inputs, outputs) numbers.
 
     That is how PEFT 0.21 multiplies (`tuners/lora/layer.py`, `Linear`, `Embedding` and `ParamWrapper`): it casts both
     to float32 first, and scales last.
@@ -46,6 +47,7 @@ class Update:
     first: int = 0
     last: int = 1
     transposed: bool = False
+    is_grouped: bool = False
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -55,7 +57,9 @@ class Update:
     def key(self) -> bytes:
         """Return bytes that are equal only for equal changes."""
         of_numbers = struct.pack(
-            "<qd4q?", self.rank, self.scale, self.first_row, self.last_row, self.first, self.last, self.transposed
+            "<qd4q??",
+            *(self.rank, self.scale, self.first_row, self.last_row, self.first, self.last),
+            *(self.transposed, self.is_grouped),
         )
         return of_numbers + f"{self.a_dtype} {self.b_dtype} ".encode() + b"".join(one.key() for one in self.recipes)
 
@@ -159,7 +163,8 @@ class _Change:
         self._a = loaded(update.a, update.a_dtype, inputs, kept) if update.a else None
         if self._a is not None:
             self._a = self._a.reshape(count, update.rank, -1)
-        self._b = loaded(update.b, update.b_dtype, inputs, kept).reshape(-1, update.rank if update.a else 1, count)
+        b, rank = loaded(update.b, update.b_dtype, inputs, kept), update.rank if update.a else 1
+        self._b = b.reshape(-1, count, rank).swapaxes(1, 2) if update.is_grouped else b.reshape(-1, rank, count)
 
     def of(self, matrix: int, start: int, end: int) -> Any:
         """Return the change of the rows `[start, end)` of a matrix. Rows count from the first row of the update."""

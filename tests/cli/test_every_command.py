@@ -74,7 +74,9 @@ def test_what_is_empty_or_blank_is_refused_by_its_name(
     monkeypatch.setattr(job, DONE_BY.get(command, command), lambda *_, **__: pytest.fail("it has begun"))
     for number, name in enumerate(TEXTS[command].split()):
         words = list(NAMES[command])
-        if name.startswith("-"):
+        if name in words:
+            words[words.index(name) + 1] = empty
+        elif name.startswith("-"):
             words += [name, empty]
         else:
             words[number] = empty

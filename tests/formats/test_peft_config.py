@@ -1,6 +1,7 @@
 """What an adapter_config.json targets, and with which rank and scale, is what PEFT makes of it."""
 
 import re
+from dataclasses import fields
 from math import sqrt
 from typing import Any
 
@@ -124,3 +125,13 @@ def test_an_empty_pattern_matches_no_module() -> None:
     """As in PEFT, which then says that it was ignored."""
     config = parse_config({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "alpha_pattern": {"": 100}})
     assert config.scale_of("model.layers.0.q_proj", 4, re.fullmatch) == 2
+
+
+@pytest.mark.parametrize("setting", [field.name for field in fields(peft.LoraConfig) if field.name != "peft_type"])
+def test_every_setting_of_peft_is_read_or_refused_or_known_to_be_harmless(setting: str) -> None:
+    try:
+        config = parse_config({**LORA, setting: ["a"]})
+    except SourceError as error:
+        assert setting in error.message
+    else:
+        assert config.unknown == ()

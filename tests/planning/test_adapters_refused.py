@@ -124,6 +124,27 @@ OF_CONFIGURATION = {
             "megatron_config": {"tensor_parallel": 1},
         }.items()
     },
+    **{
+        f"experts in an order that is unknown, {name}": Refused(
+            ("order of the columns of lora_B",),
+            configured(**marks),
+            case=Case("qwen3_moe", EXPERTS),
+            hint="lora_B_layout",
+        )
+        for name, marks in {
+            "mixed": {"lora_B_layout": "mixed"},
+            "mixed with details": {
+                "lora_B_layout": "mixed",
+                "unsloth_fused_expert_lora": {"parameters": {"down_proj": {"lora_B_layout": "rank_major"}}},
+            },
+            "of a new name": {"lora_B_layout": "column_major"},
+            "of two kinds": {"lora_B_layout": "rank_major", "auto_mapping": {"lora_B_layout": "grouped_by_expert"}},
+            "unmarked": {"auto_mapping": {"unsloth_fixed": True}},
+        }.items()
+    },
+    "alpha is 0": Refused(("alpha is 0", "down_proj"), configured(lora_alpha=0)),
+    "alpha is 0 for some": Refused(("alpha is 0", "v_proj"), configured(alpha_pattern={"v_proj": 0})),
+    "alpha is 0 for experts": Refused(("alpha is 0",), configured(lora_alpha=0), case=Case("qwen3_moe", EXPERTS)),
     "kasa_config with defaults": Refused(("kasa_config",), configured(kasa_config={})),
     "a switch in words": Refused(("use_rslora",), configured(use_rslora="false")),
     "a pattern that PEFT reads in another way": Refused(
@@ -329,6 +350,21 @@ def test_targets_without_weights_stay_as_they_are_and_the_plan_says_so(tmp_path:
     assert [finding.level for finding in findings] == ["warning"]
     name = V_PROJ.removeprefix(PREFIX) + ".weight"
     assert torch.equal(tensors(tmp_path / "out")[name], tensors(base)[name])
+
+
+def test_settings_that_nobody_knows_are_named_in_a_warning(tmp_path: Path) -> None:
+    base, adapter = ready(Case(), tmp_path)
+    configured(scale_by_depth=2.5, enable_lora=[True], new_switch=False, new_choice=None)(adapter)
+    _, plan = job.plan(str(base), job.Options("1MB", adapter=str(adapter)))
+    [finding] = [finding for finding in plan.findings if finding.code == "unknown-settings"]
+    assert finding.level == "warning" and "scale_by_depth, enable_lora" in finding.message
+    assert "new_switch" not in finding.message and "new_choice" not in finding.message
+
+
+def test_what_peft_itself_writes_needs_no_warning(tmp_path: Path) -> None:
+    base, adapter = ready(Case(lora={"lora_dropout": 0.1, "lora_bias": True, "target_modules": ["q_proj"]}), tmp_path)
+    _, plan = job.plan(str(base), job.Options("1MB", adapter=str(adapter)))
+    assert "unknown-settings" not in {finding.code for finding in plan.findings}
 
 
 def test_one_of_several_adapters_is_chosen_by_its_folder(tmp_path: Path) -> None:

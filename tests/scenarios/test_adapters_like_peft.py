@@ -9,8 +9,8 @@ import torch
 
 from sharding import job
 from tests.folders import bits, finish, tensors
-from tests.lora import DTYPES, Case, build
-from tests.lora_cases import CASES, CONVOLUTIONS, REAL
+from tests.lora import DTYPES, Case, build, by_expert, fused
+from tests.lora_cases import BOTH, CASES, CONVOLUTIONS, REAL
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -107,6 +107,35 @@ def test_a_cast_comes_after_the_merge(name: str, dtype: str, tmp_path: Path) -> 
     theirs = {each: tensor.to(DTYPES[dtype]) for each, tensor in tensors(peft).items()}
     assert differences(merged(base, adapter, tmp_path / "out", dtype=dtype), theirs) == {}
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
+
+
+GROUPED = {"lora_B_layout": "grouped_by_expert"}
+DETAILS = {"lora_A_layout": "grouped_by_expert", "parameters": {"gate_up_proj": GROUPED, "down_proj": GROUPED}}
+UNSLOTH = {
+    "at the top": (BOTH, GROUPED),
+    "with details": (BOTH, {**GROUPED, "unsloth_fused_expert_lora": DETAILS}),
+    "in auto_mapping": (BOTH, {"auto_mapping": {"unsloth_fixed": True, **GROUPED}}),
+    "for one parameter": (
+        ["mlp.experts.down_proj"],
+        {"unsloth_fused_expert_lora": {"parameters": {"down_proj": GROUPED, "gate_up_proj": {}}}},
+    ),
+    "in PEFT's order": ([], {"lora_B_layout": "rank_major", "auto_mapping": {"unsloth_fixed": True}}),
+}
+"""Of which parameters the columns are grouped by expert, and the marks that say so."""
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("name", UNSLOTH)
+def test_experts_of_unsloth_become_what_peft_makes_of_the_same_sum(name: str, is_fused: bool, tmp_path: Path) -> None:
+    parameters, marks = UNSLOTH[name]
+    case = Case(
+        "qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": BOTH}, edit=fused if is_fused else None
+    )
+    base, adapter, peft = build(case, tmp_path)
+    before = merged(base, adapter, tmp_path / "before")
+    by_expert(4, *(one.rpartition(".")[2] for one in parameters), **marks)(adapter)
+    ours = merged(base, adapter, tmp_path / "out")
+    assert differences(ours, before) == {} and differences(ours, tensors(peft)) == {}
 
 
 def test_where_the_shards_are_cut_changes_no_bit(tmp_path: Path) -> None:

@@ -164,9 +164,9 @@ class Experts:
                 rank, scale = self._rank_and_scale(f"{container}.{leaf}", a, count)
                 swapped = self._is_swapped(stored.shape, a, b)
                 rows = stored.shape[1] if count > 1 or len(stored.shape) == 3 else stored.shape[0]
-                update = Update(
-                    a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, rows, 0, count, transposed=swapped
-                )
+                pair = a.recipe, b.recipe, a.dtype, b.dtype, rank, scale
+                grouped = count > 1 and rank > 1 and self._work.config.groups_by_expert(leaf)
+                update = Update(*pair, 0, rows, 0, count, transposed=swapped, is_grouped=grouped)
                 yield stored.name, self._twice(stored, (update,), is_stacked=len(stored.shape) == 3)
             else:
                 yield from self._split(container, leaf, a, b)
@@ -176,12 +176,14 @@ class Experts:
         experts = self._one_by_one(container, leaf)
         count = len(experts)
         rank, scale = self._rank_and_scale(f"{container}.{leaf}", a, count)
+        grouped = count > 1 and rank > 1 and self._work.config.groups_by_expert(leaf)
         for number, parts in enumerate(experts):
             first = 0
+            columns = (number * rank, 1) if grouped else (number, count)
             for part in parts:
                 last = first + part.shape[0]
                 of_a = _rows_of(a, number * rank, (number + 1) * rank)
-                of_b = _columns_of(b, first, last, number, count)
+                of_b = _columns_of(b, first, last, rank, *columns)
                 update = Update(of_a, of_b, a.dtype, b.dtype, rank, scale, 0, part.shape[0])
                 yield part.name, self._twice(part, (update,))
                 first = last
@@ -248,13 +250,11 @@ def _rows_of(a: Tensor, first: int, last: int) -> Recipe:
     return Stored(place.source, place.file, start + first * row_bytes, start + last * row_bytes)
 
 
-def _columns_of(b: Tensor, first: int, last: int, number: int, count: int) -> Recipe:
-    """Return the rows `[first, last)` of `b`, and of them every `count`-th column from `number` on."""
+def _columns_of(b: Tensor, first: int, last: int, rank: int, start: int, step: int) -> Recipe:
+    """Return the rows `[first, last)` of `b`, and of them `rank` columns from `start` on, `step` apart."""
     place, width, item = _in_one_piece(b), b.shape[1], BY_NAME[b.dtype].bits // 8
-    shape = last - first, width // count
-    box = Box(
-        place.file, place.start_byte + (first * width + number) * item, (0, 0), shape, (width, count), place.source
-    )
+    shape = last - first, rank
+    box = Box(place.file, place.start_byte + (first * width + start) * item, (0, 0), shape, (width, step), place.source)
     return Laid((box,), shape, item)
 
 

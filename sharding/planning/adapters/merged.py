@@ -104,6 +104,10 @@ def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
     is_other = source.kind == "hub" and "/" in merge.named_base and merge.named_base != source.repo_id
     message += f" It is merged into {source.repo_id}." if is_other else ""
     yield Finding("warning" if is_other else "info", "merge", message[0].upper() + message[1:])
+    if unknown := work.config.unknown:
+        message = f"{ADAPTER_NAME} has {name_some(unknown)}, which this tool does not know. They may change the result."
+        hint = "Ask the program that saved the adapter, or compare the result with its own merge."
+        yield Finding("warning", "unknown-settings", message, hint)
     if work.names.prefixed:
         message = (
             f"{work.names.prefixed} of the adapter has another prefix in the base. PEFT merges it only into a class "

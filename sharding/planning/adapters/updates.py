@@ -184,7 +184,11 @@ class _Adding:
                 f"{a.name} is {list(a.shape)}, but {ADAPTER_NAME} says that its rank is {stated}.",
                 f"Put the adapter's own {ADAPTER_NAME} beside it.",
             )
-        return stated, self._config.scale_of(module, stated, self._work.match)
+        scale = self._config.scale_of(module, stated, self._work.match)
+        if not scale:
+            message = f"{ADAPTER_NAME} says that alpha is 0 for {module}, so its update would change nothing."
+            raise SourceError(message, f"Set lora_alpha in {ADAPTER_NAME} to the value that it was trained with.")
+        return stated, scale
 
     def _refuse_pattern(self, module: str) -> None:
         """Raise SourceError if one of the experts has a rank or an alpha of its own."""
