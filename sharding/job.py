@@ -202,8 +202,12 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             plan = planned(checkpoint, options)
             prepared = Prepared(sources_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
         card = read_card(origin)
-        checkpoint = replace(prepared.checkpoint, findings=(*prepared.checkpoint.findings, *card.findings))
-        plan = prepared.plan
+        checkpoint, plan = prepared.checkpoint, prepared.plan
+        checkpoint = replace(
+            checkpoint,
+            findings=(*checkpoint.findings, *card.findings),
+            side_files=tuple(file for file in checkpoint.side_files if file.path not in plan.unfit),
+        )
         if compare_rounds:
             refuse_incomparable(checkpoint, origin)
         yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from sharding import __version__
 from sharding.cli.outlet import Outlet
@@ -111,7 +111,7 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        for option, times in Counter(one for one in order if one.param_type_name == "option").items():
+        for option, times in Counter(one for one in order if isinstance(one, TyperOption)).items():
             # A switch may be repeated, unless it has an opposite: --private --public.
             if times > 1 and not ctx.resilient_parsing and (not option.is_flag or option.secondary_opts):
                 flag = option.opts[0]

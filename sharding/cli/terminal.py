@@ -72,7 +72,7 @@ class Terminal:
 
     def plan(self, plan: Plan) -> None:
         """Show the shards of a plan."""
-        order, dtype = plan.options.order, plan.options.dtype
+        order, dtype = plan.options.order, plan.options.dtype_made
         cast = "" if dtype == "keep" else f", cast to {dtype}"
         if plan.dequantized:
             cast = f", dequantized from {plan.dequantized} to {dtype}"

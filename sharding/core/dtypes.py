@@ -14,7 +14,7 @@ class Dtype:
     `option` is its name as a value of `--dtype`, or "" if it has none. A dtype that can be cast has two more
     fields. `infinity` is the bit pattern of infinity (IEEE 754; bfloat16 is the upper half of float32). A larger
     exponent in it means that larger numbers fit. `largest` is the largest finite number, as in `torch.finfo`. Integers,
-    booleans and fp8 have neither field and are never cast.
+    booleans and fp8 have neither field. Nothing is cast to them.
     """
 
     name: str
@@ -72,6 +72,9 @@ BY_OPTION = {dtype.option: dtype for dtype in (BY_NAME["F32"], BY_NAME["F16"], B
 
 CASTABLE = {name: dtype for name, dtype in BY_NAME.items() if dtype.infinity}
 """Dtypes that can be cast, by their name in safetensors."""
+
+NUMBERS = (*CASTABLE, "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+"""Dtypes whose numbers can be cast to one of `CASTABLE`. FP8 counts only if its numbers need no scales."""
 
 USIZE_END = 1 << 64
 

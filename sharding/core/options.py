@@ -154,7 +154,7 @@ class Options:
     - `allow_overflow`: accept a cast that makes finite numbers infinite. Without it such a cast is refused.
     - `rank`: take only what this rank of a pipeline `pp:N` loads, counted from 0.
     - `base`: the model that was trained, a folder or a repo. A training run saves no configuration with its weights.
-    - `dequantize`: turn quantized weights into ordinary ones of `dtype`. "keep" becomes "bf16" then.
+    - `dequantize`: turn quantized weights into ordinary ones. "keep" makes bf16 of them and casts no other tensor.
     - `adapter`: a LoRA to merge into the weights, a folder or `owner/name[@revision][/folder]`.
 
     Raises UsageError for a value that is no choice.
@@ -283,8 +283,6 @@ class Options:
         for name in ("variant", "base", "adapter"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"The {name} is not a text.", "Give it one value.")
-        if self.dequantize and self.dtype == "keep":
-            object.__setattr__(self, "dtype", "bf16")
         if self.strategy.startswith("stage"):
             raise UsageError(
                 "The strategy stages:N is gone, because no library loads such files as stages.",
@@ -309,6 +307,11 @@ class Options:
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
         return (need for name, option in _declared(Options).items() for need in option.extras(getattr(self, name)))
+
+    @property
+    def dtype_made(self) -> TargetDtype:
+        """The dtype of the weights that a copy computes. "keep" if it computes none."""
+        return "bf16" if self.dequantize and self.dtype == "keep" else self.dtype
 
     @property
     def is_single_file(self) -> bool:

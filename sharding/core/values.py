@@ -314,7 +314,8 @@ class Plan:
     `stages` are the parts that the ranks of a pipeline load, if the options ask for a pipeline. `pipeline` is where
     transformers cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". `merged`
     says which adapter is merged. `sources` are the sources that the recipes refer to by number. `written` are the files
-    of the source that the copy holds with new content, by path.
+    of the source that the copy holds with new content, by path. `unfit` are files beside the weights that the
+    copy does not get, because they do not fit it.
     """
 
     shards: tuple[Shard, ...]
@@ -329,6 +330,7 @@ class Plan:
     merged: Merge | None = None
     sources: tuple[RepoRef, ...] = ()
     written: Mapping[str, bytes] = field(default_factory=dict)
+    unfit: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -221,7 +221,7 @@ class Desk:
         base = pinned_name(source.base) if source.base and source.base.kind == "hub" else ""
         read = self.inspect(original, source.variant, token, base, adapter), self.inspect(copy, "", token)
         options = Options(
-            dtype=plan.dtype,
+            dtype=plan.dtype_asked,
             variant=source.variant,
             base=base,
             dequantize=bool(plan.dequantized),
@@ -248,7 +248,8 @@ class Desk:
         Refused as `submit` does, and SourceError.
         """
         likeness = self._models.compare(original, copy, variant, token, None)
-        options = Options(dtype=likeness.dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
+        dtype = "keep" if likeness.keeps_others else likeness.dtype
+        options = Options(dtype=dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
         pinned = pinned_name(likeness.original), pinned_name(likeness.copy)
         read = self.inspect(pinned[0], variant, token), self.inspect(pinned[1], "", token)
         request = JobRequest(*pinned, options, kind="verify")

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sharding.core.dtypes import CASTABLE
+from sharding.core.dtypes import BY_NAME, NUMBERS
 
 CONFIG_NAME = "config.json"
 """The name of the configuration that lies beside the weights of a model."""
@@ -11,7 +11,7 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAMED = "transformers_weights"
 """The key that names a weight file to load instead of the usual ones (transformers 5.23, `utils/hub.py`)."""
 
-_CASTABLE = {dtype.torch for dtype in CASTABLE.values()}
+_NUMBERS = {BY_NAME[dtype].torch for dtype in NUMBERS}
 
 
 def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:
         value = waiting.pop()
         if isinstance(value, dict):
             for key in ("dtype", "torch_dtype"):
-                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in _CASTABLE:
+                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in _NUMBERS:
                     value[key] = torch_dtype
         waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return document

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sharding.core.dtypes import BY_NAME
+from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.values import Tensor
 
 _KEYS = ("quantization_config", "compression_config")
@@ -39,6 +39,47 @@ def holds_quantized(tensor: Tensor) -> bool:
     of_bytes = tensor.dtype in ("U8", "I8") and tensor.name.endswith((".weight", "_blocks"))
     of_words = tensor.name.endswith((".qweight", ".weight_packed", ".qdata"))
     return of_bytes or of_words or tensor.dtype.startswith("F8_") or BY_NAME[tensor.dtype].bits < 8
+
+
+_CODES = ("I8", "U8", "I16", "U16", "I32", "U32")
+"""Dtypes in which files have the codes of quantized numbers. Buffers of models are mostly I64 or BOOL."""
+
+_NO_WEIGHT = re.compile(r"(?:bias|mask|ids|index|indices)$")
+"""How the names of integer buffers end that models have beside floating-point numbers."""
+
+
+def quantized_in(tensors: Iterable[Tensor]) -> list[str]:
+    """Return the names of the tensors that show that weights are quantized, [] if none does.
+
+    Either the name or the dtype says so, or a tensor has numbers that need the scales beside it in its module: FP8
+    numbers, or integers in several rows and columns. FP8 numbers beside no scale are ordinary numbers.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> forms = [("a.weight", "F8_E4M3", (8, 8)), ("b.weight", "F8_E4M3", (8, 8)), ("b.scale_weight", "F32", ())]
+    >>> quantized_in(Tensor(name, dtype, shape, Stored(0, "f", 0, 64)) for name, dtype, shape in forms)
+    ['b.weight']
+    """
+    modules: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        if "." in tensor.name or is_packed(tensor):  # names without a dot are in no module
+            modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+    return [tensor.name for beside in modules.values() for tensor in beside if _needs_scales(tensor, beside)]
+
+
+def _needs_scales(tensor: Tensor, beside: Sequence[Tensor]) -> bool:
+    if is_packed(tensor):
+        return True
+    if tensor.dtype in _CODES:
+        is_matrix = sum(length > 1 for length in tensor.shape) > 1
+        return is_matrix and not _NO_WEIGHT.search(tensor.name) and any(map(_may_be_scale, beside))
+    if not tensor.dtype.startswith("F8_") or tensor.dtype == "F8_E8M0":
+        return False
+    scales = (other for other in beside if _may_be_scale(other) and not other.name.endswith("bias"))
+    return any(other.parameters < max(tensor.parameters, 2) for other in scales)
+
+
+def _may_be_scale(tensor: Tensor) -> bool:
+    return tensor.dtype in CASTABLE or tensor.dtype == "F8_E8M0"
 
 
 def may_be_quantized(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sharding.checkpoint.documents import read_json
 from sharding.checkpoint.read import read_headers
-from sharding.core.dtypes import BY_TORCH, CASTABLE
+from sharding.core.dtypes import BY_NAME, BY_TORCH, NUMBERS
 from sharding.core.protocols import Files
 from sharding.core.values import FileEntry, Tensor
 from sharding.loading.costs import Prediction
@@ -32,9 +32,9 @@ def predict(
     """
     stored = sum(dtypes.values())
     cast = sum(
-        size * BY_TORCH[dtype_asked].bits // CASTABLE[dtype].bits
+        size * BY_TORCH[dtype_asked].bits // BY_NAME[dtype].bits
         for dtype, size in dtypes.items()
-        if dtype_asked and dtype in CASTABLE and CASTABLE[dtype].torch != dtype_asked
+        if dtype_asked and dtype in NUMBERS and BY_NAME[dtype].torch != dtype_asked
     )
     if with_mapping:
         return Prediction(BASE_ANON_BYTES + cast, BASE_FILE_BYTES + stored)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from sharding.core.dtypes import CASTABLE
+from sharding.core.dtypes import BY_NAME, NUMBERS
 from sharding.core.text import format_bytes
 from sharding.loading.costs import Cause, Kind, LoadCost, Prediction, Spread, Verdict
 
@@ -12,8 +12,8 @@ _LEAST_TIME_SHARE = 0.25
 _LEAST_SECONDS = 0.5
 """A smaller difference is noise. Between runs of the same load, time varies by a fifth and memory hardly at all."""
 
-_CAST = {dtype.torch for dtype in CASTABLE.values()}
-"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
+_CAST = {BY_NAME[dtype].torch for dtype in NUMBERS}
+"""Dtypes that a load casts to the dtype that was asked for. Integers and booleans count as not cast."""
 
 
 def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:

@@ -174,7 +174,7 @@ def _again(report: Report) -> str:
             SINGLE_FILE if is_one else _written(plan.max_shard_bytes),
             strategy=plan.strategy,
             order=cast("Order", plan.order),  # Options checks it
-            dtype=plan.dtype,
+            dtype=plan.dtype_asked,
             variant=source.variant,
             base=base,
             dequantize=bool(plan.dequantized),

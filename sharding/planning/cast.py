@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE
+from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.text import name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
-from sharding.formats.quantization import is_packed, method_of, quantization_of
+from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.planning.schemes import can_help
 from sharding.recipes.cast import Cast
 
@@ -19,7 +19,8 @@ def cast_tensors(
 ) -> tuple[Tensor, ...]:
     """Return `tensors` as they are after a cast to `dtype`.
 
-    Each gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it: they keep some modules in fp32.
+    None may be quantized. Each gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it: they keep
+    some modules in fp32.
     A tensor that `hints` do not know gets `dtype`. With `may_overflow`, the cast may make finite numbers infinite.
 
     >>> from sharding.recipes.stored import Stored
@@ -31,7 +32,7 @@ def cast_tensors(
     after = []
     for tensor in tensors:
         target = tensor.dtype
-        if target in CASTABLE:
+        if target in NUMBERS:
             target = kept.get(tensor.name, "")
             target = target if target in CASTABLE else BY_OPTION[dtype].name
         if target != tensor.dtype:
@@ -76,7 +77,7 @@ def may_overflow(tensors: Iterable[Tensor]) -> bool:
 def refuse_cast(checkpoint: Checkpoint) -> None:
     """Raise SourceError if a checkpoint is quantized: it cannot be cast."""
     stated = [config for config in map(quantization_of, checkpoint.configs.values()) if config is not None]
-    telling = [tensor.name for tensor in checkpoint.tensors if is_packed(tensor)]
+    telling = quantized_in(checkpoint.tensors)
     if stated or telling:
         how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} shows"
         hint, remedy = "Keep the dtype, or use the repo that it was quantized from.", Remedy("choose_dtype", "keep")

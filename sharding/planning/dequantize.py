@@ -1,6 +1,6 @@
 """Decide which tensors a quantized checkpoint has after it is dequantized. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -9,7 +9,13 @@ from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
-from sharding.formats.quantization import is_quantized, may_be_quantized, quantization_of, without_quantization
+from sharding.formats.quantization import (
+    is_quantized,
+    may_be_quantized,
+    quantization_of,
+    quantized_in,
+    without_quantization,
+)
 from sharding.planning.cast import cast_tensors
 from sharding.planning.schemes import OF_ORIGIN, Scheme, refusal, scheme_of
 from sharding.recipes.fp8 import Fp8
@@ -73,7 +79,13 @@ def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
         after = dequantized(checkpoint)
     except (SourceError, UsageError):
         return None
-    return replace(after, tensors=cast_tensors(after.tensors, "bf16", {}))
+    return replace(after, tensors=tuple(in_bf16(after.tensors)))
+
+
+def in_bf16(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors of a dequantized checkpoint: those that are computed as bf16, all others as they are."""
+    for tensor in tensors:
+        yield from cast_tensors([tensor], "bf16", {}) if isinstance(tensor.recipe, Fp8 | Mxfp4) else [tensor]
 
 
 def offering(checkpoint: Checkpoint) -> Checkpoint:
@@ -91,7 +103,7 @@ def offering(checkpoint: Checkpoint) -> Checkpoint:
 
 def _refuse_unknown(checkpoint: Checkpoint) -> None:
     """Raise the error for a checkpoint with no quantization in any config.json: UsageError, or SourceError."""
-    if telling := [tensor.name for tensor in checkpoint.tensors if is_quantized(tensor)]:
+    if telling := quantized_in(checkpoint.tensors):
         raise SourceError(
             f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how.",
             "Put their own config.json beside them.",

@@ -13,11 +13,13 @@ from sharding.core.options import Options
 from sharding.core.text import format_bytes, json_file, name_some
 from sharding.core.values import Checkpoint, Component, Finding, Plan, Shard, Tensor
 from sharding.formats.model_config import CONFIG_NAME, configured
+from sharding.formats.quantization import QUANTIZERS_FILES
 from sharding.formats.safetensors_file import shards_of
 from sharding.planning.blocks import known_blocks, whole_blocks
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
 from sharding.planning.companions import with_companions
 from sharding.planning.cut import Units, cut
+from sharding.planning.dequantize import in_bf16
 from sharding.planning.order import in_order
 from sharding.planning.stages import cut_ranks, of_rank, with_files
 
@@ -35,14 +37,21 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
         refuse_cast(checkpoint)
         tensors = cast_tensors(tensors, options.dtype, hints, may_overflow=options.allow_overflow)
         findings = cast_findings(tensors, options.dtype, hints)
+    elif checkpoint.dequantized:
+        tensors = tuple(in_bf16(tensors))
     # After the cast, because the cast goes by transformers' hints alone.
     hints = _complete(hints, tensors)
     if options.rank is not None:
         tensors = of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
+    unfit = _describing_quantized(checkpoint) if checkpoint.dequantized or options.dtype != "keep" else []
+    if unfit:
+        message = f"Left out: {name_some(unfit, len(unfit))}, because the weights of the copy are not quantized."
+        findings += (Finding("info", "left-out", message),)
     return replace(
         plan,
         findings=findings + plan.findings,
+        unfit=frozenset(unfit),
         dequantized=checkpoint.dequantized,
         merged=checkpoint.merged,
         sources=(checkpoint.source, *([checkpoint.merged.adapter] if checkpoint.merged else [])),
@@ -50,11 +59,17 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     )
 
 
+def _describing_quantized(checkpoint: Checkpoint) -> list[str]:
+    """Return the files beside the weights that tell loaders how the weights are quantized."""
+    paths = (file.path for file in checkpoint.side_files)
+    return sorted(path for path in paths if path.rpartition("/")[2] in QUANTIZERS_FILES)
+
+
 def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes]:
     """Return path to content of each config.json that changes: its dtype, weight names or quantization are new."""
     written = {}
     for folder, config in checkpoint.configs.items():
-        document = configured(config, torch_name(options.dtype))
+        document = configured(config, torch_name(options.dtype_made))
         if document is None and folder in checkpoint.reconfigured:
             document = json.loads(config)
         if document is not None:

@@ -46,7 +46,7 @@ class Cast(_Fields, Recipe):
     @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         source = made_by(self.of, inputs, kept)
-        stored, dtype = CASTABLE[self.stored], CASTABLE[self.dtype]
+        stored, dtype = BY_NAME[self.stored], CASTABLE[self.dtype]
         left = self.of.size_bytes
         at_a_time = BATCH_BYTES * 8 // max(stored.bits, dtype.bits) * stored.bits // 8
         room, counted = bytearray(), 0

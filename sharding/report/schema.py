@@ -130,7 +130,8 @@ class PlannedShard:
 class PlanSummary:
     """Which shard holds what. With a `rank`, the part that this rank of a `pipeline` of transformers loads.
 
-    `dequantized` says how the weights were quantized, "" if none are computed. `merged` says which adapter is merged.
+    `dequantized` says how the weights were quantized, "" if none are computed. With `keeps_others`, those that were not
+    quantized keep their dtype. `merged` says which adapter is merged.
     Plans with the same `plan_id` give the same shards, byte for byte; it is "" in older reports.
     """
 
@@ -139,6 +140,7 @@ class PlanSummary:
     order: Word
     dtype: TargetDtype = "keep"
     dequantized: Line = ""
+    keeps_others: bool = False
     merged: Merge | None = None
     total_bytes: Count
     total_parameters: Count
@@ -154,6 +156,11 @@ class PlanSummary:
         if self.merged:
             _refuse_unnamed(self.merged.adapter)
         return self
+
+    @property
+    def dtype_asked(self) -> TargetDtype:
+        """The dtype that gives this plan, as an option."""
+        return "keep" if self.keeps_others else self.dtype
 
     @property
     def has_ranks_of_its_pipeline(self) -> bool:
@@ -280,6 +287,8 @@ def to_json(value: Any, kind: Any = None) -> Json:
         summary = document if plan is value else document["plan"]
         if plan.merged is None:
             del summary["merged"]
+        if not plan.keeps_others:
+            del summary["keeps_others"]
         last = {key: summary.pop(key) for key in ("stages", "pipeline", "rank", "findings", "plan_id")}
         summary |= {"weight_map": plan.weight_map, **last}
     return document

@@ -227,7 +227,7 @@ def how_to_check(report: Report, place: str) -> Mapping[str, str]:
 
     Empty if that needs a folder, which only the maker of the result has, or if the result is the part of one rank.
     """
-    source, base, dtype = report.source, report.source.base, report.plan.dtype
+    source, base, dtype = report.source, report.source.base, report.plan.dtype_asked
     if report.needs_folder or report.plan.rank is not None:
         return {}
     words = ["shard-my-repo verify", f"{source.repo_id}@{source.revision}", place]

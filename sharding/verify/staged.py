@@ -146,7 +146,7 @@ def verify_staged(
     on_disk = any(staged.path(file) for file in records)
     structure = "; structure checked by safetensors" if on_disk else ""
     where = "from the folder, through the page cache" if on_disk else "from the Hub"
-    dtype = plan.options.dtype
+    dtype = plan.options.dtype_made
     as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
     if plan.dequantized:
         as_cast = f", dequantized ({plan.dequantized}){as_cast}"

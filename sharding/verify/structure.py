@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sharding.core.dtypes import BY_OPTION, CASTABLE
+from sharding.core.dtypes import BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import TargetDtype
 from sharding.core.text import count
 from sharding.core.values import Checkpoint, RepoRef, Tensor, TensorDigest
 from sharding.planning.cast import refuse_cast
-from sharding.planning.dequantize import dequantized
+from sharding.planning.dequantize import dequantized, in_bf16
 from sharding.planning.order import natural_key
 from sharding.recipes.stored import Stored
 from sharding.verify.beside import compare_listed
@@ -67,7 +67,8 @@ class Likeness:
     """How alike two checkpoints are, as far as it is known without reading weights.
 
     `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy. `dequantized` says how
-    the original is quantized, if it must be dequantized for that. `tensors` counts those of the original after both.
+    the original is quantized, if it must be dequantized for that. With `keeps_others`, its other tensors keep their
+    dtype. `tensors` counts those of the original after both.
     `in_same_files` of them are in files with equal hashes, so their bytes are equal. `bytes` are those of the tensors
     of both. `unread` are weight files of the copy that are not part of the comparison. `claims` is never a proof.
     """
@@ -78,6 +79,7 @@ class Likeness:
     variant: str
     dtype: TargetDtype
     dequantized: str
+    keeps_others: bool
     tensors: int
     bytes: int
     in_same_files: int
@@ -99,11 +101,12 @@ class Likeness:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A way to read the original: as it is, cast, or dequantized and cast."""
+    """A way to read the original: as it is, cast, or dequantized. Then the others are cast too, or kept."""
 
     tensors: Mapping[str, Tensor]
     dtype: TargetDtype = "keep"
     dequantized: str = ""
+    keeps_others: bool = False
 
 
 def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
@@ -126,6 +129,7 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
         variant=original.variant,
         dtype=reading.dtype,
         dequantized=reading.dequantized,
+        keeps_others=reading.keeps_others,
         tensors=len(reading.tensors),
         bytes=original.total_bytes + copy.total_bytes,
         in_same_files=same,
@@ -162,25 +166,25 @@ def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[_Rea
     """Yield the original as it is, and as a cast to the dtype of the copy if it can be cast."""
     yield _Reading({tensor.name: tensor for tensor in original.tensors})
     target = _target(copy.values())
-    if target is None:
-        return
     try:
         refuse_cast(original)
-        after = original
     except SourceError:
         try:
             after = dequantized(original)
         except (SourceError, UsageError):
             return
-    reading = _Reading({tensor.name: tensor for tensor in after.tensors}, target, after.dequantized)
-    name = BY_OPTION[target].name
-    is_cast = any(_was_cast(tensor, copy.get(tensor.name), name) for tensor in after.tensors)
-    if is_cast or after.dequantized:
-        yield reading
+        in_dtypes = {tensor.name: tensor for tensor in in_bf16(after.tensors)}
+        yield _Reading(in_dtypes, "bf16", after.dequantized, keeps_others=True)
+        if target:
+            yield _Reading({tensor.name: tensor for tensor in after.tensors}, target, after.dequantized)
+        return
+    name = BY_OPTION[target].name if target else ""
+    if target and any(_was_cast(tensor, copy.get(tensor.name), name) for tensor in original.tensors):
+        yield _Reading({tensor.name: tensor for tensor in original.tensors}, target)
 
 
 def _was_cast(was: Tensor, now: Tensor | None, dtype: str) -> bool:
-    return now is not None and was.dtype in CASTABLE and was.dtype != dtype == now.dtype
+    return now is not None and was.dtype in NUMBERS and was.dtype != dtype == now.dtype
 
 
 def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
@@ -193,9 +197,8 @@ def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
 
 def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
-    expected = {
-        tensor.name: _expected(tensor, copy.get(tensor.name), reading.dtype) for tensor in reading.tensors.values()
-    }
+    dtype = "keep" if reading.keeps_others else reading.dtype
+    expected = {name: _expected(tensor, copy.get(name), dtype) for name, tensor in reading.tensors.items()}
     there = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in copy.values()}
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
     if not mismatches:
@@ -217,7 +220,7 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
 def _expected(tensor: Tensor, now: Tensor | None, dtype: TargetDtype) -> TensorDigest:
     """Return what the copy should have for `tensor`. A cast to `dtype` may leave it in fp32."""
     after = tensor.dtype
-    if dtype != "keep" and after in CASTABLE:
+    if dtype != "keep" and after in NUMBERS:
         target = BY_OPTION[dtype].name
         after = _KEPT if now and now.dtype == _KEPT and tensor.dtype != target else target
     return TensorDigest(after, tensor.shape, "")

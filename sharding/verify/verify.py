@@ -63,7 +63,7 @@ def verify(
         dtype=dtype, variant=variant, base=base, allow_overflow=True, dequantize=dequantize, adapter=adapter
     )
     Request(original, copy, options).refuse_contradictions()
-    dtype, how = options.dtype, ""
+    dtype, how = options.dtype_made, ""
     if quick and dtype != "keep":
         message = "The stored digests cannot be compared, because a cast changes the bytes."
         raise UsageError(message, _WITHOUT_QUICK, _READ)

@@ -29,11 +29,11 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mixed(tmp_path_factory.mktemp("mixed"))
 
 
-def test_integers_booleans_and_fp8_stay_and_the_plan_counts_what_is_written(mixed: Path, tmp_path: Path) -> None:
+def test_integers_and_booleans_stay_and_the_plan_counts_what_is_written(mixed: Path, tmp_path: Path) -> None:
     report = cast(mixed, tmp_path / "out")
     found = tensors(tmp_path / "out")
     assert {name: tensor.dtype for name, tensor in found.items()} == {
-        **dict.fromkeys("acefgi", torch.float16), "b": torch.int64, "d": torch.bool, "h": torch.float8_e4m3fn,
+        **dict.fromkeys("acefghi", torch.float16), "b": torch.int64, "d": torch.bool,
     }  # fmt: skip
     assert report.plan.total_bytes == sum(tensor.nbytes for tensor in found.values())
     assert [finding.code for finding in report.plan.findings] == ["no-known-loader", "cast-without-class"]
@@ -70,6 +70,52 @@ def test_a_quantized_checkpoint_is_not_cast(config: dict[str, object], names: li
     with pytest.raises(SourceError, match="quantized"):
         job.plan(str(tmp_path), Options("1MB", dtype="fp16"))
     assert job.plan(str(tmp_path), "1MB")[1].options.dtype == "keep"
+
+
+E4M3, CODES = torch.float8_e4m3fn, torch.int8
+QUANTIZED: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {
+    "ComfyUI": {"weight": (E4M3, (8, 16)), "scale_weight": (torch.float32, ()), "bias": (torch.bfloat16, (8,))},
+    "FP8 with .scale": {"weight": (E4M3, (8, 16)), "scale": (torch.float32, (1, 1))},
+    "FP8 of quanto's library": {"weight": (E4M3, (8, 16)), "qscale_weight": (torch.float32, (8,))},
+    "E5M2": {"weight": (torch.float8_e5m2, (8, 16)), "scale_weight": (torch.float32, (8, 1))},
+    "quanto": {"weight._data": (CODES, (8, 16)), "weight._scale": (torch.bfloat16, (8, 1))},
+    "MLX": {"weight": (torch.uint32, (8, 2)), "scales": (torch.float16, (8, 1)), "biases": (torch.float16, (8, 1))},
+    "EXL2": {"q_weight": (torch.int32, (2, 8)), "q_scale": (torch.int32, (1, 1)), "q_scale_max": (torch.float16, (1,))},
+    "HQQ": {"W_q": (torch.uint8, (8, 8)), "scale": (torch.float16, (16, 1)), "zero": (torch.float16, (16, 1))},
+    "int8": {"weight": (CODES, (8, 16)), "scales": (torch.float16, (8,))},
+    "MXFP4 of DeepSeek": {"weight": (CODES, (8, 8)), "scale": (torch.float8_e8m0fnu, (8, 1))},
+}
+
+
+def save_module(folder: Path, forms: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> Path:
+    of_bytes = {name: torch.zeros(shape, dtype=torch.float32).to(dtype) for name, (dtype, shape) in forms.items()}
+    others = {"norm.weight": torch.ones(8, dtype=torch.bfloat16)}
+    save_file({f"h.0.{name}": tensor for name, tensor in of_bytes.items()} | others, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_numbers_that_need_the_scales_beside_them_are_not_cast(kind: str, tmp_path: Path) -> None:
+    source = save_module(tmp_path, QUANTIZED[kind])
+    with pytest.raises(SourceError, match="quantized"):
+        job.plan(str(source), Options("1MB", dtype="fp16"))
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        {"position_ids": (torch.int32, (1, 64)), "weight": (torch.float32, (64, 8))},
+        {"attn.bias": (torch.uint8, (1, 1, 8, 8)), "attn.masked_bias": (torch.float32, ())},
+        {"relative_position_index": (torch.int32, (8, 8)), "table": (torch.float32, (15, 2))},
+        {"weight": (E4M3, (8, 16)), "bias": (torch.bfloat16, (8,))},
+    ],
+    ids=["positions", "mask", "indices", "FP8 without scales"],
+)
+def test_buffers_beside_weights_and_plain_fp8_do_not_stop_a_cast(
+    buffer: dict[str, tuple[torch.dtype, tuple[int, ...]]], tmp_path: Path
+) -> None:
+    plan = job.plan(str(save_module(tmp_path, buffer)), Options("1MB", dtype="fp16"))[1]
+    assert {tensor.dtype for tensor in plan.tensors} <= {"F16", "I32", "U8"}
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ def shapes(found: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def test_keep_means_bf16_where_weights_are_dequantized() -> None:
-    assert Options(dequantize=True).dtype == "bf16"
-    assert Options(dtype="fp32", dequantize=True).dtype == "fp32"
-    assert Options().dtype == "keep"
+    assert Options(dequantize=True).dtype_made == "bf16"
+    assert Options(dtype="fp32", dequantize=True).dtype_made == "fp32"
+    assert Options().dtype_made == "keep"
 
 
 def test_weights_are_computed_scales_are_gone_and_the_rest_stays_where_it_is(tmp_path: Path) -> None:

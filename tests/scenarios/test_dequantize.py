@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
 from sharding import job
@@ -16,7 +17,7 @@ from sharding.core.errors import OverflowRefused, UsageError
 from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.report.schema import Report, parse_report
-from tests import hubs
+from tests import hubs, lora
 from tests.conftest import listing
 from tests.folders import bits, finish, tensors
 from tests.localhub.conftest import Server
@@ -143,6 +144,52 @@ def test_mxfp4_becomes_the_weights_that_the_class_of_gpt_oss_saves(dtype: str, t
     same_as_theirs(tmp_path / "out", theirs)
     names = tensors(tmp_path / "out")
     assert {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"} <= names.keys()
+
+
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+def test_what_is_not_quantized_keeps_its_dtype_unless_a_cast_is_asked_for(dtype: str, tmp_path: Path) -> None:
+    source = save_fp8("deepseek_v3", tmp_path / "source")
+    held = {name: each.float() + 12.02 for name, each in tensors(source).items() if "correction_bias" in name}
+    save_file({**tensors(source), **held}, source / "model.safetensors", {"format": "pt"})
+    report = dequantize(source, tmp_path / "out", dtype)
+    found = tensors(tmp_path / "out")
+    # The class of transformers keeps this bias in fp32, so a cast leaves it as it is too.
+    assert held and all(torch.equal(found[name], tensor) for name, tensor in held.items())
+    embedding = found["model.embed_tokens.weight"]
+    assert torch.equal(embedding, tensors(source)["model.embed_tokens.weight"])
+    asked = {"dtype": dtype} if dtype != "keep" else {}
+    *_, checked = job.verify(str(source), str(tmp_path / "out"), dequantize=True, **asked)
+    assert isinstance(checked, Verified) and checked.verification.identical
+    assert report.plan.keeps_others == (dtype == "keep")
+
+
+def test_a_model_without_a_class_keeps_its_router_in_fp32(tmp_path: Path) -> None:
+    """Kimi-K2 and MiniMax-M2, whose own code says nothing of dtypes."""
+    source = save_fp8("qwen3", tmp_path / "source")
+    bias = {"model.layers.0.mlp.gate.e_score_correction_bias": torch.full((4,), 12.02)}
+    save_file({**tensors(source), **bias}, source / "model.safetensors", {"format": "pt"})
+    lora.configured("config.json", model_type="kimi_k2", auto_map={"AutoModelForCausalLM": "x.Y"})(source)
+    dequantize(source, tmp_path / "out", "keep")
+    found = tensors(tmp_path / "out")
+    assert all(torch.equal(found[name], tensor) for name, tensor in bias.items())
+    dequantize(source, tmp_path / "cast", "bf16")
+    assert tensors(tmp_path / "cast")[next(iter(bias))].dtype == torch.bfloat16
+
+
+def test_nothing_beside_ordinary_weights_says_that_they_are_quantized(tmp_path: Path) -> None:
+    source = save_fp8("qwen3", tmp_path / "source")
+    names = ["hf_quant_config.json", "quantize_config.json", "quant_config.json"]
+    for name in names:
+        (source / name).write_text("{}")
+    lora.configured("config.json", torch_dtype="float8_e4m3fn", dtype="float8_e4m3fn")(source)
+    report = dequantize(source, tmp_path / "out", "keep")
+    assert not {path.name for path in (tmp_path / "out").iterdir()} & {*names} and not {*report.files} & {*names}
+    [said] = [finding for finding in report.plan.findings if "hf_quant_config.json" in finding.message]
+    assert said.code == "left-out"
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["dtype"], config["torch_dtype"]) == ("bfloat16", "bfloat16")
+    finish(job.shard(str(source), str(tmp_path / "as it is"), job.Options("400kB")))
+    assert {*names} < {path.name for path in (tmp_path / "as it is").iterdir()}
 
 
 def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was_checked(tmp_path: Path) -> None:
@@ -275,5 +322,5 @@ def test_a_repo_on_the_hub_becomes_another(hub: Server, tmp_path: Path) -> None:
     dequantize(source, tmp_path / "out", size="400kB")
     assert _weights(found) == _weights(tmp_path / "out")
     card = (found / "README.md").read_text()
-    assert "verify alice/model-fp8@" in card and "--dequantize --dtype bf16" in card
+    assert "verify alice/model-fp8@" in card and "--dequantize\n" in card
     assert "quantization_config" not in (found / "config.json").read_text()

@@ -10,7 +10,7 @@ from sharding.core.text import count, name_some, parsed_json
 from sharding.core.values import Checkpoint, Finding, Merge, Plan
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR
 from sharding.formats.peft_keys import parts_of
-from sharding.formats.quantization import is_packed, method_of, quantization_of
+from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import ties
 from sharding.planning.adapters.experts import IN_FUSED
@@ -65,7 +65,7 @@ def _refuse_base(checkpoint: Checkpoint) -> None:
             "Name the base model that the adapter was trained on.",
         )
     stated = quantization_of(checkpoint.configs[""])
-    if stated is not None or any(map(is_packed, checkpoint.tensors)):
+    if stated is not None or quantized_in(checkpoint.tensors):
         how = f" with {method_of(stated)}" if stated is not None else ""
         raise SourceError(
             f"The base is quantized{how}. An adapter cannot be added to quantized numbers.",

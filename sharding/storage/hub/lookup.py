@@ -202,7 +202,7 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     >>> propose_name("me", "org/Mistral-7B", Options("1GB", adapter="you/Mistral-7B-jokes"))
     'me/Mistral-7B-jokes-sharded-1GB'
     """
-    variant, dtype = options.variant, options.dtype
+    variant, dtype = options.variant, options.dtype_made
     size = SINGLE_FILE if options.is_single_file else f"sharded-{''.join(str(options.max_shard_size).split())}"
     model = _short_name(source, "model")
     if options.adapter:
