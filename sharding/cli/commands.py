@@ -105,6 +105,14 @@ class _Command(TyperCommand):
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        words = list(args)
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:  # else a shell completes the words
+            order = self.make_parser(ctx).parse_args(args=list(words))[2]
+            _refuse_repeated(order, words, f"See {ctx.command_path} --help.")
+        return rest
+
     def invoke(self, ctx: Any) -> Any:
         given = [one for one in self.params if ctx.get_parameter_source(one.name).name == "COMMANDLINE"]
         try:
@@ -119,6 +127,23 @@ class _Command(TyperCommand):
             with _outcome(any(ctx.params.get(machine) for machine in ("as_json", "as_events"))):
                 raise error
         return super().invoke(ctx)
+
+
+def _refuse_repeated(order: Sequence[Any], words: Sequence[str], see: str) -> None:
+    """Raise UsageError if an option that takes one value is given twice. The last value would win without a word."""
+    for option in {one.name: one for one in order if one.param_type_name == "option"}.values():
+        if option.is_flag:
+            is_repeated = bool({*option.opts} & {*words} and {*option.secondary_opts} & {*words})
+        else:
+            is_repeated = not option.multiple and order.count(option) > 1
+        if is_repeated and option.is_flag:
+            names = f"{option.opts[0]} and {option.secondary_opts[0]}"
+            raise UsageError(f"{names} cannot be used together.", f"Leave out one of them. {see}")
+        if is_repeated:
+            is_adapter = option.name == "adapter"
+            hint = "Merge one adapter. Then merge the next one into the result." if is_adapter else "Give it once."
+            usual = next((name for name in option.opts if name.startswith("--")), option.opts[0])
+            raise UsageError(f"{usual} is given more than once.", f"{hint} {see}")
 
 
 def _command(example: str) -> Callable[[_Function], _Function]:

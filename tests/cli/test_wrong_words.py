@@ -30,6 +30,9 @@ WRONG: dict[str, tuple[str, str]] = {
     "a strategy that is gone": ("shard ./in ./out --strategy stages:4", "The strategy stages:N is gone"),
     "a number that is none": ("compare ./in ./in --rounds x", "--rounds"),
     "a number that is too small": ("compare ./in ./in --rounds 0", "--rounds"),
+    "an option twice": ("plan ./in -s 1GB --max-shard-size=2GB", "--max-shard-size is given more than once."),
+    "two adapters": ("plan ./in --adapter ./a --adapter ./b", "--adapter is given more than once."),
+    "a switch and its opposite": ("shard ./in ./out --private --public", "cannot be used together."),
     "a command that is none": ("frobnicate ./in", "No such command 'frobnicate'."),
 }
 """What is wrong, the words, and what must be said."""
