@@ -11,7 +11,8 @@ _REPO = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^@\s?#]+))?
 _IN_REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+(?:@(?:refs/\w+/)?[^@\s?#/]+)?)(?:/(?P<folder>.*))?", re.ASCII)
 _FOLDER_LINK = re.compile(
     r"(?P<repo>(?:https?://[^/\s]+|(?:www\.)?huggingface\.co|hf\.co)/[\w.-]+/[\w.-]+"
-    r"(?:/tree/(?:refs/\w+/)?[^/\s?#]+)?)(?:/(?P<folder>[^\s?#]*))?",
+    r"(?:/(?P<route>tree|blob|resolve)/(?:refs/\w+/)?[^/\s?#]+)?)(?:/(?P<folder>[^\s?#]*))?"
+    r"(?:\?(?!\S*revision=)[^\s#]*)?(?:#\S*)?",
     re.ASCII,
 )
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
@@ -45,13 +46,19 @@ def split_folder(text: str) -> tuple[str, str]:
     ('https://huggingface.co/owner/name/tree/v2', 'lora/')
     """
     if link := _FOLDER_LINK.fullmatch(text.strip()):
-        folder = unquote(link["folder"] or "").strip("/")
-        return link["repo"], f"{folder}/" if folder and not {".", "..", ""} & set(folder.split("/")) else ""
-    match = _IN_REPO.fullmatch(text.strip())
+        repo, folder = link["repo"], unquote(link["folder"] or "").strip("/")
+        if link["route"] in ("blob", "resolve"):  # a file, which means its folder
+            repo, folder = repo.replace(f"/{link['route']}/", "/tree/", 1), folder.rpartition("/")[0]
+        if {".", "..", ""} & set((folder or "x").split("/")):
+            return text, ""
+        return repo, f"{folder}/" if folder else ""
+    scheme = _OWN_SCHEME.match(text.strip())
+    start = scheme[0] if scheme else ""
+    match = _IN_REPO.fullmatch(text.strip()[len(start) :])
     if not match or {".", "..", ""} & set((match["folder"] or "x").strip("/").split("/")):
         return text, ""
     folder = (match["folder"] or "").strip("/")
-    return match["repo"], f"{folder}/" if folder else ""
+    return start + match["repo"], f"{folder}/" if folder else ""
 
 
 def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceError) -> tuple[str, str | None]:
@@ -76,7 +83,9 @@ def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceErr
         raise family(f"Addresses that start with {scheme[0][:100]} are not supported.", hint)
     host = _host_in(text, endpoint)
     bare = _OWN_SCHEME.sub("", text, count=1)
-    match = None if host else _REPO.fullmatch(bare)
+    # As in huggingface_hub, a slash after the revision of an hf:// address starts a folder.
+    has_folder = bare != text and "/" in bare.partition("@")[2]
+    match = None if host or has_folder else _REPO.fullmatch(bare)
     if match:
         revision = match["revision"]
         if revision and {".", ".."} & set(unquote(revision).split("/")):
@@ -145,4 +154,10 @@ def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> tuple[
         return None
     if uri.type != "model":
         raise family(f"{uri.id} is a {uri.type}, not a model.", "Name a model repo.")
+    is_file = re.search(r"/(?:blob|resolve)/", link)
+    if folder := uri.path_in_repo.rpartition("/")[0] if is_file else uri.path_in_repo:
+        hint = "Download the folder, and name its path. Or write owner/name for the whole repo."
+        raise family(f"{link[:200]!r} names the folder {folder[:100]!r}, but only a whole repo can be used here.", hint)
+    if "revision=" in urlsplit(link).query:
+        raise family(f"{link[:200]!r} names a revision behind '?'.", "Write owner/name@revision.")
     return uri.id, uri.revision

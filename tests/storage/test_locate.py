@@ -8,7 +8,7 @@ from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_source
-from sharding.storage.names import is_folder, new_repo_id, parse_repo
+from sharding.storage.names import is_folder, new_repo_id, parse_repo, split_folder
 from tests.conftest import listing
 from tests.folders import in_cache
 from tests.hubs import TOKEN, shard
@@ -152,6 +152,68 @@ def test_a_name_that_the_hub_does_not_accept_is_refused_with_the_rule(name: str)
     with pytest.raises(DestinationError, match="does not accept the name") as refusal:
         new_repo_id(f"owner/{name}", HUB)
     assert "start or end with '-' or '.'" in refusal.value.hint and "96" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf://owner/name/sub",
+        "hf://owner/name@v2/sub",
+        "owner/name/tree/main/sub",
+        *(
+            f"https://huggingface.co/owner/name/{path}"
+            for path in (
+                "tree/main/sub",
+                "tree/main/sub?x=1",
+                "tree/refs%2Fpr%2F1/sub#x",
+                "blob/main/sub/config.json",
+                "resolve/main/sub/model.safetensors?download=true",
+                "discussions",
+                "commits/main",
+                "resolve/main/model.safetensors?revision=v2",
+            )
+        ),
+    ],
+)
+def test_a_link_to_a_part_of_a_repo_never_means_the_whole_repo(text: str) -> None:
+    for family, ask in ((SourceError, parse_repo), (DestinationError, new_repo_id)):
+        with pytest.raises(family) as refusal:
+            ask(text, HUB)
+        assert "owner/name" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    "rest", ["#model-card", "?library=transformers", "/blob/main/config.json", "/resolve/main/a.bin?download=true"]
+)
+def test_a_link_from_the_browser_to_the_top_of_a_repo_means_the_repo(rest: str) -> None:
+    revision = "main" if "main" in rest else None
+    assert parse_repo(f"https://huggingface.co/owner/name{rest}", HUB) == ("owner/name", revision)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "tree/v2/lora?x=1",
+        "tree/v2/lora/#files",
+        "blob/v2/lora/adapter_config.json",
+        "resolve/v2/lora/adapter_model.safetensors?download=true",
+    ],
+)
+def test_a_link_to_an_adapter_means_its_folder(rest: str) -> None:
+    place, folder = split_folder(f"https://huggingface.co/owner/name/{rest}")
+    assert (parse_repo(place, HUB), folder) == (("owner/name", "v2"), "lora/")
+
+
+@pytest.mark.parametrize("rest", ["tree/v2/../lora", "tree/v2/lora?revision=v3", "blob/v2/a/../config.json"])
+def test_a_link_to_an_adapter_that_leads_elsewhere_is_refused(rest: str) -> None:
+    place, folder = split_folder(f"https://huggingface.co/owner/name/{rest}")
+    assert not folder
+    with pytest.raises(SourceError):
+        parse_repo(place, HUB)
+
+
+def test_an_adapter_of_the_hubs_own_scheme_keeps_its_folder() -> None:
+    assert split_folder("hf://owner/name@v2/lora/small") == ("hf://owner/name@v2", "lora/small/")
 
 
 # --- The source is no destination ---------------------------------------------------------------------
