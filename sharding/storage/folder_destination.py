@@ -20,9 +20,19 @@ from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS
 from sharding.core.repo import Repo
 from sharding.core.text import format_bytes, name_some, printable, source_name
-from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of
+from sharding.core.values import (
+    Discarded,
+    FileEntry,
+    Finding,
+    RepoRef,
+    ShardRecord,
+    StagedJob,
+    folder_of,
+    folders_around,
+)
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
+from sharding.storage.folder_names import forget_names, refuse_overlap, try_names
 from sharding.storage.folder_sink import FolderSink
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import PART, RECORD, explained, part_path, record_path, sync_folders, write_synced
@@ -93,6 +103,7 @@ class FolderDestination(FolderSink, Destination):
         Raises DestinationError if the disk has too little room or is read-only, or if another job writes to the same
         folder. Also if `ours`, or the source's files `beside` them, may not be put there.
         """
+        ours, beside = list(ours), list(beside)
         kept = {record.file: record for record in keep}
         self._is_prepared, self._finished, self._plan_id = True, set(kept), job.plan_id
         with explained(self._folder):
@@ -104,6 +115,7 @@ class FolderDestination(FolderSink, Destination):
             self._lock()
             self.disk_bytes_written += self._journal.begin(job)
             self._is_begun = True
+            try_names(self._staging, (*ours, *beside))
             for record in kept.values():
                 if self.finished(record.file) != record:  # it now says more about what was read
                     self.disk_bytes_written += self._put_record(record)
@@ -159,6 +171,7 @@ class FolderDestination(FolderSink, Destination):
             parts = {path: self._stage(number, data) for number, (path, data) in enumerate(contents.items())}
             sync_folders([self._staging])
             self._refuse_names((*records, *written), beside)  # again: reading may have taken long
+            refuse_overlap(self._folder, str(self._folder), origin)  # again: the last moment before a file is removed
             self._remove_earlier({folder_of(shard) for shard in records})
             # The report first, in place of the earlier one: at any time it names the files and folders to remove.
             self._put(parts, REPORT_NAME.__eq__)
@@ -281,6 +294,15 @@ class FolderDestination(FolderSink, Destination):
                 "Move them away, then start the same job again. It goes on where it stopped. Or add --overwrite.",
                 Remedy("overwrite"),
             )
+        around = {folder for path in (*ours, *beside) for folder in folders_around(path) if folder}
+        there_now = [self._folder / folder for folder in sorted(around) if os.path.lexists(self._folder / folder)]
+        for place in (*there_now, *[self._folder] * self._folder.exists()):
+            if not place.is_dir():
+                message = f"{place} is a file, but the copy has a folder with that name."
+                raise DestinationError(message, "Move the file away, then start the same job again.")
+            if not os.access(place, os.W_OK | os.X_OK):
+                message = f"You may not write to the folder {place}."
+                raise DestinationError(message, "Change its permissions, or choose another folder.")
         if folder := next((path for path in targets if (self._folder / path).is_dir()), None):
             message = f"{folder} in {self._folder} is a folder, but the copy has a file with that name."
             raise DestinationError(message, "Move the folder away, then start the same job again.")
@@ -333,6 +355,7 @@ class FolderDestination(FolderSink, Destination):
         return [path for path in self._parts() if path not in finished]
 
     def _remove_staging(self) -> None:
+        forget_names(self._staging)
         with suppress(OSError):  # it is missing, or not empty
             self._staging.rmdir()
 

@@ -11,6 +11,7 @@ from sharding.core.repo import Repo
 from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import trained_folder
 from sharding.storage.folder_destination import FolderDestination
+from sharding.storage.folder_names import refuse_overlap
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
 from sharding.storage.names import is_folder, new_repo_id, parse_repo, split_folder
@@ -75,13 +76,7 @@ def open_destination(
     """
     if is_folder(text):
         folder = _folder_at(text)
-        adapter = source.adapter if isinstance(source, Repo) else None
-        for place, what in ((source.folder, "source"), (adapter and adapter.folder, "adapter")):
-            if place and (folder.is_relative_to(place) or place.is_relative_to(folder)):
-                raise DestinationError(
-                    f"The destination {text} lies inside the {what}, or the {what} lies inside it.",
-                    f"Choose a folder beside the {what}.",
-                )
+        refuse_overlap(folder, text, source)
         if shared := next((file.path for file in source.files if _is_below(folder, source.path(file.path))), None):
             message = f"The source's file {shared} lies in the destination {text}."
             raise DestinationError(message, "Choose another destination folder.")

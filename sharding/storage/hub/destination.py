@@ -95,6 +95,7 @@ class HubDestination(StoreSink, Destination):
         if not self._repo.exists():
             self._repo.refuse_without_refs()
             return
+        self._repo.refuse_renamed()
         self._repo.ask(lambda: self._hub.may(self.ref.repo_id, write=True))
         if self._private and not self._repo.is_private():
             raise DestinationError(

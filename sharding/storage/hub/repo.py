@@ -61,6 +61,13 @@ class HubRepo:
         """Return the same, without retries. Raises the client's errors."""
         return checked_flag(self.hub.api.model_info(self.repo_id).private)
 
+    def refuse_renamed(self) -> None:
+        """Raise DestinationError if the Hub knows the repo by another name, which may be that of the source."""
+        now = self.ask(lambda: str(self.hub.api.model_info(self.repo_id).id))
+        if now != self.repo_id:
+            message = f"The Hub calls {self.repo_id} {now[:200]} now."
+            raise DestinationError(message, "Name the destination as the Hub does, or choose a new name.")
+
     def branches(self) -> dict[str, str]:
         """Return the commit of each branch, `main` among them."""
         return self.ask(self._branches)
