@@ -1,5 +1,6 @@
 """What tests do with folders: shard one, read what is in one, tell whether two hold the same."""
 
+import hashlib
 import warnings
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -123,6 +124,7 @@ def in_cache(checkpoint: Path, cache: Path) -> Path:
     for folder in (snapshot, repo / "blobs"):
         folder.mkdir(parents=True)
     for number, path in enumerate(sorted(checkpoint.iterdir())):
-        (repo / "blobs" / str(number)).write_bytes(path.read_bytes())
-        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+        blob = hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".safetensors" else str(number)
+        (repo / "blobs" / blob).write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
     return snapshot

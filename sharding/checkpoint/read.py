@@ -17,7 +17,7 @@ from sharding.checkpoint.documents import (
 from sharding.checkpoint.library import Layout, card_may_tell, find_layout
 from sharding.checkpoint.links import describe_links, refuse_links
 from sharding.checkpoint.one_file import why_one_file
-from sharding.checkpoint.side_files import other_weights, sort_files
+from sharding.checkpoint.side_files import other_weights, refuse_unfinished, sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder
@@ -79,6 +79,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index
     }
     of_ranks = {path for weight_set in selection.sets for path in weight_set.ranks}
+    refuse_unfinished(by_path, taken | of_ranks)
     side_files, left_out = sort_files(
         source.files, taken | of_ranks, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
     )

@@ -67,6 +67,20 @@ def sort_files(
     return tuple(side), findings
 
 
+_UNFINISHED = (".aria2", ".crdownload", ".incomplete", ".!qB", ".partial", ".part", ".download")
+"""What programs that download add to the name of a file that is not complete, or of their list of what is missing."""
+
+
+def refuse_unfinished(paths: Container[str], weights: Iterable[str]) -> None:
+    """Raise SourceError if a file among `paths` says that the download of one of `weights` did not finish."""
+    marks = (path + ending for path in sorted(weights) for ending in _UNFINISHED)
+    if mark := next((mark for mark in marks if mark in paths), None):
+        raise SourceError(
+            f"The download of {mark.rpartition('.')[0]} is not finished: {mark} is beside it.",
+            f"Finish the download. If the file is complete, remove {mark}.",
+        )
+
+
 def other_weights(files: Iterable[FileEntry], used: Container[str]) -> tuple[str, ...]:
     """Return the files that hold weights, or may hold some, and are not `used`. Indexes hold none."""
     paths = sorted(file.path for file in files if file.path not in used)

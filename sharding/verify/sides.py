@@ -20,7 +20,7 @@ from sharding.verify.source_reads import prove_reads
 def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
     """Return `sources`. Those with hashes from a Hub are wrapped, so that they record their reads."""
     return tuple(
-        NotingSource(source, number) if source.ref.kind == "hub" and any(map(_is_stated, source.files)) else source
+        NotingSource(source, number) if any(map(_is_stated, source.files)) else source
         for number, source in enumerate(sources)
     )
 

@@ -120,7 +120,7 @@ def verify_staged(
             problems.extend(check_structure(path, shard, plan.component(shard).metadata))
     digests: dict[str, TensorDigest] = {}
     originals = _in_order_of_source(prepared, origin)
-    stated = stated_of(origin, prepared.checkpoint) if origin.ref.kind == "hub" and prepared.noted else []
+    stated = stated_of(origin, prepared.checkpoint) if prepared.noted else []
     again, unread = sum(file.bytes for file in stated), 0
     if not problems:
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
@@ -158,8 +158,8 @@ def verify_staged(
         method += f"; {len(originals)} of the source's files, put together again from the result, {have} the SHA-256 "
         method += "that the Hub states"
     unstated = origin.ref.kind == "hub" and not originals
-    if unstated and prepared.noted:
-        weights = read_from_hub(origin, prepared.checkpoint)
+    if not originals and prepared.noted:
+        weights = read_from_hub(origin, prepared.checkpoint) or stated
         reads = [read for record in records.values() for read in record.reads]
         reads += [read for noted in prepared.noted for read in noted.take()]
         proving = prove_reads(origin.sources, stated, reads, reader)

@@ -308,6 +308,6 @@ def test_a_base_is_not_overwritten_by_what_was_trained_of_it(tmp_path: Path) -> 
     run, base = save(tmp_path / "run", {"model": W}), tmp_path / "base"
     write_checkpoint(base, {"model.safetensors": {"w": np.ones(3, "f4")}}, index=False)
     before = listing(base)
-    with pytest.raises(DestinationError, match="The source's file config.json lies in the destination"):
+    with pytest.raises(DestinationError, match="inside the base"):
         finish(job.shard(str(run), str(base), Options(base=str(base)), overwrite=True))
     assert listing(base) == before
