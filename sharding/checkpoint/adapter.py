@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sharding.checkpoint.documents import ADAPTER_NAME, config_text
@@ -14,6 +14,7 @@ from sharding.core.protocols import Source
 from sharding.core.repo import Repo
 from sharding.core.text import format_bytes, name_some, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
+from sharding.formats.known_weights import likely, may_be_missed
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archives
 from sharding.model_class.class_table import ties
 
@@ -39,9 +40,26 @@ def with_adapter(
     place = len(origin.sources) - 1, origin.adapter_folder
     adapter = read_adapter(origin.adapter, *place, most_bytes, most_tensors)
     adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin, most_bytes))
+    missed = _missed(origin, checkpoint)
+    checkpoint = replace(checkpoint, findings=(*checkpoint.findings, *missed))
     own = [file.path for file in checkpoint.side_files if _is_adapter(file.path)]
     checkpoint = _without(checkpoint, own) if own else checkpoint
     return replace(checkpoint, adapter=adapter, unreached=origin.unreached)
+
+
+def _missed(origin: Repo, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield a warning for the weight files in the adapter's folder that a merge does not use."""
+    assert origin.adapter is not None
+    folder = origin.adapter_folder
+    inside = (file.path for file in origin.adapter.files if file.path.rpartition("/")[0] == folder.rstrip("/"))
+    missed: dict[str, list[str]] = {}
+    for path in inside:
+        if may_be_missed(path):
+            missed.setdefault(likely(path), []).append(path)
+    for what, paths in missed.items():
+        message = f"The adapter's repo has weights that are not merged: {name_some(paths)} ({what})."
+        hint = "The result lacks them. If they were trained too, it is not the model that was trained."
+        yield Finding("warning", "beside-adapter", message, hint)
 
 
 def _is_adapter(path: str) -> bool:

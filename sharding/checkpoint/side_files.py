@@ -7,6 +7,7 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SIDE_FILE_BYTES, MAX_SIDE_FILES_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import FileEntry, Finding, folders_around
+from sharding.formats.known_weights import likely, may_be_missed
 from sharding.formats.names import (
     CARD_NAME,
     DIGESTS_NAME,
@@ -24,6 +25,11 @@ from sharding.formats.names import (
 )
 
 _NEVER = {".gitattributes", REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, MAP_NAME}
+_ELSEWHERE = (
+    *("the same weights in another layout", "saved at an earlier step of training", "training state"),
+    *("an unfinished download", "not part of the checkpoint", "in a folder reserved for this tool"),
+)
+"""Reasons to leave out weights that the copy does not lack."""
 _REWRITTEN = {CARD_NAME, "config.json"}
 """Files that the result has in another form. No file whose name differs only in case may stand beside them."""
 
@@ -54,9 +60,7 @@ def sort_files(
             left_out.setdefault(reason, []).append(file.path)
         else:
             side.append(file)
-    findings = [
-        Finding("info", "left-out", f"Left out: {name_some(paths)} ({reason}).") for reason, paths in left_out.items()
-    ]
+    findings = [_left_out(reason, paths) for reason, paths in left_out.items()]
     moved = sum(file.bytes for file in side if file.xet_hash is None and file.path not in copied)
     if moved > MAX_SIDE_FILES_BYTES:
         raise SourceError(
@@ -87,6 +91,14 @@ def other_weights(files: Iterable[FileEntry], used: Container[str]) -> tuple[str
     return tuple(path for path in paths if may_hold_weights(folded(path)))
 
 
+def _left_out(reason: str, paths: list[str]) -> Finding:
+    message = f"Left out: {name_some(paths)} ({reason})."
+    if not any(map(may_be_missed, paths)) or reason in _ELSEWHERE:
+        return Finding("info", "left-out", message)
+    hint = "The copy lacks these weights. If your loader looks for them, copy the files beside it."
+    return Finding("warning", "left-out", message, hint)
+
+
 def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:
     path = folded(file.path)  # on some disks README.md and readme.md are one file
     if path in _NEVER or is_index(path):
@@ -101,8 +113,12 @@ def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:
         return "the same weights in another layout"
     if is_of_earlier_step(path) and not is_part:
         return "saved at an earlier step of training"
+    if path.endswith(".safetensors") and SHARD_NAME.fullmatch(path):
+        return "not part of the checkpoint"
+    if may_be_missed(path):
+        return likely(path)
     if path.endswith(".safetensors"):
-        return "not part of the checkpoint" if SHARD_NAME.fullmatch(path) else "other weights"
+        return "other weights"
     if is_weights(path):
         return "weights or data in another format"
     if file.bytes > MAX_SIDE_FILE_BYTES:

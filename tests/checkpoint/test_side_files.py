@@ -9,7 +9,9 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.checkpoint import side_files
+from sharding.checkpoint.side_files import sort_files
 from sharding.core.errors import SourceError
+from sharding.core.values import FileEntry
 from sharding.job import inspect
 from tests.conftest import listing
 from tests.folders import finish, reshard, said
@@ -75,3 +77,18 @@ def test_a_file_and_all_of_them_may_have_what_the_bounds_say_and_not_a_byte_more
     with pytest.raises(SourceError, match=r"The files beside the weights \(20\.\d kB\).*The largest is") as refusal:
         finish(job.shard(str(checkpoint), str(tmp_path / "more"), "50kB"))
     assert refusal.value.hint and not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "level"),
+    [
+        *((name, "warning") for name in ("vit.safetensors", "non_lora_trainables.bin", "mm_projector.bin")),
+        *((name, "warning") for name in ("new_embeddings.safetensors", "medusa_lm_head.pt", "extra.safetensors")),
+        *((name, "info") for name in ("pytorch_model.bin", "model.fp16.safetensors", "tf_model.h5", "model.gguf")),
+        *((name, "info") for name in ("optimizer.pt", "onnx/extra.bin", "checkpoint-5/mm_projector.bin")),
+    ],
+)
+def test_weights_that_a_copy_lacks_are_named_in_a_warning(file: str, level: str) -> None:
+    side, findings = sort_files([FileEntry(file, 10), FileEntry("model.safetensors", 10)], {"model.safetensors"})
+    assert side == () and [finding.level for finding in findings] == [level]
+    assert file in findings[0].message

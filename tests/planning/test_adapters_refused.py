@@ -367,6 +367,25 @@ def test_what_peft_itself_writes_needs_no_warning(tmp_path: Path) -> None:
     assert "unknown-settings" not in {finding.code for finding in plan.findings}
 
 
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ("non_lora_trainables.bin", "what LLaVA trained beside its LoRA"),
+        ("new_embeddings.safetensors", "embeddings of new tokens"),
+        ("value_head.bin", "a value head"),
+        ("anything.safetensors", "other weights"),
+    ],
+)
+def test_weights_beside_an_adapter_are_named_in_a_warning(file: str, what: str, tmp_path: Path) -> None:
+    base, adapter = ready(Case(), tmp_path)
+    (adapter / file).write_bytes(b"x")
+    (adapter / "optimizer.pt").write_bytes(b"x")
+    (adapter / "training_args.bin").write_bytes(b"x")
+    checkpoint, _ = job.plan(str(base), job.Options("1MB", adapter=str(adapter)))
+    [finding] = [finding for finding in checkpoint.findings if finding.level == "warning"]
+    assert file in finding.message and what in finding.message and "optimizer" not in finding.message
+
+
 def test_one_of_several_adapters_is_chosen_by_its_folder(tmp_path: Path) -> None:
     base, adapter = ready(Case(), tmp_path)
     in_folders("query", "document")(adapter)
