@@ -1,12 +1,12 @@
 """Separate the weights in a saved state dict from the training state, by the keys that trainers use. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 _STATE = {
     "optimizer", "optimizers", "optim", "optimizer_state", "optimizer_state_dict", "optimizer_states", "lr_scheduler",
     "lr_schedulers", "dataloader", "train_state", "rng", "rng_state", "rng_states", "random_states", "extra_state",
-    "grad_scaler",
+    "grad_scaler", "optim_state", "optim_states",
 }  # fmt: skip
 """Keys under which trainers save everything but weights (accelerate 1.15, torchtitan, PyTorch's own tutorials)."""
 
@@ -16,7 +16,7 @@ _STATE_OR_MODULE = {
 }  # fmt: skip
 """Keys that are training state if a wrapper stands beside them. Without a wrapper, they may be modules of the model."""
 
-_WRAPPERS = {"model", "module", "state_dict", "model_state_dict"}
+_WRAPPERS = {"model", "module", "state_dict", "model_state_dict", "model_state"}
 """Keys under which trainers save the weights. Inside them, the keys above are modules."""
 
 _AROUND = {"app", "state"}
@@ -24,6 +24,9 @@ _AROUND = {"app", "state"}
 
 _WRAPPING_MODULES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Names that torch.compile, FSDP and activation checkpointing add when they wrap a module."""
+
+_MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
+"""What optimizers keep for each tensor (torch 2.13). Everything under their key is training state."""
 
 Path = tuple[str, ...]
 """The keys on the way to a tensor."""
@@ -40,15 +43,17 @@ def state_in(paths: Mapping[str, Path]) -> set[str]:
     >>> state_in({"scheduler.w": ("scheduler.w",), "v": ("v",)})
     set()
     """
-    places = {name: _place(path or tuple(name.split("."))) for name, path in paths.items()}
+    around = _keys_around(paths.values())
+    places = {name: _place(path or tuple(name.split(".")), around) for name, path in paths.items()}
     keys = {key for _, key, _ in places.values()}
     is_known = any(paths.values()) or keys <= _STATE | _STATE_OR_MODULE | _WRAPPERS
     wrapped = {level for level, key, is_inside in places.values() if is_known and is_inside and key in _WRAPPERS}
-    wrapped |= {path[:depth] for path in paths.values() for depth, key in enumerate(path[:-1]) if key in _AROUND}
+    wrapped |= {path[:depth] for path in paths.values() for depth, key in enumerate(path[:-1]) if key in around}
+    moments = {place[:2] for name, place in places.items() if _last(name, paths[name]) in _MOMENTS}
     state = {
         name
         for name, (level, key, _) in places.items()
-        if key in _STATE or (key in _STATE_OR_MODULE and level in wrapped)
+        if key in _STATE or (level, key) in moments or (key in _STATE_OR_MODULE and level in wrapped)
     }
     rest = {key for name, (_, key, _) in places.items() if name not in state}
     # If there is no model, an average of weights may be the model. Other state cannot be.
@@ -63,30 +68,50 @@ def model_names(paths: Mapping[str, Path]) -> dict[str, str]:
     >>> list(model_names({"app.model.a.w": ("app", "model", "a", "w"), "v": ("v",), "b.w": ()}).values())
     ['a.w', 'v', 'b.w']
     """
+    around = _keys_around(paths.values())
     beside: dict[Path, set[str]] = {}
     for path in paths.values():
-        for depth in range(_deepest(path) + 1):
+        for depth in range(_deepest(path, around) + 1):
             beside.setdefault(path[:depth], set()).update(path[depth : depth + 1])
     names = {}
     for name, path in paths.items():
-        depth = len(_place(path)[0]) if path else 0
-        first, last = depth, _deepest(path)
+        depth = len(_place(path, around)[0]) if path else 0
+        first, last = depth, _deepest(path, around)
         while depth < last and (depth == first or len(beside[path[:depth]]) == 1):
             depth += 1
         names[name] = ".".join(path[depth:]) or name
     return names
 
 
-def _place(path: Path) -> tuple[Path, str, bool]:
+def _last(name: str, path: Path) -> str:
+    return (path[-1] if path else name).rpartition(".")[2]
+
+
+def _keys_around(paths: Iterable[Path]) -> set[str]:
+    """Return the keys under which a trainer saves everything: the usual ones, and its own.
+
+    A key of its own holds all tensors of the checkpoint, and a wrapper is inside it.
+    """
+    around, paths = set(_AROUND), list(paths)
+    for depth in range(min(map(len, paths), default=0) - 1):
+        keys, inside = {path[depth] for path in paths}, {path[depth + 1] for path in paths if len(path) > depth + 2}
+        if len(keys) > 1 or not (keys & _AROUND or inside & _WRAPPERS):
+            break
+        around |= keys - _WRAPPERS - _STATE
+    return around
+
+
+def _place(path: Path, around: Container[str]) -> tuple[Path, str, bool]:
     """Return the level where a trainer keeps model and state, the key at that level, and whether more keys follow."""
-    depth = next((depth for depth, key in enumerate(path[:-1]) if key not in _AROUND), len(path) - 1)
+    depth = next((depth for depth, key in enumerate(path[:-1]) if key not in around), len(path) - 1)
     key = re.sub(r"_\d+$", "", path[depth].partition(".")[0])  # Lightning writes optimizer_0
     return path[:depth], key, depth < len(path) - 1
 
 
-def _deepest(path: Path) -> int:
+def _deepest(path: Path, around: Container[str]) -> int:
     """Return how many keys at the start of a path may be wrappers."""
-    return next((depth for depth, key in enumerate(path[:-1]) if key not in _WRAPPERS | _AROUND), max(len(path) - 1, 0))
+    inner = (depth for depth, key in enumerate(path[:-1]) if key not in _WRAPPERS and key not in around)
+    return next(inner, max(len(path) - 1, 0))
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Read a checkpoint from a training run in which each rank saved its own pieces of the tensors."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,9 +24,13 @@ from sharding.formats.quantization import (
     without_quantization,
 )
 from sharding.formats.rank_boxes import SavedBoxes, assemble
+from sharding.formats.torch_checkpoint import HEADS
 from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import Stored
+
+_OF_LORA = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(?:\.|$)")
+"""Parts of names that PEFT gives to what it wraps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,7 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
         return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, finding))
     ours, theirs = ({tensor.name: tensor for tensor in model.tensors} for model in (checkpoint, ordinary))
     _refuse_cut_short(ours, theirs)
+    _refuse_other_names(ours, theirs, name)
     findings = []
     if absent := [name for name in theirs if name not in ours]:
         message = f"{len(absent)} of the {len(theirs)} tensors of {name} are missing: {name_some(absent)}."
@@ -162,8 +168,8 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
         findings.append(Finding("warning", "base-lacks", message, hint))
     if added := [name for name in ours if name not in theirs]:
         message = f"{name} does not have {count(len(added), 'tensor')} of this checkpoint: {name_some(added)}."
-        hint = "They may be a new head, or tied weights under a second name. If none match, the trainer renamed them."
-        findings.append(Finding("warning" if len(added) == len(ours) else "info", "base-adds", message, hint))
+        hint = "They may be a new head, or tied weights under a second name."
+        findings.append(Finding("info", "base-adds", message, hint))
     if other := [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]:
         first = other[0]
         shapes = f"{first} is {list(ours[first].shape)} here and {list(theirs[first].shape)} there"
@@ -177,6 +183,30 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
         message = f"The weights are {dtypes[0]} here and {dtypes[1]} in {name}. They stay {dtypes[0]}."
         findings.append(Finding("info", "base-dtype", message, "To convert them, choose a --dtype."))
     return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, *findings))
+
+
+def _refuse_other_names(ours: Collection[str], theirs: Collection[str], base: str) -> None:
+    """Raise SourceError if tensors of the run have names that the base does not have, and lack names that it has.
+
+    No class would load such tensors. It would fill in random numbers. A head may be new, or tied under a second name.
+    """
+    added = [name for name in ours if name not in theirs and not HEADS.search(name)]
+    absent = [name for name in theirs if name not in ours and not HEADS.search(name)]
+    if added and absent:
+        raise SourceError(
+            f"{len(added)} of the {count(len(ours), 'tensor')} have names that {base} does not have, such as "
+            f"{added[0]}. {base} has {absent[0]} instead, so no class would load them.",
+            "Check that this is the model that was trained. If the trainer renamed the tensors, use its own export.",
+        )
+
+
+def _refuse_adapters(names: Iterable[str]) -> None:
+    """Raise SourceError for the weights of a LoRA, which would lie beside a base that no class loads."""
+    if found := next((name for name in names if _OF_LORA.search(name)), None):
+        raise SourceError(
+            f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run.",
+            "Export the adapter with the trainer, then merge it into its base with --adapter.",
+        )
 
 
 def _refuse_cut_short(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -207,6 +237,7 @@ def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, 
 
     Raises SourceError if there is only training state, or two tensors would get the same name.
     """
+    _refuse_adapters(names)
     if state and not names:
         raise SourceError(
             "The source has no weights, only training state such as that of an optimizer.",

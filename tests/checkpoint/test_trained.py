@@ -69,6 +69,12 @@ ADAM = {"state": {"w": {"exp_avg": 1.0, "step": 1.0}}}
         ({"model": {"model.w": 1.0, "model.v": 1.0}, "lr_scheduler": {"x": 1.0}}, {"model.w", "model.v"}),
         ({"state_dict": {"module.w": 1.0}}, {"w"}),
         ({"tok.weight": 1.0, "optimizer.state.tok.weight.step": 1.0}, {"tok.weight"}),
+        # Under a key of the trainer's own: AReaL, slime and miles, and one that nobody knows.
+        ({"dcp": {"model": {"model.w": 1.0, "lm_head.w": 1.0}, "optim": ADAM}}, {"model.w", "lm_head.w"}),
+        ({"model_state": {"model": {"model.w": 1.0, "model.v": 1.0}}}, {"model.w", "model.v"}),
+        ({"model_state": {"model": {"model.w": 1.0}}, "optim_state": {"optim": ADAM}}, {"model.w"}),
+        ({"ours": {"model": {"model.w": 1.0}, "adam_of_ours": ADAM}}, {"model.w"}),
+        ({"model": W, "my_optimizer": ADAM}, {"w"}),
         # Beside a wrapper.
         ({"model": W, "ema": W}, {"w"}),
         ({"module": W, "ema": {"model": W}, "opt": ADAM}, {"w"}),
@@ -198,8 +204,39 @@ def test_with_a_base_the_last_rank_may_be_missing_of_nothing_that_is_cut(tmp_pat
     assert ["base-shapes" in codes[name] for name in codes] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("ours", "is_refused"),
+    [
+        (["layers.0.wq", "layers.0.wk"], True),
+        (["model.a", "model.b2"], True),
+        (["model.a", "model.b", "score_head.weight"], False),
+        (["model.a", "model.b", "lm_head.weight"], False),
+        (["model.a"], False),
+    ],
+)
+def test_names_that_no_class_of_the_base_loads_are_refused(ours: list[str], is_refused: bool, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    rank_file(tmp_path / "run", 1, {name: np.ones(2, "f4") for name in ours}, "{}")
+    theirs = {name: np.ones(2, "f4") for name in ("model.a", "model.b")}
+    base = str(write_checkpoint(tmp_path / "base", {"model.safetensors": theirs}, index=False))
+    if not is_refused:
+        assert inspect(str(tmp_path / "run"), base=base).tensors
+        return
+    with pytest.raises(SourceError, match=r"have names that the folder base does not have"):
+        finish(job.shard(str(tmp_path / "run"), str(tmp_path / "out"), Options(base=base)))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["q_proj.base_layer.weight", "q_proj.lora_A.default.weight"])
+def test_the_weights_of_a_lora_in_a_run_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    save(tmp_path, {"model": {f"model.layers.0.{name}": 1.0, "model.norm.weight": 1.0}})
+    with pytest.raises(SourceError, match="holds the weights of a LoRA") as refusal:
+        inspect(str(tmp_path))
+    assert "--adapter" in refusal.value.hint
+
+
 def test_every_difference_from_a_base_is_a_finding_and_the_same_is_none(tmp_path: Path) -> None:
-    ours = {"a": np.ones(4, "f4"), "b": np.ones((2, 3), "f4"), "mine": np.ones(1, "f4")}
+    ours = {"a": np.ones(4, "f4"), "b": np.ones((2, 3), "f4"), "my_head.weight": np.ones(1, "f4")}
     theirs = {"a": np.ones(4, "f2"), "b": np.ones((3, 2), "f2"), "one": np.ones(1, "f2"), "two": np.ones(1, "f2")}
     (tmp_path / "run").mkdir()
     rank_file(tmp_path / "run", 1, ours, "{}")
@@ -207,7 +244,7 @@ def test_every_difference_from_a_base_is_a_finding_and_the_same_is_none(tmp_path
         write_checkpoint(tmp_path / name, {"model.safetensors": tensors}, index=False)
     told = {found.code: found for found in inspect(str(tmp_path / "run"), base=str(tmp_path / "base")).findings}
     assert "2 of the 4 tensors of the folder base are missing: one, two." in told["base-lacks"].message
-    assert "the folder base does not have 1 tensor of this checkpoint: mine." in told["base-adds"].message
+    assert "the folder base does not have 1 tensor of this checkpoint: my_head.weight." in told["base-adds"].message
     assert (
         "The shape of 1 tensor differs from the folder base. For example, b is [2, 3] here and [3, 2] there"
         in told["base-shapes"].message
