@@ -1,7 +1,7 @@
 """Read the headers, indexes and configuration of a source, but no tensor bytes."""
 
 import os
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
@@ -33,7 +33,7 @@ from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
-from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
+from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED, dtype_of_first
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
@@ -148,11 +148,17 @@ def _read_component(
     disagreements = compare_with_index(index, tensors, tied) if index else []
     metadata, conflicts = merge_metadata(headers)
     total_parameters = index.total_parameters if index and not disagreements else None
-    component = Component(
-        weight_set.folder, weight_set.stem, weight_set.variant, weight_set.is_whole, metadata, total_parameters
-    )
+    names = weight_set.folder, weight_set.stem, weight_set.variant, weight_set.is_whole
+    loads_as = (index.dtype if index else "") or _dtype_of_first(tensors, [file.path for file in files])
+    component = Component(*names, metadata, total_parameters, loads_as)
     findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
     return component, files, tensors, findings
+
+
+def _dtype_of_first(tensors: Iterable[Tensor], files: Sequence[str]) -> str:
+    """Return the dtype in which transformers loads these `files`, if nothing names one."""
+    first = [tensor for tensor in tensors if tensor.file == min(files)]
+    return dtype_of_first(first if min(files).endswith(".bin") else sorted(first, key=lambda tensor: tensor.name))
 
 
 def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:

@@ -157,7 +157,8 @@ class Component:
     """Weights that are loaded together, by one name. Most checkpoints have one; a pipeline has one in each folder.
 
     `folder` is "" or ends in "/". `metadata` goes into the header of every file. `total_parameters` goes into the
-    index; None means that they are counted. A component that `is_whole` is loaded from one file only, so it is never
+    index; None means that they are counted. `loads_as` is torch's name of the dtype in which transformers loads the
+    source if config.json names none, or "". A component that `is_whole` is loaded from one file only, so it is never
     split.
 
         >>> unet = Component("unet/", "diffusion_pytorch_model", "fp16")
@@ -172,6 +173,7 @@ class Component:
     is_whole: bool = False
     metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
     total_parameters: int | None = None
+    loads_as: str = ""
 
     def file(self, suffix: str = "") -> str:
         """Return the path of the weight file with the number `suffix`; "" for a single file."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from sys import intern
 
+from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.text import name_problem, name_some, shown_name
 from sharding.core.values import Component, Finding, Plan, Tensor, folder_of
@@ -13,10 +14,11 @@ from sharding.core.values import Component, Finding, Plan, Tensor, folder_of
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index file: the file of each tensor, and the count of parameters if the index has one."""
+    """An index file: the file of each tensor, and the count of parameters and the dtype if the index has them."""
 
     weight_map: Mapping[str, str]
     total_parameters: int | None
+    dtype: str = ""
 
 
 def parse_index(text: bytes, path: str) -> Index:
@@ -45,10 +47,12 @@ def parse_index(text: bytes, path: str) -> Index:
         if problem := name_problem(name):
             raise SourceError(f"{path} names the tensor {shown_name(name)}, whose name {problem}.", hint)
     metadata = document.get("metadata")
-    count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
+    metadata = metadata if isinstance(metadata, dict) else {}
+    count, dtype = metadata.get("total_parameters"), metadata.get("dtype")
+    dtype = dtype if isinstance(dtype, str) and dtype in {known.torch for known in CASTABLE.values()} else ""
     # There may be a hundred thousand entries for a few files, so all entries share the file names.
     weight_map = {folder + name: intern(folder + file) for name, file in weight_map.items()}
-    return Index(weight_map, count if type(count) is int and count >= 0 else None)
+    return Index(weight_map, count if type(count) is int and count >= 0 else None, dtype)
 
 
 def compare_with_index(index: Index, tensors: Iterable[Tensor], tied: Iterable[str] = ()) -> list[Finding]:

@@ -1,9 +1,11 @@
 """Change a config.json so that it describes a copy of the weights. Pure."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
-from sharding.core.dtypes import BY_NAME, NUMBERS
+from sharding.core.dtypes import BY_NAME, CASTABLE, NUMBERS
+from sharding.core.values import Tensor
 
 CONFIG_NAME = "config.json"
 """The name of the configuration that lies beside the weights of a model."""
@@ -42,3 +44,16 @@ def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:
                     value[key] = torch_dtype
         waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return document
+
+
+def dtype_of_first(tensors: Iterable[Tensor]) -> str:
+    """Return torch's name of the dtype of the first floating-point tensor that is not FP8, "" if there is none.
+
+    transformers 5.23 loads a model in this dtype, if neither config.json nor the index names one (`_get_dtype`). It
+    looks at the first file only.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> dtype_of_first(Tensor("w", dtype, (), Stored(0, "f", 0, 4)) for dtype in ("I64", "BF16", "F32"))
+    'bfloat16'
+    """
+    return next((BY_NAME[tensor.dtype].torch for tensor in tensors if tensor.dtype in CASTABLE), "")

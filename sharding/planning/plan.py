@@ -20,6 +20,7 @@ from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
 from sharding.planning.companions import with_companions
 from sharding.planning.cut import Units, cut
 from sharding.planning.dequantize import in_bf16
+from sharding.planning.loading_dtype import stated_dtypes
 from sharding.planning.order import in_order
 from sharding.planning.stages import cut_ranks, of_rank, with_files
 
@@ -48,7 +49,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     if unfit:
         message = f"Left out: {name_some(unfit, len(unfit))}, because the weights of the copy are not quantized."
         findings += (Finding("info", "left-out", message),)
-    return replace(
+    plan = replace(
         plan,
         findings=findings + plan.findings,
         unfit=frozenset(unfit),
@@ -57,6 +58,9 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
         sources=(checkpoint.source, *([checkpoint.merged.adapter] if checkpoint.merged else [])),
         written=written_configs(checkpoint, options),
     )
+    stated = list(stated_dtypes(checkpoint, plan)) if options.dtype_made == "keep" else []
+    written = dict(plan.written) | {path: text for path, text, _ in stated}
+    return replace(plan, written=written, findings=(*plan.findings, *(finding for *_, finding in stated)))
 
 
 def _describing_quantized(checkpoint: Checkpoint) -> list[str]:
