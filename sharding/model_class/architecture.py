@@ -20,6 +20,7 @@ from sharding.core.values import Checkpoint
 from sharding.formats.quantization import ordinary_name, quantization_of, without_quantization
 from sharding.model_class.claims import refuse_contradiction
 from sharding.model_class.class_table import hints_from_table
+from sharding.model_class.diffusers_table import hints_of_diffusers
 
 _TOO_LONG = "transformers took too long to build this model without weights."
 _LEAVE_OUT = "Check its config.json. Or cut by size, in natural order and without a cast. This needs no transformers."
@@ -100,6 +101,12 @@ def hints_for(
 def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds: float) -> ModelHints:
     config = checkpoint.configs[folder]
     inside = [tensor for tensor in checkpoint.tensors if tensor.folder == folder]
+    if (
+        not options.asks_library
+        and options.strategy == "size"
+        and (hints := hints_of_diffusers(config, inside, folder))
+    ):
+        return hints
     if '"model_type"' not in config:  # then transformers has no class for it
         return ModelHints(unknown=f"{folder}config.json names no model type.")
     if not options.asks_library:

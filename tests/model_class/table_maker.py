@@ -4,8 +4,10 @@ Each class is built without weights, from its defaults or the first of a few con
 class-table` writes the table, and tests hold it to the library.
 """
 
+import importlib
 import json
 import logging
+import pkgutil
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import TABLE
+from sharding.model_class.diffusers_table import TABLE as OF_DIFFUSERS
 from sharding.model_class.meta_model import blocks_in_files
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -237,6 +240,31 @@ def quietly() -> None:
     logging.disable(logging.CRITICAL)
 
 
+def diffusers_table() -> dict[str, Any]:
+    """Return the table of diffusers: the name of each class of a model, and the parts of names that it keeps in fp32."""
+    import diffusers
+    from diffusers.models.modeling_utils import ModelMixin
+
+    known: dict[str, list[str]] = {}
+    for place in pkgutil.walk_packages(diffusers.__path__, "diffusers."):
+        if ".models." in place.name or ".pipelines." in place.name:
+            try:
+                module = importlib.import_module(place.name)
+            except Exception:  # what needs a library that is not there
+                continue
+            for name, cls in vars(module).items():
+                if isinstance(cls, type) and issubclass(cls, ModelMixin) and cls is not ModelMixin:
+                    known[name] = sorted(cls._keep_in_fp32_modules or ())
+    return {"diffusers": diffusers.__version__, "classes": dict(sorted(known.items()))}
+
+
+def text_of_diffusers(document: Mapping[str, Any]) -> str:
+    """Return the table of diffusers as the file holds it: a line for each class."""
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(parts)}" for name, parts in document["classes"].items())
+    return f'{{"diffusers": {json.dumps(document["diffusers"])},\n"classes": {{\n{lines}\n}}}}\n'
+
+
 if __name__ == "__main__":
     quietly()
     TABLE.write_text(text_of(table()))
+    OF_DIFFUSERS.write_text(text_of_diffusers(diffusers_table()))
