@@ -1,11 +1,11 @@
 """A base that ties its head to its embeddings, or says so in one place only, is merged as PEFT merges it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -14,8 +14,8 @@ from transformers import (
 
 from sharding import job
 from sharding.core.errors import SourceError
-from tests.folders import bits, finish
-from tests.lora import MODELS, SMALL, Case, build, configured, save_adapter, save_base
+from tests.folders import bits, finish, tensors
+from tests.lora import DTYPES, MODELS, SMALL, Case, Edit, build, configured, edited, save_adapter, save_base
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -41,7 +41,7 @@ def with_others(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(MODELS, name, model)
 
 
-def only_in(place: str) -> Callable[[Path], None]:
+def only_in(place: str) -> Edit:
     """Return what makes the configuration of a base say in one `place` only that its head is tied."""
 
     def edit(folder: Path) -> None:
@@ -52,6 +52,11 @@ def only_in(place: str) -> Callable[[Path], None]:
         (folder / "config.json").write_text(json.dumps(config))
 
     return edit
+
+
+def all_in(dtype: str) -> Edit:
+    """Return what stores every tensor of a base in `dtype`, as a checkpoint that was not saved by its class is."""
+    return edited(lambda saved: {name: each.to(DTYPES[dtype]) for name, each in saved.items()}, "model.safetensors")
 
 
 def tied(model: str) -> dict[str, Any]:
@@ -90,14 +95,25 @@ CASES = {
     "whisper, head saved": Case("whisper", {"target_modules": Q, "modules_to_save": ["proj_out"]}, "fp32"),
     "whisper, head adapted": Case("whisper", {"target_modules": ["q_proj", "proj_out"]}, "fp32"),
     "whisper, embeddings": Case("whisper", {"target_modules": Q, "modules_to_save": ["embed_tokens"]}, "fp32"),
-    **{f"t5, {dtype}": Case("t5", {"target_modules": ["q", "wo", "wi"]}, dtype) for dtype in ("fp16", "bf16")},
-    "t5, wo saved, fp16": Case("t5", {"target_modules": ["q"], "modules_to_save": ["wo"]}, "fp16"),
+    **{f"t5, wo as it was, {dtype}": Case("t5", {"target_modules": ["q"]}, dtype, edit=all_in(dtype)) for dtype in ("fp16", "bf16")},
+    "t5, wo saved, fp16": Case("t5", {"target_modules": ["q"], "modules_to_save": ["wo"]}, "fp16", edit=all_in("fp16")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_merged_model_has_the_weights_of_peft_s_in_memory(name: str, tmp_path: Path) -> None:
     same_as_peft(CASES[name], tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_what_a_class_keeps_in_fp32_is_merged_and_stored_in_fp32(dtype: str, tmp_path: Path) -> None:
+    base, adapter, peft = build(Case("t5", {"target_modules": ["q", "wo"]}, dtype, edit=all_in(dtype)), tmp_path)
+    finish(job.shard(str(base), str(tmp_path / "out"), job.Options(adapter=str(adapter))))
+    ours, theirs = tensors(tmp_path / "out"), tensors(peft)
+    assert ours.keys() == theirs.keys()
+    assert [name for name, tensor in theirs.items() if bits(ours[name]) != bits(tensor)] == []
+    wo = {tensor.dtype for name, tensor in ours.items() if ".wo." in name}
+    assert wo == {torch.float32 if dtype == "fp16" else torch.bfloat16}
 
 
 REFUSED = {
