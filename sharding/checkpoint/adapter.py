@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sharding.checkpoint.documents import ADAPTER_NAME, config_text
 from sharding.checkpoint.read import read_headers
@@ -16,13 +17,13 @@ from sharding.core.text import format_bytes, name_some, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
 from sharding.formats.known_weights import likely, may_be_missed
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archives
-from sharding.model_class.class_table import ties
-
-TIED_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-"""Names under which transformers stores an output head that may be tied."""
+from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
 
 _NAMEABLE = re.compile(r"([^./\\<>\x00-\x1f\x7f-\x9f][^/\\<>\x00-\x1f\x7f-\x9f]*/)*adapter_model\.\w+")
 """Paths that a report may name: see `bounds.File`."""
+
+_WORDS = re.compile(r"\.(?:lm_head|embed\w*|wte|shared)\.")
+"""Names of an adapter's weights for embeddings or an output head."""
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """The names under which PEFT looks for the weights of an adapter (0.21, `utils/save_and_load.py`), in its order."""
@@ -39,7 +40,7 @@ def with_adapter(
         return checkpoint
     place = len(origin.sources) - 1, origin.adapter_folder
     adapter = read_adapter(origin.adapter, *place, most_bytes, most_tensors)
-    adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin, most_bytes))
+    adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin, adapter, most_bytes))
     missed = _missed(origin, checkpoint)
     checkpoint = replace(checkpoint, findings=(*checkpoint.findings, *missed))
     own = [file.path for file in checkpoint.side_files if _is_adapter(file.path)]
@@ -77,15 +78,29 @@ def _without(checkpoint: Checkpoint, paths: Sequence[str]) -> Checkpoint:
     )
 
 
-def _head_is_copy(checkpoint: Checkpoint, origin: Repo, most_bytes: int | None) -> bool | None:
-    """Return whether a model that ties its head to its embeddings stores both with the same bytes, None if not both.
+def stored_heads(config: Any) -> tuple[str, ...]:
+    """Return the names under which the model of `config` (the JSON of a config.json) may store a tied output head.
 
-    transformers 5.23 ties them only then. Reads both, if both are there.
+    transformers 4 stored the head of a model with several parts in its language model.
     """
-    if not ties(parsed_json(checkpoint.configs.get("", "{}"))):
+    head = (tied_names(config) or (USUAL_HEAD,))[0]
+    return head, f"language_model.{head}"
+
+
+def _head_is_copy(checkpoint: Checkpoint, origin: Repo, adapter: Adapter, most_bytes: int | None) -> bool | None:
+    """Return whether a model that may tie its head to its embeddings stores both with the same bytes.
+
+    transformers 5.23 ties them only then. Reads both, if both are there and the result may depend on it. Returns None
+    if it reads nothing.
+    """
+    config = parsed_json(checkpoint.configs.get("", "{}"))
+    is_tied = ties(config)
+    heads = stored_heads(config)
+    touches = any(_WORDS.search(tensor.name) for tensor in adapter.tensors)
+    if is_tied is False or (is_tied is None and not touches):
         return None
     embeddings = [tensor for tensor in checkpoint.tensors if EMBEDDINGS.search(tensor.name)]
-    for head in (tensor for tensor in checkpoint.tensors if tensor.name in TIED_HEADS):
+    for head in (tensor for tensor in checkpoint.tensors if tensor.name in heads):
         for tensor in embeddings:
             if (tensor.dtype, tensor.shape) == (head.dtype, head.shape):
                 _refuse_reading(f"whether {head.name} and {tensor.name} are equal", 2 * head.bytes, most_bytes)

@@ -138,7 +138,7 @@ def _read_component(
     files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
     # A tied name may be left out only if the loader fills it in again. transformers does; others do not.
-    is_tied = bool(pickled) and ties(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
+    is_tied = bool(pickled) and ties(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME))) is True
     is_tied = is_tied and weight_set.stem == "model" and not weight_set.is_whole
     archives = read_archives(source, pickled, unites_tied=is_tied)
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)

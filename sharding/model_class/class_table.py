@@ -1,7 +1,7 @@
 """Look up the classes of transformers in a table, without importing transformers.
 
 `make class-table` writes the table from the installed transformers. It has every class that can be built from its
-defaults. For each class it says which weights stay in fp32, which modules are never split, and whether the embeddings
+defaults. For each class it says which weights stay in fp32, which modules are never split, and which weights
 are tied to the head.
 """
 
@@ -79,37 +79,104 @@ def hints_from_table(
     return ModelHints(known.name, tuple(saved))
 
 
-def ties(config: Any) -> bool:
-    """Return whether the model that `config` (the JSON of a config.json) describes ties its embeddings when loaded.
+def ties(config: Any) -> bool | None:
+    """Return whether the model that `config` (the JSON of a config.json) describes ties its head to its embeddings.
 
-    transformers 5.23 ties them if `tie_word_embeddings` is true, both for the model and for its part with the head. Its
-    class must also name the tensors to tie (`PreTrainedModel.get_expanded_tied_weights_keys`). Returns False if this is
-    not known, or if the class ties only some of its embeddings and heads.
+    transformers 5.23 ties them if the `tie_word_embeddings` of the configuration in memory is true. Its class must also
+    name the tensors to tie (`PreTrainedModel.get_expanded_tied_weights_keys`). Many classes of configurations take the
+    value of `text_config` where the top does not say true. The table has what each of them makes of both.
 
-    >>> ties({"model_type": "gpt2"}), ties({"model_type": "gpt2", "tie_word_embeddings": False})
-    (True, False)
+    Returns None if this is not known, or if the class ties only some of its embeddings and heads.
+
+    >>> ties({"model_type": "gpt2"}), ties({"model_type": "gpt2", "tie_word_embeddings": False}), ties({})
+    (True, False, None)
     """
     if not isinstance(config, dict) or "auto_map" in config:  # nobody knows what the repo's own code ties
+        return None
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _table()["types"]:
+        return None
+    classes = _classes_of(config)
+    if not classes and not any(entry and entry["type"] == kind for entry in _table()["classes"].values()):
+        return None
+    if all("ties" not in entry for entry in classes):
         return False
-    types, kind = _table()["types"], config.get("model_type")
-    if not isinstance(kind, str) or kind not in types:
+    parts = [part for part in map(config.get, _PARTS) if isinstance(part, dict)]
+    flags = {_flag(config), *(map(_flag, parts) if any("flag" in entry for entry in classes) else ())}
+    if flags == {False}:
         return False
-    named = [name for name in _named(config) if _table()["classes"].get(name)]
-    classes = [_table()["classes"][name] for name in named[:1]] or _with_heads(kind)
-    parts = [config, *(part for part in map(config.get, _PARTS) if isinstance(part, dict))]
-    for entry in list(classes):
-        chosen = [config.get(key) for key in _PARTS if key in entry.get("parts", {})]
-        kinds = [part.get("model_type") if isinstance(part, dict) else None for part in chosen]
-        classes += [other for part in kinds for other in _with_heads(part) or [{}]]
-    if not classes or not all(entry.get("ties") for entry in classes):
-        return False
-    if types[kind]["ties"] == "always":
-        return True
-    return all(part.get("tie_word_embeddings", _ties_by_default(part.get("model_type"))) is True for part in parts)
+    return True if flags == {True} and all(entry.get("ties") for entry in _with_parts(classes, config)) else None
 
+
+def tied_names(config: Any) -> tuple[str, ...]:
+    """Return the weights in memory that are one if the model ties its head: the head, then what is tied with it.
+
+    Biases that are tied by the same setting come last. Returns () if this is not known.
+
+    >>> tied_names({"model_type": "whisper"})
+    ('proj_out.weight', 'model.decoder.embed_tokens.weight')
+    """
+    if ties(config) is None:
+        return ()
+    names = set[tuple[str, ...]]()
+    for entry in _classes_of(config):
+        chosen = {key: config.get(key) for key in _PARTS if key in entry.get("parts", {})}
+        others = [part for key, part in chosen.items() if _type_of(part) not in (None, entry["parts"][key])]
+        names.add(() if "flag" in entry and others else tuple(entry.get("tied", (USUAL_HEAD, "embed_tokens.weight"))))
+    return names.pop() if len(names) == 1 else ()
+
+
+def always_ties(config: Any) -> bool:
+    """Return whether the configuration of a model ties its weights even if config.json says that it does not."""
+    kind = _type_of(config)
+    return bool(kind) and _table()["types"].get(kind, {}).get("ties") == "yyy"
+
+
+USUAL_HEAD = "lm_head.weight"
+"""What most classes of transformers call their output head."""
 
 _PARTS = ("text_config", "decoder")
 """Keys of a configuration that hold the configuration of the part with the head."""
+
+_FLAGS = {"y": True, "n": False}
+
+
+def _classes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the class that `config` names, or those of its type that tie something."""
+    named = [name for name in _named(config) if _table()["classes"].get(name)]
+    return [_table()["classes"][name] for name in named[:1]] or _with_heads(config.get("model_type"))
+
+
+def _with_parts(classes: list[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return `classes` together with those of the models inside, whose type the configuration chooses."""
+    found = list(classes)
+    for entry in classes if any("flag" in entry for entry in classes) else ():
+        chosen = [config.get(key) for key in _PARTS if key in entry.get("parts", {})]
+        found += [other for part in chosen for other in _with_heads(_type_of(part)) or [{}]]
+    return found
+
+
+def _flag(config: Any) -> bool | None:
+    """Return the `tie_word_embeddings` of a configuration in memory, None if it is not known."""
+    stated = config.get("tie_word_embeddings")
+    kind = _type_of(config)
+    if kind not in _table()["types"]:
+        return stated if isinstance(stated, bool) else None
+    flags = _table()["types"][kind]["ties"].split()
+    text, row = config.get("text_config"), 0
+    if isinstance(text, dict) and len(flags) > 1:
+        of_text = _flag(text)
+        if of_text is None and _type_of(text) is not None:
+            return None
+        row = 1 if of_text is None else 2 if of_text else 3
+    if stated is not None and not isinstance(stated, bool):
+        return None
+    return _FLAGS.get(flags[row][0 if stated is None else 1 if stated else 2])
+
+
+def _type_of(config: Any) -> str | None:
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 @cache
@@ -151,10 +218,6 @@ def _with_heads(kind: Any) -> list[Mapping[str, Any]]:
     """Return the classes of a type that tie weights of theirs, or of a part of them."""
     classes = _table()["classes"].values()
     return [entry for entry in classes if entry and entry["type"] == kind and "ties" in entry]
-
-
-def _ties_by_default(kind: Any) -> bool:
-    return isinstance(kind, str) and _table()["types"].get(kind, {}).get("ties", "no") != "no"
 
 
 def _block_pattern(block: str) -> str:

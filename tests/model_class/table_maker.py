@@ -11,6 +11,7 @@ import pkgutil
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -119,6 +120,11 @@ def entry_of(cls: type[PreTrainedModel], model: PreTrainedModel) -> dict[str, An
         entry["parts"] = parts
     if (ties := _ties(model)) is not None:
         entry["ties"] = ties
+    if tied := _tied_to_head(model):
+        entry |= {"flag": flag} if (flag := _flag_of(model, tied[0])) != "top" else {}
+        entry |= {"tied": tied} if len(tied) > 2 or tied[0] != "lm_head.weight" else {}
+    elif ties is not None:
+        entry["tied"] = []
     return entry
 
 
@@ -196,6 +202,44 @@ def _ties(model: PreTrainedModel) -> bool | None:
     return all(len({id(parameters[name]) for name in names}) == 1 for names in alike)
 
 
+def _tied_to_head(model: PreTrainedModel) -> list[str]:
+    """Return the weight of the output head and whatever is tied with it, by their names in memory; the head first.
+
+    Biases that are tied by the same flag come last.
+    """
+    pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
+    try:
+        head = model.get_output_embeddings().weight
+    except Exception:  # a class without one
+        return []
+    same = [n for n, parameter in model.named_parameters(remove_duplicate=False) if parameter is head]
+    targets = [n for n in same if n in pairs]
+    module = {id(m): n for n, m in model.named_modules()}.get(id(model.get_output_embeddings()), "")
+    name = f"{module}.weight"
+    if name not in targets:
+        return []
+    return [name, *(n for n in same if n != name), *sorted(n for n in pairs if n.endswith(".bias"))]
+
+
+def _flag_of(model: PreTrainedModel, head: str) -> str:
+    """Return whose `tie_word_embeddings` ties the head: the one at the "top", that of a "part", or "both"."""
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    parts = [config for config in configs.values() if config is not model.config]
+
+    def is_tied(top: bool, part: bool) -> bool:
+        model.config.tie_word_embeddings = top
+        for config in parts:
+            config.tie_word_embeddings = part
+        return head in model.get_expanded_tied_weights_keys(all_submodels=True)
+
+    try:
+        return (
+            "top" if is_tied(True, False) and not is_tied(False, True) else "part" if is_tied(False, True) else "both"
+        )
+    finally:
+        is_tied(True, True)
+
+
 def table() -> dict[str, Any]:
     """Return the table."""
     known: dict[str, Any] = {}
@@ -208,18 +252,32 @@ def table() -> dict[str, Any]:
     for model_type in sorted(CONFIG_MAPPING.keys()):
         names = MODEL_MAPPING_NAMES.get(model_type, "")
         base = names if isinstance(names, str) else names[0]
-        types[model_type] = {"class": base, "ties": _ties_by_default(model_type)}
+        types[model_type] = {"class": base, "ties": _flags(model_type)}
     return {"transformers": transformers.__version__, "types": types, "classes": known}
 
 
-def _ties_by_default(model_type: str) -> str:
+def _flags(model_type: str) -> str:
+    """Return the `tie_word_embeddings` of a configuration that does not state it, says true, and says false.
+
+    "y" is true, "n" is false, "?" is an error. If the configuration has a `text_config`, four such words follow each
+    other: without a `text_config`, with an empty one, with one that says true, and with one that says false.
+    """
     cls = CONFIG_MAPPING[model_type]
-    try:
-        if not getattr(cls(), "tie_word_embeddings", False):
-            return "no"
-        return "always" if cls(tie_word_embeddings=False).tie_word_embeddings else "yes"
-    except Exception:  # it has no defaults
-        return "no"
+    says: tuple[dict[str, Any], ...] = ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False})
+    texts: list[dict[str, Any]] = [{}]
+    if "text_config" in cls.sub_configs:
+        texts += [{"text_config": text} for text in says]
+    return " ".join("".join(_flag(cls, {**deepcopy(text), **top}) for top in says) for text in texts)
+
+
+def _flag(cls: Any, options: dict[str, Any]) -> str:
+    for more in _WITH:
+        if not more.keys() & options.keys():
+            try:
+                return "y" if getattr(cls.from_dict({**options, **more}), "tie_word_embeddings", False) else "n"
+            except Exception:  # it has no defaults, or refuses this
+                continue
+    return "?"
 
 
 def text_of(document: Mapping[str, Any]) -> str:

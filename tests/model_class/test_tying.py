@@ -1,17 +1,23 @@
 """A copy of a `.bin` file loads with the weights of the source, tied or not, as transformers itself loads both."""
 
 import json
+from collections.abc import Iterable
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, PreTrainedModel
+from transformers.initialization import meta_device_safe_creation_ops
 
 from sharding import job
-from sharding.model_class.class_table import ties
+from sharding.model_class.class_table import TABLE, tied_names, ties
 from tests import models
 from tests.folders import finish, reshard, tensors, weights
+from tests.model_class import table_maker
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -49,8 +55,6 @@ SAYS = {"false": False, "true": True, "nothing": None}
 
 def save(kind: str, says: bool | None, folder: Path) -> type[PreTrainedModel]:
     """Save a model whose output head shares memory with its embeddings, and a config.json that `says` so or not."""
-    import transformers
-
     name, model_type, options = KINDS[kind]
     torch.manual_seed(0)
     cls: type[PreTrainedModel] = getattr(transformers, name)
@@ -149,13 +153,15 @@ def test_heads_that_share_their_memory_with_no_embedding_are_each_written(tmp_pa
     assert written(state, {"model_type": "gpt2"}, tmp_path) == dict.fromkeys(state, [0, 1, 2, 3])
 
 
-def test_the_part_with_the_head_must_ask_for_ties_too(tmp_path: Path) -> None:
+def test_a_head_that_may_be_tied_is_united_only_where_the_configuration_in_memory_says_so(tmp_path: Path) -> None:
     one = torch.arange(4.0).view(2, 2)
     state = {"model.embed_tokens.weight": one, "lm_head.weight": one}
-    for part, kept in ((True, 1), (False, 2)):
-        (folder := tmp_path / str(part)).mkdir()
+    for number, (top, part, kept) in enumerate(
+        [(True, False, 1), (None, True, 1), (False, False, 2), (None, False, 2)]
+    ):
+        (folder := tmp_path / str(number)).mkdir()
         text = {"model_type": "llama", "tie_word_embeddings": part}
-        config = {"model_type": "llava", "tie_word_embeddings": True, "text_config": text}
+        config = {"model_type": "llava", "text_config": text, **({} if top is None else {"tie_word_embeddings": top})}
         assert len(written(state, config, folder)) == kept
 
 
@@ -184,11 +190,83 @@ SAYS_SO = {"tie_word_embeddings": True}
         ({"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "x.Y"}, **SAYS_SO}, False),
         ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}, **SAYS_SO}, True),
         ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "luke", **SAYS_SO}, **SAYS_SO}, False),
-        (
-            {"model_type": "llava", "text_config": {"model_type": "llama", "tie_word_embeddings": False}, **SAYS_SO},
-            False,
-        ),
     ],
 )
 def test_only_what_is_known_to_be_tied_again_is_united(config: dict[str, Any], is_tied: bool) -> None:
-    assert ties(config) is is_tied
+    assert (ties(config) is True) is is_tied
+
+
+def by_the_library(name: str, config: dict[str, Any]) -> tuple[bool, str] | None:
+    """Whether transformers ties the output head of a class to its input embeddings, and what the head is called.
+
+    None if it does not build the class.
+    """
+    cls = getattr(transformers, name)
+    try:
+        with torch.device("meta"), meta_device_safe_creation_ops():
+            model = cls._from_config(cls.config_class.from_dict(config))
+        model.tie_weights()
+        head = model.get_output_embeddings()
+        place = next(each for each, module in model.named_modules() if module is head)
+        one, weight = model.get_input_embeddings().weight, head.weight
+    except Exception:
+        return None
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    same = [each for each, tensor in model.named_parameters(remove_duplicate=False) if tensor is weight]
+    is_tied = f"{place}.weight" in tied and len(same) > 1
+    return (is_tied, f"{place}.weight") if is_tied == (one is weight) else None
+
+
+def configurations(name: str) -> list[dict[str, Any]]:
+    """Configurations of a class that say at the top, in `text_config`, in both or nowhere that its head is tied."""
+    model = table_maker.built(getattr(transformers, name))
+    assert model is not None
+    config = json.loads(model.config.to_json_string())
+    texts = [None, True, False] if isinstance(config.get("text_config"), dict) else [None]
+    found = []
+    for top, text in product([None, True, False], texts):
+        one = deepcopy(config) | {"architectures": [name]}
+        for part, says in ((one, top), (one.get("text_config"), text)):
+            if isinstance(part, dict):
+                part.pop("tie_word_embeddings", None)
+                part |= {} if says is None else {"tie_word_embeddings": says}
+        found.append(one)
+    return found
+
+
+def hold_to_the_library(names: Iterable[str]) -> int:
+    """Compare what is known of classes with the library; return of how many configurations it was known."""
+    known, wrong = 0, []
+    for name in names:
+        for config in configurations(name):
+            answer, truth = ties(config), by_the_library(name, config)
+            if answer is None or truth is None:
+                continue
+            known += 1
+            heads = tied_names(config)[:1] if truth[0] else ()
+            if answer is not truth[0] or heads not in ((), (truth[1],)):
+                parts = (config, config.get("text_config", {}))
+                wrong.append((name, [part.get("tie_word_embeddings") for part in parts], answer, heads, truth))
+    assert wrong == []
+    return known
+
+
+SAMPLE = (
+    "LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration", "WhisperForConditionalGeneration",
+    "BertForMaskedLM", "BartForConditionalGeneration", "LlavaForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration", "Gemma3ForConditionalGeneration", "Idefics3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration", "Glm4vForConditionalGeneration", "PaliGemmaForConditionalGeneration",
+)  # fmt: skip
+
+
+def test_whether_a_head_is_tied_is_as_the_library_says() -> None:
+    assert hold_to_the_library(SAMPLE) > 60
+
+
+@pytest.mark.thorough
+def test_whether_any_head_is_tied_is_as_the_library_says() -> None:
+    classes = json.loads(TABLE.read_text())["classes"]
+    assert (
+        hold_to_the_library(name for name, entry in classes.items() if isinstance(entry, dict) and "ties" in entry)
+        > 900
+    )

@@ -12,11 +12,16 @@ from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.formats.torch_checkpoint import EMBEDDINGS
-from sharding.model_class.class_table import ties
+from sharding.model_class.class_table import tied_names, ties
 from sharding.planning.adapters.experts import IN_FUSED
-from sharding.planning.adapters.merging import HEAD, Merging
+from sharding.planning.adapters.merging import Merging
 from sharding.planning.adapters.module_names import ModuleNames
-from sharding.planning.adapters.replaced import refuse_uneven_vocabulary, replace_rows, replace_whole
+from sharding.planning.adapters.replaced import (
+    refuse_uneven_vocabulary,
+    refuse_unknown_tie,
+    replace_rows,
+    replace_whole,
+)
 from sharding.planning.adapters.updates import add_updates
 
 
@@ -26,8 +31,9 @@ def unknown_names(checkpoint: Checkpoint) -> list[str]:
     names = ModuleNames(tensor.name for tensor in checkpoint.tensors)
     parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
     wanted = [part.of if part.kind == "whole" else f"{part.of}.weight" for part in parts if part.kind != "ignored"]
-    tied = HEAD if ties(parsed_json(checkpoint.configs.get("", ""))) else ""
-    return [name for name in wanted if names.find(name) is None and ".experts." not in name and name != tied]
+    config = parsed_json(checkpoint.configs.get("", ""))
+    tied = tied_names(config)[:1] if ties(config) else ()
+    return [name for name in wanted if names.find(name) is None and ".experts." not in name and name not in tied]
 
 
 def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping[str, str] | None = None) -> Checkpoint:
@@ -42,6 +48,7 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
     assert checkpoint.adapter is not None
     _refuse_base(checkpoint)
     work = Merging(checkpoint, checkpoint.adapter, known or {}, may_overflow=may_overflow)
+    refuse_unknown_tie(work)
     replace_whole(work)
     add_updates(work)
     replace_rows(work)
@@ -119,7 +126,7 @@ def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
         message += f"{name_some(idle)}. They do not change."
         hint = "This is normal if these modules were not trained. Otherwise the adapter is incomplete."
         yield Finding("warning", "targets-without-weights", message, hint)
-    if work.is_tied and work.embedding.name in work.updated and HEAD not in work.tensors:
+    if work.is_tied and work.embedding.name in work.updated and work.head not in work.tensors:
         message = f"{work.embedding.name} is the output head too. PEFT adds an update of one of them to both."
         hint = "The merged model then computes other numbers than the adapter beside its base."
         yield Finding("warning", "tied-update", message, hint)
@@ -143,8 +150,15 @@ def _idle_targets(work: Merging) -> list[str]:
 
 
 def _with_settings(document: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with `settings`, at its top or, for a model with several parts, in its text part."""
-    text = document.get("text_config")
-    if isinstance(text, dict) and not settings.keys() & document.keys():
-        return {**document, "text_config": {**text, **settings}}
-    return {**document, **settings}
+    """Return a configuration with `settings`, each where transformers 5.23 reads it.
+
+    A model with several parts has its vocabulary in its text part. Whether it is tied may be read from both.
+    """
+    after = {**document, **settings}
+    parts = [key for key in ("text_config", "decoder") if isinstance(document.get(key), dict)]
+    for key in parts:
+        of_words = {name: settings[name] for name in ("vocab_size", "tie_word_embeddings") if name in settings}
+        after[key] = {**document[key], **of_words}
+    if parts and "vocab_size" not in document:
+        after.pop("vocab_size", None)
+    return after

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from sharding.checkpoint.adapter import TIED_HEADS
+from sharding.checkpoint.adapter import stored_heads
 from sharding.checkpoint.patterns import Patterns
 from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
@@ -15,11 +15,10 @@ from sharding.core.values import Adapter, Checkpoint, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, parse_config
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import ties
+from sharding.model_class.class_table import known_class, tied_names, ties
 from sharding.planning.adapters.module_names import ModuleNames
 from sharding.recipes.cast import Cast
 
-HEAD = "lm_head.weight"
 OTHER_BASE = "Name the base that the adapter was trained on, in the same version."
 IN_UPDATES = (*CASTABLE, "F8_E4M3", "F8_E5M2")
 """Dtypes of updates. PEFT casts all of them to float32."""
@@ -34,7 +33,8 @@ class Merging:
     - `parts`: what the tensors of the adapter are. `given` has these tensors by name.
     - `model`: the content of the model's config.json. `type` is its model type, and `types` also has those of models
       inside it. `settings` are new values in it.
-    - `is_tied`: the output head is the embeddings.
+    - `is_tied`: the output head is the embeddings. None if this is not known.
+    - `head`: the name of the output head in memory.
     - `updated`: the stored names of the tensors that got an update.
     """
 
@@ -57,14 +57,34 @@ class Merging:
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))
         self.types = set(_types_in(self.model))
-        self.settings: dict[str, Any] = {"tie_word_embeddings": False} if adapter.head_is_copy is False else {}
+        is_tied = ties(self.model)
+        unties = is_tied is True and adapter.head_is_copy is False
+        self.settings: dict[str, Any] = {"tie_word_embeddings": False} if unties else {}
         self.before = {tensor.name: tensor for tensor in checkpoint.tensors}
-        dropped = TIED_HEADS if adapter.head_is_copy else ()
+        self.heads = stored_heads(self.model)
+        self.head = self.heads[0]
+        dropped = self.heads if is_tied and adapter.head_is_copy else ()
         self.tensors = {name: tensor for name, tensor in self.before.items() if name not in dropped}
         self.names = ModuleNames((name for name, tensor in self.tensors.items() if not tensor.folder), known)
-        self.is_tied = ties(self.model) and adapter.head_is_copy is not False and bool(self.embeddings)
+        self.is_tied = False if adapter.head_is_copy is False or not self.embeddings else is_tied
         self.findings: list[Finding] = []
         self.updated: set[str] = set()
+        self._widen_kept()
+
+    def _widen_kept(self) -> None:
+        """Cast what the adapter changes to fp32, where the class keeps it in fp32 as `from_pretrained` loads it.
+
+        What the adapter does not change keeps its bytes. It loads with the same numbers.
+        """
+        known = known_class(self.model)
+        for part in self.parts if known else ():
+            leaf = "bias" if part.kind == "b_bias" else "weight"
+            name = self.names.find(part.of if part.kind == "whole" else f"{part.of}.{leaf}")
+            tensor = self.tensors[name] if name and part.kind != "ignored" else None
+            kept = known.kept.get({"F16": "fp16", "BF16": "bf16"}.get(tensor.dtype, ""), ()) if known and tensor else ()
+            if tensor and any(re.search(pattern, tensor.name) for pattern in kept):
+                recipe = Cast(tensor.recipe, tensor.dtype, "F32")
+                self.tensors[tensor.name] = tensor._replace(dtype="F32", recipe=recipe)
 
     @property
     def named_base(self) -> str:
@@ -75,7 +95,14 @@ class Merging:
     @property
     def tied_head(self) -> str | None:
         """The name of an output head that the model does not store, because it is its embeddings."""
-        return HEAD if self.is_tied and self.names.find(HEAD) is None else None
+        return self.head if self.is_tied and self.names.find(self.head) is None else None
+
+    @property
+    def ties_more(self) -> tuple[str, ...]:
+        """What the model ties by the same setting beside its head and one tensor of embeddings, by names in memory."""
+        names = tied_names(self.model) if self.is_tied else ()
+        stored = [name for name in names[1:] if self.names.find(name) in self.before]
+        return tuple(name for name in names[1:] if name not in stored[:1]) if len(names) > 2 else ()
 
     @property
     def embedding(self) -> Tensor:

@@ -2,14 +2,14 @@
 
 from collections.abc import Container, Mapping
 
-from sharding.checkpoint.adapter import TIED_HEADS
 from sharding.core.errors import SourceError
+from sharding.core.text import name_some
 from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import known_class
-from sharding.planning.adapters.merging import HEAD, OTHER_BASE, SAVE_AGAIN, Merging, heads_last
+from sharding.model_class.class_table import always_ties, known_class
+from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, Merging, heads_last
 from sharding.planning.adapters.module_names import ModuleNames
 from sharding.recipes.rows import Rows
 
@@ -30,13 +30,16 @@ def replace_whole(work: Merging) -> None:
     head = work.tied_head
     unties = head is not None and not work.config.ensure_weight_tying and _is_saved_apart(work)
     if unties:
-        work.tensors[HEAD] = work.embedding._replace(name=HEAD)
+        _refuse_more_ties(work)
+        work.tensors[work.head] = work.embedding._replace(name=work.head)
         work.settings["tie_word_embeddings"] = False
     replaced = set[str]()
     for of, tensor in whole.items():
         name = work.names.find(of)
         if name is None and of == head:
-            name = HEAD if unties else work.embedding.name
+            name = work.head if unties else work.embedding.name
+        if name is None and of in work.ties_more:
+            raise _more_ties(work)
         if name is None:
             raise work.other_base(of, tensor.name)
         work.tensors[name] = _in_place_of(work, work.tensors[name], tensor)
@@ -68,14 +71,43 @@ def replace_rows(work: Merging) -> None:
 
 def refuse_uneven_vocabulary(work: Merging) -> None:
     """Raise SourceError if embeddings and head have another number of words after the merge."""
-    if "vocab_size" not in work.settings or HEAD not in work.tensors or not work.embeddings:
+    if "vocab_size" not in work.settings or work.head not in work.tensors or not work.embeddings:
         return
-    head, embedding = work.tensors[HEAD], work.embedding
+    head, embedding = work.tensors[work.head], work.embedding
     if head.shape[0] != embedding.shape[0]:
         raise SourceError(
-            f"With this adapter, {embedding.name} has {embedding.shape[0]} rows, but {HEAD} has {head.shape[0]}.",
+            f"With this adapter, {embedding.name} has {embedding.shape[0]} rows, but {work.head} has {head.shape[0]}.",
             "Save the adapter with both its embeddings and its output head.",
         )
+
+
+def refuse_unknown_tie(work: Merging) -> None:
+    """Raise SourceError if the result depends on whether head and embeddings are tied, and this is not known."""
+    if work.is_tied is not None:
+        return
+    modules = {part.of.removesuffix(".weight") for part in work.parts if part.kind != "ignored"}
+    of_words = {each for each in modules if HEADS.search(f"{each}.weight") or EMBEDDINGS.search(f"{each}.weight")}
+    head, stored = work.head.removesuffix(".weight"), work.names.find(work.head)
+    copies = head in modules or any(EMBEDDINGS.search(f"{each}.weight") for each in filter(work.is_saved, modules))
+    if of_words if stored and work.adapter.head_is_copy else copies and not stored:
+        raise SourceError(
+            f"The adapter changes {name_some(sorted(of_words or {head}))}. It is not known whether {work.type} ties its"
+            " output head to its embeddings, so the result is not known either.",
+            "Merge this adapter with PEFT and check the result.",
+        )
+
+
+def _refuse_more_ties(work: Merging) -> None:
+    """Raise SourceError if a copy of one tied tensor leaves others that transformers would then load at random."""
+    is_head = not work.is_saved(work.embedding.name.removesuffix(".weight"))
+    if work.ties_more and not (is_head and always_ties(work.model)):
+        raise _more_ties(work)
+
+
+def _more_ties(work: Merging) -> SourceError:
+    message = f"The adapter has a copy of its own of embeddings or of the output head, but {work.type} ties "
+    message += f"{name_some(work.ties_more)} with them too. PEFT's own merge then loads without these weights."
+    return SourceError(message, "Load the base and the adapter with PEFT, or train again without this module in it.")
 
 
 def _refuse_ignored(work: Merging) -> None:
@@ -90,7 +122,7 @@ def _refuse_ignored(work: Merging) -> None:
 
 
 def _is_saved_apart(work: Merging) -> bool:
-    modules = (HEAD.removesuffix(".weight"), work.embedding.name.removesuffix(".weight"))
+    modules = (work.head.removesuffix(".weight"), work.embedding.name.removesuffix(".weight"))
     return any(map(work.is_saved, modules))
 
 
@@ -106,7 +138,7 @@ def _add_scores(work: Merging, whole: Mapping[str, Tensor]) -> None:
     if known is None or known.name != classifier:
         return
     embedding = work.embedding
-    work.tensors = {name: tensor for name, tensor in work.tensors.items() if name not in TIED_HEADS}
+    work.tensors = {name: tensor for name, tensor in work.tensors.items() if name not in work.heads}
     work.tensors[_SCORES] = embedding._replace(name=_SCORES, shape=scores.shape)
     work.names = ModuleNames(work.tensors)
     labels = {number: f"LABEL_{number}" for number in range(scores.shape[0])}
