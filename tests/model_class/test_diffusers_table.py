@@ -53,7 +53,7 @@ def test_a_cast_keeps_what_the_class_keeps_in_fp32(stored: str, dtype: str, tmp_
 
 
 def test_a_class_that_keeps_nothing_needs_no_warning_and_an_unknown_one_is_named(tmp_path: Path) -> None:
-    UNet2DModel(sample_size=8, block_out_channels=(32, 32), layers_per_block=1).save_pretrained(tmp_path)
+    UNet2DModel(sample_size=8, block_out_channels=(32,) * 4, layers_per_block=1).save_pretrained(tmp_path)
     options = Options("1MB", dtype="fp16")
     assert "cast-without-class" not in {found.code for found in job.plan(str(tmp_path), options)[1].findings}
     path = tmp_path / "config.json"
