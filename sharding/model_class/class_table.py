@@ -102,7 +102,9 @@ def ties(config: Any) -> bool | None:
     if all("ties" not in entry for entry in classes):
         return False
     parts = [part for part in map(config.get, _PARTS) if isinstance(part, dict)]
-    flags = {_flag(config), *(map(_flag, parts) if any("flag" in entry for entry in classes) else ())}
+    flags = {_flag(config)}
+    if any("flag" in entry for entry in classes):  # the head is in a part
+        flags |= set(map(_flag, parts)) or {None}
     if flags == {False}:
         return False
     return True if flags == {True} and all(entry.get("ties") for entry in _with_parts(classes, config)) else None
