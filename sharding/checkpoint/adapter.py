@@ -8,6 +8,7 @@ from typing import Any
 
 from sharding.checkpoint.documents import ADAPTER_NAME, config_text
 from sharding.checkpoint.read import read_headers
+from sharding.checkpoint.side_files import refuse_unfinished
 from sharding.core.errors import SourceError
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import MAX_TENSORS
@@ -145,6 +146,7 @@ def read_adapter(
     if config is None:
         raise SourceError(f"{ADAPTER_NAME} of {name} is far larger than usual.", "Save the adapter again with PEFT.")
     file = weights[0]
+    refuse_unfinished(by_path, [file.path])
     if not _NAMEABLE.fullmatch(file.path):
         raise SourceError(f"The folder of {file.path!r} has a name that no report can hold.", "Give it another name.")
     if file.sha256 is None:

@@ -71,14 +71,15 @@ def sort_files(
     return tuple(side), findings
 
 
-_UNFINISHED = (".aria2", ".crdownload", ".incomplete", ".!qB", ".partial", ".part", ".download")
+_UNFINISHED = (".aria2", ".crdownload", ".incomplete", ".!qb", ".!ut", ".partial", ".part", ".download", ".opdownload")
 """What programs that download add to the name of a file that is not complete, or of their list of what is missing."""
 
 
-def refuse_unfinished(paths: Container[str], weights: Iterable[str]) -> None:
+def refuse_unfinished(paths: Iterable[str], weights: Iterable[str]) -> None:
     """Raise SourceError if a file among `paths` says that the download of one of `weights` did not finish."""
+    known = {path.casefold(): path for path in paths}
     marks = (path + ending for path in sorted(weights) for ending in _UNFINISHED)
-    if mark := next((mark for mark in marks if mark in paths), None):
+    if mark := next((known[mark.casefold()] for mark in marks if mark.casefold() in known), None):
         raise SourceError(
             f"The download of {mark.rpartition('.')[0]} is not finished: {mark} is beside it.",
             f"Finish the download. If the file is complete, remove {mark}.",

@@ -23,7 +23,7 @@ def refuse_overlap(folder: Path, name: str, source: Files) -> None:
     A bind mount and a disk that ignores case give one folder two names, so the file system decides what is the same.
     """
     for place, what in _folders_of(source):
-        if _lies_in(folder, place) or _lies_in(place, folder):
+        if lies_in(folder, place) or lies_in(place, folder):
             raise DestinationError(
                 f"The destination {name} lies inside the {what}, or the {what} lies inside it.",
                 f"Choose a folder beside the {what}.",
@@ -38,7 +38,8 @@ def _folders_of(source: Files) -> Iterable[tuple[Path, str]]:
             yield each.folder, "adapter" if each is adapter else "base" if number else "source"
 
 
-def _lies_in(inner: Path, outer: Path) -> bool:
+def lies_in(inner: Path, outer: Path) -> bool:
+    """Return whether `inner` is `outer` or lies below it, under whatever name."""
     return any(place == outer or _are_one(place, outer) for place in (inner, *inner.parents))
 
 
@@ -64,7 +65,9 @@ def try_names(staging: Path, paths: Iterable[str]) -> None:
                 with open(place, "xb"):
                     pass
             except FileExistsError as error:
-                message = f"The disk cannot tell {path} from another file of the copy, whose name differs only in case."
+                message = (
+                    f"The disk cannot tell {path} from another file of the copy, whose name it takes for the same."
+                )
                 raise DestinationError(message, "Rename one of them in the source, or choose another disk.") from error
             except OSError as error:
                 if error.errno in _NOT_THE_NAME:

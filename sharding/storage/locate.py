@@ -11,7 +11,7 @@ from sharding.core.repo import Repo
 from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import trained_folder
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_names import refuse_overlap
+from sharding.storage.folder_names import lies_in, refuse_overlap
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
 from sharding.storage.names import is_folder, new_repo_id, parse_repo, split_folder
@@ -123,7 +123,7 @@ def _refuse_gguf(text: str) -> None:
 
 
 def _is_below(folder: Path, place: Path | None) -> bool:
-    return place is not None and place.resolve().is_relative_to(folder)
+    return place is not None and lies_in(place.resolve(), folder)
 
 
 def _folder_at(text: str) -> Path:

@@ -85,7 +85,7 @@ def test_names_that_are_one_on_this_disk_are_refused_before_anything_is_written(
     monkeypatch.setattr(folder_names, "open", ignoring_case, raising=False)
     with pytest.raises(DestinationError, match="LICENSE|License") as refusal:
         finish(job.shard(str(checkpoint), str(tmp_path / "out"), "20kB"))
-    assert "differs only in case" in refusal.value.message
+    assert "nearly the same" in refusal.value.message
     assert listing(tmp_path / "out") == {}
 
 

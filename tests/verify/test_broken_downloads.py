@@ -7,6 +7,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Verified
+from tests import lora
 from tests.folders import finish, in_cache
 
 
@@ -33,7 +34,17 @@ def test_a_file_of_the_hubs_cache_must_have_the_bytes_that_its_name_states(
     assert isinstance(last, Verified) and not last.verification.identical
 
 
-@pytest.mark.parametrize("ending", [".aria2", ".crdownload", ".incomplete", ".!qB", ".part"])
+def test_an_adapter_in_the_cache_must_have_the_bytes_that_its_name_states(tmp_path: Path) -> None:
+    base, adapter, _ = lora.build(lora.Case(), tmp_path)
+    snapshot = in_cache(adapter, tmp_path / "cache")
+    options = job.Options("1MB", adapter=str(snapshot))
+    assert finish(job.shard(str(base), str(tmp_path / "whole"), options)).verification.identical
+    spoiled(snapshot)
+    report = finish(job.shard(str(base), str(tmp_path / "out"), options))
+    assert not report.verification.identical and not list(tmp_path.glob("out/*.safetensors"))
+
+
+@pytest.mark.parametrize("ending", [".aria2", ".ARIA2", ".crdownload", ".incomplete", ".!qB", ".part"])
 def test_an_unfinished_download_is_refused_by_name(ending: str, checkpoint: Path, tmp_path: Path) -> None:
     file = next(iter(sorted(checkpoint.glob("*.safetensors"))))
     (checkpoint / (file.name + ending)).write_bytes(b"")
