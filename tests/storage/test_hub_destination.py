@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import HfApi
 
 from sharding import job
+from sharding.core.errors import DestinationError
 from sharding.core.events import Planned, Published, ShardFinished
 from sharding.storage.hub import retry
 from sharding.storage.hub.staging import STAGING_BRANCH
@@ -142,3 +144,16 @@ def test_files_beside_the_weights_are_those_of_the_revision_asked_for(
     move_on(hub)
     shard(hub, f"{SOURCE}@v1", MADE if to_hub else str(tmp_path / "out"), "300B")
     assert beside(download(hub, MADE, tmp_path / "down") if to_hub else tmp_path / "out") == BESIDE
+
+
+def test_a_source_that_the_hub_has_renamed_is_not_replaced_under_its_old_name(
+    hub: InHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub answers for the old name with the repo itself. Its loopback twin does not, so the client is led there."""
+    ask, old = HfApi.model_info, "alice/old"
+    led = lambda api, repo_id, **more: ask(api, SOURCE if repo_id == old else repo_id, **more)  # noqa: E731
+    monkeypatch.setattr(HfApi, "model_info", led)
+    before = files_of(hub, SOURCE)
+    with pytest.raises(DestinationError, match=f"The Hub calls {old} {SOURCE} now"):
+        shard(hub, SOURCE, old, "300B", overwrite=True)
+    assert files_of(hub, SOURCE) == before
