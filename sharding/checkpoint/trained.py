@@ -205,7 +205,7 @@ def _refuse_adapters(names: Iterable[str]) -> None:
     if found := next((name for name in names if _OF_LORA.search(name)), None):
         raise SourceError(
             f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run.",
-            "Export the adapter with the trainer, then merge it into its base with --adapter.",
+            "Export the adapter with the trainer, then merge it into its base.",
         )
 
 

@@ -207,6 +207,7 @@ class FolderDestination(FolderSink, Destination):
         with explained(self._folder):
             if has_journal and not self._journal.lease.is_lost and (self._is_begun or not self._is_prepared):
                 self._lock()
+                forget_names(self._staging)
                 for path in self._parts():
                     path.unlink(missing_ok=True)
                 remove(self._folder, self._unfinished_files())
@@ -355,7 +356,6 @@ class FolderDestination(FolderSink, Destination):
         return [path for path in self._parts() if path not in finished]
 
     def _remove_staging(self) -> None:
-        forget_names(self._staging)
         with suppress(OSError):  # it is missing, or not empty
             self._staging.rmdir()
 

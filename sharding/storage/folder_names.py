@@ -2,15 +2,15 @@
 
 import errno
 import os
-import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from sharding.core.errors import DestinationError
 from sharding.core.protocols import Files, Source
 from sharding.core.repo import Repo
 
-_TRIAL = "sharding_names"
+TRIAL = "sharding_names"
 """The folder, inside the staging folder, in which names are tried."""
 
 _NOT_THE_NAME = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -55,7 +55,7 @@ def try_names(staging: Path, paths: Iterable[str]) -> None:
 
     Raises DestinationError if the disk does not take a name, or if two of them are one file there.
     """
-    trial = staging / _TRIAL
+    trial = staging / TRIAL
     forget_names(staging)
     try:
         for path in paths:
@@ -65,9 +65,7 @@ def try_names(staging: Path, paths: Iterable[str]) -> None:
                 with open(place, "xb"):
                     pass
             except FileExistsError as error:
-                message = (
-                    f"The disk cannot tell {path} from another file of the copy, whose name it takes for the same."
-                )
+                message = f"The disk takes {path} for another file of the copy, whose name is nearly the same."
                 raise DestinationError(message, "Rename one of them in the source, or choose another disk.") from error
             except OSError as error:
                 if error.errno in _NOT_THE_NAME:
@@ -80,4 +78,10 @@ def try_names(staging: Path, paths: Iterable[str]) -> None:
 
 def forget_names(staging: Path) -> None:
     """Remove what a killed job left of such a trial."""
-    shutil.rmtree(staging / _TRIAL, ignore_errors=True)
+    trial = staging / TRIAL
+    for place in (*sorted(trial.rglob("*"), reverse=True), trial):
+        with suppress(OSError):  # it is missing
+            if place.is_dir():
+                place.rmdir()
+            else:
+                place.unlink()

@@ -63,12 +63,18 @@ class FolderSource(Source):
     bytes_read = 0
 
     def __init__(
-        self, name: str, paths: Mapping[str, Path], folder: Path | None = None, links_out: Iterable[str] = ()
+        self,
+        name: str,
+        paths: Mapping[str, Path],
+        folder: Path | None = None,
+        links_out: Iterable[str] = (),
+        stated: Mapping[str, str] | None = None,
     ) -> None:
         """Take the files at `paths` (path within the source to place on disk) under the title `name`.
 
-        A place is an absolute path without links. Anything but a regular file is skipped. Raises SourceError if a file
-        cannot be looked at or has a name that is not allowed.
+        `stated` has the SHA-256 that a Hub has stated for some of them. A place is an absolute path without links.
+        Anything but a regular file is skipped. Raises SourceError if a file cannot be looked at or has a name that is
+        not allowed.
         """
         self.folder = folder
         self.links_out = tuple(sorted(links_out))
@@ -94,8 +100,7 @@ class FolderSource(Source):
             if S_ISREG(stat.st_mode):
                 self._stats[file] = stat
         self.files = tuple(
-            FileEntry(file, stat.st_size, _stated_sha256(file, paths[file]))
-            for file, stat in sorted(self._stats.items())
+            FileEntry(file, stat.st_size, (stated or {}).get(file)) for file, stat in sorted(self._stats.items())
         )
         self.ref = RepoRef("folder", printable(name), "")
 
@@ -197,10 +202,14 @@ def is_steady(folder: Path) -> bool:
     return next((mounts[place] for place in (folder, *folder.parents) if place in mounts), "") in _STEADY
 
 
-def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str]]:
-    """Return the real places of the files in `folder`, then `folder`, then its links that are not followed."""
+def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str], dict[str, str]]:
+    """Return the real places of the files in `folder`, then `folder`, then its links that are not followed.
+
+    Last comes the SHA-256 of the files for which the Hub's cache states one.
+    """
     paths: dict[str, Path] = {}
     links: list[str] = []
+    stated: dict[str, str] = {}
 
     def refuse(error: OSError) -> None:
         raise _cannot_read(str(folder), error) from error
@@ -215,11 +224,13 @@ def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str]]:
             end = Path(os.path.realpath(path)) if path.is_symlink() else path
             if end is path or _is_followed(end, folder):
                 paths[name] = end
+                if end is not path and name.endswith(_WEIGHTS) and (sha256 := _blob_of(path)):
+                    stated[name] = sha256
             else:
                 links.append(name)
         if len(paths) + len(links) > MAX_FILES:
             raise SourceError(f"{folder} holds more than {MAX_FILES} files.", "Give the folder of one checkpoint.")
-    return paths, folder, links
+    return paths, folder, links, stated
 
 
 def _is_followed(end: Path, folder: Path) -> bool:
@@ -240,13 +251,14 @@ def _is_followed(end: Path, folder: Path) -> bool:
     return end.parent == repo / "blobs" or is_shared
 
 
-def _stated_sha256(file: str, place: Path) -> str | None:
-    """Return the SHA-256 that the Hub has stated for a weight file in its cache: the name of what the link leads to.
+def _blob_of(link: Path) -> str:
+    """Return the SHA-256 of the file behind a link in the Hub's cache, "" if the link does not state one.
 
-    The Hub's client names a large file so, and does not look at its bytes again.
+    The Hub's client gives a large file the SHA-256 as its name that the Hub has stated, and does not look at its bytes
+    again. That file may be a link itself, into a store by other hashes.
     """
-    is_link = place.name != file.rpartition("/")[2]
-    return place.name if is_link and file.endswith(_WEIGHTS) and re.fullmatch("[0-9a-f]{64}", place.name) else None
+    end = Path(os.readlink(link))
+    return end.name if end.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", end.name) else ""
 
 
 def _over_no_link(path: str, _: int) -> int:

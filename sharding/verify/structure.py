@@ -79,7 +79,6 @@ class Likeness:
     variant: str
     dtype: TargetDtype
     dequantized: str
-    keeps_others: bool
     tensors: int
     bytes: int
     in_same_files: int
@@ -87,6 +86,7 @@ class Likeness:
     unreached: tuple[str, ...]
     unread: tuple[str, ...] = ()
     claims: Claims | None = None
+    keeps_others: bool = False
 
     @property
     def is_open(self) -> bool:

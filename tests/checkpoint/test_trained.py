@@ -232,7 +232,7 @@ def test_the_weights_of_a_lora_in_a_run_are_refused_by_name(name: str, tmp_path:
     save(tmp_path, {"model": {f"model.layers.0.{name}": 1.0, "model.norm.weight": 1.0}})
     with pytest.raises(SourceError, match="holds the weights of a LoRA") as refusal:
         inspect(str(tmp_path))
-    assert "--adapter" in refusal.value.hint
+    assert "merge it into its base" in refusal.value.hint
 
 
 def test_every_difference_from_a_base_is_a_finding_and_the_same_is_none(tmp_path: Path) -> None:

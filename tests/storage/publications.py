@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.formats.names import is_index
+from sharding.storage.folder_names import TRIAL
 from tests.conftest import listing, write_checkpoint
 from tests.folders import finish
 
@@ -80,11 +81,11 @@ class Place:
     def is_shown(self) -> bool:
         """Whether a stranger takes the folder for a checkpoint."""
         pipeline = "model_index.json"
-        return any(path == pipeline if pipeline in self.new else is_entrance(path) for path in listing(self.out))
+        return any(path == pipeline if pipeline in self.new else is_entrance(path) for path in shown_in(self.out))
 
     def assert_whole_or_unfinished(self) -> None:
         """What a stranger sees is the old result, the new one, or nothing that loads; and what is mine stays."""
-        now = {path: data for path, data in listing(self.out).items() if not path.endswith(".part")}
+        now = {path: data for path, data in shown_in(self.out).items() if not path.endswith(".part")}
         if self.is_shown() and now != self.old:
             self.assert_new(now)
         for index in filter(is_index, now):
@@ -121,6 +122,11 @@ class Place:
         assert (self._made / "theirs.json").read_text() == "theirs"
         assert {path.name for path in self._made.iterdir()} <= {"theirs.json", "out"}
         assert all((self.out / path).read_bytes() == data for path, data in self.mine.items())
+
+
+def shown_in(folder: Path) -> dict[str, bytes]:
+    """What is in a folder, apart from empty files by which names are tried."""
+    return {path: data for path, data in listing(folder).items() if TRIAL not in Path(path).parts}
 
 
 def is_entrance(path: str) -> bool:

@@ -35,7 +35,9 @@ SOURCES: dict[str, tuple[str, str, bool, str]] = {
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
     """A Hub with models and runs that everybody sees, and others."""
     top = tmp_path_factory.mktemp("in")
-    folder = write_checkpoint(top / "in", {"model.safetensors": {"w": np.ones(9, np.float32)}}, index=False)
+    folder = write_checkpoint(
+        top / "in", {"model.safetensors": {"layers.0.weight": np.ones(9, np.float32)}}, index=False
+    )
     run = write_ranks(top / "run")
     FOLDERS.update({"FOLDER": str(folder), "RUN": str(run)})
     with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:

@@ -36,7 +36,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def test_a_copy_holds_what_torch_makes_of_floats_and_the_rest_as_it_was(dtype: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     cast(save_mixed(tmp_path / "in"), tmp_path / "out", dtype, size="200B")
-    floats = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+    floats = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn}
     target = getattr(torch, BY_OPTION[dtype].torch)
     expected = dict(MIXED)
     for name, tensor in MIXED.items():
