@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sharding.core.destination import Destination
-from sharding.core.errors import DestinationError, Remedy, UsageError
+from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
 from sharding.core.protocols import Files, Source
 from sharding.core.repo import Repo
 from sharding.formats.model_config import CONFIG_NAME
@@ -31,6 +31,9 @@ def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
     if not adapter:
         return repo
     place, folder = (adapter, "") if is_folder(adapter) else split_folder(adapter)
+    if not is_folder(adapter) and "/" not in parse_repo(place, hub.endpoint)[0]:
+        hint = "Write owner/name or owner/name/folder. For a folder on this disk, write ./name."
+        raise SourceError(f"{adapter[:200]!r} is not the complete name of an adapter.", hint)
     return repo.with_adapter(_open(place, hub), folder)
 
 

@@ -259,3 +259,10 @@ def test_the_files_that_a_cache_links_to_are_no_destination(folder: Path, tmp_pa
             with pytest.raises(DestinationError, match="The source's file .* lies in the destination"):
                 list(job.shard(str(source), str(out), "9kB", **more))
     assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2@main", "https://huggingface.co/gpt2"])
+def test_a_bare_name_is_no_adapter(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="not the complete name of an adapter") as refusal:
+        open_source(str(tmp_path), Hub(HUB, None), adapter=name)
+    assert "owner/name/folder" in refusal.value.hint
