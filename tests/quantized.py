@@ -190,7 +190,7 @@ def save_beside(method: str, model_type: str, folder: Path, **changes: Any) -> P
     for name, tensor in tensors.items():
         if _MATRICES.search(name):
             module = name.removesuffix("weight")
-            made |= {module + last: torch.zeros(4, 1).to(dtype) for last, dtype in BESIDE[method].items()}
+            made |= {module + last: torch.zeros(4, 2).to(dtype) for last, dtype in BESIDE[method].items()}
         else:
             made[name] = tensor
     return write(folder, made, {"quant_method": method.split()[0]})

@@ -193,7 +193,8 @@ class Terminal:
             counts = (f"{len(load.modules):,}", f"{len(load.files):,}")
             table.add_row(load.device, format_bytes(load.bytes), budget, *counts)
         self._results.print(table)
-        fits = "It fits." if plan.fits else "It does not fit. The rest stays on disk and is read at every pass."
+        rest = plan.trouble or "The rest stays on disk and is read at every pass."
+        fits = "It fits." if plan.fits else f"It does not fit. {rest}"
         self._say(
             f"{fits} The budgets cover weights only. Activations need more memory.", "green" if plan.fits else "yellow"
         )

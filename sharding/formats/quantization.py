@@ -96,6 +96,41 @@ def ordinary_name(name: str) -> str:
     return _NUMBERS.sub(".weight", name)
 
 
+def stored_sizes(saved: Iterable[str], tensors: Iterable[Tensor]) -> dict[str, int]:
+    """Return the bytes of each quantized weight among `saved`, with its scales and all else that belongs to it.
+
+    `saved` are the names of a model's weights in files that are not quantized. The bytes are what `tensors` have.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> forms = [("a.qweight", "I32", (8, 8)), ("a.scales", "F16", (8,)), ("a.bias", "F16", (8,))]
+    >>> stored_sizes(["a.weight", "a.bias"], (Tensor(*form, Stored(0, "f", 0, 256)) for form in forms))
+    {'a.weight': 272}
+    """
+    modules: dict[str, list[str]] = {}
+    for name in saved:
+        modules.setdefault(name.rpartition(".")[0], []).append(name)
+    tensors = list(tensors)
+    packed, sizes, quantized = set(quantized_in(tensors)), dict[str, int](), set[str]()
+    for tensor in tensors:
+        if weight := _belongs_to(ordinary_name(tensor.name), modules):
+            sizes[weight] = sizes.get(weight, 0) + tensor.bytes
+            quantized |= {weight} if tensor.name in packed else set()
+    return {weight: sizes[weight] for weight in sorted(quantized)}
+
+
+def _belongs_to(name: str, modules: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the weight that a tensor belongs to: of its name, else of the longest name that it starts with."""
+    module = name.rpartition(".")[0]
+    while module not in modules:
+        if not module:
+            return None
+        module = module.rpartition(".")[0]
+    if name in modules[module]:
+        return name
+    like = [weight for weight in modules[module] if name.startswith(weight)]
+    return max(like, key=len) if like else next((name for name in modules[module] if name.endswith(".weight")), None)
+
+
 def quantization_of(config: str) -> Mapping[str, Any] | None:
     """Return the quantization entry of a config.json, from its top or from a part of the model. None if it has none.
 

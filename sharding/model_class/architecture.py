@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -17,13 +17,24 @@ from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint
-from sharding.formats.quantization import ordinary_name, quantization_of, without_quantization
+from sharding.formats.quantization import (
+    method_of,
+    ordinary_name,
+    quantization_of,
+    quantized_in,
+    without_quantization,
+)
 from sharding.model_class.claims import refuse_contradiction
 from sharding.model_class.class_table import hints_from_table
 from sharding.model_class.diffusers_table import hints_of_diffusers
 
 _TOO_LONG = "transformers took too long to build this model without weights."
 _LEAVE_OUT = "Check its config.json. Or cut by size, in natural order and without a cast. This needs no transformers."
+
+
+_ON_GPUS = ("hqq",)
+_TOGETHER = ("bitsandbytes", "bitnet", "quanto")
+"""Methods whose weights are on GPUs only, or either all on GPUs or all in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,8 @@ class Weight:
 class Architecture:
     """What transformers 5.23 knows about a model class.
 
-    `blocks` are the modules of `no_split_classes`. `weights` has every tensor once.
+    `blocks` are the modules of `no_split_classes`. `weights` has every tensor once. `trouble` says why no code loads
+    it by `device_map`, or is "".
     """
 
     class_name: str
@@ -47,6 +59,7 @@ class Architecture:
     blocks: tuple[str, ...]
     weights: tuple[Weight, ...]
     device_map: Mapping[str, str]
+    trouble: str = ""
 
 
 def ask_architecture(
@@ -57,13 +70,35 @@ def ask_architecture(
 ) -> Architecture:
     """Return the architecture that the config.json of `checkpoint` describes, as if loaded in torch's `dtype`.
 
-    With `budgets` (device to bytes), the answer has accelerate's device map for them. Raises SourceError if
+    Quantized weights have the size that they have in the files. With `budgets` (device to bytes), the answer has
+    accelerate's device map for them. Raises SourceError if
     transformers has no class for the model, or only the repo has code for it. Raises ModelRefused as in `hints_for`.
     """
     config = checkpoint.configs[""]
     refuse_contradiction(config, (tensor.shape for tensor in checkpoint.tensors))
-    asked = {"config": config, "dtype": dtype, "budgets": dict(budgets or {})}
-    return from_answer(ask_meta_model(asked, limit_seconds))
+    asked: dict[str, Any] = {"config": config, "dtype": dtype, "budgets": dict(budgets or {})}
+    quantization = quantization_of(config)
+    method = method_of(quantization) if quantization is not None else ""
+    if budgets and (method or quantized_in(checkpoint.tensors)):
+        asked["stored"] = [(tensor.name, tensor.dtype, tensor.shape, tensor.bytes) for tensor in checkpoint.tensors]
+        asked["only"] = _together(method, budgets)
+    answer = from_answer(ask_meta_model(asked, limit_seconds))
+    if asked.get("only") and "disk" in answer.device_map.values():
+        where = "GPUs" if method in _ON_GPUS else "GPUs, or all of them in memory"
+        return replace(answer, trouble=f"transformers loads weights of {method} only if all of them are on {where}.")
+    return answer
+
+
+def _together(method: str, budgets: Mapping[str, int]) -> list[list[str]]:
+    """Return the sets of devices one of which must hold all weights, [] if any of them may hold any part.
+
+    Source: `validate_environment` of the quantizers of transformers 5.23. What it takes with an offload is for weights
+    that it quantizes itself: those of a file have other shapes.
+    """
+    gpus = [device for device in budgets if device != "cpu"]
+    if method in _ON_GPUS:
+        return [gpus]
+    return [devices for devices in (gpus, ["cpu"]) if budgets.keys() & devices] if method in _TOGETHER else []
 
 
 def stored_names(checkpoint: Checkpoint, limit_seconds: float = ARCHITECTURE_SECONDS) -> dict[str, str]:

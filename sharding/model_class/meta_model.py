@@ -5,7 +5,8 @@ Standard input has one JSON object with these keys:
 - `config`: the text of a config.json.
 - `dtype`: torch's name of the dtype, or None for the configured one.
 - `limit_seconds`: the process ends after this time.
-- Either `budgets`: device to bytes, or None.
+- Either `budgets`: device to bytes, or None. With it, if the files are quantized, `stored`: name, dtype, shape and
+  bytes of each tensor in them. With `only`, some sets of devices: the first of them that holds all weights gets them.
 - Or `tensors`: name, dtype and shape of each tensor in the files. With it, `ranks`: how many a pipeline has, or 0.
 - `is_quantized` (default: false): if true, shapes may differ from those of the class.
 
@@ -26,8 +27,11 @@ from sharding.core.allowance import memory_allowance
 from sharding.core.dtypes import BY_NAME
 from sharding.core.limits import MAX_DESCRIPTION_BYTES, MODEL_MEMORY_BYTES
 from sharding.core.text import format_bytes
+from sharding.core.values import Tensor
+from sharding.formats.quantization import stored_sizes
 from sharding.model_class.model_pipeline import cut_over, in_files, tied_names
 from sharding.model_class.transformers_class import Unsupported, model_class
+from sharding.recipes.stored import Stored
 
 _TORCH = {dtype.name: getattr(torch, dtype.torch) for dtype in BY_NAME.values() if dtype.torch}
 """The dtypes of torch by their names in safetensors. Tensors of other dtypes are skipped."""
@@ -83,8 +87,16 @@ def describe(asked: dict[str, Any]) -> dict[str, Any]:
         "blocks": [name for name, module in model.named_modules() if type(module).__name__ in classes],
         "weights": _weights(model),
     }
-    if asked["budgets"]:
-        answer["device_map"] = _place(model, asked["budgets"], classes)
+    if stored := asked.get("stored"):
+        tensors = [Tensor(name, dtype, tuple(shape), Stored(0, "", 0, size)) for name, dtype, shape, size in stored]
+        _hold_as_stored(model, answer["weights"], tensors)
+    for devices in (asked.get("only") or [list(asked["budgets"])]) if asked["budgets"] else ():
+        budgets = {device: size for device, size in asked["budgets"].items() if device in devices}
+        placed = _place(model, budgets, classes, sum(weight["bytes"] for weight in answer["weights"]))
+        if "disk" not in placed.values() or "device_map" not in answer:
+            answer["device_map"] = placed
+        if "disk" not in answer["device_map"].values():
+            break
     return answer
 
 
@@ -129,6 +141,22 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
     return {"class_name": cls.__name__, "saved": saved, "tied": tied, "pipeline": pipeline}
 
 
+def _hold_as_stored(model: Any, weights: list[dict[str, Any]], tensors: list[Tensor]) -> None:
+    """Give each parameter of `model` that is quantized in the files the bytes that it has there, and `weights` too."""
+    stored = stored_sizes([name for weight in weights for name in weight["saved_as"]], tensors)
+    sizes = {tensor.name: tensor.bytes for tensor in tensors} | stored
+    held = {}
+    for weight in weights:
+        if stored.keys() & weight["saved_as"]:
+            weight["bytes"] = sum(sizes.get(name, 0) for name in weight["saved_as"])
+            data = torch.empty(weight["bytes"], dtype=torch.uint8, device="meta")
+            held[id(model.get_parameter(weight["name"]))] = torch.nn.Parameter(data, requires_grad=False)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in held:
+                setattr(module, name, held[id(parameter)])
+
+
 def _class_of(text: str) -> tuple[Any, Any]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(text)
@@ -168,9 +196,12 @@ def _storage(tensor: Any, numbers: dict[int, int]) -> int:
     return numbers.setdefault(tensor.untyped_storage()._cdata, len(numbers))
 
 
-def _place(model: Any, budgets: dict[str, int], classes: list[str]) -> dict[str, str]:
+def _place(model: Any, budgets: dict[str, int], classes: list[str], total_bytes: int) -> dict[str, str]:
     from accelerate import infer_auto_device_map
 
+    first = next(iter(budgets), "disk")
+    if first == "disk" or total_bytes <= budgets[first]:  # accelerate also keeps room for buffers that are computed
+        return {"": first}
     numbered = {int(name[5:]) if name.startswith("cuda:") else name: size for name, size in budgets.items()}
     placed = infer_auto_device_map(model, max_memory=numbered, no_split_module_classes=classes)
     return {name: f"cuda:{device}" if isinstance(device, int) else device for name, device in placed.items()}

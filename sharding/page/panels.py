@@ -180,7 +180,8 @@ def findings_panel(findings: Sequence[Finding]) -> str:
 
 def devices_panel(plan: DevicePlan, copy: str) -> str:
     """Return which part of a model goes on which device, and the code that loads `copy`, or the original, like that."""
-    snippet = device_snippet(plan.class_name, plan.device_map, copy) if copy else plan.snippet
+    is_of_copy = copy and not plan.trouble
+    snippet = device_snippet(plan.class_name, plan.device_map, copy) if is_of_copy else plan.snippet
     longest = max((load.budget_bytes or load.bytes for load in plan.devices), default=0) or 1
     return render("devices", plan=plan, copy=copy, snippet=snippet, longest=longest)
 

@@ -35,7 +35,10 @@ class DeviceLoad:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The device of each module. The plan fits if the disk holds no module. `snippet` is the Python that loads it."""
+    """The device of each module. The plan fits if the disk holds no module. `snippet` is the Python that loads it.
+
+    If there is none, it is "" and `trouble` says why.
+    """
 
     class_name: str
     no_split_classes: tuple[str, ...]
@@ -43,6 +46,7 @@ class DevicePlan:
     devices: tuple[DeviceLoad, ...]
     device_map: Mapping[str, str]
     snippet: str
+    trouble: str = ""
 
     @property
     def fits(self) -> bool:
@@ -97,7 +101,10 @@ def plan_devices(
             if modules[device] or device != DISK
         ),
         device_map=architecture.device_map,
-        snippet=device_snippet(architecture.class_name, architecture.device_map, name, dtype),
+        snippet=""
+        if architecture.trouble
+        else device_snippet(architecture.class_name, architecture.device_map, name, dtype),
+        trouble=architecture.trouble,
     )
 
 
@@ -120,6 +127,7 @@ def device_plan_json(plan: DevicePlan) -> dict[str, Any]:
         ],
         "device_map": dict(plan.device_map),
         "snippet": plan.snippet,
+        "trouble": plan.trouble,
     }
 
 

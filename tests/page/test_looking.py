@@ -200,7 +200,8 @@ def test_ordinary_weights_are_offered_where_a_repo_is_quantized(
     expect(page.locator("#findings")).to_contain_text("Tick Dequantize for training")
     expect(page.locator("#picture .sheet")).to_contain_text("Today 1 file, 320.9 kB")
     box.check()
-    expect(page).to_have_url(re.compile("dtype=bf16&dequantize=true$"))
+    # What is quantized becomes bf16. The format chosen for all tensors stays as it is.
+    expect(page).to_have_url(re.compile("size=90kB&dequantize=true$"))
     expect(page.locator("#picture .sheet")).to_contain_text("640.8 kB")
     expect(page.get_by_label("Load the original and the copy as well")).to_have_count(0)
     expect(page.get_by_label("Name of the new repo")).to_have_value("model-fp8-bf16-sharded-90kB")

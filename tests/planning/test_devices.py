@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sharding.model_class.architecture import Architecture, from_answer
 from sharding.model_class.meta_model import describe
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.storage.folder_source import open_folder
-from tests import models
+from tests import models, quantized
 from tests.conftest import environment
 
 pytestmark = [
@@ -139,6 +140,22 @@ def test_a_wider_dtype_takes_as_much_more(tmp_path: Path) -> None:
         for dtype in ("keep", "fp32")
     )
     assert wider == 2 * stored
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        partial(quantized.save_fp8, "qwen3_moe"),
+        quantized.save_mxfp4,
+        *(partial(quantized.save_beside, method, "qwen3") for method in quantized.BESIDE),
+    ],
+)
+def test_quantized_weights_take_the_room_of_their_files(save: Callable[[Path], Path], tmp_path: Path) -> None:
+    folder = str(save(tmp_path / "in"))
+    total = read_checkpoint(open_folder(folder)).total_bytes
+    whole, less = (job.devices(folder, f"cuda:0={room}") for room in (total, total - 1))
+    assert (whole.fits, less.fits) == (True, False)
+    assert sum(load.bytes for load in whole.devices) == sum(load.bytes for load in less.devices) == total
 
 
 def test_a_model_that_only_its_own_code_can_build_is_refused(checkpoint: Path) -> None:
