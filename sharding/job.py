@@ -44,6 +44,7 @@ from sharding.loading.compare import compare_loads, compare_staged, how_to_load,
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
+from sharding.planning.adapters.merged import counted
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import identify_plan
@@ -227,6 +228,8 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             moving = (crew.transfer if crew else transfer)(prepared, target, kept)
             moved = reading_back(moving, prepared, origin, target, reader)
             records, read = yield from _measured(moved, target, meter)
+            prepared = replace(prepared, plan=counted(plan, records))
+            plan = prepared.plan
             proving = verify_staged(prepared, origin, records, read, target, meter, reader, kept)
             verification = yield from _measured(proving, target, meter)
             if classic and options.dtype == "keep":

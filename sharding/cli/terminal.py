@@ -121,6 +121,7 @@ class Terminal:
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
+                self.findings(finding for finding in event.plan.findings if finding.code == "no-change")
                 if event.fleet:
                     self._fleet(event.fleet)
                 for name, numbers in islice(event.overflowed.items(), _MOST_ROWS):

@@ -19,10 +19,14 @@ class Extent(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A few megabytes of a tensor at most, and how many of its numbers a cast has made infinite."""
+    """A few megabytes of a tensor at most, and how many of its numbers a cast has made infinite.
+
+    If it is `unchanged`, a merge that could have changed its numbers did not.
+    """
 
     data: bytes | memoryview
     overflowed: int = 0
+    unchanged: bool = False
 
 
 class Inputs(Protocol):

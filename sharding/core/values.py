@@ -126,7 +126,9 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What a merge does: `changed` of `tensors` get other bits than the base. The adapter is in `file` of `adapter`.
+    """What a merge does: `changed` of `tensors` get other numbers. The adapter is in `file` of `adapter`.
+
+    In a plan, `changed` counts the tensors that the adapter has something for, and in a report those that it changed.
 
     `named_base` is the base that the adapter's configuration names. It decides nothing. `path` names the adapter for
     people and for a command: "owner/name@commit/sub".
@@ -420,7 +422,8 @@ class ShardRecord:
     """A finished shard: file size and SHA-256, and the BLAKE3 of the bytes of each tensor. Hashes are in hex.
 
     `reads` lists what the job has read from its source since the previous record, if it notes that. `overflowed`
-    counts, for each tensor, the numbers that a cast has made infinite.
+    counts, for each tensor, the numbers that a cast has made infinite. `unchanged` names the tensors whose numbers a
+    merge could have changed and did not.
     """
 
     file: str
@@ -429,6 +432,7 @@ class ShardRecord:
     tensor_blake3: Mapping[str, str]
     reads: tuple[BytesRead, ...] = ()
     overflowed: Mapping[str, int] = field(default_factory=dict)
+    unchanged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

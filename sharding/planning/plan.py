@@ -186,7 +186,7 @@ def identify_plan(plan: Plan) -> str:
     for source in plan.sources:
         sha256.update(f"{source.kind} {source.repo_id} {source.revision}\0".encode())
     if plan.merged:
-        sha256.update(f"{plan.merged.file} {plan.merged.sha256}\0".encode())
+        sha256.update(f"{plan.merged.file} {plan.merged.sha256} unchanged\0".encode())
     for shard in plan.shards:
         metadata = sorted(plan.component(shard).metadata.items())
         sha256.update("\0".join([shard.file, *(f"{len(key)} {key}{text}" for key, text in metadata)]).encode())

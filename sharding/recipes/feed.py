@@ -18,6 +18,8 @@ class Feed(Inputs):
         self._room = bytearray()
         self.overflowed = 0
         """How many numbers became infinite in what was taken so far, if a recipe made it."""
+        self.unchanged = False
+        """Whether a recipe that merges made what was taken so far, and changed no number of it."""
 
     @override
     def take(self, count: int) -> memoryview:
@@ -47,7 +49,9 @@ def made_by(recipe: Recipe, inputs: Inputs, kept: Kept) -> Inputs:
     def data() -> Iterator[bytes | memoryview]:
         for chunk in recipe.make(inputs, kept):
             feed.overflowed += chunk.overflowed
+            feed.unchanged = feed.unchanged and chunk.unchanged
             yield chunk.data
 
     feed = Feed(data())
+    feed.unchanged = True
     return feed

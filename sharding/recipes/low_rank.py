@@ -246,7 +246,10 @@ def widened(data: memoryview, dtype: str) -> Any:
 
 
 def rounded(weight: Any, total: Any, dtype: str) -> Iterator[Chunk]:
-    """Yield the numbers of `total` in `dtype`, in chunks. Those that are not finite count if their `weight` is."""
+    """Yield the numbers of `total`, the sum of `weight` and a change, in `dtype`, in chunks.
+
+    Those that are not finite count if they were.
+    """
     import numpy as np
 
     infinity = CASTABLE[dtype].infinity
@@ -256,9 +259,20 @@ def rounded(weight: Any, total: Any, dtype: str) -> Iterator[Chunk]:
     settle(np.ascontiguousarray(total).reshape(-1), bits, infinity)
     odd = bits & (np.iinfo(bits.dtype).max >> 1) >= infinity
     overflowed = int(np.count_nonzero(odd & np.isfinite(weight).reshape(-1))) if odd.any() else 0
+    unchanged = _are_equal(weight.reshape(-1), result.reshape(-1))
     data = bits.view(np.uint8).data.cast("B")
     for start in range(0, len(data), BATCH_BYTES):
-        yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed)
+        yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed, unchanged)
+
+
+def _are_equal(before: Any, after: Any) -> bool:
+    """Return whether two arrays have the same numbers. Looks at a few first, as most merges change those too."""
+    import numpy as np
+
+    start, whole = slice(1024), slice(None)
+    return all(
+        np.array_equal(before[part], after[part].astype(before.dtype), equal_nan=True) for part in (start, whole)
+    )
 
 
 def spread_of(update: Update) -> float:

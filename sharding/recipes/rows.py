@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.feed import made_by
+from sharding.recipes.feed import Feed, made_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,13 @@ class Rows(Recipe):
         source, rows = made_by(self.of, inputs, kept), self.size_bytes // self.row_bytes
         at_once = max(1, BATCH_BYTES // self.row_bytes)
         for start in range(0, rows, at_once):
-            data = source.take(min(at_once, rows - start) * self.row_bytes)
+            data, unchanged = source.take(min(at_once, rows - start) * self.row_bytes), True
             for place in by_place.keys() & set(range(start, start + at_once)):
-                begin = (place - start) * self.row_bytes
-                data[begin : begin + self.row_bytes] = by_place[place]
-            yield Chunk(data)
+                row = data[(place - start) * self.row_bytes :][: self.row_bytes]
+                unchanged = unchanged and row == by_place[place]
+                row[:] = by_place[place]
+            unchanged = unchanged and (source is inputs or (isinstance(source, Feed) and source.unchanged))
+            yield Chunk(data, unchanged=unchanged)
 
     @override
     def words(self, shape: tuple[int, ...]) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -19,7 +20,7 @@ from sharding.report.events import event_json
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state, stop_short
 from tests.inhouse import InHouse
-from tests.lora import Case, save_adapter, save_base
+from tests.lora import Case, edited, save_adapter, save_base
 
 SIZE = "30kB"
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -219,10 +220,24 @@ def test_a_merged_result_is_held_to_the_headers_of_base_and_adapter(hub: InHouse
 
 def test_a_report_of_another_merge_is_contradicted(hub: InHouse, desk: Desk, base: str, adapter: str) -> None:
     *_, _ = job.shard(base, "bob/lies", Options(SIZE, adapter=adapter), endpoint=hub.address, token=BOB)
-    edit_report(hub, "bob/lies", 3)
+    edit_report(hub, "bob/lies", 5)
     trust = desk.judge("bob/lies", None)[1]
     assert trust.level == "contradicted"
     assert trust.reasons == ("The adapter's headers do not give the merge that the report names.",)
+
+
+def test_a_merge_that_changes_less_than_its_headers_say_is_held_to_them_too(
+    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, name: str, tmp_path: Path
+) -> None:
+    copytree(folders[1], tmp_path / "idle")
+    edited(lambda held: {each: weight * ("lora_B" not in each) for each, weight in held.items()})(tmp_path / "idle")
+    idle = push(hub, tmp_path / "idle", f"{name}-idle")
+    *_, _ = job.shard(base, name, Options(SIZE, adapter=idle), endpoint=hub.address, token=ALICE)
+    result, trust = desk.judge(name, None)
+    assert result.report.plan.merged and result.report.plan.merged.changed == 0
+    assert trust.level == "fits", trust.reasons
+    assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
+    assert desk.judge(name, None)[1].level == "read-now"
 
 
 def test_without_its_adapter_a_result_is_only_a_claim(

@@ -9,7 +9,7 @@ import torch
 
 from sharding import job
 from tests.folders import bits, finish, tensors
-from tests.lora import DTYPES, Case, build, by_expert, fused
+from tests.lora import DTYPES, Case, Edit, build, by_expert, edited, fused, save_adapter, save_base
 from tests.lora_cases import BOTH, CASES, CONVOLUTIONS, REAL
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -107,6 +107,40 @@ def test_a_cast_comes_after_the_merge(name: str, dtype: str, tmp_path: Path) -> 
     theirs = {each: tensor.to(DTYPES[dtype]) for each, tensor in tensors(peft).items()}
     assert differences(merged(base, adapter, tmp_path / "out", dtype=dtype), theirs) == {}
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
+
+
+def untrained(every: int) -> Edit:
+    """Return what sets one `lora_B` in `every` to zero, as before the training."""
+
+    def reset(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        updates = [name for name in held if ".lora_B." in name or ".lora_embedding_B" in name]
+        return held | {name: torch.zeros_like(held[name]) for name in updates[::every]}
+
+    return edited(reset)
+
+
+@pytest.mark.parametrize(("every", "dtype"), [(1, "keep"), (2, "keep"), (2, "fp32")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bf16", "gpt2", "embedding", "DoRA, gpt2", "experts, gate and up", "qwen3_moe, by its modules, fused"),
+        *("trainable_token_indices", "modules_to_save, embedding"),
+    ],
+)
+def test_what_a_merge_changes_is_counted_in_the_result(name: str, every: int, dtype: str, tmp_path: Path) -> None:
+    case, out = CASES[name], tmp_path / "out"
+    base = save_base(case, tmp_path / "base")
+    adapter = save_adapter(case, base, tmp_path / "adapter")
+    untrained(every)(adapter)
+    options = job.Options("30kB", dtype=dtype, adapter=str(adapter))  # type: ignore[arg-type]
+    report = finish(job.shard(str(base), str(out), options))
+    before, after = tensors(base), tensors(out)
+    really = [each for each in after if not torch.equal(before[each].float(), after[each].float())]
+    assert report.plan.merged is not None
+    assert report.plan.merged.changed == len(really)
+    assert report.verification.identical and report.verification.merged == report.plan.merged
+    told = {finding.code: finding.message for finding in report.plan.findings}
+    assert ("no-change" in told) == (not really)
 
 
 GROUPED = {"lora_B_layout": "grouped_by_expert"}

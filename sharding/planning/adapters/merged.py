@@ -7,7 +7,7 @@ from typing import Any
 
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.text import count, name_some, parsed_json
-from sharding.core.values import Checkpoint, Finding, Merge, Plan
+from sharding.core.values import Checkpoint, Finding, Merge, Plan, ShardRecord
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
@@ -65,6 +65,18 @@ def changed_names(plan: Plan) -> frozenset[str]:
     return frozenset(name for name, numbers in reads if adapter in numbers)
 
 
+def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
+    """Return a plan of a merge with the number of tensors that it really changed, by the `records` of its shards."""
+    same = changed_names(plan) & {name for record in records.values() for name in record.unchanged}
+    if plan.merged is None or not same:
+        return plan
+    merge = replace(plan.merged, changed=max(0, plan.merged.changed - len(same)))
+    message = f"{merge.words} changes no number: all that it adds is zero."
+    hint = "Nothing was trained, or the adapter was saved before it was."
+    none = Finding("warning", "no-change", message[0].upper() + message[1:], hint)
+    return replace(plan, merged=merge, findings=(*plan.findings, *([] if merge.changed else [none])))
+
+
 def _refuse_base(checkpoint: Checkpoint) -> None:
     if checkpoint.library not in ("transformers", "sentence-transformers") or "" not in checkpoint.configs:
         raise SourceError(
@@ -105,7 +117,7 @@ def _result(work: Merging) -> Checkpoint:
 
 
 def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
-    message = f"{merge.words} is merged: {merge.changed:,} of {count(merge.tensors, 'tensor')} change."
+    message = f"{merge.words} is merged into {merge.changed:,} of {count(merge.tensors, 'tensor')}."
     message += f" It names {merge.named_base} as its base." if merge.named_base else ""
     source = work.checkpoint.source
     is_other = source.kind == "hub" and "/" in merge.named_base and merge.named_base != source.repo_id
