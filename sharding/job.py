@@ -32,7 +32,7 @@ from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, M
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options, Request, WorkersOf
 from sharding.core.repo import Repo
-from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
+from sharding.core.values import Address, Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
@@ -55,7 +55,7 @@ from sharding.report.source_card import read_card
 from sharding.report.write import write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
-from sharding.storage.names import is_folder
+from sharding.storage.names import is_folder, parse_address
 from sharding.transfer.prepare import Prepared, overflowed_in
 from sharding.transfer.stream import transfer
 from sharding.verify.digests import ThisMachine
@@ -284,8 +284,11 @@ def devices(
     if "" not in checkpoint.configs:
         raise SourceError(f"{source} has no config.json, so its model is unknown.", "Give the repo of a model.")
     architecture = ask_architecture(checkpoint, torch_name(dtype), budgets, limit_seconds)
-    name = origin.ref.repo_id if origin.ref.kind == "hub" else source
-    return plan_devices(architecture, checkpoint.tensors, budgets, name, torch_name(dtype))
+    place = Address(source)
+    if origin.ref.kind == "hub":
+        asked = parse_address(source, endpoint or hub_endpoint())
+        place = Address(origin.ref.repo_id, asked.revision, asked.folder)
+    return plan_devices(architecture, checkpoint.tensors, budgets, place, torch_name(dtype))
 
 
 def compare(

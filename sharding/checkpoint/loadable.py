@@ -30,7 +30,7 @@ def loadable_files(source: Files) -> list[FileEntry]:
     usual = {name for name in names if name.endswith(suffix) and (name == single or single not in names)}
     weights = [file for file in top if file.path in (named or usual)]
     if not weights:
-        name = source_name(source.ref.kind, source.ref.repo_id)
+        name = source_name(source.ref.kind, source.ref.name)
         raise SourceError(f"transformers finds no weights in {name}.", "Use a model that has model.safetensors.")
     other = ".bin.index.json" if suffix == ".safetensors" else ".safetensors.index.json"
     return weights + [file for file in top if file.path.endswith(_TEXTS) and not file.path.endswith(other)]

@@ -150,7 +150,7 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
     `ordinary` is that model without quantization, or None if it is not available. Raises SourceError if every tensor in
     pieces is shorter than in the base, because then the files of a rank are missing.
     """
-    name = source_name(base.source.kind, base.source.repo_id)
+    name = source_name(base.source.kind, base.source.name)
     if any(quantization_of(config) is not None for config in checkpoint.configs.values()):
         ordinary = base  # both are quantized
     if ordinary is None:

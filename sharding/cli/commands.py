@@ -144,7 +144,7 @@ _to_write = partial(_own, rich_help_panel="What to write")
 _to_check = partial(_own, rich_help_panel="How to check")
 _for_machines = partial(_own, rich_help_panel="For machines")
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision] on the Hub")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision][/folder] on the Hub")]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub")]
 Copy = Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
@@ -270,7 +270,9 @@ def discard(
 @_command("compare ./folder ./folder-sharded")
 @taking_options("compare", "How to check")
 def compare(
-    original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision] on the Hub")],
+    original: Annotated[
+        str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision][/folder] on the Hub")
+    ],
     sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare with it")],
     method: Annotated[
         Method,

@@ -61,7 +61,7 @@ class Terminal:
         dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors}))
         parameters = sum(tensor.parameters for tensor in checkpoint.tensors)
         tensors_in = checkpoint.tensors_in
-        name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
+        name = source_name(checkpoint.source.kind, checkpoint.source.name)
         self._say(f"{name}: {checkpoint.architecture or 'no architecture named'}", "bold")
         size = format_bytes(checkpoint.total_bytes)
         self._say(f"{count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")

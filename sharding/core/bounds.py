@@ -25,6 +25,12 @@ _PART = r"[^./\\<>\p{Cc}][^/\\<>\p{Cc}]*"
 File = Annotated[str, StringConstraints(pattern=rf"^({_PART}/)*{_PART}$", max_length=1000)]
 """A path inside a repo that leads nowhere else."""
 
+Folder = Annotated[str, StringConstraints(pattern=rf"^({_PART}/)*$", max_length=1000)]
+"""A folder inside a repo: "" for all of the repo, or ending in "/"."""
+
+OptionalFolder = Annotated[Folder, Field(exclude_if=lambda folder: not folder)]
+"""In JSON there is no "" for all of the repo."""
+
 Files = Annotated[tuple[File, ...], Field(min_length=1, max_length=MAX_FILES)]
 
 Layers = Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2, max_length=MAX_FILES)]

@@ -119,6 +119,15 @@ def unread_sentence(files: Sequence[str]) -> str:
     return f"The copy holds {count(len(files), 'more weight file')}, {which} not compared: {name_some(files)}."
 
 
+def without_revision(place: str) -> str:
+    """Return the name of a place without its revision.
+
+    >>> without_revision("owner/name@v2/sub"), without_revision("owner/name")
+    ('owner/name/sub', 'owner/name')
+    """
+    return re.sub("@[^/]*", "", place, count=1)
+
+
 def unreached_sentence(place: str) -> str:
     """Return the sentence about a commit, "owner/name@commit", that may not belong to its repo.
 

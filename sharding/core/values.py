@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
+from urllib.parse import quote
 
-from sharding.core.bounds import Count, File, Files, Line, Seconds, Sha256, Word
+from sharding.core.bounds import Count, File, Files, Line, OptionalFolder, Seconds, Sha256, Word
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Options
 from sharding.core.recipe import Recipe
@@ -96,17 +97,42 @@ class Header:
     data_start: int
 
 
+class Address(NamedTuple):
+    """A repo, its revision (None: not given), and a folder in it: "" or ending in "/"."""
+
+    repo_id: str
+    revision: str | None = None
+    folder: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class RepoRef:
     """The name of a source or destination, and the state of it that a job is pinned to.
 
     `revision` is a commit of a Hub repo. For a folder that is read, it is a digest of the names, sizes and modification
-    times of its weight files. Two jobs with the same revision read the same bytes.
+    times of its weight files. Two jobs with the same revision read the same bytes. With a `folder` (ending in "/"),
+    only that folder of a Hub repo counts, as if it were a repo.
     """
 
     kind: Literal["folder", "hub"]
     repo_id: Word
     revision: Word
+    folder: OptionalFolder = ""
+
+    @property
+    def name(self) -> str:
+        """Its name in a sentence: "owner/name/sub"."""
+        return f"{self.repo_id}/{self.folder}".removesuffix("/")
+
+    @property
+    def tree(self) -> str:
+        """Its page, below the address of its Hub: "owner/name/tree/commit/sub"."""
+        return f"{self.repo_id}/tree/{self.revision}/{quote(self.folder)}".removesuffix("/")
+
+    @property
+    def pinned(self) -> str:
+        """What a command takes for exactly this state of a Hub repo: "owner/name@commit/sub"."""
+        return f"{self.repo_id}@{self.revision}/{self.folder}".removesuffix("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from sharding.core.limits import (
 )
 from sharding.core.options import Options
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan, RepoRef
+from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import (
     Forecast,
     Rates,
@@ -176,13 +176,13 @@ class Desk:
             hint = "Look at the new plan, then start again."
             raise Refused("The model or your choices have changed since this plan was made.", hint)
         self._refuse_large(plan.total_bytes, who)
-        pinned = pinned_name(checkpoint.source)
-        base = pinned_name(checkpoint.base) if checkpoint.base else ""
+        pinned = checkpoint.source.pinned
+        base = checkpoint.base.pinned if checkpoint.base else ""
         adapter = plan.merged.path if plan.merged else ""
         linked = replace(
             request.options,
             base=self.lookup.link(base) if base else "",
-            adapter=self.lookup.folder_link(adapter) if adapter else "",
+            adapter=self.lookup.link(adapter) if adapter else "",
         )
         asked = replace(request, source=self.lookup.link(pinned), destination=destination, options=linked)
         job.check_request(asked, endpoint=self._settings.endpoint, token=token)
@@ -217,8 +217,8 @@ class Desk:
             hint = "Run `shard-my-repo verify` on the machine that has the folder."
             raise Refused("The result was made from a folder, which is not on this machine.", hint)
         adapter = plan.merged.path if plan.merged else ""
-        original, copy = f"{source.repo_id}@{source.revision}", f"{result.repo_id}@{result.revision}"
-        base = pinned_name(source.base) if source.base and source.base.kind == "hub" else ""
+        original, copy = source.ref.pinned, f"{result.repo_id}@{result.revision}"
+        base = source.base.pinned if source.base and source.base.kind == "hub" else ""
         read = self.inspect(original, source.variant, token, base, adapter), self.inspect(copy, "", token)
         options = Options(
             dtype=plan.dtype_asked,
@@ -250,7 +250,7 @@ class Desk:
         likeness = self._models.compare(original, copy, variant, token, None)
         dtype = "keep" if likeness.keeps_others else likeness.dtype
         options = Options(dtype=dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
-        pinned = pinned_name(likeness.original), pinned_name(likeness.copy)
+        pinned = likeness.original.pinned, likeness.copy.pinned
         read = self.inspect(pinned[0], variant, token), self.inspect(pinned[1], "", token)
         request = JobRequest(*pinned, options, kind="verify")
         return self._queue_up(self._reading(request, read, likeness.unreached, who), token)
@@ -348,7 +348,7 @@ class Desk:
         if staged is None or staged.source.kind != "hub":
             return None
         return JobRequest(
-            source=f"{staged.source.repo_id}@{staged.source.revision}",
+            source=staged.source.pinned,
             destination=repo_id,
             options=staged.options,
             private=staged.private,
@@ -451,8 +451,3 @@ class Desk:
         return status_of(
             taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
         )
-
-
-def pinned_name(repo: RepoRef) -> str:
-    """Return the name of a repo at its commit, as a source: "owner/name@commit"."""
-    return f"{repo.repo_id}@{repo.revision}"

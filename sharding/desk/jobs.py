@@ -12,6 +12,7 @@ from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import KEEP_SECONDS
 from sharding.core.options import Request
+from sharding.core.text import without_revision
 from sharding.report.events import PlanMade
 from sharding.report.schema import Proof, Report
 
@@ -157,7 +158,7 @@ def newest_of(records: Iterable[JobRecord]) -> list[JobRecord]:
     """
     newest: dict[tuple[str, ...], JobRecord] = {}
     for record in records:
-        copy, source = (name.partition("@")[0] for name in (record.request.destination, record.request.source))
+        copy, source = (without_revision(name) for name in (record.request.destination, record.request.source))
         newest.setdefault((copy, source) if record.request.kind == "verify" else (copy,), record)
     return [*newest.values()]
 

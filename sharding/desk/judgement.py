@@ -34,7 +34,7 @@ def judge_result(
     """
     source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
     known: Mapping[str, str] = {}
-    pinned = f"{source.repo_id}@{source.revision}"
+    pinned = source.ref.pinned
     # Only the headers of quantized weights need the configuration, and the base has it.
     base = source.base if result.report.plan.dequantized else None
     merge = result.report.plan.merged
@@ -49,7 +49,7 @@ def judge_result(
             why_not = "the adapter was a folder on somebody's machine."
         else:
             try:
-                trained = f"{base.repo_id}@{base.revision}" if base else ""
+                trained = base.pinned if base else ""
                 with_it = {"adapter": adapter} if adapter else {}
                 original = inspect(pinned, source.variant, trained, **with_it)
                 known = ask_names(original) if original.adapter and unknown_names(original) else {}
@@ -71,7 +71,7 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
     A record counts only if it is about these commits, and reads the original in the same way: as it is, cast or
     dequantized. What headers show is never more than "fits".
     """
-    original, copy = (f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy))
+    original, copy = (side.pinned for side in (likeness.original, likeness.copy))
     reading = likeness.dtype, likeness.variant, bool(likeness.dequantized), "", ""
     alike = (record for record in records if _reading(record.request.options) == reading)
     for record in _decisive(alike, original, copy):

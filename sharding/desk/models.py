@@ -40,7 +40,6 @@ class Models:
         self._endpoint = endpoint
         lookup = Lookup(endpoint)
         self._link: Callable[[str], str] = lookup.link
-        self._folder_link: Callable[[str], str] = lookup.folder_link
         self._headers = Headers(endpoint)
         self._questions = Questions()
         self._large = Questions()
@@ -65,7 +64,7 @@ class Models:
 
     def inspect(self, source: str, variant: str, token: str | None, base: str, adapter: str = "") -> Checkpoint:
         """Return the contents of `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError."""
-        beside = self._link(base) if base else "", self._folder_link(adapter) if adapter else ""
+        beside = self._link(base) if base else "", self._link(adapter) if adapter else ""
         return self._headers.read(self._link(source), token, variant, *beside)
 
     def plan(self, source: str, options: Options, token: str | None, session: str | None) -> tuple[Checkpoint, Plan]:
@@ -109,7 +108,7 @@ class Models:
         found = []
         for side in sides:
             try:
-                place = self._link(f"{side.source.repo_id}@{side.source.revision}")
+                place = self._link(side.source.pinned)
                 source = open_source(place, Hub(self._endpoint, token))
                 found.append(stored_digests(source, side, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_DIGESTS_VALUES))
             except SourceError:

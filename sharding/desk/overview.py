@@ -78,7 +78,7 @@ def main() -> int:
         sys.stdout.write(json.dumps(error.document()))
         return SourceError.exit_status
     summary = summarize_source(checkpoint)
-    title = f"{checkpoint.source.repo_id}: {summary.tensors:,} tensors"
+    title = f"{checkpoint.source.name}: {summary.tensors:,} tensors"
     overview = Overview(summary, draw_map(map_of_copy(checkpoint, None), title))
     sys.stdout.buffer.write(_ANSWER.dump_json(overview))
     return 0

@@ -37,7 +37,7 @@ _HATCH = (
 
 def draw_plan(checkpoint: Checkpoint, plan: Plan) -> str:
     """Return the SVG of the shards that `plan` makes of a checkpoint."""
-    name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
+    name = source_name(checkpoint.source.kind, checkpoint.source.name)
     title = f"{name}: {count(len(checkpoint.weight_files), 'file')} → {len(plan.shards):,}"
     return draw_map(map_of_plan(checkpoint, plan), title)
 

@@ -154,7 +154,7 @@ def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
         what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"
         what = f"is the variant {checkpoint.variant}" if checkpoint.variant else what
         what = "is in the pieces of a training run" if checkpoint.of_ranks else what
-        name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
+        name = source_name(checkpoint.source.kind, checkpoint.source.name)
         raise UsageError(f"A comparison cannot load {name}, which {what}.", "Leave --compare out.", _LEAVE_OUT)
     try:
         loadable_files(origin)

@@ -50,7 +50,7 @@ class Endpoints:
         (bytes of each), `weight_files`, `other_variants` of the weights, and `findings` (warnings and notes).
 
         Args:
-            source: the repo, as "owner/name", "owner/name@revision" or a link to it
+            source: the repo, as "owner/name", "owner/name@revision/folder" or a link to it
         """
         with _api_errors(source, *_texts(chosen)):
             token = self._site.token(request)
@@ -73,7 +73,7 @@ class Endpoints:
         larger than the limit. Plans with the same `plan_id` give the same files, byte for byte.
 
         Args:
-            source: the repo, as "owner/name", "owner/name@revision" or a link to it
+            source: the repo, as "owner/name", "owner/name@revision/folder" or a link to it
         """
         with _api_errors(source, *_texts(chosen)):
             token = self._site.token(request)
@@ -92,7 +92,7 @@ class Endpoints:
         page. Call `status` with the id until the job has ended.
 
         Args:
-            source: the repo to copy, as "owner/name", "owner/name@revision" or a link to it
+            source: the repo to copy, as "owner/name", "owner/name@revision/folder" or a link to it
             destination: the repo to write, as "owner/name". It is created if it does not exist.
         """
         with _api_errors(source, destination, *_texts(chosen)):
@@ -145,7 +145,7 @@ class Endpoints:
         with. At "contradicted", something does not match, and `report` is null.
 
         Args:
-            repo: the copy, as "owner/name", "owner/name@revision" or a link to it
+            repo: the copy, as "owner/name", "owner/name@revision/folder" or a link to it
         """
         with _api_errors(repo):
             result, trust = self._desk.judge(repo, self._site.token(request))
@@ -171,7 +171,7 @@ class Endpoints:
         say what that does not cover.
 
         Args:
-            original: the repo to compare with, as "owner/name", "owner/name@revision" or a link to it
+            original: the repo to compare with, as "owner/name", "owner/name@revision/folder" or a link to it
             copy: the repo that may be a copy, in the same form
             variant: which weights of the original to compare, such as fp16
         """

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sharding.core.errors import Remedy
-from sharding.core.text import count, duration, within_words
+from sharding.core.text import count, duration, within_words, without_revision
 from sharding.core.values import Mismatch
 from sharding.desk import JobStatus
 from sharding.desk.jobs import JobRecord, newest_of
@@ -40,7 +40,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
     return render(
         "job",
         status=status,
-        source=status.request.source.partition("@")[0],
+        source=without_revision(status.request.source),
         source_link=source_link,
         headline=headline,
         detail=detail,

@@ -59,7 +59,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
             taken.add(name)
     goal = MERGE if options.adapter else fields.get("goal", "")
     return Wish(
-        repo=f"{repo}@{revision}" if repo and revision and "@" not in repo else repo,
+        repo=_at(repo, revision),
         options=options,
         goal=goal if goal in {*GOALS, SAME} else "",
         sized="max_shard_size" in taken,
@@ -70,6 +70,19 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         compare=fields.get("compare", ""),
         against=fields.get("with", ""),
     )
+
+
+def _at(repo: str, revision: str) -> str:
+    """Return the name of a repo, or of a folder in it, at a revision that stands beside it in a link.
+
+    >>> _at("me/model", "v2"), _at("me/model/sub", "v2"), _at("me/model@v1", "v2"), _at("me/model", "")
+    ('me/model@v2', 'me/model@v2/sub', 'me/model@v1', 'me/model')
+    """
+    if not repo or not revision or "@" in repo or "://" in repo:
+        return repo
+    owner_and_name, folder = repo.split("/", 2)[:2], repo.split("/", 2)[2:]
+    at = revision if revision.startswith("refs/") else quote(revision, safe="")
+    return "/".join([f"{'/'.join(owner_and_name)}@{at}", *folder])
 
 
 def query_of(wish: Wish) -> str:

@@ -11,7 +11,7 @@ import gradio as gr
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import Remedy, ShardingError
 from sharding.core.text import count, format_bytes, parameters, time_range
-from sharding.core.values import Checkpoint, Finding, Plan, Tensor
+from sharding.core.values import Address, Checkpoint, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.classic import ClassicForecast
 from sharding.desk.forecast import Forecast
@@ -181,7 +181,7 @@ def findings_panel(findings: Sequence[Finding]) -> str:
 def devices_panel(plan: DevicePlan, copy: str) -> str:
     """Return which part of a model goes on which device, and the code that loads `copy`, or the original, like that."""
     is_of_copy = copy and not plan.trouble
-    snippet = device_snippet(plan.class_name, plan.device_map, copy) if is_of_copy else plan.snippet
+    snippet = device_snippet(plan.class_name, plan.device_map, Address(copy)) if is_of_copy else plan.snippet
     longest = max((load.budget_bytes or load.bytes for load in plan.devices), default=0) or 1
     return render("devices", plan=plan, copy=copy, snippet=snippet, longest=longest)
 

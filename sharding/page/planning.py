@@ -56,7 +56,6 @@ from sharding.planning.plan import identify_plan
 from sharding.planning.sizes import size_stops, stop_for, usual_size
 from sharding.report.report import summarize_source
 from sharding.storage.hub.lookup import SourceCard
-from sharding.storage.names import split_folder
 
 _MOST_FOUND = 200
 _MOST_VARIANTS = 24
@@ -236,7 +235,7 @@ class Planning:
         if card.gated or card.private:
             return True, _PERMITTED if card.gated else _NOT_PRIVATE
         with suppress(ShardingError):  # the plan shows what is wrong with the adapter
-            beside = self._desk.lookup.card(split_folder(adapter)[0], token) if adapter else card
+            beside = self._desk.lookup.card(adapter, token) if adapter else card
             return beside.gated or beside.private, _ADAPTER_PERMITTED
         return False, _NOT_PRIVATE
 
@@ -304,7 +303,7 @@ class Planning:
             **({} if stops == values[form.stops] else {form.stops: stops, form.sizes: sizes_panel(stops, chosen)}),
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
-            form.picture: map_panel(map_of_plan(checkpoint, plan), checkpoint.source.repo_id, size_label(chosen)),
+            form.picture: map_panel(map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen)),
             form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values), stop_for(stops, chosen)),
             form.plan_id: identify_plan(plan),
             form.start: gr.Button(variant="secondary" if in_vain else "primary"),

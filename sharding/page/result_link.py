@@ -109,7 +109,7 @@ class Showing:
         source, copy, merge = result.report.source, f"{result.repo_id}@{result.revision}", result.report.plan.merged
         original, changed = None, frozenset[str]()
         if source.kind == "hub":
-            pinned = f"{source.repo_id}@{source.revision}"
+            pinned = source.ref.pinned
             with suppress(ShardingError):
                 original = self._desk.inspect(pinned, source.variant, token)
                 if merge and merge.adapter.kind == "hub":
@@ -121,7 +121,7 @@ class Showing:
         report, endpoint = result.report, self._site.endpoint
         source = None
         if report.source.kind == "hub":
-            source = f"{endpoint}/{report.source.repo_id}/tree/{report.source.revision}"
+            source = f"{endpoint}/{report.source.ref.tree}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
         page, badge = f"{endpoint}/{result.repo_id}", self._site.badge(place)

@@ -167,7 +167,7 @@ def _again(report: Report) -> str:
     source, plan = report.source, report.plan
     if source.kind != "hub" or (plan.merged and plan.merged.adapter.kind != "hub"):
         return ""
-    base = f"{source.base.repo_id}@{source.base.revision}" if source.base and source.base.kind == "hub" else ""
+    base = source.base.pinned if source.base and source.base.kind == "hub" else ""
     is_one = len(plan.shards) == 1 and plan.max_shard_bytes == plan.total_bytes
     try:
         options = Options(
@@ -181,8 +181,8 @@ def _again(report: Report) -> str:
             adapter=plan.merged.path if plan.merged else "",
         )
     except UsageError:  # the report may be anybody's, or of a version that had other choices
-        return query_of(Wish(source.repo_id, sized=False))
-    return query_of(Wish(source.repo_id, options))
+        return query_of(Wish(source.ref.name, sized=False))
+    return query_of(Wish(source.ref.name, options))
 
 
 def _written(size: int) -> str:
@@ -204,7 +204,7 @@ def adapter_name(merge: Merge) -> str:
 
 def _verdict(report: Report, trust: Trust) -> str:
     """Return the headline, which claims no more than is known."""
-    proof, source = report.verification, source_name(report.source.kind, report.source.repo_id)
+    proof, source = report.verification, source_name(report.source.kind, report.source.ref.name)
     source += f"@{report.source.revision[:12]}" if report.source.kind == "hub" else ""
     source += f", variant {report.source.variant}" if report.source.variant else ""
     change = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"

@@ -173,7 +173,7 @@ class Running:
         if status.report is None or status.state != "done":
             return update  # neither words nor links of a success
         report, repo_id = status.report, status.request.destination
-        source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
+        source = f"{self._site.endpoint}/{report.source.ref.tree}"
         revision = status.published.ref.revision if status.published else ""
         link, badge = address + query_of(Wish(result=repo_id)), self._site.badge(repo_id)
         adapter = adapter_page(report, self._site.endpoint)
@@ -206,5 +206,4 @@ class Running:
         return {form.outcome: gr.Column(visible=True), **shown}
 
     def _repo_page(self, source: str) -> str:
-        repo_id, _, revision = source.partition("@")
-        return f"{self._site.endpoint}/{repo_id}" + (f"/tree/{revision}" if revision else "")
+        return self._desk.lookup.link(source)

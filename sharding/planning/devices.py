@@ -7,7 +7,7 @@ from typing import Any
 
 from sharding.core.errors import UsageError
 from sharding.core.text import parse_bytes
-from sharding.core.values import Tensor
+from sharding.core.values import Address, Tensor
 from sharding.model_class.architecture import Architecture
 
 PRESETS = {
@@ -75,11 +75,11 @@ def parse_budgets(text: str) -> dict[str, int]:
 
 
 def plan_devices(
-    architecture: Architecture, tensors: Iterable[Tensor], budgets: Mapping[str, int], name: str, dtype: str | None
+    architecture: Architecture, tensors: Iterable[Tensor], budgets: Mapping[str, int], place: Address, dtype: str | None
 ) -> DevicePlan:
     """Return the plan for a checkpoint of `tensors`, from accelerate's device map in `architecture`.
 
-    `name` and `dtype` (None: "auto") go into the snippet.
+    `place` and `dtype` (None: "auto") go into the snippet.
     """
     file_of = {tensor.name: tensor.file for tensor in tensors}
     loads: dict[str, int] = dict.fromkeys([*budgets, DISK], 0)
@@ -103,7 +103,7 @@ def plan_devices(
         device_map=architecture.device_map,
         snippet=""
         if architecture.trouble
-        else device_snippet(architecture.class_name, architecture.device_map, name, dtype),
+        else device_snippet(architecture.class_name, architecture.device_map, place, dtype),
         trouble=architecture.trouble,
     )
 
@@ -155,14 +155,17 @@ def _stored_name(name: str, stored: Mapping[str, str]) -> str | None:
     return next((other for other in stored if other.endswith(f".{name}")), None)
 
 
-def device_snippet(class_name: str, device_map: Mapping[str, str], name: str, dtype: str | None = None) -> str:
-    """Return the Python that loads the model `name` by a device map, in `dtype` (None: "auto")."""
+def device_snippet(class_name: str, device_map: Mapping[str, str], place: Address, dtype: str | None = None) -> str:
+    """Return the Python that loads the model in `place` by a device map, in `dtype` (None: "auto")."""
+    name, revision, folder = place
+    where = f"    revision={revision!r},\n" if revision else ""
+    where += f"    subfolder={folder[:-1]!r},\n" if folder else ""
     offload = '    offload_folder="offload",\n' if DISK in device_map.values() else ""
     lines = "".join(f"        {line},\n" for line in _map_lines(device_map))
     return (
         f"from transformers import {class_name}\n\n"
         f"model = {class_name}.from_pretrained(\n"
-        f'    {name!r},\n    dtype="{dtype or "auto"}",\n    device_map={{\n{lines}    }},\n{offload})\n'
+        f'    {name!r},\n{where}    dtype="{dtype or "auto"}",\n    device_map={{\n{lines}    }},\n{offload})\n'
     )
 
 

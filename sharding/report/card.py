@@ -110,7 +110,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         )
     if base := report.source.base:
         name = (
-            f"[{_plain(base.repo_id)}]({links.base}/tree/{base.revision})"
+            f"[{_plain(base.name)}]({links.base.removesuffix(base.repo_id)}{base.tree})"
             if links.base
             else source_name(base.kind, f"`{_plain(base.repo_id)}`")
         )
@@ -155,9 +155,9 @@ def _adapter(merge: Merge, links: Links) -> str:
 def _origin(report: Report, links: Links) -> str:
     source = report.source
     if not links.source:
-        return source_name(source.kind, f"`{_plain(source.repo_id)}`")
-    commit = f"[`{source.revision[:12]}`]({links.source}/tree/{source.revision})"
-    return f"[{_plain(source.repo_id)}]({links.source}) at commit {commit}"
+        return source_name(source.kind, f"`{_plain(source.ref.name)}`")
+    commit = f"[`{source.revision[:12]}`]({links.source.removesuffix(source.repo_id)}{source.ref.tree})"
+    return f"[{_plain(source.ref.name)}]({links.source}) at commit {commit}"
 
 
 def _proof(report: Report) -> str:

@@ -12,7 +12,7 @@ from sharding.report.schema import Report, parse_report
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source
-from sharding.storage.names import parse_repo
+from sharding.storage.names import parse_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,16 @@ def read_result(place: str, *, endpoint: str, token: str | None = None) -> Resul
     The report is untrusted. It is read only up to a limit, and refused if it is not what this tool writes. Raises
     SourceError.
     """
-    source = open_source(Lookup(endpoint).link(place), Hub(endpoint, token))
+    link, address = Lookup(endpoint).link(place), parse_address(place, endpoint)
+    if address.folder:
+        raise SourceError(f"{place[:200]} is a folder in a repo. A result is a whole repo.", "Name the repo alone.")
+    source = open_source(link, Hub(endpoint, token))
     entry = next((file for file in source.files if file.path == REPORT_NAME), None)
     if entry is None:
         raise SourceError(
             f"{source.ref.repo_id} has no {REPORT_NAME}, so there is no result to show.",
             "Only repos that this tool made have a result.",
-            Remedy("plan_repo", "@".join(filter(None, (source.ref.repo_id, parse_repo(place, endpoint)[1])))),
+            Remedy("plan_repo", "@".join(filter(None, (source.ref.repo_id, address.revision)))),
         )
     text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
     refuse_costly(text, source.ref.repo_id)

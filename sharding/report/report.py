@@ -110,6 +110,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "kind": checkpoint.source.kind,
         "repo_id": checkpoint.source.repo_id,
         "revision": checkpoint.source.revision,
+        "folder": checkpoint.source.folder,
         "architecture": checkpoint.architecture,
         "library": checkpoint.library,
         "variant": checkpoint.variant,

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from sharding.core.bounds import Count, File, Line, Sha256, Word
+from sharding.core.bounds import Count, File, Line, OptionalFolder, Sha256, Word
 from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_FILES
@@ -71,12 +71,13 @@ class SourceSummary:
     """The source of a job, and the facts in its headers.
 
     `dtypes` is dtype to bytes. `in_pieces` counts the tensors that are stored in pieces. `base` is the model that was
-    trained.
+    trained. The `folder` is the only one in the repo that counts, if it is not "".
     """
 
     kind: Literal["folder", "hub"]
     repo_id: Word
     revision: Word
+    folder: OptionalFolder = ""
     architecture: Line | None
     library: Library = "transformers"
     variant: Word = ""
@@ -91,13 +92,18 @@ class SourceSummary:
     weight_files: Annotated[tuple[WeightFile, ...], Field(max_length=MAX_FILES)]
 
     @property
+    def ref(self) -> RepoRef:
+        """The repo or folder, and the state of it."""
+        return RepoRef(self.kind, self.repo_id, self.revision, self.folder)
+
+    @property
     def weights_name(self) -> str:
         """The name of the weight files of the first component, without number and ending."""
         return self.components[0].base if self.components else "model"
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
-        _refuse_unnamed(RepoRef(self.kind, self.repo_id, self.revision))
+        _refuse_unnamed(self.ref)
         if self.base:
             _refuse_unnamed(self.base)
         return self
@@ -107,6 +113,8 @@ def _refuse_unnamed(ref: RepoRef) -> None:
     """Raise ValueError for a repo without a proper name and commit."""
     if ref.kind == "hub" and not (_REPO_ID.fullmatch(ref.repo_id) and _COMMIT.fullmatch(ref.revision)):
         raise ValueError("not the name and commit of a repo")
+    if ref.kind != "hub" and ref.folder:
+        raise ValueError("a folder in a folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

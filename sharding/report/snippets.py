@@ -230,12 +230,12 @@ def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     source, base, dtype = report.source, report.source.base, report.plan.dtype_asked
     if report.needs_folder or report.plan.rank is not None:
         return {}
-    words = ["shard-my-repo verify", f"{source.repo_id}@{source.revision}", place]
+    words = ["shard-my-repo verify", shlex.quote(source.ref.pinned), place]
     words += ["--dequantize"] if report.plan.dequantized else []
     words += [f"--dtype {shlex.quote(dtype)}"] if dtype != "keep" else []
     words += [f"--variant {shlex.quote(source.variant)}"] if source.variant else []
     words += [f"--adapter {shlex.quote(report.plan.merged.path)}"] if report.plan.merged else []
-    words += [f"--base {base.repo_id}@{base.revision}"] if base and base.kind == "hub" else []
+    words += [f"--base {shlex.quote(base.pinned)}"] if base and base.kind == "hub" else []
     return {"check every byte": " ".join(words) + "\n"}
 
 

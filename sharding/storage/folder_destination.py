@@ -257,7 +257,7 @@ class FolderDestination(FolderSink, Destination):
         self._earlier = [file for file in earlier.files if is_inside(file)] if earlier else []
         if self._overwrite:
             return
-        name = source_name(source.kind, source.repo_id)
+        name = source_name(source.kind, source.name)
         if earlier and earlier.source != name:
             raise ReplaceRefused(f"The folder {self._folder}", earlier.source, name)
         if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):

@@ -8,20 +8,21 @@ from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
 from sharding.core.protocols import Files, Source
 from sharding.core.repo import Repo
+from sharding.core.values import Address
 from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import trained_folder
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import lies_in, refuse_overlap
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
-from sharding.storage.names import is_folder, new_repo_id, parse_repo, split_folder
+from sharding.storage.names import is_folder, new_repo_id, parse_address
 from sharding.storage.trained_repo import trained_repo
 
 
 def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
-    """Return the repo that `text` names: a folder, or `owner/name[@revision]` on `hub`.
+    """Return the repo that `text` names: a folder, or `owner/name[@revision][/folder]` on `hub`, or a link to it.
 
-    `adapter` names a LoRA to merge: a folder, or `owner/name[@revision][/folder]`.
+    `adapter` names a LoRA to merge in the same way.
 
     The output of a training run counts as a repo. `base` names the model that was trained, whose files beside the
     weights are added. Raises SourceError, and UsageError for an empty text or a GGUF file. A `base` is also a
@@ -30,11 +31,13 @@ def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
     repo = _open_with_base(text, hub, base)
     if not adapter:
         return repo
-    place, folder = (adapter, "") if is_folder(adapter) else split_folder(adapter)
-    if not is_folder(adapter) and "/" not in parse_repo(place, hub.endpoint)[0]:
+    if is_folder(adapter):
+        return repo.with_adapter(_open(adapter, hub), "")
+    address = parse_address(adapter, hub.endpoint)
+    if "/" not in address.repo_id:
         hint = "Write owner/name or owner/name/folder. For a folder on this disk, write ./name."
         raise SourceError(f"{adapter[:200]!r} is not the complete name of an adapter.", hint)
-    return repo.with_adapter(_open(place, hub), folder)
+    return repo.with_adapter(_open_repo(address._replace(folder=""), hub), address.folder)
 
 
 def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
@@ -56,10 +59,13 @@ def _open(text: str, hub: Hub) -> Source:
     _refuse_gguf(text)
     if is_folder(text):
         return open_folder(text)
-    place = parse_repo(text, hub.endpoint)
+    return _open_repo(parse_address(text, hub.endpoint), hub)
+
+
+def _open_repo(address: Address, hub: Hub) -> Source:
     from sharding.storage.hub.source import open_repo
 
-    return open_repo(hub, *place)
+    return open_repo(hub, *address)
 
 
 def open_destination(

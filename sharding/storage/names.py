@@ -6,17 +6,20 @@ from urllib.parse import unquote, urlsplit
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError, UsageError
 from sharding.core.limits import MAX_LINK_CHARACTERS
+from sharding.core.values import Address
 
-_REPO = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^@\s?#]+))?", re.ASCII)
-_IN_REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+(?:@(?:refs/\w+/)?[^@\s?#/]+)?)(?:/(?P<folder>.*))?", re.ASCII)
-_FOLDER_LINK = re.compile(
-    r"(?P<repo>(?:https?://[^/\s]+|(?:www\.)?huggingface\.co|hf\.co)/[\w.-]+/[\w.-]+"
-    r"(?:/(?P<route>tree|blob|resolve)/(?:refs/\w+/)?[^/\s?#]+)?)(?:/(?P<folder>[^\s?#]*))?"
-    r"(?:\?(?!\S*revision=)[^\s#]*)?(?:#\S*)?",
-    re.ASCII,
+_REPO = re.compile(
+    r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>(?:refs/\w+/)?[^@\s?#/]+))?(?P<folder>/[^?#]*)?", re.ASCII
 )
+_PLAIN = re.compile(r"[^./\\<>\x00-\x1f\x7f-\x9f][^/\\<>\x00-\x1f\x7f-\x9f]*")
+"""The name of a folder that a report may name: see `bounds.File`."""
+_FILE = re.compile(r"\.(?:safetensors|json|bin|md|txt)$")
+"""How the names of files end that somebody may name instead of their folder."""
+_PAGE = re.compile(r"[\w.-]+/[\w.-]+/(?:tree|blob|resolve|raw|commit)/", re.ASCII)
+"""How the rest of a link starts behind the host, if it is to a folder or a file."""
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OWN_SCHEME = re.compile(r"hf://(?:models/)?", re.IGNORECASE)
+_KIND = re.compile(r"(dataset|space|bucket|kernel)s/", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/+|[\w.-]+@[\w.-]+:", re.IGNORECASE | re.ASCII)
 """How an address starts: `s3://`, `file:/`, `git@github.com:`."""
 _HUB_SCHEME = re.compile(r"(?:https?|hf)://", re.IGNORECASE)
@@ -35,40 +38,17 @@ def is_folder(text: str) -> bool:
         return False
 
 
-def split_folder(text: str) -> tuple[str, str]:
-    """Return the repo in "owner/name[@revision][/folder]" or in a link, and the folder: "" or ending in "/".
+def parse_address(text: str, endpoint: str, family: type[ShardingError] = SourceError) -> Address:
+    """Return what "owner/name[@revision][/folder]" means, or a link to a repo, or to a folder or a file in it.
 
-    A revision with a slash counts only if it is one of the Hub's own, such as refs/pr/1, or if a link encodes it.
-
-    >>> split_folder("owner/name@v2/lora/small"), split_folder("owner/name@refs/pr/1")
-    (('owner/name@v2', 'lora/small/'), ('owner/name@refs/pr/1', ''))
-    >>> split_folder("https://huggingface.co/owner/name/tree/v2/lora")
-    ('https://huggingface.co/owner/name/tree/v2', 'lora/')
-    """
-    if link := _FOLDER_LINK.fullmatch(text.strip()):
-        repo, folder = link["repo"], unquote(link["folder"] or "").strip("/")
-        if link["route"] in ("blob", "resolve"):  # a file, which means its folder
-            repo, folder = repo.replace(f"/{link['route']}/", "/tree/", 1), folder.rpartition("/")[0]
-        if {".", "..", ""} & set((folder or "x").split("/")):
-            return text, ""
-        return repo, f"{folder}/" if folder else ""
-    scheme = _OWN_SCHEME.match(text.strip())
-    start = scheme[0] if scheme else ""
-    match = _IN_REPO.fullmatch(text.strip()[len(start) :])
-    if not match or {".", "..", ""} & set((match["folder"] or "x").strip("/").split("/")):
-        return text, ""
-    folder = (match["folder"] or "").strip("/")
-    return start + match["repo"], f"{folder}/" if folder else ""
-
-
-def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceError) -> tuple[str, str | None]:
-    """Return repo id and revision (None: not given) of "owner/name@revision", or of a link to a repo or a file in it.
-
+    A file means its folder. A revision with a slash is written with %2F, or is one of the Hub's own, such as refs/pr/1.
     A link may lead to the public Hub or to the one at `endpoint`, and may start with `hf://`. Raises a `family` error
     for any other text, such as `s3://…`, and UsageError for an empty text.
 
-    >>> parse_repo("https://hf.co/owner/name/blob/v2/config.json", "https://huggingface.co"), parse_repo("gpt2", "")
-    (('owner/name', 'v2'), ('gpt2', None))
+    >>> parse_address("https://hf.co/owner/name/blob/v2/config.json", "https://huggingface.co")
+    Address(repo_id='owner/name', revision='v2', folder='')
+    >>> parse_address("owner/name@v2/lora/small", "")
+    Address(repo_id='owner/name', revision='v2', folder='lora/small/')
     """
     text = text.strip()
     if not text:
@@ -82,21 +62,17 @@ def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceErr
         hint = "Write owner/name for a Hub repo, or the path of a folder."
         raise family(f"Addresses that start with {scheme[0][:100]} are not supported.", hint)
     host = _host_in(text, endpoint)
-    bare = _OWN_SCHEME.sub("", text, count=1)
-    # As in huggingface_hub, a slash after the revision of an hf:// address starts a folder.
-    has_folder = bare != text and "/" in bare.partition("@")[2]
-    match = None if host or has_folder else _REPO.fullmatch(bare)
-    if match:
-        revision = match["revision"]
-        if revision and {".", ".."} & set(unquote(revision).split("/")):
-            raise family(f"{text[:200]!r} does not name a valid revision.", "Write owner/name@revision.")
-        return match["repo"], unquote(revision) if revision and bare != text else revision
     if host and host not in (*_HUB_HOSTS, urlsplit(endpoint).hostname):
         hint = "This tool reads repos of the Hub only. Write owner/name, or paste the link to the repo's page there."
         raise family(f"{host} is not the Hub.", hint)
-    place = _parse_link(text if host or _OWN_SCHEME.match(text) else f"{_HUB_HOSTS[0]}/{text}", endpoint, family)
+    link = f"{_HUB_HOSTS[0]}/{text}" if _PAGE.match(text) else text if host else ""
+    place = _parse_link(link, endpoint, family) if link else _parse_own(text, family)
     if place is None:
         raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste the repo's link.")
+    if place.revision and {"", ".", ".."} & set(place.revision.split("/")):
+        raise family(f"{text[:200]!r} does not name a valid revision.", "Write owner/name@revision.")
+    if place.folder and not all(map(_PLAIN.fullmatch, place.folder.split("/")[:-1])):
+        raise family(f"{text[:200]!r} does not name a folder in a repo.", "Write owner/name/folder.")
     return place
 
 
@@ -111,9 +87,12 @@ def new_repo_id(text: str, endpoint: str) -> str:
 
     if text.strip().startswith("/") or text.strip().endswith("/"):
         raise DestinationError(f"{text[:200]!r} is not the complete name of a repo.", "Write owner/name.")
-    repo_id, revision = parse_repo(text, endpoint, DestinationError)
+    repo_id, revision, folder = parse_address(text, endpoint, DestinationError)
     if revision:
         message = f"{text[:200]!r} names a revision, but a result always goes to main."
+        raise DestinationError(message, "Write owner/name.")
+    if folder:
+        message = f"{text[:200]!r} names a folder in a repo, but a result is always a whole repo."
         raise DestinationError(message, "Write owner/name.")
     try:
         validate_repo_id(repo_id)
@@ -138,26 +117,39 @@ def _host_in(text: str, endpoint: str) -> str:
         return ""
 
 
-def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> tuple[str, str | None] | None:
+def _parse_own(text: str, family: type[ShardingError]) -> Address | None:
+    """Return what "owner/name@revision/folder" means, with or without "hf://". None for any other text."""
+    scheme = _OWN_SCHEME.match(text)
+    if scheme and (kind := _KIND.match(text[scheme.end() :])):
+        raise family(f"{text[:200]} is a {kind[1]}, not a model.", "Name a model repo.")
+    match = _REPO.fullmatch(text[scheme.end() :] if scheme else text)
+    if not match:
+        return None
+    folder = (match["folder"] or "").strip("/")
+    folder = folder.rpartition("/")[0] if _FILE.search(folder) else folder
+    return Address(match["repo"], unquote(match["revision"] or "") or None, f"{folder}/" if folder else "")
+
+
+def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> Address | None:
+    """Return what a link to the page of a repo, of a folder or of a file means. None for any other page."""
     from huggingface_hub import parse_hf_uri
     from huggingface_hub.errors import HfUriError
 
-    # The Hub's own parser lacks two forms: old models without an owner, and the page of a commit.
-    start, _, path = link.partition("://")[2].partition("/") if "://" in link else link.partition("/")
-    if path and (alone := re.fullmatch(r"([\w.-]+)/?(?:[?#].*)?", path, re.ASCII)) and not _OWN_SCHEME.match(link):
-        return alone[1], None
     link = link if "://" in link else f"https://{link}"
     link = link.replace("://www.", "://", 1).replace("/commit/", "/tree/", 1)
-    try:
-        uri = parse_hf_uri(link, endpoint=endpoint)
-    except (HfUriError, ValueError):
-        return None
-    if uri.type != "model":
-        raise family(f"{uri.id} is a {uri.type}, not a model.", "Name a model repo.")
-    is_file = re.search(r"/(?:blob|resolve)/", link)
-    if folder := uri.path_in_repo.rpartition("/")[0] if is_file else uri.path_in_repo:
-        hint = "Download the folder, and name its path. Or write owner/name for the whole repo."
-        raise family(f"{link[:200]!r} names the folder {folder[:100]!r}, but only a whole repo can be used here.", hint)
     if "revision=" in urlsplit(link).query:
         raise family(f"{link[:200]!r} names a revision behind '?'.", "Write owner/name@revision.")
-    return uri.id, uri.revision
+    # The Hub's own parser lacks old models, which have no owner.
+    start, _, path = link.partition("://")[2].partition("/")
+    alone = re.fullmatch(r"([\w.-]+)(?:/(?:tree|blob|resolve|raw)/.*)?/?(?:[?#].*)?", path, re.ASCII)
+    for owner in ("", "x/") if alone else ("",):
+        try:
+            uri = parse_hf_uri(f"{link.partition('://')[0]}://{start}/{owner}{path}", endpoint=endpoint)
+        except (HfUriError, ValueError):
+            continue
+        if uri.type != "model":
+            raise family(f"{uri.id} is a {uri.type}, not a model.", "Name a model repo.")
+        is_file = re.search(r"/(?:blob|resolve|raw)/", link)
+        folder = uri.path_in_repo.rpartition("/")[0] if is_file else uri.path_in_repo
+        return Address(uri.id.removeprefix(owner), uri.revision, f"{folder}/" if folder else "")
+    return None

@@ -84,8 +84,9 @@ def parse_earlier(report: bytes) -> Earlier | None:
     try:
         document = json.loads(report)
         files = tuple(file for file in document["files"] if isinstance(file, str))
-        name, plan_id = str(document["source"]["repo_id"]), str(document.get("plan_id", ""))
-        source = source_name(str(document["source"].get("kind", "hub")), name)
+        told, plan_id = document["source"], str(document.get("plan_id", ""))
+        name = f"{told['repo_id']}/{told.get('folder', '')}".removesuffix("/")
+        source = source_name(str(told.get("kind", "hub")), name)
         return Earlier(files, source, plan_id) if document["schema"] else None
     except (ValueError, RecursionError, LookupError, TypeError):
         return None

@@ -17,7 +17,7 @@ def stored_digests(source: Repo, checkpoint: Checkpoint, most_bytes: int, most_v
 
     Raises SourceError if there are none, if they are not valid, or if they do not describe `checkpoint`.
     """
-    name = source_name(source.ref.kind, source.ref.repo_id)
+    name = source_name(source.ref.kind, source.ref.name)
     files = {file.path: file for file in source.files}
     if DIGESTS_NAME not in files:
         raise SourceError(f"{name} has no {DIGESTS_NAME}.", _WITHOUT_QUICK, _READ)

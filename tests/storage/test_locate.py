@@ -1,14 +1,19 @@
 """What somebody has typed means a folder or a repo, and nothing that is the source, a stranger's, or nothing at all."""
 
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import pytest
+from huggingface_hub import parse_hf_uri
+from huggingface_hub.constants import HF_URI_TYPE_PREFIXES
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_source
-from sharding.storage.names import is_folder, new_repo_id, parse_repo, split_folder
+from sharding.storage.names import is_folder, new_repo_id, parse_address
 from tests.conftest import listing
 from tests.folders import in_cache
 from tests.hubs import TOKEN, shard
@@ -80,7 +85,7 @@ def test_an_empty_text_is_a_misuse_wherever_it_stands(home: Path, text: str) -> 
     for ask in (
         lambda: open_source(text, hub),
         lambda: find_destination(text, hub),
-        lambda: parse_repo(text, HUB),
+        lambda: parse_address(text, HUB),
         lambda: new_repo_id(text, HUB),
         lambda: job.discard(text),
     ):
@@ -108,7 +113,7 @@ def test_an_empty_text_is_a_misuse_wherever_it_stands(home: Path, text: str) -> 
 )
 def test_a_host_that_only_resembles_the_hub_is_refused_by_name(host: str) -> None:
     for text in (f"https://{host}/owner/name", f"http://{host}/owner/name/tree/main", f"{host}/owner/name"):
-        for family, ask in ((SourceError, parse_repo), (DestinationError, new_repo_id)):
+        for family, ask in ((SourceError, parse_address), (DestinationError, new_repo_id)):
             with pytest.raises(family, match=rf"^{host} is not the Hub\.$") as refusal:
                 ask(text, HUB)
             assert "owner/name" in refusal.value.hint
@@ -116,8 +121,8 @@ def test_a_host_that_only_resembles_the_hub_is_refused_by_name(host: str) -> Non
 
 @pytest.mark.parametrize("host", ["huggingface.co", "www.huggingface.co", "hf.co", "hub.example"])
 def test_a_link_of_the_public_hub_or_of_the_one_in_use_is_taken(host: str) -> None:
-    assert parse_repo(f"https://{host}/owner/name", HUB) == ("owner/name", None)
-    assert parse_repo(f"https://{host}/owner/name/tree/v2", HUB) == ("owner/name", "v2")
+    assert parse_address(f"https://{host}/owner/name", HUB) == ("owner/name", None, "")
+    assert parse_address(f"https://{host}/owner/name/tree/v2", HUB) == ("owner/name", "v2", "")
     assert new_repo_id(f"https://{host}/owner/name", HUB) == "owner/name"
 
 
@@ -127,14 +132,15 @@ def test_a_link_of_the_public_hub_or_of_the_one_in_use_is_taken(host: str) -> No
 def test_a_revision_that_leads_elsewhere_is_refused_also_in_percents(start: str, revision: str, percents: bool) -> None:
     text = revision.replace(".", "%2e").replace("/", "%2F") if percents else revision
     with pytest.raises(SourceError) as refusal:
-        parse_repo(f"{start}{text}", HUB)
+        parse_address(f"{start}{text}", HUB)
     assert refusal.value.hint
 
 
 def test_revisions_of_every_ordinary_kind_are_taken() -> None:
-    for revision in ("main", "v1.0", "refs/pr/7", "feature/x.y", "..x", "x..y", SHA):
-        assert parse_repo(f"owner/name@{revision}", HUB) == ("owner/name", revision)
-    assert parse_repo("hf://owner/name@refs%2Fpr%2F7", HUB) == ("owner/name", "refs/pr/7")
+    for revision in ("main", "v1.0", "refs/pr/7", "feature%2Fx.y", "..x", "x..y", SHA):
+        assert parse_address(f"owner/name@{revision}", HUB) == ("owner/name", unquote(revision), "")
+    assert parse_address("hf://owner/name@refs%2Fpr%2F7", HUB) == ("owner/name", "refs/pr/7", "")
+    assert parse_address("owner/name@feature/x.y", HUB) == ("owner/name", "feature", "x.y/")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +150,7 @@ def test_a_new_repo_has_no_revision(text: str) -> None:
     with pytest.raises(DestinationError, match="names a revision") as refusal:
         new_repo_id(text, HUB)
     assert "owner/name" in refusal.value.hint
-    assert parse_repo(text, HUB)[1]
+    assert parse_address(text, HUB).revision
 
 
 @pytest.mark.parametrize("name", ["x.git", "a--b", "a..b", "-x", "x-", ".x", "x.", "x" * 97])
@@ -155,31 +161,27 @@ def test_a_name_that_the_hub_does_not_accept_is_refused_with_the_rule(name: str)
 
 
 @pytest.mark.parametrize(
-    "text",
+    "page",
     [
-        "hf://owner/name/sub",
-        "hf://owner/name@v2/sub",
-        "owner/name/tree/main/sub",
-        *(
-            f"https://huggingface.co/owner/name/{path}"
-            for path in (
-                "tree/main/sub",
-                "tree/main/sub?x=1",
-                "tree/refs%2Fpr%2F1/sub#x",
-                "blob/main/sub/config.json",
-                "resolve/main/sub/model.safetensors?download=true",
-                "discussions",
-                "commits/main",
-                "resolve/main/model.safetensors?revision=v2",
-            )
-        ),
+        *("discussions", "discussions/1", "commits/main", "settings", "edit/main/config.json"),
+        *("resolve/main/model.safetensors?revision=v2", "tree/v2/../lora", "tree/v2/lora?revision=v3"),
+        *("blob/v2/a/../config.json", "tree/v2/%2e%2e/lora", "tree/%2e%2e/lora", "tree/v2/a%0Ab"),
     ],
 )
-def test_a_link_to_a_part_of_a_repo_never_means_the_whole_repo(text: str) -> None:
-    for family, ask in ((SourceError, parse_repo), (DestinationError, new_repo_id)):
+def test_a_link_to_another_page_or_that_leads_elsewhere_is_refused(page: str) -> None:
+    for family, ask in ((SourceError, parse_address), (DestinationError, new_repo_id)):
         with pytest.raises(family) as refusal:
-            ask(text, HUB)
+            ask(f"https://huggingface.co/owner/name/{page}", HUB)
         assert "owner/name" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["owner/name/sub", "owner/name@v2/sub", "hf://owner/name/sub", "hf.co/owner/name/tree/main/sub"]
+)
+def test_a_folder_of_a_repo_is_no_destination(text: str) -> None:
+    with pytest.raises(DestinationError, match="names a (folder|revision)") as refusal:
+        new_repo_id(text, HUB)
+    assert "owner/name" in refusal.value.hint
 
 
 @pytest.mark.parametrize(
@@ -187,33 +189,51 @@ def test_a_link_to_a_part_of_a_repo_never_means_the_whole_repo(text: str) -> Non
 )
 def test_a_link_from_the_browser_to_the_top_of_a_repo_means_the_repo(rest: str) -> None:
     revision = "main" if "main" in rest else None
-    assert parse_repo(f"https://huggingface.co/owner/name{rest}", HUB) == ("owner/name", revision)
+    assert parse_address(f"https://huggingface.co/owner/name{rest}", HUB) == ("owner/name", revision, "")
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [
-        "tree/v2/lora?x=1",
-        "tree/v2/lora/#files",
-        "blob/v2/lora/adapter_config.json",
-        "resolve/v2/lora/adapter_model.safetensors?download=true",
-    ],
+PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9 _+-]{0,5}[A-Za-z0-9_]", fullmatch=True)
+NAME = st.from_regex(r"[a-z0-9][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in HF_URI_TYPE_PREFIXES)
+REVISIONS = st.one_of(
+    st.none(), NAME, st.from_regex(r"refs/pr/[1-9]", fullmatch=True), st.just("feature/x.y"), st.just(SHA)
 )
-def test_a_link_to_an_adapter_means_its_folder(rest: str) -> None:
-    place, folder = split_folder(f"https://huggingface.co/owner/name/{rest}")
-    assert (parse_repo(place, HUB), folder) == (("owner/name", "v2"), "lora/")
+FOLDERS = st.lists(PART, max_size=3)
 
 
-@pytest.mark.parametrize("rest", ["tree/v2/../lora", "tree/v2/lora?revision=v3", "blob/v2/a/../config.json"])
-def test_a_link_to_an_adapter_that_leads_elsewhere_is_refused(rest: str) -> None:
-    place, folder = split_folder(f"https://huggingface.co/owner/name/{rest}")
-    assert not folder
-    with pytest.raises(SourceError):
-        parse_repo(place, HUB)
+@given(NAME, NAME, REVISIONS, FOLDERS, st.sampled_from(["huggingface.co", "hf.co", "hub.example"]))
+def test_every_way_to_write_an_address_means_what_the_hubs_own_client_takes_it_for(
+    owner: str, name: str, revision: str | None, folders: list[str], host: str
+) -> None:
+    folder, at = "".join(f"{part}/" for part in folders), f"@{quote(revision, safe='')}" if revision else ""
+    inside = "".join(f"/{part}" for part in folders)
+    theirs = parse_hf_uri(f"hf://{owner}/{name}{at}{inside}")
+    assert (theirs.type, theirs.id, theirs.revision, theirs.path_in_repo) == (
+        "model",
+        f"{owner}/{name}",
+        revision,
+        folder[:-1],
+    )
+    meant = (f"{owner}/{name}", revision, folder)
+    own = f"{owner}/{name}{at}{inside}"
+    written = [own, f"hf://{own}", f"hf://models/{own}", f"{own}/adapter_config.json"]
+    if folder or revision:
+        page = f"{quote(revision or 'main', safe='')}{quote(inside)}"
+        as_link = f"{owner}/{name}/tree/{page}"
+        links = [as_link, f"{host}/{as_link}", f"https://{host}/{as_link}/", f"https://{host}/{as_link}?x=1#y"]
+        links += [f"https://{host}/{owner}/{name}/{route}/{page}/x.safetensors" for route in ("blob", "resolve", "raw")]
+        for link in links:
+            assert parse_address(link, HUB) == (meant[0], revision or "main", folder), link
+    for text in written:
+        assert parse_address(text, HUB) == meant, text
 
 
-def test_an_adapter_of_the_hubs_own_scheme_keeps_its_folder() -> None:
-    assert split_folder("hf://owner/name@v2/lora/small") == ("hf://owner/name@v2", "lora/small/")
+@given(NAME, REVISIONS, FOLDERS)
+def test_a_link_to_an_old_model_without_an_owner_means_that_model(
+    name: str, revision: str | None, folders: list[str]
+) -> None:
+    inside = "".join(f"/{quote(part)}" for part in folders)
+    link = f"https://huggingface.co/{name}/tree/{quote(revision or 'main', safe='')}{inside}"
+    assert parse_address(link, HUB) == (name, revision or "main", "".join(f"{part}/" for part in folders))
 
 
 # --- The source is no destination ---------------------------------------------------------------------

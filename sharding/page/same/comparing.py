@@ -73,7 +73,7 @@ class Comparing:
             return {form.likeness: problem(error), form.compared: (), form.query: asked}
         # Differences can be read again, to see their numbers.
         can_read = likeness.have_common and trust.level not in READ_HERE
-        names = [f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy)]
+        names = [side.pinned for side in (likeness.original, likeness.copy)]
         return {
             form.likeness: likeness_panel(likeness, trust, self._site.endpoint),
             form.read: gr.Button(_read_words(likeness), visible=can_read, interactive=token is not None),

@@ -1,5 +1,6 @@
 """Turn what is known of a copy into panels that claim no more. Pure."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -176,11 +177,11 @@ def _counts(mismatches: Iterable[Contrast]) -> list[str]:
 
 
 def _page(side: RepoRef, endpoint: str) -> str:
-    return f"{endpoint}/{side.repo_id}/tree/{side.revision}"
+    return f"{endpoint}/{side.tree}"
 
 
 def _command(likeness: Likeness) -> str:
-    sides = (f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy))
+    sides = (shlex.quote(side.pinned) for side in (likeness.original, likeness.copy))
     return " ".join(
         ["shard-my-repo diff", *sides, *([f"--variant {likeness.variant}"] if likeness.variant else []), "--json"]
     )

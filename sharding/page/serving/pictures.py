@@ -199,7 +199,7 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     cast = f", cast to {report.plan.dtype}" if report.plan.dtype != "keep" else ""
     cast = f", dequantized to {report.plan.dtype}" if report.plan.dequantized else cast
     cast = f" merged with {adapter_name(report.plan.merged)}{cast}" if report.plan.merged else cast
-    name = f"{source_name(source.kind, source.repo_id)} {state} {source.revision[:12]}{cast}"
+    name = f"{source_name(source.kind, source.ref.name)} {state} {source.revision[:12]}{cast}"
     size = format_bytes(max(shard.bytes for shard in report.shards))
     files = f"{count(len(report.shards), 'file')} of {'at most ' if len(report.shards) > 1 else ''}{size}"
     # Headers and files were compared with these numbers, unlike with most others of a report.

@@ -12,7 +12,7 @@ from sharding.core.errors import ShardingError
 from sharding.page.goals import GOALS
 from sharding.page.links import Wish, read_wish
 from sharding.page.site import Site
-from sharding.storage.names import parse_repo
+from sharding.storage.names import parse_address
 
 NAME = "Shard My Repo"
 _HOME = "Get a model in the form you need: smaller files, one file, another dtype. Every tensor is proved identical."
@@ -71,8 +71,9 @@ def name_in(place: str) -> str:
     Only plain letters count. Whoever writes a link would otherwise write the title too.
     """
     with suppress(ShardingError):
-        repo_id, revision = parse_repo(place, "")
+        repo_id, revision, folder = parse_address(place, "")
         name = f"{repo_id}@{revision}" if revision else repo_id
+        name += f"/{folder[:-1]}" if folder else ""
         return name if _NAME.fullmatch(name) else ""
     return ""
 

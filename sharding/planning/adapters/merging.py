@@ -135,7 +135,7 @@ class Merging:
     def other_base(self, name: str, by: str) -> SourceError:
         """Return the error for a tensor `by` of the adapter that needs a tensor `name`, which the model lacks."""
         named = self.named_base
-        base = source_name(self.checkpoint.source.kind, self.checkpoint.source.repo_id)
+        base = source_name(self.checkpoint.source.kind, self.checkpoint.source.name)
         told = f" The adapter names {named} as its base." if named else ""
         return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", OTHER_BASE)
 

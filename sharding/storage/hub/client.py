@@ -270,7 +270,8 @@ class Hub:
                 name = f"The branch {branch!r}" if branch else "A branch"
                 message = f"{name} of {repo_id} is gone, but the job writes to it."
                 raise family(message, "Somebody has deleted it. Start the same job again.") from error
-            revision, hint = _asked_for(error, repo_id)[0], "Name a branch, a tag or a commit that it has."
+            revision = _asked_for(error, repo_id)[0]
+            hint = "Name a branch, a tag or a commit that it has. A slash in its name is written %2F."
             missing = f"revision {revision!r}" if revision else "such revision"
             raise family(f"{repo_id} has no {missing}.", hint) from error
         except errors.EntryNotFoundError as error:

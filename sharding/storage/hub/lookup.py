@@ -14,7 +14,7 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import RepoRef
 from sharding.storage.hub.answers import Person, parsed, person_of
 from sharding.storage.hub.client import Hub, is_without
-from sharding.storage.names import new_repo_id, parse_repo, split_folder
+from sharding.storage.names import new_repo_id, parse_address
 
 _SUGGESTIONS = 12
 _LONGEST_NAME = 96
@@ -44,21 +44,15 @@ class Lookup:
         self._timed: tuple[float, float] | None = None
 
     def link(self, text: str) -> str:
-        """Return the address on this Hub of the repo and revision that a user typed or pasted.
+        """Return the address on this Hub of the repo, revision and folder that a user typed or pasted.
 
         The text never means a folder of this machine. Raises SourceError if it does not name a repo.
         """
         _refuse_folder(text, SourceError)
-        repo_id, revision = parse_repo(text, self._endpoint)
-        return f"{self._endpoint}/{repo_id}" + (f"/tree/{quote(revision, safe='')}" if revision else "")
-
-    def folder_link(self, text: str) -> str:
-        """Return the address on this Hub of a folder in a repo, "owner/name[@revision][/folder]". See `link`."""
-        _refuse_folder(text, SourceError)
-        place, folder = split_folder(text)
-        repo_id, revision = parse_repo(place, self._endpoint)
-        inside = f"/{quote(folder[:-1])}" if folder else ""
-        return f"{self._endpoint}/{repo_id}/tree/{quote(revision or 'main', safe='')}{inside}"
+        repo_id, revision, folder = parse_address(text, self._endpoint)
+        if folder or revision:
+            return f"{self._endpoint}/{repo_id}/tree/{quote(revision or 'main', safe='')}/{quote(folder)}".rstrip("/")
+        return f"{self._endpoint}/{repo_id}"
 
     def repo_id(self, text: str, owner: Person) -> str:
         """Return the repo id that a user typed for a result. A bare name is in the namespace of `owner`.
@@ -127,7 +121,7 @@ class Lookup:
         """Return the Hub's description of `source`. Raises SourceError if the token may see no such repo."""
         hub = Hub(self._endpoint, token)
         _refuse_folder(source, SourceError)
-        repo_id, revision = parse_repo(source, self._endpoint)
+        repo_id, revision, _ = parse_address(source, self._endpoint)
 
         def look() -> SourceCard:
             info = hub.api.model_info(repo_id, revision=revision)
@@ -206,7 +200,7 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     size = SINGLE_FILE if options.is_single_file else f"sharded-{''.join(str(options.max_shard_size).split())}"
     model = _short_name(source, "model")
     if options.adapter:
-        adapter = _short_name(split_folder(options.adapter)[0], "merged")
+        adapter = _short_name(options.adapter, "merged")
         model = adapter if adapter.lower().startswith(model.lower()) else f"{model}-{adapter}"
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
@@ -217,7 +211,7 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
 
 def _short_name(source: str, otherwise: str) -> str:
     with suppress(ShardingError):
-        return parse_repo(source, "")[0].split("/")[-1]
+        return parse_address(source, "").repo_id.split("/")[-1]
     return otherwise
 
 

@@ -42,7 +42,7 @@ class MainBranch:
         files = self._repo.files(self.head)
         earlier = parse_earlier(self._repo.read(self.head, REPORT_NAME)) if REPORT_NAME in files else None
         repo_id = self._repo.repo_id
-        name = source_name(source.kind, source.repo_id)
+        name = source_name(source.kind, source.name)
         if earlier and earlier.source != name and not self._overwrite:
             raise ReplaceRefused(repo_id, earlier.source, name)
         if not earlier and not files.keys() <= OF_EVERY_NEW_REPO:
@@ -168,4 +168,4 @@ def _folders(path: str) -> set[str]:
 
 def _title(source: RepoRef) -> str:
     """Return the title of the commit that shows a copy of `source`."""
-    return f"Shard {source_name(source.kind, source.repo_id)} with Shard My Repo"
+    return f"Shard {source_name(source.kind, source.name)} with Shard My Repo"

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -39,15 +40,16 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _REF = TypeAdapter(RepoRef)
 
 
-def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource":
+def open_repo(hub: Hub, repo_id: str, revision: str | None = None, folder: str = "") -> "HubSource":
     """Pin `repo_id` to the commit that `revision` (a branch, tag or commit; None: main) is at now.
 
-    Raises SourceError if the repo does not exist or is gated, or if the login may not read it.
+    With a `folder` (ending in "/"), read only that one, as if it were a repo. Raises SourceError if the repo or the
+    folder does not exist, if the repo is gated, or if the login may not read it.
     """
 
     def pin() -> tuple[RepoRef, bool | None, bool]:
         info = hub.api.model_info(repo_id, revision=revision)
-        named = {"kind": "hub", "repo_id": info.id, "revision": checked_commit(info.sha)}
+        named = {"kind": "hub", "repo_id": info.id, "revision": checked_commit(info.sha), "folder": folder}
         return parsed(_REF, named), _is_hidden(info), bool(info.gated)
 
     ref, is_hidden, is_gated = hub.ask(repo_id, SourceError, pin)
@@ -65,7 +67,7 @@ def _is_hidden(info: "ModelInfo") -> bool | None:
 
 
 class HubSource(Source):
-    """The files of a Hub repo at one commit."""
+    """The files of a Hub repo at one commit, or of one folder in it."""
 
     folder: Path | None = None
     links_out: tuple[str, ...] = ()
@@ -148,13 +150,13 @@ class HubSource(Source):
     def _lend(self, entry: FileEntry) -> LentFile:
         if entry.xet_hash:
             return LentFile(entry.path, entry.bytes, entry.xet_hash)
-        place = self._hub.address_to_lend(self.ref.repo_id, self.ref.revision, entry.path)
+        place = self._hub.address_to_lend(self.ref.repo_id, self.ref.revision, self.ref.folder + entry.path)
         return LentFile(entry.path, entry.bytes, place=place)
 
     def _entry(self, file: str) -> FileEntry:
         entry = self._by_path.get(file)
         if entry is None:
-            message = f"{self.ref.repo_id} does not list {file} at {self.ref.revision}."
+            message = f"{self.ref.name} does not list {file} at {self.ref.revision}."
             raise SourceError(message, "Somebody may have removed it. Start the same job again.")
         return entry
 
@@ -187,9 +189,24 @@ class HubSource(Source):
                     wait_to_retry(error, tries)
 
     def _list(self) -> list[FileEntry]:
-        tree = self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision)
+        from huggingface_hub.errors import EntryNotFoundError
+
+        with suppress(EntryNotFoundError):
+            return self._listed()
+        raise SourceError(
+            f"{self.ref.repo_id} has no folder {self.ref.folder[:-1]}.", "Name a folder that it has, or the repo alone."
+        )
+
+    def _listed(self) -> list[FileEntry]:
+        folder = self.ref.folder
+        tree = self._hub.api.list_repo_tree(
+            self.ref.repo_id, folder.removesuffix("/") or None, recursive=True, revision=self.ref.revision
+        )
         files = []
         for file in listed_files(tree):
+            if not file.path.startswith(folder):  # a Hub need not give what was asked for
+                continue
+            file = replace(file, path=file.path.removeprefix(folder))
             problem = name_problem(file.path) or ("" if is_plain(file.path) else "leads out of the repo")
             if problem:
                 message = f"The name of the file {shown_name(file.path)} in {self.ref.repo_id} {problem}."
@@ -204,7 +221,7 @@ class HubSource(Source):
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
         self._count()
-        url = self._hub.address(self.ref.repo_id, self.ref.revision, entry.path)
+        url = self._hub.address(self.ref.repo_id, self.ref.revision, self.ref.folder + entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         headers = {**self._hub.headers, **asked}
         with get_session().stream(
