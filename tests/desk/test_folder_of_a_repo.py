@@ -18,7 +18,7 @@ def repo(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A repo with another model of the same shapes in a folder."""
     hub.api(ALICE).create_repo("alice/several")
     for seed, place in enumerate(("", "sub")):
-        tensors = {"model.safetensors": random_tensors(seed)}
+        tensors = {"model.safetensors": random_tensors(seed=seed)}
         folder = write_checkpoint(tmp_path_factory.mktemp("in") / "one", tensors, False)
         hub.api(ALICE).upload_folder(repo_id="alice/several", folder_path=folder, path_in_repo=place or None)
     return "alice/several"

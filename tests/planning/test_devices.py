@@ -21,6 +21,7 @@ from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.values import Address
 from sharding.model_class.architecture import Architecture, from_answer
 from sharding.model_class.meta_model import describe
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
@@ -51,7 +52,7 @@ def ask(folder: Path, budgets: dict[str, int]) -> tuple[Architecture, DevicePlan
     config = (folder / "config.json").read_text()
     architecture = from_answer(describe({"config": config, "dtype": None, "budgets": budgets}))
     tensors = read_checkpoint(open_folder(str(folder))).tensors
-    return architecture, plan_devices(architecture, tensors, budgets, str(folder), None)
+    return architecture, plan_devices(architecture, tensors, budgets, Address(str(folder)), None)
 
 
 def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(folder: Path) -> None:

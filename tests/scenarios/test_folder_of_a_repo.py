@@ -25,7 +25,7 @@ PLACES = {"": 0, "sub": 1, "a/deep er": 2, "submarine": 3}
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     made = {}
     for place, seed in PLACES.items():
-        tensors = {f"{name}.{seed}": tensor + seed for name, tensor in random_tensors(seed).items()}
+        tensors = {f"{name}.{seed}": tensor + seed for name, tensor in random_tensors(seed=seed).items()}
         made[place] = write_checkpoint(tmp_path_factory.mktemp("in") / "one", {"model.safetensors": tensors}, False)
         (made[place] / "only-here.txt").write_text(place)
     return made
