@@ -104,7 +104,7 @@ def stored_sizes(saved: Iterable[str], tensors: Iterable[Tensor]) -> dict[str, i
     >>> from sharding.recipes.stored import Stored
     >>> forms = [("a.qweight", "I32", (8, 8)), ("a.scales", "F16", (8,)), ("a.bias", "F16", (8,))]
     >>> stored_sizes(["a.weight", "a.bias"], (Tensor(*form, Stored(0, "f", 0, 256)) for form in forms))
-    {'a.weight': 272}
+    {'a.weight': 512}
     """
     modules: dict[str, list[str]] = {}
     for name in saved:

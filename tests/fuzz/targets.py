@@ -109,7 +109,7 @@ def metadata(data: bytes) -> None:
 def _make_first_bytes(source: Memory, tensor: Tensor) -> None:
     chunks = (chunk for _, *place in tensor.recipe.reads() for chunk in source.read(*place))
     count, most = 0, min(tensor.bytes, _MOST_READ_BYTES)
-    for data, _ in tensor.recipe.make(Feed(chunks), kept=None):  # type: ignore[arg-type]  # nothing is quantized here
+    for data, *_ in tensor.recipe.make(Feed(chunks), kept=None):  # type: ignore[arg-type]  # nothing is quantized here
         count += len(data)
         if count >= most:
             break
