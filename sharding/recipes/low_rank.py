@@ -172,14 +172,15 @@ class _Change:
 
         number, scale = matrix - self.update.first, np.float32(self.update.scale)
         b = self._b[:, :, number]
-        if self._a is None:
-            return b[start:end] * scale
-        a = self._a[number]
-        if self.update.transposed:
-            return (product(b, a[:, start:end]) * scale).T
-        change = product(b[start:end], a)
-        change *= scale
-        return change
+        with np.errstate(all="ignore"):  # torch gives the same infinite numbers
+            if self._a is None:
+                return b[start:end] * scale
+            a = self._a[number]
+            if self.update.transposed:
+                return (product(b, a[:, start:end]) * scale).T
+            change = product(b[start:end], a)
+            change *= scale
+            return change
 
     def spread(self, matrix: int, start: int, end: int) -> Any:
         """Return by how much these numbers may differ in another order of summation."""
@@ -189,8 +190,9 @@ class _Change:
             return 0.0
         number, update = matrix - self.update.first, self.update
         a, b = np.abs(self._a[number]), np.abs(self._b[:, :, number])
-        sums = product(b, a[:, start:end]).T if update.transposed else product(b[start:end], a)
-        return sums * spread_of(update)
+        with np.errstate(all="ignore"):
+            sums = product(b, a[:, start:end]).T if update.transposed else product(b[start:end], a)
+            return sums * spread_of(update)
 
 
 def _parts(changes: list[_Change], matrix: int, rows: int) -> Iterator[tuple[_Change | None, int, int]]:

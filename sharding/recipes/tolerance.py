@@ -75,6 +75,7 @@ class Tolerance(Recipe):
                 allowed[~np.isfinite(allowed)] = 0  # an infinity must be the same one
                 if self.dtype != merged.dtype and term.change is not None:
                     allowed += _last_place(np.abs(term.factor * total) + allowed, self.dtype)
+            allowed = np.minimum(allowed, np.finfo(np.float32).max)  # an infinity would allow anything
             yield Chunk(np.ascontiguousarray(allowed, np.float32).reshape(-1).view(np.uint8).data.cast("B"))
 
     @override
@@ -112,5 +113,5 @@ def _last_place(numbers: Any, dtype: str) -> Any:
     import numpy as np
 
     fraction, least = _FORMATS[dtype]
-    exponents = np.frexp(numbers)[1] - 1
+    exponents = np.where(numbers > 0, np.frexp(numbers)[1] - 1, least)
     return np.ldexp(numbers.dtype.type(1), np.maximum(exponents, least) - fraction)

@@ -152,14 +152,18 @@ def spoil(folder: Path, name: str) -> None:
     edited(change, "model.safetensors")(folder)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [1e4, 1e25])
-def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(size: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "sign", "gives"), [(1e4, -1, "sums"), (1e25, -1, "no numbers"), (1e25, 1, "infinities")]
+)
+def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
+    size: float, sign: int, gives: str, tmp_path: Path
+) -> None:
     base = save_base(Case(dtype="fp32"), tmp_path / "base")
     adapter = save_adapter(Case(dtype="fp32"), base, tmp_path / "adapter")
     query = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 
     def widen(held: Tensors) -> Tensors:
-        for name, signs in ((query.format("A"), (1, 1)), (query.format("B"), (1, -1))):
+        for name, signs in ((query.format("A"), (1, 1)), (query.format("B"), (1, sign))):
             held[name].zero_()
             rows = held[name] if "lora_A" in name else held[name].T
             rows[0], rows[1] = size * signs[0], size * signs[1]
@@ -169,6 +173,9 @@ def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
     options = Options("1GB", adapter=str(adapter), allow_overflow=True)
     finish(job.shard(str(base), str(tmp_path / "out"), options))
     name = "model.layers.0.self_attn.q_proj.weight"
+    made = tensors(tmp_path / "out")[name]
+    assert made.isfinite().all() if gives == "sums" else made.isnan().any() == (gives == "no numbers")
+    assert made.isinf().any() == (gives == "infinities")
     edited(lambda held: {**held, name: held[name].new_ones(held[name].shape)}, "model.safetensors")(tmp_path / "out")
     outcome = verified(base, tmp_path / "out", adapter=str(adapter))
     assert [mismatch.tensor for mismatch in outcome.mismatches] == [name] and not outcome.holds
