@@ -149,6 +149,18 @@ MODELS |= {
             "vision_config": {**VISION, "patch_size": 14, "model_type": "clip_vision_model", "projection_dim": 16},
         },
     ),
+    "qwen3_5": (
+        AutoModelForImageTextToText,
+        "qwen3_5",
+        {
+            "text_config": {
+                **{**SMALL, "num_hidden_layers": 4},
+                **{"head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
+                **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+            },
+            "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
+        },
+    ),
     "qwen2_5_vl": (
         AutoModelForImageTextToText,
         "qwen2_5_vl",

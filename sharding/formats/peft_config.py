@@ -29,6 +29,12 @@ def _or_empty(value: Any) -> Any:
     return {} if value is None else value
 
 
+def _flag(value: Any) -> Any:
+    return bool(value) if value in (None, 0, 1) else value
+
+
+Flag = Annotated[StrictBool, BeforeValidator(_flag)]
+"""PEFT takes null and 0 for false."""
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)]
 Names = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=10_000)]
 Few = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=100)]
@@ -78,6 +84,28 @@ _HARMLESS = ("gaussian", "eva", "orthogonal", "lora_ga", "mica", "true", "false"
 """Ways to initialize that leave the base as it is."""
 
 
+_Q_AND_V = "llama llama4 mistral mixtral stablelm gemma gemma2 gemma3_text qwen2 qwen3 bart opt gptj gpt_neo"
+USUAL_TARGETS: dict[str, tuple[str, ...] | str] = {
+    **dict.fromkeys(_Q_AND_V.split(), ("q_proj", "v_proj")),
+    **dict.fromkeys(["bert", "roberta", "xlm-roberta", "electra", "layoutlm"], ("query", "value")),
+    **dict.fromkeys(["bloom", "gpt_neox", "chatglm", "RefinedWebModel", "RefinedWeb", "falcon"], ("query_key_value",)),
+    **dict.fromkeys(("t5", "mt5"), ("q", "v")),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
+    "blip-2": ("q", "v", "q_proj", "v_proj"),
+    "deberta-v2": ("query_proj", "value_proj"),
+    "deberta": ("in_proj",),
+    "mpt": ("Wqkv",),
+    "btlm": ("c_proj", "c_attn"),
+    "codegen": ("qkv_proj",),
+    "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+    "gemma4": r".*language_model\..*\.(q_proj|v_proj)",
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "rwkv": ("key", "value", "receptance", "output"),
+    "rwkv7": ("r_proj", "k_proj", "v_proj", "o_proj", "key", "value"),
+}
+"""What PEFT 0.21 targets in each type of model if target_modules is null (its `utils/constants.py`)."""
+
+
 class LoraConfig(BaseModel):
     """What an adapter_config.json says about a merge. Fields are named as there."""
 
@@ -95,9 +123,9 @@ class LoraConfig(BaseModel):
     rank_pattern: Annotated[dict[Pattern, Positive], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
     alpha_pattern: Annotated[dict[Pattern, Number], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
-    use_rslora: StrictBool = False
-    use_dora: StrictBool = False
-    ensure_weight_tying: StrictBool = False
+    use_rslora: Flag = False
+    use_dora: Flag = False
+    ensure_weight_tying: Flag = False
     task_type: Line | None = None
     init_lora_weights: bool | str | None = True
     base_model_name_or_path: Line | None = None
@@ -134,6 +162,12 @@ class LoraConfig(BaseModel):
             f"Save the adapter again with a current Unsloth. Or, if you know the order, set lora_B_layout in "
             f"{ADAPTER_NAME} to {_GROUPED} (Unsloth before September 2026) or {_RANK_MAJOR} (PEFT).",
         )
+
+    def for_type(self, model_type: str) -> "LoraConfig":
+        """Return it with the modules that PEFT targets in such a model, if it names none."""
+        if self.target_modules is not None or model_type not in USUAL_TARGETS:
+            return self
+        return self.model_copy(update={"target_modules": USUAL_TARGETS[model_type]})
 
     @property
     def patterns(self) -> Iterator[tuple[str, str]]:

@@ -148,6 +148,19 @@ def quantization_of(config: str) -> Mapping[str, Any] | None:
     return None
 
 
+def is_left_over(config: str, tensors: Iterable[Tensor]) -> bool:
+    """Return whether a config.json says that weights are quantized, and all matrices among `tensors` are ordinary ones.
+
+    Programs that dequantize a model, or merge a LoRA into one, often leave the entry behind.
+    """
+    tensors, plain = list(tensors), {*CASTABLE, "I64", "BOOL"}
+    return (
+        quantization_of(config) is not None
+        and all(tensor.dtype in plain and not is_packed(tensor) for tensor in tensors)
+        and any(len(tensor.shape) > 1 and tensor.dtype in CASTABLE for tensor in tensors)
+    )
+
+
 def method_of(quantization: Mapping[str, Any]) -> str:
     """Return the name of a quantization method in transformers, or a phrase if it has no name.
 

@@ -10,8 +10,10 @@ from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats.quantization import (
+    is_left_over,
     is_quantized,
     may_be_quantized,
+    method_of,
     quantization_of,
     quantized_in,
     without_quantization,
@@ -52,6 +54,35 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         configs=configs,
         reconfigured=checkpoint.reconfigured | schemes.keys(),
         dequantized="; ".join(dict.fromkeys(scheme.words for scheme in schemes.values())),
+    )
+
+
+def without_left_over(checkpoint: Checkpoint, *, drops: bool = True) -> Checkpoint:
+    """Return `checkpoint` without entries in a config.json that say "quantized" of weights that are not.
+
+    A finding names them. Without `drops`, they stay.
+    """
+    inside: dict[str, list[Tensor]] = {folder: [] for folder in checkpoint.configs}
+    for tensor in checkpoint.tensors:
+        inside.setdefault(tensor.folder, []).append(tensor)
+    of = {folder: config for folder, config in checkpoint.configs.items() if is_left_over(config, inside[folder])}
+    if not of:
+        return checkpoint
+    methods = dict.fromkeys(method_of(quantization_of(config) or {}) for config in of.values())
+    message = f"config.json says that the weights are quantized with {name_some(list(methods))}, but they are not."
+    hint = "With --dtype or --dequantize, the copy's does not say it."
+    finding = Finding("warning", "quantization-left-over", f"{message} Loaders may refuse them.", hint)
+    if drops:
+        finding = Finding("info", "quantization-dropped", f"{message} The copy's does not say it any more.")
+    findings = (*checkpoint.findings, finding)
+    if not drops:
+        return replace(checkpoint, findings=findings)
+    plain = {folder: without_quantization(config) for folder, config in of.items()}
+    return replace(
+        checkpoint,
+        configs={**checkpoint.configs, **plain},
+        reconfigured=checkpoint.reconfigured | plain.keys(),
+        findings=findings,
     )
 
 

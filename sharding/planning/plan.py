@@ -45,7 +45,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     if options.rank is not None:
         tensors = of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
-    unfit = _describing_quantized(checkpoint) if checkpoint.dequantized or options.dtype != "keep" else []
+    is_plain = checkpoint.dequantized or checkpoint.reconfigured or options.dtype != "keep"
+    unfit = _describing_quantized(checkpoint) if is_plain else []
     if unfit:
         message = f"Left out: {name_some(unfit, len(unfit))}, because the weights of the copy are not quantized."
         findings += (Finding("info", "left-out", message),)

@@ -10,7 +10,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.adapters.merged import merged, unknown_names
-from sharding.planning.dequantize import dequantized
+from sharding.planning.dequantize import dequantized, without_left_over
 from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.dora import Dora
 
@@ -29,7 +29,10 @@ def planned(
     the plan, which takes seconds for a hundred thousand tensors. Raises UsageError, SourceError, and Refused if a
     library is missing.
     """
-    after = dequantized(checkpoint) if options.dequantize else checkpoint
+    after = without_left_over(checkpoint, drops=options.dequantize or options.dtype != "keep" or bool(options.adapter))
+    if options.dequantize and after.reconfigured > checkpoint.reconfigured:
+        options = replace(options, dequantize=False)  # the weights are ordinary ones already
+    after = dequantized(after) if options.dequantize else after
     if checkpoint.adapter:
         known = ask_names(checkpoint) if unknown_names(checkpoint) else {}
         after = merged(after, may_overflow=options.allow_overflow, known=known)

@@ -60,6 +60,16 @@ def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
     return edited(lambda tensors: {**tensors, name: change(tensors[name])})
 
 
+CODES = edited(
+    lambda held: (
+        {name: each.char() if name.endswith("_proj.weight") else each for name, each in held.items()}
+        | {f"{name.removesuffix('weight')}SCB": torch.ones(1) for name in held if name.endswith("_proj.weight")}
+    ),
+    "model.safetensors",
+)
+"""Integers with scales beside them, as in 8-bit weights of bitsandbytes."""
+
+
 def only(*names: str) -> Edit:
     return edited(lambda _: {name: torch.ones(4, 32) for name in names})
 
@@ -297,12 +307,14 @@ OF_MODELS = {
         case=Case("tied", {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}),
     ),
     "a quantized base": Refused(
-        (),
-        base=configured(file="config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
-        hint="dequantize",
+        ("bitsandbytes",),
+        base=in_turn(CODES, configured(file="config.json", quantization_config={"quant_method": "bitsandbytes"})),
+        hint="the repo that the base was quantized from",
     ),
     "a quantized base, FP8": Refused(
-        (), base=configured(file="config.json", quantization_config={"quant_method": "fp8"}), hint="dequantize"
+        ("fp8",),
+        base=in_turn(CODES, configured(file="config.json", quantization_config={"quant_method": "fp8"})),
+        hint="--dequantize",
     ),
     "a convolution in groups": Refused(("pos_conv_embed.conv",), case=CONV_GROUPS),
     "gate without up": Refused(("gate_proj",), for_each_expert({"gate_proj": (24, 32)}), case=MOE),

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from sharding import job
+from sharding.formats.peft_config import USUAL_TARGETS
 from tests.folders import bits, finish, tensors
-from tests.lora import DTYPES, Case, Edit, build, by_expert, edited, fused, save_adapter, save_base
+from tests.lora import DTYPES, MODELS, Case, Edit, build, by_expert, configured, edited, fused, save_adapter, save_base
 from tests.lora_cases import BOTH, CASES, CONVOLUTIONS, REAL
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -107,6 +110,70 @@ def test_a_cast_comes_after_the_merge(name: str, dtype: str, tmp_path: Path) -> 
     theirs = {each: tensor.to(DTYPES[dtype]) for each, tensor in tensors(peft).items()}
     assert differences(merged(base, adapter, tmp_path / "out", dtype=dtype), theirs) == {}
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
+
+
+TEXT = {
+    "some layers": {},
+    "all-linear": {"target_modules": "all-linear"},
+    "a regular expression": {"target_modules": r"model\.layers\.\d+\.self_attn\.(?:q|v)_proj"},
+    "embedding and head": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "DoRA": {"use_dora": True},
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", TEXT)
+def test_an_adapter_of_the_text_part_alone_is_merged_into_the_model_with_its_vision(
+    name: str, tied: bool, tmp_path: Path
+) -> None:
+    text = {**MODELS["qwen3_5"][2]["text_config"], "tie_word_embeddings": tied}
+    changes = {"tie_word_embeddings": tied, "text_config": text}
+    base, adapter, peft = build(Case("qwen3_5", TEXT[name], changes=changes, auto=AutoModelForCausalLM), tmp_path)
+    ours, before = merged(base, adapter, tmp_path / "out"), tensors(base)
+    vision = {name: tensor for name, tensor in before.items() if ".visual." in name}
+    assert vision and differences(ours, tensors(peft) | vision) == {}
+    _, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
+    assert {kind: keys for kind, keys in told.items() if keys} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("llama", {"use_dora": None, "use_rslora": None}),
+        ("llama", {"use_dora": 0, "use_rslora": 0}),
+        ("llama", {"use_rslora": 1}),
+        ("llama", {"target_modules": None}),
+        ("gpt2", {"target_modules": None}),
+        ("bert", {"target_modules": None}),
+        ("t5", {"target_modules": None}),
+    ],
+)
+def test_null_and_numbers_in_a_configuration_mean_what_they_mean_to_peft(
+    name: str, says: dict[str, Any], tmp_path: Path
+) -> None:
+    targets = {} if "target_modules" not in says else {"target_modules": None}
+    base, adapter, peft = build(Case(name, targets, adapter=configured(**says)), tmp_path)
+    ours = merged(base, adapter, tmp_path / "out")
+    assert differences(ours, tensors(peft)) == {}
+    assert differences(ours, tensors(base)) != {}
+
+
+def test_what_peft_targets_by_default_is_what_its_table_says() -> None:
+    table = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert {name: tuple(given) if isinstance(given, list) else given for name, given in table.items()} == USUAL_TARGETS
+
+
+@pytest.mark.parametrize(
+    "said_of_it",
+    [{"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "fp8", "weight_block_size": [128, 128]}],
+)
+def test_an_adapter_is_merged_into_weights_that_are_only_said_to_be_quantized(
+    said_of_it: dict[str, Any], tmp_path: Path
+) -> None:
+    base, adapter, peft = build(Case(), tmp_path)
+    configured("config.json", quantization_config=said_of_it)(base)
+    assert differences(merged(base, adapter, tmp_path / "out"), tensors(peft)) == {}
+    assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
 
 
 def untrained(every: int) -> Edit:

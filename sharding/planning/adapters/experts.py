@@ -17,7 +17,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
-from sharding.planning.adapters.merging import IN_UPDATES, OTHER_BASE, Merging, refuse_large, refuse_odd
+from sharding.planning.adapters.merging import IN_UPDATES, SAVE_AGAIN, Merging, refuse_large, refuse_odd
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
@@ -155,7 +155,7 @@ class Experts:
             raise SourceError(
                 f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}. That fits no tensor of the base: "
                 f"{'; '.join(shapes)}.",
-                OTHER_BASE,
+                self._work.hint,
             )
         for leaf, (_, a, b) in zip(fitting[0], updates, strict=True):
             stored = self._stored(container, leaf)
@@ -204,7 +204,7 @@ class Experts:
                 raise SourceError(
                     f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}, but {stored.name} of the base is "
                     f"{list(stored.shape)}.",
-                    OTHER_BASE,
+                    self._work.hint,
                 )
             update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half, number, number + 1)
             updates.setdefault(stored.name, []).append(update)
@@ -241,7 +241,7 @@ def _refuse_unusable(a: Tensor, b: Tensor) -> None:
     refuse_odd(a, b, known=IN_UPDATES)
     refuse_large(a, b)
     if odd := next((tensor for tensor in (a, b) if len(tensor.shape) != 2), None):
-        raise SourceError(f"{odd.name} is {list(odd.shape)}, but an update of experts has two matrices.", OTHER_BASE)
+        raise SourceError(f"{odd.name} is {list(odd.shape)}, but an update of experts has two matrices.", SAVE_AGAIN)
 
 
 def _rows_of(a: Tensor, first: int, last: int) -> Recipe:

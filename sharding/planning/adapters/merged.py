@@ -1,6 +1,7 @@
 """Plan the merge of a LoRA adapter into a model. Pure."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from sharding.formats.quantization import method_of, quantization_of, quantized_
 from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import tied_names, ties
 from sharding.planning.adapters.experts import IN_FUSED
-from sharding.planning.adapters.merging import Merging
+from sharding.planning.adapters.merging import Merging, named_base_of
 from sharding.planning.adapters.module_names import ModuleNames
 from sharding.planning.adapters.replaced import (
     refuse_uneven_vocabulary,
@@ -23,6 +24,13 @@ from sharding.planning.adapters.replaced import (
     replace_whole,
 )
 from sharding.planning.adapters.updates import add_updates
+from sharding.planning.dequantize import without_left_over
+from sharding.planning.schemes import can_help
+
+_OF_QUANTIZED = re.compile(
+    r"(?:-unsloth)?(?:-bnb)?-(?:4|8)bits?(?![a-z0-9]).*$|-(?:gptq|awq|int4|int8|w4a16)(?![a-z0-9]).*$", re.IGNORECASE
+)
+"""How the names of quantized repos end."""
 
 
 def unknown_names(checkpoint: Checkpoint) -> list[str]:
@@ -45,9 +53,11 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
     Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore. The
     result would then not be the model that was trained.
     """
-    assert checkpoint.adapter is not None
-    _refuse_base(checkpoint)
-    work = Merging(checkpoint, checkpoint.adapter, known or {}, may_overflow=may_overflow)
+    adapter = checkpoint.adapter
+    assert adapter is not None
+    checkpoint = without_left_over(checkpoint)
+    _refuse_base(checkpoint, named_base_of(adapter))
+    work = Merging(checkpoint, adapter, known or {}, may_overflow=may_overflow)
     refuse_unknown_tie(work)
     replace_whole(work)
     add_updates(work)
@@ -77,7 +87,7 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
     return replace(plan, merged=merge, findings=(*plan.findings, *([] if merge.changed else [none])))
 
 
-def _refuse_base(checkpoint: Checkpoint) -> None:
+def _refuse_base(checkpoint: Checkpoint, named_base: str) -> None:
     if checkpoint.library not in ("transformers", "sentence-transformers") or "" not in checkpoint.configs:
         raise SourceError(
             "An adapter can be merged only into a model of transformers with its config.json.",
@@ -86,11 +96,22 @@ def _refuse_base(checkpoint: Checkpoint) -> None:
     stated = quantization_of(checkpoint.configs[""])
     if stated is not None or quantized_in(checkpoint.tensors):
         how = f" with {method_of(stated)}" if stated is not None else ""
+        helps = stated is not None and can_help(stated)
         raise SourceError(
             f"The base is quantized{how}. An adapter cannot be added to quantized numbers.",
-            "Make an ordinary copy with --dequantize first, and merge the adapter into that copy.",
-            Remedy("dequantize"),
+            "Make an ordinary copy with --dequantize first, and merge the adapter into that copy."
+            if helps
+            else f"Merge it into the repo that the base was quantized from{_origin(checkpoint, named_base)}.",
+            Remedy("dequantize") if helps else None,
         )
+
+
+def _origin(checkpoint: Checkpoint, named_base: str) -> str:
+    """Return which repo the base was quantized from, as far as names tell."""
+    base = checkpoint.source.repo_id
+    is_it = named_base not in ("", base) and not _OF_QUANTIZED.search(named_base)
+    origin = named_base if is_it else _OF_QUANTIZED.sub("", base)
+    return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
 
 
 def _result(work: Merging) -> Checkpoint:
@@ -156,7 +177,8 @@ def _idle_targets(work: Merging) -> list[str]:
         is_layer = module != name and len(tensor.shape) > 1 and not IN_FUSED.search(name)
         is_layer = is_layer and not (work.config.target_modules == ALL_LINEAR and EMBEDDINGS.search(name))
         in_memory = work.names.in_memory(module)
-        if is_layer and name not in work.updated and work.config.targets(in_memory, work.match):
+        is_left = is_layer and name not in work.updated and work.names.may_be_trained(name)
+        if is_left and work.config.targets(in_memory, work.match):
             idle.append(module)
     return idle
 

@@ -23,6 +23,7 @@ OTHER_BASE = "Name the base that the adapter was trained on, in the same version
 IN_UPDATES = (*CASTABLE, "F8_E4M3", "F8_E5M2")
 """Dtypes of updates. PEFT casts all of them to float32."""
 SAVE_AGAIN = "Save the adapter again, or download it again."
+WITH_PEFT = "Merge it with PEFT and check the result."
 
 
 class Merging:
@@ -46,16 +47,16 @@ class Merging:
         Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
         """
         self.checkpoint, self.adapter, self.may_overflow = checkpoint, adapter, may_overflow
-        self.config = parse_config(parsed_json(adapter.config))
+        document = parsed_json(checkpoint.configs[""])
+        self.model: dict[str, Any] = document if isinstance(document, dict) else {}
+        self.type = str(self.model.get("model_type"))
+        self.config = parse_config(parsed_json(adapter.config)).for_type(self.type)
         patterns = Patterns(ADAPTER_NAME)
         for key, pattern in self.config.patterns:
             patterns.check(key, pattern)
         self.match = patterns.match
         self.given = {tensor.name: tensor for tensor in adapter.tensors}
         self.parts = parts_of(self.given)
-        document = parsed_json(checkpoint.configs[""])
-        self.model: dict[str, Any] = document if isinstance(document, dict) else {}
-        self.type = str(self.model.get("model_type"))
         self.types = set(_types_in(self.model))
         is_tied = ties(self.model)
         unties = is_tied is True and adapter.head_is_copy is False
@@ -89,8 +90,7 @@ class Merging:
     @property
     def named_base(self) -> str:
         """The base that the adapter's configuration names: a repo, or the last part of a path on somebody's disk."""
-        name = (self.config.base_model_name_or_path or "")[:200]
-        return re.split(r"[\\/]", name.rstrip("\\/"))[-1] if re.match(r"[./~\\]|[A-Za-z]:", name) else name
+        return named_base_of(self.adapter)
 
     @property
     def tied_head(self) -> str | None:
@@ -129,25 +129,38 @@ class Merging:
         if new.dtype == old.dtype:
             return new.recipe
         if not {new.dtype, old.dtype} <= CASTABLE.keys():
-            raise SourceError(f"{new.name} is {new.dtype}, but {old.name} of the base is {old.dtype}.", OTHER_BASE)
+            raise SourceError(f"{new.name} is {new.dtype}, but {old.name} of the base is {old.dtype}.", WITH_PEFT)
         return Cast(new.recipe, new.dtype, old.dtype, self.may_overflow)
 
     def other_base(self, name: str, by: str) -> SourceError:
         """Return the error for a tensor `by` of the adapter that needs a tensor `name`, which the model lacks."""
-        named = self.named_base
         base = source_name(self.checkpoint.source.kind, self.checkpoint.source.name)
-        told = f" The adapter names {named} as its base." if named else ""
-        return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", OTHER_BASE)
+        told = f" The adapter names {self.named_base} as its base." if self.named_base else ""
+        return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", self.hint)
 
     def other_shape(self, old: Tensor, new: Tensor) -> SourceError:
         """Return the error for a tensor of the adapter whose shape does not fit."""
         message = f"{new.name} of the adapter is {list(new.shape)}, but {old.name} of the base is {list(old.shape)}."
-        return SourceError(message, OTHER_BASE)
+        return SourceError(message, self.hint)
+
+    @property
+    def hint(self) -> str:
+        """What to do if the adapter does not fit: another base, unless this is the one that it names."""
+        source = self.checkpoint.source
+        is_it = source.kind == "hub" and source.repo_id.lower() == self.named_base.lower()
+        return SAVE_AGAIN if is_it else OTHER_BASE
 
     def untargeted(self, name: str, why: str = "target_modules does not name it") -> SourceError:
         """Return the error for a tensor of the adapter that PEFT would ignore."""
         message = f"The adapter has {name}, but {why} in {ADAPTER_NAME}. PEFT would ignore it."
         return SourceError(message, f"Put the adapter's own {ADAPTER_NAME} beside its weights.")
+
+
+def named_base_of(adapter: Adapter) -> str:
+    """Return the base that an adapter's configuration names: a repo, or the last part of a path on somebody's disk."""
+    config = parsed_json(adapter.config)
+    name = str((isinstance(config, dict) and config.get("base_model_name_or_path")) or "")[:200]
+    return re.split(r"[\\/]", name.rstrip("\\/"))[-1] if re.match(r"[./~\\]|[A-Za-z]:", name) else name
 
 
 def _types_in(config: Any) -> Iterator[str]:
@@ -168,7 +181,7 @@ def heads_last(module: str) -> bool:
 def refuse_odd(*tensors: Tensor, known: Collection[str] = CASTABLE) -> None:
     """Raise SourceError if one of `tensors` does not hold floating-point numbers, of one of the `known` dtypes."""
     if odd := next((tensor for tensor in tensors if tensor.dtype not in known), None):
-        raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", OTHER_BASE)
+        raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", WITH_PEFT)
 
 
 def refuse_large(a: Tensor, b: Tensor) -> None:

@@ -13,6 +13,9 @@ _MOVED = (
 """Names in memory and in files of models with several parts (transformers 5.23, `conversion_mapping`)."""
 
 
+_TEXT, _TEXT_ALONE = "model.language_model.", "model."
+"""How the names of the language model start in a model with several parts, and in the class of that part alone."""
+
 _INSIDE = ((".mlp.", ".block_sparse_moe."), (".block_sparse_moe.", ".mlp."))
 """The same in the middle of a name: Mixtral in transformers 5 and 4."""
 
@@ -33,6 +36,8 @@ class ModuleNames:
         self._prefix = ""
         self.prefixed = ""
         """The last name that was found with another prefix than the stored one."""
+        self.is_of_text = False
+        """Whether a name was one of the class of the language model alone, and was found in a model with more parts."""
 
     def find(self, name: str) -> str | None:
         """Return the stored name of `name`, or None if there is none.
@@ -42,6 +47,9 @@ class ModuleNames:
         """
         if exact := next((other for other in self._moved(name) if other in self._names), None):
             return exact
+        if name.startswith(_TEXT_ALONE) and (inside := _TEXT + name.removeprefix(_TEXT_ALONE)) in self._names:
+            self.is_of_text = True
+            return inside
         shorter = name.partition(".")[2]
         if shorter in self._names:
             self._prefix = name.removesuffix(shorter)
@@ -53,7 +61,11 @@ class ModuleNames:
 
     def in_memory(self, name: str) -> str:
         """Return what a stored name would be in memory, by the prefix that `find` has seen."""
-        return self._prefix + name
+        return _TEXT_ALONE + name.removeprefix(_TEXT) if self.is_of_text else self._prefix + name
+
+    def may_be_trained(self, name: str) -> bool:
+        """Return whether a stored name is in the part of the model that the adapter was trained on."""
+        return not self.is_of_text or name.startswith(_TEXT)
 
     def _moved(self, name: str) -> Iterator[str]:
         yield name

@@ -11,7 +11,6 @@ from sharding.formats.peft_keys import PREFIX, Kind
 from sharding.planning.adapters.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
 from sharding.planning.adapters.merging import (
     IN_UPDATES,
-    OTHER_BASE,
     SAVE_AGAIN,
     Merging,
     heads_last,
@@ -111,7 +110,7 @@ class _Adding:
         is_conv1d = not self._work.types.isdisjoint(_BY_COLUMNS) and module.rpartition(".")[2] in _CONV1D
         transposed = fits_swapped and (is_conv1d or not fits)
         if not (fits or transposed):
-            raise _other_update(old, a, b)
+            raise _other_update(self._work, old, a, b)
         update = self._update(a, b, rank, scale, old, transposed=transposed)
         rounds_twice = self._config.rounds_twice or self._is_parameter(module) or is_router or in_fused
         self._change(module, old, update, kinds, rounds_twice=rounds_twice)
@@ -120,7 +119,7 @@ class _Adding:
         a, b, old = kinds["embedding_a"], kinds["embedding_b"], self._work.tensors[name]
         rank, scale = self._rank_and_scale(module, a)
         if old.shape != (*a.shape[1:], b.shape[0]) or b.shape[1:] != (rank,):
-            raise _other_update(old, a, b)
+            raise _other_update(self._work, old, a, b)
         update = self._update(a, b, rank, scale, old, transposed=True)
         self._change(module, old, update, kinds, rounds_twice=True)
 
@@ -202,6 +201,6 @@ class _Adding:
             raise SourceError(message, "Merge it with PEFT and check the result.")
 
 
-def _other_update(old: Tensor, a: Tensor, b: Tensor) -> SourceError:
+def _other_update(work: Merging, old: Tensor, a: Tensor, b: Tensor) -> SourceError:
     pair = f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}"
-    return SourceError(f"{pair}, but {old.name} of the base is {list(old.shape)}.", OTHER_BASE)
+    return SourceError(f"{pair}, but {old.name} of the base is {list(old.shape)}.", work.hint)
