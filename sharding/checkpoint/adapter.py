@@ -8,6 +8,7 @@ from typing import Any
 
 from sharding.checkpoint.documents import ADAPTER_NAME, config_text
 from sharding.checkpoint.read import read_headers
+from sharding.checkpoint.remarks import remarks_on
 from sharding.checkpoint.side_files import refuse_unfinished
 from sharding.core.errors import SourceError
 from sharding.core.hashing import new_tensor_hash
@@ -153,6 +154,8 @@ def read_adapter(
         _refuse_reading(f"the SHA-256 of {file.path}", file.bytes, most_bytes)
     stated = replace(file, sha256=file.sha256 or _sha256(source, file), source=number)
     tensors = _tensors(source, stated, most_tensors)
+    for remark in remarks_on(tensors):
+        raise SourceError(f"The adapter cannot be merged. {remark.message}", remark.hint)
     return Adapter(source.ref, stated, config.decode(errors="replace"), tensors)
 
 

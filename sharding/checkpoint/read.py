@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from threading import Lock
 
@@ -17,22 +17,24 @@ from sharding.checkpoint.documents import (
 from sharding.checkpoint.library import Layout, card_may_tell, find_layout
 from sharding.checkpoint.links import describe_links, refuse_links
 from sharding.checkpoint.one_file import why_one_file
+from sharding.checkpoint.remarks import adapter_alone, remarks_on
 from sharding.checkpoint.side_files import other_weights, refuse_unfinished, sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder
-from sharding.core.errors import SourceError, TooManyTensors
+from sharding.core.errors import HeaderError, SourceError, TooManyTensors
 from sharding.core.limits import (
     MAX_INDEX_BYTES,
     MAX_TENSORS,
     TENSOR_DESCRIPTION_BYTES,
 )
 from sharding.core.protocols import Files
-from sharding.core.text import name_some, parsed_json, unreached_sentence
+from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
+from sharding.formats.mistaken import POINTER_BYTES, is_pointer, what_is
 from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED, dtype_of_first
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
@@ -75,6 +77,10 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         if len(tensors) > min(most_tensors, MAX_TENSORS):
             raise _too_many_tensors(source, most_tensors)
     _refuse_unusable(tensors)
+    findings += remarks_on(tensors)
+    if all(weight_set.stem == "adapter_model" for weight_set in selection.sets):
+        place = str(source.folder or source.ref.name)
+        findings += filter(None, [adapter_alone(documents.adapter, source.ref, place)])
     taken = {file.path for file in weight_files} | {
         weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index
     }
@@ -101,6 +107,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         other_weights=other_weights(source.files, taken | of_ranks | {file.path for file in side_files}),
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
+        has_twice=any(finding.code == "stored-twice" for finding in findings),
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
@@ -133,7 +140,7 @@ def _read_component(
     """Return a component, its files, its tensors and findings about it."""
     if weight_set.ranks:
         return _read_ranks(source, by_path, weight_set, most_tensors)
-    findings = weight_set.findings()
+    findings = weight_set.findings(_listed(source, by_path, weight_set))
     index = _read_index(source, by_path, weight_set, most_tensors)
     files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
@@ -144,6 +151,7 @@ def _read_component(
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)
     tensors = [tensor for header in headers for tensor in header.tensors]
     tensors += [tensor for archive in archives for tensor in archive.tensors]
+    tensors, twice = _each_once(tensors, index)
     tied = [name for archive in archives for name in archive.tied]
     disagreements = compare_with_index(index, tensors, tied) if index else []
     metadata, conflicts = merge_metadata(headers)
@@ -151,7 +159,7 @@ def _read_component(
     names = weight_set.folder, weight_set.stem, weight_set.variant, weight_set.is_whole
     loads_as = (index.dtype if index else "") or _dtype_of_first(tensors, [file.path for file in files])
     component = Component(*names, metadata, total_parameters, loads_as)
-    findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
+    findings += [*disagreements, *conflicts, *describe_archives(files, archives), *twice]
     return component, files, tensors, findings
 
 
@@ -222,6 +230,16 @@ def _read_index(
     return parse_index(read_small(source, by_path[weight_set.index], MAX_INDEX_BYTES), weight_set.index)
 
 
+def _listed(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet) -> frozenset[str]:
+    """Return the files in the index beside a single file. MLX and others write one for a single file too."""
+    file = by_path.get(weight_set.index or "") if weight_set.single else None
+    if file is None or file.bytes > MAX_INDEX_BYTES:
+        return frozenset()
+    with suppress(SourceError):
+        return frozenset(parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path).weight_map.values())
+    return frozenset()
+
+
 def read_headers(source: Files, files: Iterable[FileEntry], most_tensors: int = MAX_TENSORS) -> list[Header]:
     """Return the parsed headers of `files`, in order. Raises SourceError, HeaderError, TooManyTensors."""
     headers, seen = [], 0
@@ -236,7 +254,11 @@ def read_headers(source: Files, files: Iterable[FileEntry], most_tensors: int = 
 
 def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
     first = b"".join(source.read(file.path, 0, min(file.bytes, _FIRST_READ_BYTES)))
-    end = header_end(first[:LENGTH_BYTES], file.bytes, file.path)
+    try:
+        end = header_end(first[:LENGTH_BYTES], file.bytes, file.path)
+    except HeaderError as error:
+        what, hint = what_is(first)
+        raise (HeaderError(f"{file.path} is {what}.", hint) if what else error) from error
     if end > len(first):
         _refuse_long(source, end, most_tensors)
         first += b"".join(source.read(file.path, len(first), end))
@@ -271,13 +293,38 @@ def _too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
     )
 
 
+def _each_once(tensors: Sequence[Tensor], index: Index | None) -> tuple[list[Tensor], list[Finding]]:
+    """Return each tensor once, as transformers and diffusers load it: from the last of the files that hold it.
+
+    Raises SourceError if the index names another of them.
+    """
+    last: dict[str, Tensor] = {}
+    for tensor in tensors:
+        last[tensor.name] = max(tensor, last.get(tensor.name, tensor), key=lambda one: one.file)
+    if len(last) == len(tensors) or index is None:
+        return list(tensors), []
+    twice = [tensor for tensor in tensors if tensor is not last[tensor.name]]
+    for tensor in twice:
+        used, named = last[tensor.name].file, index.weight_map.get(tensor.name)
+        if named != used:
+            raise SourceError(
+                f"The tensor {tensor.name} is in two files: {tensor.file} and {used}. The index names "
+                f"{named or 'neither'}, but libraries load the one in {used}.",
+                f"If that is right, write {used} into the index. Else remove the tensor from {used}.",
+            )
+    message = f"{count(len(twice), 'tensor')} {'is' if len(twice) == 1 else 'are'} in two files: "
+    message += f"{name_some([tensor.name for tensor in twice])}. The copy has those that the index names."
+    kept = [tensor for tensor in tensors if tensor is last[tensor.name]]
+    return kept, [Finding("info", "stored-twice", message)]
+
+
 def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
     seen: dict[str, str] = {}
     for tensor in tensors:
         if tensor.name in seen:
             raise SourceError(
                 f"The tensor {tensor.name} is in two files: {seen[tensor.name]} and {tensor.file}.",
-                "Remove the file that does not belong to this checkpoint.",
+                "No index says which of them counts. Download the checkpoint again, or ask its author.",
             )
         seen[tensor.name] = tensor.file
     if not seen:
@@ -285,15 +332,19 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
 
 
 def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
-    """Raise SourceError if one of `files` on this disk is not readable. Otherwise a job would fail only at its end.
+    """Raise SourceError if one of `files` on this disk is not readable, or is only a pointer of Git LFS.
 
-    Weights need no such check, because their headers are read.
+    Otherwise a job would fail only at its end, or copy the pointer. Weights need no such check, because their headers
+    are read.
     """
     for file in files:
         path = source.path(file.path)
         if path and not os.access(path, os.R_OK):
             hint = "Change its permissions, or remove it from the source."
             raise SourceError(f"You have no permission to read {file.path}.", hint)
+        if path and 0 < file.bytes < POINTER_BYTES and is_pointer(b"".join(source.read(file.path, 0, file.bytes))):
+            what, hint = what_is(b"".join(source.read(file.path, 0, file.bytes)))
+            raise SourceError(f"{file.path} is {what}.", hint)
 
 
 def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:

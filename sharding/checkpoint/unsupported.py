@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from sharding.checkpoint.documents import MODULES_NAME, PIPELINE_NAME
 from sharding.core.errors import SourceError, VariantMissing
 from sharding.core.text import name_some
-from sharding.formats.names import is_duplicate, may_be_model
+from sharding.formats.names import is_duplicate, is_of_ranks, may_be_model
 
 _CONVERT = (
     "Look for config.json and model.safetensors in the same repo or a related one. Otherwise, convert the weights "
@@ -60,9 +60,16 @@ def no_weights(paths: Sequence[str]) -> SourceError:
             "Keep one of them, or add model.safetensors.index.json.",
         )
     if tensors:
+        hint = f"Name one of the folders as the source, such as SOURCE/{_folders(tensors)[0]}."
+        return SourceError(f"The weights are in folders that no configuration names: {name_some(tensors)}.", hint)
+    runs = _folders(path for path in paths if is_of_ranks(path.rpartition("/")[2]))
+    if len(runs) > 1:
+        hint = f"Name one of them as the source, such as SOURCE/{runs[0]}."
+        return SourceError(f"There are the weights of several models or steps of a run: {name_some(runs)}.", hint)
+    if pieces := [path for path in paths if path.endswith(".distcp")]:
         return SourceError(
-            f"The weights are in folders that no configuration names: {name_some(tensors)}.",
-            "Download one of the folders and use its path as the source.",
+            f"There are pieces of a training run ({name_some(pieces)}), but no .metadata, which says what is in them.",
+            "Copy that file too. Its name starts with a dot, so many programs leave it out.",
         )
     for suffix, (what, hint) in _ELSEWHERE.items():
         if files := [path for path in paths if path.endswith(suffix)]:
@@ -85,6 +92,10 @@ def of_other_formats(inside: Iterable[str], path: str) -> list[str]:
     stem = path.removesuffix(".safetensors")
     same = any(other.startswith(f"{stem}.") for other in others)
     return [] if same else [other for other in others if not is_duplicate(other)]
+
+
+def _folders(paths: Iterable[str]) -> list[str]:
+    return sorted({path.rpartition("/")[0] for path in paths} - {""})
 
 
 def no_variant(variant: str, there: Iterable[str]) -> VariantMissing:

@@ -1,7 +1,7 @@
 """Find the weight files in a folder that belong together by name: one file, an index, shards. Touches no files."""
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -55,9 +55,9 @@ class WeightSet:
             )
         return listed
 
-    def findings(self) -> list[Finding]:
-        """Return findings about the choice of the files."""
-        if self.single and (self.index or self.shards):
+    def findings(self, listed: Set[str]) -> list[Finding]:
+        """Return findings about the choice of the files. `listed` are those in the index."""
+        if self.single and (self.index or self.shards) and not (listed == {self.single} and not self.shards):
             library, used = "diffusers" if self.index_first else "transformers", self.single
             beside = "an index or shards"
             if self.takes_index:

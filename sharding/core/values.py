@@ -259,6 +259,8 @@ class Checkpoint:
     """What the merge of the adapter did, after it."""
     unreached: tuple[str, ...] = ()
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
+    has_twice: bool = False
+    """Whether its files hold a tensor twice, which is in `tensors` once."""
 
     @property
     def total_bytes(self) -> int:

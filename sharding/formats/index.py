@@ -42,7 +42,9 @@ def parse_index(text: bytes, path: str) -> Index:
         raise SourceError(f"{path} has no weight_map from tensor names to file names.", hint)
     for file in set(weight_map.values()):
         if not file.endswith(suffix) or name_problem(file) or re.search(r"[/\\\x00-\x1f]", file):
-            raise SourceError(f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it.", hint)
+            moved = f"Put the weight files beside {path}, and name them in it without a folder."
+            said = f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it."
+            raise SourceError(said, moved if "/" in file else hint)
     for name in weight_map:
         if problem := name_problem(name):
             raise SourceError(f"{path} names the tensor {shown_name(name)}, whose name {problem}.", hint)

@@ -41,6 +41,7 @@ _OTHER_FORMATS = (
 )  # fmt: skip
 _DATA = (".npz", ".npy", ".pkl", ".pickle")
 """Formats among these that can also hold data other than weights."""
+DDP = "DistributedDataParallel"
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
 _TRAINING_STATE = re.compile(
@@ -48,7 +49,26 @@ _TRAINING_STATE = re.compile(
     r"|rng_state(?:_\d+)?\.pth|trainer_state\.json|training_args\.bin|custom_checkpoint_\d+\.pkl)"
 )
 _ACCELERATE_FOLDER = "pytorch_model_fsdp_0/"
+_ACCELERATE_FOLDERS = re.compile(r"pytorch_model_fsdp_\d+/")
+"""Accelerate numbers the models of one run."""
 _RANK_INDEX = re.compile(r".*\.safetensors\.index\.(?:[^./]+-)?rank\d+-of-\d+\.json")
+
+
+_WRAPPERS = {
+    "torch.compile": re.compile(r"(?:^|\.)_orig_mod\."),
+    "FSDP": re.compile(r"(?:^|\.)_(?:fsdp|checkpoint)_wrapped_module\."),
+    DDP: re.compile(r"^module\."),
+}
+"""What the wrappers of torch add to the names of tensors."""
+
+
+def wrapper_of(name: str) -> str:
+    """Return what wrapped the model that a tensor of this name was saved with, "" for an ordinary name.
+
+    >>> wrapper_of("_orig_mod.lm_head.weight"), wrapper_of("module.lm_head.weight"), wrapper_of("lm_head.weight")
+    ('torch.compile', 'DistributedDataParallel', '')
+    """
+    return next((wrapper for wrapper, form in _WRAPPERS.items() if form.search(name)), "")
 
 
 def folded(path: str) -> str:
@@ -162,7 +182,7 @@ def trained_folder(paths: Collection[str]) -> str | None:
     """Return the folder ("" or ending in "/") with the weights that the ranks of a training run saved.
 
     Returns None if `paths` are those of an ordinary repo. Also None if there are several such folders, and none is the
-    top or has accelerate's name.
+    top or has accelerate's name, or several have.
 
     >>> trained_folder(["optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata", "scheduler.bin"])
     'pytorch_model_fsdp_0/'
@@ -171,6 +191,8 @@ def trained_folder(paths: Collection[str]) -> str | None:
     if any("/" not in path and _is_ordinary(path) for path in relevant):
         return None
     folders = {path[: path.rfind("/") + 1] for path in relevant if is_of_ranks(path.rpartition("/")[2])}
+    if sum(_ACCELERATE_FOLDERS.fullmatch(folder) is not None for folder in folders) > 1:
+        return None
     known = [folder for folder in ("", _ACCELERATE_FOLDER) if folder in folders]
     return known[0] if known else folders.pop() if len(folders) == 1 else None
 

@@ -14,6 +14,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.text import format_bytes, name_problem, name_some, shown_name
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Finding, Tensor, folder_of
+from sharding.formats.mistaken import POINTER_BYTES, what_is
 from sharding.formats.torch_file import Locate, Place, open_bin
 from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused
@@ -70,11 +71,12 @@ def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) ->
         ignored += [shown_name(str(key)) for key in wrapper if key != "state_dict"]
         tied = _tied(tensors) if unites_tied else {}
         return _lay_out(file, tensors, tied, locate, tuple(ignored), is_wrapped=bool(wrapper))
-    except PickleRefused as error:
-        raise SourceError(f"The pickled weights {file.path} cannot be read: {error}.", _HINT) from error
-    except ZipRefused as error:
-        message = f"The pickled weights {file.path} cannot be read: {error}."
-        raise SourceError(message, "Download the file again, or ask its author.") from error
+    except (PickleRefused, ZipRefused) as error:
+        what, hint = what_is(b"".join(source.read(file.path, 0, min(file.bytes, POINTER_BYTES))), "torch")
+        if what:
+            raise SourceError(f"{file.path} is {what}.", hint) from error
+        hint = _HINT if isinstance(error, PickleRefused) else "Download the file again, or ask its author."
+        raise SourceError(f"The pickled weights {file.path} cannot be read: {error}.", hint) from error
 
 
 def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -> Iterator[Finding]:

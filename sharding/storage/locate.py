@@ -11,6 +11,7 @@ from sharding.core.repo import Repo
 from sharding.core.values import Address
 from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import trained_folder
+from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import lies_in, refuse_overlap
 from sharding.storage.folder_source import open_folder
@@ -44,6 +45,9 @@ def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
     source = _open(text, hub)
     paths = [*(file.path for file in source.files), *source.links_out]
     folder = trained_folder(paths)
+    if base and ADAPTER_NAME in paths and folder is None:
+        hint = f"To merge it: shard-my-repo shard {base} ./merged --adapter {text}"
+        raise UsageError(f"{text} is an adapter, not the output of a training run.", hint, Remedy("leave_base_out"))
     if base and (folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
         raise UsageError(
             f"{text} has a configuration of its own, or is not the output of a training run.",

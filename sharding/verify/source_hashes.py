@@ -22,13 +22,14 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[Fil
 
     Else the list is empty. That is so if
 
-    - a tensor is made of several pieces,
+    - a tensor is made of several pieces, or is in two files,
     - a file belongs to the base, or an adapter is merged,
     - a file has no SHA-256,
     - a file holds other bytes than a header and the tensors after it, or
     - a file belongs to one rank, so its names and metadata differ from the result's.
     """
-    if not are_stored(checkpoint.tensors) or checkpoint.adapter or any(file.source for file in checkpoint.weight_files):
+    is_other = checkpoint.has_twice or checkpoint.adapter or any(file.source for file in checkpoint.weight_files)
+    if is_other or not are_stored(checkpoint.tensors):
         return []
     starts: dict[str, int] = {}
     filled: dict[str, int] = {}

@@ -99,6 +99,15 @@ def test_names_of_variants_as_diffusers_wrote_them_before_are_understood(tmp_pat
     assert "model.safetensors.index.fp16.json" in listing(tmp_path / "out")
 
 
+def test_an_index_with_the_name_of_today_counts_before_one_with_an_old_name(tmp_path: Path) -> None:
+    first, second = "model-00001-of-00002.fp16.safetensors", "model-00002-of-00002.fp16.safetensors"
+    files = {first: {"a": np.zeros(3)}, second: {"b": np.ones(3)}, "old.safetensors": {"c": np.ones(3)}, **PLAIN}
+    folder = write_checkpoint(tmp_path / "in", files, index=False)
+    for name, listed in (("index.fp16", {"a": first, "b": second}), ("fp16.index", {"c": "old.safetensors"})):
+        (folder / f"model.safetensors.{name}.json").write_text(json.dumps({"weight_map": listed}))
+    assert [file.path for file in job.inspect(str(folder), variant="fp16").weight_files] == [first, second]
+
+
 def test_a_pickled_variant_is_taken_and_keeps_the_name_of_its_kind(variants: Path, tmp_path: Path) -> None:
     source = tmp_path / "in"
     shutil.copytree(variants, source)

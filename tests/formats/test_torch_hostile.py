@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a program": (packed(pickled_as({}), {"constants.pkl": b""}), "TorchScript"),
     "another zip file": (packed(b"", {"!other": b""}).replace(b"data.pkl", b"data.txt"), "no data.pkl"),
     "nothing": (b"", "ends early"),
-    "a text": (b"version https://git-lfs.github.com/spec/v1\n", "does not support its instruction|uses a value"),
+    "a text": (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
     # Zip files that say two things
     "compressed": (packed(pickled_as({"w": tensor()}), packing=zipfile.ZIP_DEFLATED), "compressed"),
     "from a big-endian machine": (packed(pickled_as({"w": tensor()}), order=b"big"), "big-endian"),

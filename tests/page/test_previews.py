@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import HTMLResponse
 from starlette.types import Receive, Scope, Send
 
-from sharding.page.links import Wish
+from sharding.page.links import Wish, read_wish
 from sharding.page.serving.preview import Preview, opening
 from sharding.page.site import Site as Place
 from tests.conftest import in_a_loop
@@ -113,3 +113,10 @@ def test_the_served_page_has_the_preview_of_its_link_and_asks_no_hub(space: Site
         assert "Gradio" not in " ".join(value for values in head.metas.values() for value in values)
     assert re.match("text/plain|application/json", ask(space, "GET", "/config", {}).headers["content-type"])
     assert "content-length" in ask(space, "HEAD", "/?result=a/b", {}).headers
+
+
+@pytest.mark.parametrize(
+    ("text", "private"), [("true", True), ("false", False), ("", False), ("1", False), ("True", False)]
+)
+def test_only_true_asks_for_a_private_copy(text: str, private: bool) -> None:
+    assert read_wish({"repo": "a/b", "private": text}).private is private

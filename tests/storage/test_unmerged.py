@@ -17,6 +17,7 @@ from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import write_ranks
 from tests.hubs import TOKEN, download, propose, push, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.lora import Case, edited, save_adapter, save_base
 
 FAMOUS = "alice/famous"
 
@@ -199,3 +200,23 @@ def test_a_base_of_a_pull_request_is_named_so_too(hub: InHouse, tmp_path: Path) 
     assert json.loads((folder / "sharding_report.json").read_text())["verification"]["unreached"] == [base]
     assert not re.search("^base_model:", (folder / "README.md").read_text(), re.MULTILINE)
     assert f"No known branch or tag of {FAMOUS}" in (folder / "README.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_of_a_pull_request_is_named_so_too(hub: InHouse, tmp_path: Path) -> None:
+    base = save_base(Case(), tmp_path / "base")
+    push(hub, base, "alice/base")
+    lora = save_adapter(Case(), base, tmp_path / "lora")
+    push(hub, lora, "alice/lora")
+    edited(lambda held: {name: tensor * 2 for name, tensor in held.items()})(lora)
+    adapter = f"alice/lora@{propose(hub, lora, 'alice/lora')}"
+    said = "No known branch or tag of alice/lora contains commit"
+    checkpoint = job.plan("alice/base", job.Options("60kB", adapter=adapter), endpoint=hub.address, token=TOKEN)[0]
+    assert [one.message[: len(said)] for one in checkpoint.findings if one.code == "unreached-commit"] == [said]
+    shard(hub, "alice/base", "alice/copy", job.Options("60kB", adapter=adapter))
+    folder = download(hub, "alice/copy", tmp_path / "copy")
+    assert json.loads((folder / "sharding_report.json").read_text())["verification"]["unreached"] == [adapter]
+    card = (folder / "README.md").read_text()
+    assert said in card and not re.search("^base_model:", card, re.MULTILINE)
+    status, told = command("verify", "alice/base", "alice/copy", "--adapter", adapter)
+    assert status == 0 and said in told
