@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForCTC,
     AutoModelForImageClassification,
     AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
@@ -44,6 +45,13 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "gpt2": (AutoModelForCausalLM, "gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}),
     "gpt2 alone": (AutoModel, "gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}),
     "bert": (AutoModel, "bert", SMALL),
+    "bert for words": (AutoModelForMaskedLM, "bert", SMALL),
+    "roberta": (AutoModelForMaskedLM, "roberta", {**SMALL, "pad_token_id": 1}),
+    "distilbert": (
+        AutoModel,
+        "distilbert",
+        {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 96},
+    ),
     "t5": (
         AutoModelForSeq2SeqLM,
         "t5",

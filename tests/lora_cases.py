@@ -3,7 +3,14 @@
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from tests.lora import EVERY, Case, configured, edited, for_each_expert, fused, in_turn, pickled, pickled_base, renamed
 
@@ -187,6 +194,26 @@ WHOLE = {
     "scores": Case("scores", {"target_modules": Q, "task_type": "SEQ_CLS"}),
     "scores of a causal model": Case(
         lora={"target_modules": Q, "task_type": "SEQ_CLS"}, auto=AutoModelForSequenceClassification
+    ),
+    "tokens of a causal model": Case(
+        lora={"target_modules": Q, "task_type": "TOKEN_CLS"}, auto=AutoModelForTokenClassification
+    ),
+    "a classifier of bert": Case(
+        "bert", {"target_modules": ["query"], "task_type": "SEQ_CLS"}, auto=AutoModelForSequenceClassification
+    ),
+    "a classifier of roberta": Case(
+        "roberta", {"target_modules": ["query"], "task_type": "SEQ_CLS"}, auto=AutoModelForSequenceClassification
+    ),
+    "tokens of roberta": Case(
+        "roberta", {"target_modules": ["query"], "task_type": "TOKEN_CLS"}, auto=AutoModelForTokenClassification
+    ),
+    "questions of distilbert": Case(
+        "distilbert", {"target_modules": ["q_lin"], "task_type": "QUESTION_ANS"}, auto=AutoModelForQuestionAnswering
+    ),
+    "a classifier of vit": Case(
+        "vit",
+        {"target_modules": ["q_proj", "query"], "modules_to_save": ["classifier"]},
+        auto=AutoModelForImageClassification,
     ),
 }
 

@@ -10,6 +10,7 @@ from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.model_class.architecture import stored_names
+from sharding.planning.adapters.classifiers import as_classifier
 from sharding.planning.adapters.merged import unknown_names
 from sharding.report.fetch import Result
 from sharding.verify.structure import Likeness, sentence_of
@@ -52,7 +53,7 @@ def judge_result(
                 trained = base.pinned if base else ""
                 with_it = {"adapter": adapter} if adapter else {}
                 original = inspect(pinned, source.variant, trained, **with_it)
-                known = ask_names(original) if original.adapter and unknown_names(original) else {}
+                known = ask_names(as_classifier(original)) if original.adapter and unknown_names(original) else {}
             except SourceError as error:
                 why_not = error.message
         held = pool.result(reading)

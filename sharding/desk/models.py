@@ -127,7 +127,8 @@ class Models:
     def names(self, checkpoint: Checkpoint, caller: str) -> Mapping[str, str]:
         """Return the result of `stored_names`, cached by weights. Raises as `plan` does."""
         ask = partial(stored_names, checkpoint, limit_seconds=QUESTION_SECONDS)
-        return self._questions.ask(("names", *_weights(checkpoint)), caller, ask, len(checkpoint.tensors))
+        key = "names", checkpoint.configs.get("", ""), *_weights(checkpoint)
+        return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
     def overview(self, source: str, variant: str, token: str | None, base: str, session: str | None) -> Overview:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""

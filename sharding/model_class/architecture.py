@@ -102,7 +102,7 @@ def _together(method: str, budgets: Mapping[str, int]) -> list[list[str]]:
 
 
 def stored_names(checkpoint: Checkpoint, limit_seconds: float = ARCHITECTURE_SECONDS) -> dict[str, str]:
-    """Return the names in files for the names in memory that differ from them, {} without transformers.
+    """Return the names in files of all weights of the class, by their names in memory, {} without transformers.
 
     Takes seconds, because another process imports transformers. Raises ModelRefused as in `hints_for`.
     """
@@ -114,7 +114,7 @@ def stored_names(checkpoint: Checkpoint, limit_seconds: float = ARCHITECTURE_SEC
         raise
     except SourceError:
         return {}
-    return {weight.name: weight.saved_as[0] for weight in weights if weight.saved_as not in ((), (weight.name,))}
+    return {weight.name: weight.saved_as[0] for weight in weights if weight.saved_as}
 
 
 def hints_for(

@@ -9,6 +9,7 @@ from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.model_class.architecture import hints_for, stored_names
+from sharding.planning.adapters.classifiers import as_classifier
 from sharding.planning.adapters.merged import merged, unknown_names
 from sharding.planning.dequantize import dequantized, without_left_over
 from sharding.planning.plan import plan_checkpoint
@@ -34,7 +35,7 @@ def planned(
         options = replace(options, dequantize=False)  # the weights are ordinary ones already
     after = dequantized(after) if options.dequantize else after
     if checkpoint.adapter:
-        known = ask_names(checkpoint) if unknown_names(checkpoint) else {}
+        known = ask_names(as_classifier(checkpoint)) if unknown_names(checkpoint) else {}
         after = merged(after, may_overflow=options.allow_overflow, known=known)
     if any(isinstance(tensor.recipe, Dora) for tensor in after.tensors):
         require("Merging a DoRA")

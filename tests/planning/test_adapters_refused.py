@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import CLIPVisionModel
+from transformers import AutoModelForSequenceClassification, CLIPVisionModel
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
@@ -409,3 +409,12 @@ def test_no_adapter_at_that_place_is_an_error_of_the_request(tmp_path: Path) -> 
     base = save_base(Case(), tmp_path / "base")
     with pytest.raises((SourceError, UsageError), match="nowhere"):
         job.plan(str(base), job.Options("1MB", adapter=str(tmp_path / "nowhere")))
+
+
+def test_a_classifier_that_would_have_random_weights_is_refused_by_their_names(tmp_path: Path) -> None:
+    """A model of masked words has no pooler, which the class for sequences computes its labels from."""
+    lora = {"target_modules": ["query"], "task_type": "SEQ_CLS"}
+    base, adapter = ready(Case("bert for words", lora, auto=AutoModelForSequenceClassification), tmp_path)
+    with pytest.raises(SourceError, match=r"BertForSequenceClassification.*bert\.pooler\.dense\.weight"):
+        finish(job.shard(str(base), str(tmp_path / "out"), job.Options("1MB", adapter=str(adapter))))
+    assert not (tmp_path / "out").exists()

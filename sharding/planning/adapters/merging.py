@@ -47,6 +47,7 @@ class Merging:
         Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
         """
         self.checkpoint, self.adapter, self.may_overflow = checkpoint, adapter, may_overflow
+        self.known = known
         document = parsed_json(checkpoint.configs[""])
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))

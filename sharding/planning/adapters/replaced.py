@@ -1,6 +1,6 @@
 """Put whole tensors and rows of an adapter in place of those of its base. Pure."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
@@ -8,14 +8,10 @@ from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import always_ties, known_class
+from sharding.model_class.class_table import always_ties
+from sharding.planning.adapters.classifiers import make_classifier
 from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, Merging, heads_last
-from sharding.planning.adapters.module_names import ModuleNames
 from sharding.recipes.rows import Rows
-
-_TASKS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
-"""The ends of the classes that transformers has for these tasks of an adapter."""
-_SCORES = "score.weight"
 
 
 def replace_whole(work: Merging) -> None:
@@ -26,7 +22,7 @@ def replace_whole(work: Merging) -> None:
     parts = sorted(work.parts, key=lambda part: heads_last(part.of))
     whole = {part.of: work.given[part.name] for part in parts if part.kind == "whole"}
     _refuse_ignored(work)
-    _add_scores(work, whole)
+    make_classifier(work, whole, work.known)
     head = work.tied_head
     unties = head is not None and not work.config.ensure_weight_tying and _is_saved_apart(work)
     if unties:
@@ -124,26 +120,6 @@ def _refuse_ignored(work: Merging) -> None:
 def _is_saved_apart(work: Merging) -> bool:
     modules = (work.head.removesuffix(".weight"), work.embedding.name.removesuffix(".weight"))
     return any(map(work.is_saved, modules))
-
-
-def _add_scores(work: Merging, whole: Mapping[str, Tensor]) -> None:
-    """Turn a causal model into a classifier, if the adapter was trained as one and has its head."""
-    named = work.model.get("architectures")
-    class_name = str(named[0]) if isinstance(named, list) and named and work.embeddings else ""
-    task, scores = _TASKS.get(str(work.config.task_type), ""), whole.get(_SCORES)
-    if not task or scores is None or work.names.find(_SCORES) or not class_name.endswith("ForCausalLM"):
-        return
-    classifier = class_name.removesuffix("ForCausalLM") + task
-    known = known_class({**work.model, "architectures": [classifier]})
-    if known is None or known.name != classifier:
-        return
-    embedding = work.embedding
-    work.tensors = {name: tensor for name, tensor in work.tensors.items() if name not in work.heads}
-    work.tensors[_SCORES] = embedding._replace(name=_SCORES, shape=scores.shape)
-    work.names = ModuleNames(work.tensors)
-    labels = {number: f"LABEL_{number}" for number in range(scores.shape[0])}
-    label_ids = {label: number for number, label in labels.items()}
-    work.settings |= {"architectures": [classifier], "id2label": labels, "label2id": label_ids}
 
 
 def _refuse_missing(work: Merging, replaced: Container[str]) -> None:
