@@ -380,6 +380,27 @@ def test_old_names_of_attention_blocks_keep_a_model_of_diffusers_in_one_file(tmp
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in vae.state_dict().items())
 
 
+def test_an_autoencoder_without_an_encoder_stays_one_file_wherever_it_is(tmp_path: Path) -> None:
+    """diffusers looks for a missing encoder only in a single file."""
+    halves = {
+        half: {f"{half}.layers.{n}.weight": np.ones(5000, np.float32) for n in range(3)}
+        for half in ("decoder", "encoder")
+    }
+    for number, tensors in enumerate((halves["decoder"], halves["decoder"] | halves["encoder"])):
+        source = repo(
+            tmp_path / f"in-{number}",
+            {
+                "model_index.json": {"_class_name": "P", "vae": ["diffusers", "AutoencoderKL"]},
+                "vae/config.json": {"_class_name": "AutoencoderKL"},
+                "vae/diffusion_pytorch_model.safetensors": tensors,
+            },
+        )
+        out = tmp_path / f"out-{number}"
+        reshard(source, out, "30kB")
+        assert (out / "vae/diffusion_pytorch_model.safetensors").exists() == (number == 0)
+        assert ("missing encoder" in said(source).get("kept-whole", "")) == (number == 0)
+
+
 def test_a_pipeline_may_have_its_model_at_the_top(tmp_path: Path) -> None:
     from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 

@@ -324,6 +324,16 @@ OF_MODELS = {
         in_turn(for_each_expert({"down_proj": (32, 24)}, rank=2), configured(rank_pattern={"down_proj": 2})),
         case=MOE,
     ),
+    "an alpha pattern of experts": Refused(
+        ("alpha_pattern", "down_proj"),
+        in_turn(for_each_expert({"down_proj": (32, 24)}), configured(alpha_pattern={"down_proj": 3})),
+        case=MOE,
+    ),
+    "an alpha pattern of one expert": Refused(
+        ("alpha_pattern", "experts.1.down_proj"),
+        in_turn(for_each_expert({"down_proj": (32, 24)}), configured(alpha_pattern={"experts.1.down_proj": 3})),
+        case=MOE,
+    ),
 }
 
 REFUSED = OF_CONFIGURATION | OF_KEYS | OF_SHAPES | OF_MODELS

@@ -205,6 +205,22 @@ def test_a_job_that_goes_on_replaces_nothing_that_came_to_main_meanwhile_and_sho
     assert files_of(hub, MADE) == {".gitattributes", "secret.txt", "config.json"} and is_private(hub)
 
 
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_job_that_goes_on_after_it_was_shown_replaces_nothing_on_top_of_its_commit(hub: InHouse, adds: bool) -> None:
+    shard(hub, SOURCE, MADE, "60kB")
+    with hub.failing(f"status:403@DELETE .*{STAGING_BRANCH}"), pytest.raises(DestinationError):
+        shard(hub, SOURCE, MADE, "20kB")
+    assert STAGING_BRANCH in branches(hub, MADE) and "model-00003-of" in " ".join(files_of(hub, MADE))
+    if not adds:
+        assert shard(hub, SOURCE, MADE, "20kB").verification.identical and branches(hub, MADE) == {"main"}
+        return
+    put(hub, "config.json", b'{"mine": true}')
+    before = hub.api().model_info(MADE).sha
+    with pytest.raises(DestinationError, match=rf"Somebody has changed {MADE} meanwhile .*config\.json"):
+        shard(hub, SOURCE, MADE, "20kB")
+    assert hub.api().model_info(MADE).sha == before and STAGING_BRANCH in branches(hub, MADE)
+
+
 def test_a_file_of_ones_own_beside_an_earlier_copy_is_not_replaced_by_one_of_the_source(hub: InHouse) -> None:
     shard(hub, SOURCE, MADE, "60kB")
     put(hub, "notes.txt", b"mine")
