@@ -112,7 +112,7 @@ class Showing:
             pinned = source.ref.pinned
             with suppress(ShardingError):
                 original = self._desk.inspect(pinned, source.variant, token)
-                if merge and merge.adapter.kind == "hub":
+                if merge and merge.changed and merge.adapter.kind == "hub":
                     options = Options(variant=source.variant, adapter=merge.path)
                     changed = changed_names(self._desk.plan(pinned, options, token)[1])
         return self._desk.inspect(copy, "", token), original, changed

@@ -48,3 +48,8 @@ def test_a_copy_that_others_made_is_held_to_that_folder_and_to_no_other(hub: InH
 def test_a_result_is_no_folder(hub: InHouse, desk: Desk, repo: str) -> None:
     with pytest.raises(SourceError, match="A result is a whole repo"):
         desk.judge(f"{repo}/sub", ALICE)
+
+
+def test_the_facts_of_a_folder_name_it_and_lead_to_it(hub: InHouse, desk: Desk, repo: str) -> None:
+    card = desk.lookup.card(f"{repo}/sub", ALICE)
+    assert (card.repo_id, card.page) == (f"{repo}/sub", f"{hub.address}/{repo}/tree/{card.revision}/sub")

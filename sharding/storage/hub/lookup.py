@@ -121,14 +121,21 @@ class Lookup:
         """Return the Hub's description of `source`. Raises SourceError if the token may see no such repo."""
         hub = Hub(self._endpoint, token)
         _refuse_folder(source, SourceError)
-        repo_id, revision, _ = parse_address(source, self._endpoint)
+        repo_id, revision, folder = parse_address(source, self._endpoint)
 
         def look() -> SourceCard:
             info = hub.api.model_info(repo_id, revision=revision)
             license, name = getattr(info.card_data, "license", None), parsed(str, info.id)
             license = license if isinstance(license, str) else None
+            commit = parsed(str, info.sha or "")
+            place = RepoRef("hub", name, commit, folder)
             return SourceCard(
-                name, parsed(str, info.sha or ""), hub.page(name), license, bool(info.gated), bool(info.private)
+                place.name,
+                commit,
+                f"{hub.endpoint}/{place.tree}" if folder else hub.page(name),
+                license,
+                bool(info.gated),
+                bool(info.private),
             )
 
         return hub.ask(repo_id, SourceError, look)
