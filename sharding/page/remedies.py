@@ -57,6 +57,8 @@ _OF_FINDINGS = {
     "ranks-uneven": 'To check that, fill in "The model that was trained".',
     "base-dtype": "To convert them, choose a number format under Advanced.",
     "quantized": "Tick Dequantize for training, or for tools that cannot read such weights.",
+    "adapter-alone": "To merge it, open its base, and name this adapter there.",
+    "quantization-left-over": "If you choose a number format under Advanced, the copy's does not say it.",
     "no-known-loader": 'If your loader reads only one file, write "one file" as the size.',
 }
 """By the code of a finding: the page's words instead of the sentences of its hint for the command line."""
