@@ -81,8 +81,8 @@ def _at(repo: str, revision: str) -> str:
     if not repo or not revision or "@" in repo or "://" in repo:
         return repo
     owner_and_name, folder = repo.split("/", 2)[:2], repo.split("/", 2)[2:]
-    at = revision if revision.startswith("refs/") else quote(revision, safe="")
-    return "/".join([f"{'/'.join(owner_and_name)}@{at}", *folder])
+    at = revision if revision.startswith("refs/") else revision.replace("%", "%25").replace("/", "%2F")
+    return "/".join([f"{'/'.join(owner_and_name)}@{at}", *folder])[:_LONGEST]
 
 
 def query_of(wish: Wish) -> str:
