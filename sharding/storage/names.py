@@ -136,7 +136,7 @@ def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> Addres
     from huggingface_hub.errors import HfUriError
 
     link = link if "://" in link else f"https://{link}"
-    link = link.replace("://www.", "://", 1).replace("/commit/", "/tree/", 1)
+    link = re.sub(r"^(\w+://(?:[^/]+/){3})commit/", r"\1tree/", link.replace("://www.", "://", 1))
     if "revision=" in urlsplit(link).query:
         raise family(f"{link[:200]!r} names a revision behind '?'.", "Write owner/name@revision.")
     # The Hub's own parser lacks old models, which have no owner.

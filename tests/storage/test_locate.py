@@ -192,7 +192,9 @@ def test_a_link_from_the_browser_to_the_top_of_a_repo_means_the_repo(rest: str) 
     assert parse_address(f"https://huggingface.co/owner/name{rest}", HUB) == ("owner/name", revision, "")
 
 
-PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9 _+-]{0,5}[A-Za-z0-9_]", fullmatch=True)
+PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9 _+-]{0,5}[A-Za-z0-9_]", fullmatch=True).filter(
+    lambda part: part not in ("tree", "blob", "resolve", "raw", "commit")
+)
 NAME = st.from_regex(r"[a-z0-9][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in HF_URI_TYPE_PREFIXES)
 REVISIONS = st.one_of(
     st.none(), NAME, st.from_regex(r"refs/pr/[1-9]", fullmatch=True), st.just("feature/x.y"), st.just(SHA)
