@@ -80,7 +80,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     findings += remarks_on(tensors)
     if all(weight_set.stem == "adapter_model" for weight_set in selection.sets):
         place = str(source.folder or source.ref.name)
-        findings += filter(None, [adapter_alone(documents.adapter, source.ref, place)])
+        findings += filter(None, [adapter_alone(documents.adapter, place)])
     taken = {file.path for file in weight_files} | {
         weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index
     }
@@ -298,11 +298,11 @@ def _each_once(tensors: Sequence[Tensor], index: Index | None) -> tuple[list[Ten
 
     Raises SourceError if the index names another of them.
     """
+    if index is None or len({tensor.name for tensor in tensors}) == len(tensors):
+        return list(tensors), []
     last: dict[str, Tensor] = {}
     for tensor in tensors:
         last[tensor.name] = max(tensor, last.get(tensor.name, tensor), key=lambda one: one.file)
-    if len(last) == len(tensors) or index is None:
-        return list(tensors), []
     twice = [tensor for tensor in tensors if tensor is not last[tensor.name]]
     for tensor in twice:
         used, named = last[tensor.name].file, index.weight_map.get(tensor.name)
@@ -342,8 +342,9 @@ def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
         if path and not os.access(path, os.R_OK):
             hint = "Change its permissions, or remove it from the source."
             raise SourceError(f"You have no permission to read {file.path}.", hint)
-        if path and 0 < file.bytes < POINTER_BYTES and is_pointer(b"".join(source.read(file.path, 0, file.bytes))):
-            what, hint = what_is(b"".join(source.read(file.path, 0, file.bytes)))
+        start = b"".join(source.read(file.path, 0, file.bytes)) if path and 0 < file.bytes < POINTER_BYTES else b""
+        if is_pointer(start):
+            what, hint = what_is(start)
             raise SourceError(f"{file.path} is {what}.", hint)
 
 

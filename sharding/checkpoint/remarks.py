@@ -1,12 +1,13 @@
 """Say what the names and shapes of tensors show about how they were saved. Pure."""
 
-import re
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sharding.core.text import count, name_some
-from sharding.core.values import Finding, RepoRef, Tensor
+from sharding.core.values import Finding, Tensor
 from sharding.formats.names import DDP, wrapper_of
+from sharding.formats.peft_config import named_base
 
 _UNGATHERED = (
     "DeepSpeed's ZeRO-3 leaves such tensors where nobody gathers the weights first. Save the model again with "
@@ -36,13 +37,11 @@ def _some(names: list[str]) -> str:
     return f"{count(len(names), 'tensor')} {'has' if len(names) == 1 else 'have'}"
 
 
-def adapter_alone(config: Any, source: RepoRef, place: str) -> Finding | None:
-    """Return the warning for a source that is only an adapter. `config` is its adapter_config.json."""
+def adapter_alone(config: Any, place: str) -> Finding | None:
+    """Return the warning for a source at `place` that is only an adapter. `config` is its adapter_config.json."""
     if not isinstance(config, dict) or "peft_type" not in config:
         return None
-    base = re.split(r"[\\/]", str(config.get("base_model_name_or_path") or "").rstrip("\\/"))
-    name = "/".join(base) if len(base) == 2 and all(base) else base[-1]
-    of = f" of {name[:200]}" if name else ""
-    command = f"shard-my-repo shard {name[:200] or 'BASE'} ./merged --adapter {place}"
-    message = f"This is an adapter{of}, not a whole model. The copy is the same adapter."
+    name = named_base(config)
+    message = f"This is an adapter{f' of {name}' if name else ''}, not a whole model. The copy is the same adapter."
+    command = f"shard-my-repo shard {shlex.quote(name or 'BASE')} ./merged --adapter {shlex.quote(place)}"
     return Finding("warning", "adapter-alone", message, f"To merge it: {command}")

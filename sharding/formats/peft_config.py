@@ -234,6 +234,12 @@ class LoraConfig(BaseModel):
         return isinstance(self.init_lora_weights, str) and self.init_lora_weights.lower() == "mica"
 
 
+def named_base(document: Any) -> str:
+    """Return the base that an adapter_config.json names: a repo, or the last part of a path on somebody's disk."""
+    name = str((isinstance(document, dict) and document.get("base_model_name_or_path")) or "")[:200]
+    return re.split(r"[\\/]", name.rstrip("\\/"))[-1] if re.match(r"[./~\\]|[A-Za-z]:", name) else name
+
+
 def parse_config(document: Any) -> LoraConfig:
     """Return the configuration in `document`, the JSON of an adapter_config.json.
 

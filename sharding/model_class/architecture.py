@@ -90,7 +90,7 @@ def ask_architecture(
 
 
 def _together(method: str, budgets: Mapping[str, int]) -> list[list[str]]:
-    """Return the sets of devices one of which must hold all weights, [] if any of them may hold any part.
+    """Return sets of devices: one of them must hold all weights. [] if each device may hold a part.
 
     Source: `validate_environment` of the quantizers of transformers 5.23. What it takes with an offload is for weights
     that it quantizes itself: those of a file have other shapes.

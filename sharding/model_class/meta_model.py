@@ -90,13 +90,11 @@ def describe(asked: dict[str, Any]) -> dict[str, Any]:
     if stored := asked.get("stored"):
         tensors = [Tensor(name, dtype, tuple(shape), Stored(0, "", 0, size)) for name, dtype, shape, size in stored]
         _hold_as_stored(model, answer["weights"], tensors)
-    for devices in (asked.get("only") or [list(asked["budgets"])]) if asked["budgets"] else ():
-        budgets = {device: size for device, size in asked["budgets"].items() if device in devices}
-        placed = _place(model, budgets, classes, sum(weight["bytes"] for weight in answer["weights"]))
-        if "disk" not in placed.values() or "device_map" not in answer:
-            answer["device_map"] = placed
-        if "disk" not in answer["device_map"].values():
-            break
+    if budgets := asked["budgets"]:
+        total = sum(weight["bytes"] for weight in answer["weights"])
+        sets = [{device: budgets[device] for device in devices} for devices in asked.get("only") or [budgets]]
+        maps = [_place(model, some, classes, total) for some in sets]
+        answer["device_map"] = next((placed for placed in maps if "disk" not in placed.values()), maps[0])
     return answer
 
 

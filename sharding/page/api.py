@@ -145,7 +145,7 @@ class Endpoints:
         with. At "contradicted", something does not match, and `report` is null.
 
         Args:
-            repo: the copy, as "owner/name", "owner/name@revision/folder" or a link to it
+            repo: the copy, as "owner/name", "owner/name@revision" or a link to it
         """
         with _api_errors(repo):
             result, trust = self._desk.judge(repo, self._site.token(request))

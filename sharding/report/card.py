@@ -120,7 +120,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         )
     if merge := report.plan.merged:
         if not merge.changed:
-            yield "**The adapter changes no number. All that it adds is zero.**\n"
+            yield "**The adapter changes no number: what it adds is zero, or is lost in the rounding.**\n"
         yield (
             f"The adapter changes {merge.changed:,} of {merge.tensors:,} tensors. The others are bit-identical to the "
             f"original's{'' if report.plan.dtype == 'keep' else ' after the cast'}. The changed ones are what PEFT's "

@@ -1,6 +1,7 @@
 """Open the folder or the Hub repo that a user names."""
 
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
     paths = [*(file.path for file in source.files), *source.links_out]
     folder = trained_folder(paths)
     if base and ADAPTER_NAME in paths and folder is None:
-        hint = f"To merge it: shard-my-repo shard {base} ./merged --adapter {text}"
+        hint = f"To merge it: shard-my-repo shard {shlex.quote(base)} ./merged --adapter {shlex.quote(text)}"
         raise UsageError(f"{text} is an adapter, not the output of a training run.", hint, Remedy("leave_base_out"))
     if base and (folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
         raise UsageError(

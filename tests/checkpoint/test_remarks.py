@@ -68,7 +68,12 @@ def test_a_source_that_is_an_adapter_is_told_with_the_command_that_merges_it(tmp
     base = save_base(Case(), tmp_path / "base")
     adapter = save_adapter(Case(), base, tmp_path / "lora")
     config = json.loads((adapter / "adapter_config.json").read_text())
-    for named, shown in (("acme/llama", "acme/llama"), ("/home/me/llama", "llama"), (None, "BASE")):
+    for named, shown in (
+        ("acme/llama", "acme/llama"),
+        ("/home/me/llama", "llama"),
+        (None, "BASE"),
+        ("a/b; touch x", "'a/b; touch x'"),
+    ):
         (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": named}))
         [told] = [one for one in job.inspect(str(adapter)).findings if one.code == "adapter-alone"]
         assert told.hint.endswith(f"shard-my-repo shard {shown} ./merged --adapter {adapter}")

@@ -52,16 +52,16 @@ def as_classifier(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, configs={**checkpoint.configs, "": config})
 
 
-def make_classifier(work: Merging, whole: Mapping[str, Tensor], known: Mapping[str, str]) -> None:
+def make_classifier(work: Merging, whole: Mapping[str, Tensor]) -> None:
     """Turn the model into the classifier that the adapter was trained as, with places for the tensors of its head.
 
-    `known` are the names of all weights of that class, {} if nobody knows them. Then only a causal model with a `score`
-    becomes a classifier. Raises SourceError if neither the base nor the adapter has one of its weights.
+    `work.known` has the names of all weights of that class. If nobody knows them, it is {}, and only a causal model
+    with a `score` becomes a classifier. Raises SourceError if neither the base nor the adapter has one of its weights.
     """
     if not (name := classifier_of(work.checkpoint)):
         return
-    if known:
-        found = {stored: work.names.find(stored) for stored in known.values()}
+    if work.known:
+        found = {stored: work.names.find(stored) for stored in work.known.values()}
         absent = sorted(stored for stored, old in found.items() if old is None and stored not in whole)
         if absent:
             message = f"The adapter makes the base a {name}, which also has {name_some(absent)}. Neither holds that."
@@ -76,13 +76,13 @@ def make_classifier(work: Merging, whole: Mapping[str, Tensor], known: Mapping[s
     like = next(iter(tensors.values()))
     work.tensors = tensors | {stored: like._replace(name=stored, shape=whole[stored].shape) for stored in new}
     work.before = {stored: tensor for stored, tensor in work.tensors.items() if stored not in new}
-    work.names = ModuleNames(work.tensors, known)
+    work.names = ModuleNames(work.tensors, work.known)
     labels = _labels(whole[stored] for stored in new if _OF_LABELS.search(stored))
     work.settings |= {"architectures": [name], **labels}
 
 
 def _labels(heads: Any) -> dict[str, Any]:
-    """Return what config.json says of the labels of a classifier whose last layer is one of `heads`."""
+    """Return what config.json says of the labels. The last of `heads` has a row for each."""
     last = next(reversed(list(heads)), None)
     if last is None:
         return {}

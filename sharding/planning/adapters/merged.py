@@ -9,13 +9,13 @@ from typing import Any
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.text import count, name_some, parsed_json
 from sharding.core.values import Checkpoint, Finding, Merge, Plan, ShardRecord
-from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR
+from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import tied_names, ties
 from sharding.planning.adapters.experts import IN_FUSED
-from sharding.planning.adapters.merging import Merging, named_base_of
+from sharding.planning.adapters.merging import Merging
 from sharding.planning.adapters.module_names import ModuleNames
 from sharding.planning.adapters.replaced import (
     refuse_uneven_vocabulary,
@@ -56,7 +56,7 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
     adapter = checkpoint.adapter
     assert adapter is not None
     checkpoint = without_left_over(checkpoint)
-    _refuse_base(checkpoint, named_base_of(adapter))
+    _refuse_base(checkpoint, named_base(parsed_json(adapter.config)))
     work = Merging(checkpoint, adapter, known or {}, may_overflow=may_overflow)
     refuse_unknown_tie(work)
     replace_whole(work)
@@ -81,13 +81,13 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
     if plan.merged is None or not same:
         return plan
     merge = replace(plan.merged, changed=max(0, plan.merged.changed - len(same)))
-    message = f"{merge.words} changes no number: all that it adds is zero."
-    hint = "Nothing was trained, or the adapter was saved before it was."
+    message = f"{merge.words} changes no number: what it adds is zero, or is lost in the rounding."
+    hint = "Check the training, and when it saved the adapter."
     none = Finding("warning", "no-change", message[0].upper() + message[1:], hint)
     return replace(plan, merged=merge, findings=(*plan.findings, *([] if merge.changed else [none])))
 
 
-def _refuse_base(checkpoint: Checkpoint, named_base: str) -> None:
+def _refuse_base(checkpoint: Checkpoint, named: str) -> None:
     if checkpoint.library not in ("transformers", "sentence-transformers") or "" not in checkpoint.configs:
         raise SourceError(
             "An adapter can be merged only into a model of transformers with its config.json.",
@@ -101,16 +101,16 @@ def _refuse_base(checkpoint: Checkpoint, named_base: str) -> None:
             f"The base is quantized{how}. An adapter cannot be added to quantized numbers.",
             "Make an ordinary copy with --dequantize first, and merge the adapter into that copy."
             if helps
-            else f"Merge it into the repo that the base was quantized from{_origin(checkpoint, named_base)}.",
+            else f"Merge it into the repo that the base was quantized from{_origin(checkpoint, named)}.",
             Remedy("dequantize") if helps else None,
         )
 
 
-def _origin(checkpoint: Checkpoint, named_base: str) -> str:
+def _origin(checkpoint: Checkpoint, named: str) -> str:
     """Return which repo the base was quantized from, as far as names tell."""
     base = checkpoint.source.repo_id
-    is_it = named_base not in ("", base) and not _OF_QUANTIZED.search(named_base)
-    origin = named_base if is_it else _OF_QUANTIZED.sub("", base)
+    is_it = named not in ("", base) and not _OF_QUANTIZED.search(named)
+    origin = named if is_it else _OF_QUANTIZED.sub("", base)
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
 
 

@@ -12,7 +12,7 @@ from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
 from sharding.core.text import format_bytes, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, Finding, Tensor
-from sharding.formats.peft_config import ADAPTER_NAME, parse_config
+from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import known_class, tied_names, ties
@@ -91,7 +91,7 @@ class Merging:
     @property
     def named_base(self) -> str:
         """The base that the adapter's configuration names: a repo, or the last part of a path on somebody's disk."""
-        return named_base_of(self.adapter)
+        return named_base(parsed_json(self.adapter.config))
 
     @property
     def tied_head(self) -> str | None:
@@ -155,13 +155,6 @@ class Merging:
         """Return the error for a tensor of the adapter that PEFT would ignore."""
         message = f"The adapter has {name}, but {why} in {ADAPTER_NAME}. PEFT would ignore it."
         return SourceError(message, f"Put the adapter's own {ADAPTER_NAME} beside its weights.")
-
-
-def named_base_of(adapter: Adapter) -> str:
-    """Return the base that an adapter's configuration names: a repo, or the last part of a path on somebody's disk."""
-    config = parsed_json(adapter.config)
-    name = str((isinstance(config, dict) and config.get("base_model_name_or_path")) or "")[:200]
-    return re.split(r"[\\/]", name.rstrip("\\/"))[-1] if re.match(r"[./~\\]|[A-Za-z]:", name) else name
 
 
 def _types_in(config: Any) -> Iterator[str]:

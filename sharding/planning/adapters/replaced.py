@@ -22,7 +22,7 @@ def replace_whole(work: Merging) -> None:
     parts = sorted(work.parts, key=lambda part: heads_last(part.of))
     whole = {part.of: work.given[part.name] for part in parts if part.kind == "whole"}
     _refuse_ignored(work)
-    make_classifier(work, whole, work.known)
+    make_classifier(work, whole)
     head = work.tied_head
     unties = head is not None and not work.config.ensure_weight_tying and _is_saved_apart(work)
     if unties:

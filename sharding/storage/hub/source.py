@@ -191,11 +191,13 @@ class HubSource(Source):
     def _list(self) -> list[FileEntry]:
         from huggingface_hub.errors import EntryNotFoundError
 
-        with suppress(EntryNotFoundError):
+        try:
             return self._listed()
-        raise SourceError(
-            f"{self.ref.repo_id} has no folder {self.ref.folder[:-1]}.", "Name a folder that it has, or the repo alone."
-        )
+        except EntryNotFoundError as error:
+            if not self.ref.folder:
+                raise
+            message = f"{self.ref.repo_id} has no folder {self.ref.folder[:-1]}."
+            raise SourceError(message, "Name a folder that it has, or the repo alone.") from error
 
     def _listed(self) -> list[FileEntry]:
         folder = self.ref.folder
@@ -206,7 +208,7 @@ class HubSource(Source):
         for file in listed_files(tree):
             if not file.path.startswith(folder):  # a Hub need not give what was asked for
                 continue
-            file = replace(file, path=file.path.removeprefix(folder))
+            file = replace(file, path=file.path.removeprefix(folder)) if folder else file
             problem = name_problem(file.path) or ("" if is_plain(file.path) else "leads out of the repo")
             if problem:
                 message = f"The name of the file {shown_name(file.path)} in {self.ref.repo_id} {problem}."
