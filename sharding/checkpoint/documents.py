@@ -1,5 +1,6 @@
 """Read the small files that say which library loads a repo."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ OPEN_CLIP_NAME = "open_clip_config.json"
 SPACY_NAME = "meta.json"
 ADAPTER_NAME = "adapter_config.json"
 
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ROUTERS = ("Router", "Asym")
 """Modules of sentence-transformers (6.2) with more modules in the folders below them. `Asym` is the old name."""
 _OF_TASK = {
@@ -129,13 +131,24 @@ def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents
 
 def read_card_names(source: Files, by_path: Mapping[str, FileEntry]) -> tuple[str, frozenset[str]]:
     """Return the library that the model card names ("" for none), and its tags. Raises SourceError."""
-    file = by_path.get(CARD_NAME)
-    if file is None or file.bytes > MAX_CARD_BYTES:
-        return "", frozenset()
-    card = parse_card(read_small(source, file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace"))
-    library, tags = card.metadata.get("library_name"), card.metadata.get("tags")
+    metadata = _card_metadata(source, by_path)
+    library, tags = metadata.get("library_name"), metadata.get("tags")
     tags = tags if isinstance(tags, list) else [tags]
     return library if isinstance(library, str) else "", frozenset(tag for tag in tags if isinstance(tag, str))
+
+
+def read_card_base(source: Files, by_path: Mapping[str, FileEntry]) -> str:
+    """Return the repo that the model card names as the base model, "" if none or several. Raises SourceError."""
+    base = _card_metadata(source, by_path).get("base_model")
+    base = base[0] if isinstance(base, list) and len(base) == 1 else base
+    return base if isinstance(base, str) and _REPO_ID.fullmatch(base) else ""
+
+
+def _card_metadata(source: Files, by_path: Mapping[str, FileEntry]) -> Mapping[str, Any]:
+    file = by_path.get(CARD_NAME)
+    if file is None or file.bytes > MAX_CARD_BYTES:
+        return {}
+    return parse_card(read_small(source, file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace")).metadata
 
 
 def read_small(source: Files, file: FileEntry, max_bytes: int) -> bytes:

@@ -1,6 +1,7 @@
 """Read the headers, indexes and configuration of a source, but no tensor bytes."""
 
 import os
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -9,6 +10,7 @@ from threading import Lock
 from sharding.checkpoint.documents import (
     Documents,
     config_text,
+    read_card_base,
     read_card_names,
     read_documents,
     read_json,
@@ -34,13 +36,17 @@ from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
-from sharding.formats.mistaken import POINTER_BYTES, is_pointer, what_is
+from sharding.formats.mistaken import POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
 from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED, dtype_of_first
 from sharding.formats.names import DCP_METADATA_NAME
+from sharding.formats.quantization import quantization_of
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
 from sharding.model_class.class_table import ties
 from sharding.recipes.stored import Stored, place_of
+
+_TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
+"""Names of files that Git LFS rarely holds. Large tokenizers are often there."""
 
 _LONG = Lock()
 _LONG_BYTES = 2_000_000
@@ -108,6 +114,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
         has_twice=any(finding.code == "stored-twice" for finding in findings),
+        card_base=read_card_base(source, by_path) if quantization_of(configs.get("", "")) else "",
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
@@ -332,7 +339,7 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
 
 
 def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
-    """Raise SourceError if one of `files` on this disk is not readable, or is only a pointer of Git LFS.
+    """Raise SourceError if one of `files` on this disk is not readable, or if one is only a pointer of Git LFS.
 
     Otherwise a job would fail only at its end, or copy the pointer. Weights need no such check, because their headers
     are read.
@@ -342,10 +349,20 @@ def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
         if path and not os.access(path, os.R_OK):
             hint = "Change its permissions, or remove it from the source."
             raise SourceError(f"You have no permission to read {file.path}.", hint)
-        start = b"".join(source.read(file.path, 0, file.bytes)) if path and 0 < file.bytes < POINTER_BYTES else b""
+        start = b"".join(source.read(file.path, 0, file.bytes)) if _may_be_pointer(file, is_here=bool(path)) else b""
         if is_pointer(start):
             what, hint = what_is(start)
             raise SourceError(f"{file.path} is {what}.", hint)
+
+
+def _may_be_pointer(file: FileEntry, *, is_here: bool) -> bool:
+    """Return whether `file` may be a pointer of Git LFS, by its size and, on a Hub, by its name.
+
+    There a request for each small text would take long, and the file that a pointer stands for has a SHA-256.
+    """
+    if is_here:
+        return 0 < file.bytes < POINTER_BYTES
+    return file.sha256 is None and file.bytes in USUAL_POINTER and not _TEXT.search(file.path)
 
 
 def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:

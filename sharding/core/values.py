@@ -261,6 +261,8 @@ class Checkpoint:
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
     has_twice: bool = False
     """Whether its files hold a tensor twice, which is in `tensors` once."""
+    card_base: str = ""
+    """The repo that the model card of a quantized checkpoint names as its base model."""
 
     @property
     def total_bytes(self) -> int:

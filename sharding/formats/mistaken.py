@@ -5,6 +5,9 @@ import re
 POINTER_BYTES = 1024
 """A pointer of Git LFS is shorter (its specification, "The Pointer")."""
 
+USUAL_POINTER = range(120, 200)
+"""The bytes of a pointer with nothing but version, SHA-256 and size."""
+
 _KINDS = (
     (
         rb"version https?://[\w.-]+/spec/",

@@ -1,6 +1,7 @@
 """A file that is not what its name says is named for what it is, with what to do."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from sharding import job
 from sharding.core.errors import HeaderError, ShardingError, SourceError
 from tests.conftest import listing
 from tests.folders import reshard
+from tests.hubs import TOKEN, push
+from tests.localhub.conftest import Server
 
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"
@@ -51,3 +54,14 @@ def test_a_file_beside_the_weights_that_is_a_pointer_is_refused_before_anything_
     (checkpoint / "tokenizer.json").write_text(json.dumps({"version": "https://git-lfs.github.com/spec/v1"}))
     reshard(checkpoint, tmp_path / "out")
     assert "tokenizer.json" in listing(tmp_path / "out")
+
+
+def test_a_file_beside_the_weights_that_is_a_pointer_on_a_hub_is_refused_too(
+    served: Callable[..., Server], checkpoint: Path, tmp_path: Path
+) -> None:
+    hub = served("--user", "alice")
+    (checkpoint / "tokenizer.model").write_bytes(POINTER)
+    (checkpoint / ".gitattributes").write_text("")  # else that Hub would keep it in Git LFS
+    push(hub, checkpoint, "alice/model")
+    with pytest.raises(SourceError, match=r"tokenizer.model is a pointer of Git LFS"):
+        job.plan("alice/model", endpoint=hub.address, token=TOKEN)

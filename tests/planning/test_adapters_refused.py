@@ -364,6 +364,30 @@ def test_an_adapter_that_would_not_be_merged_as_it_was_trained_is_refused_before
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("card", "adapters_base", "origin"),
+    [
+        ("base_model: org/plain", "unsloth/model-bnb-4bit", "org/plain"),
+        ("base_model: [org/plain]", "", "org/plain"),
+        ("base_model: [org/a, org/b]", "", ""),
+        ("base_model: 'org/plain](http://x)'", "", ""),
+        ("base_model: org/other", "org/plain", "org/plain"),
+        ("license: mit", "unsloth/plain-bnb-4bit", ""),
+    ],
+)
+def test_what_a_quantized_base_was_made_from_is_named_by_adapter_or_card(
+    card: str, adapters_base: str, origin: str, tmp_path: Path
+) -> None:
+    base, adapter = ready(Case(), tmp_path)
+    in_turn(CODES, configured(file="config.json", quantization_config={"quant_method": "gptq"}))(base)
+    configured(base_model_name_or_path=adapters_base)(adapter)
+    (base / "README.md").write_text(f"---\n{card}\n---\nA model.")
+    with pytest.raises(SourceError) as refused:
+        job.plan(str(base), job.Options("1MB", adapter=str(adapter)))
+    wanted = f"quantized from, {origin}." if origin else "Its card may name it."
+    assert refused.value.hint.endswith(wanted)
+
+
 def test_targets_without_weights_stay_as_they_are_and_the_plan_says_so(tmp_path: Path) -> None:
     base, adapter = ready(Case(), tmp_path)
     without(f"{V_PROJ}.lora_A.weight", f"{V_PROJ}.lora_B.weight")(adapter)

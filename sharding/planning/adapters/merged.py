@@ -107,10 +107,10 @@ def _refuse_base(checkpoint: Checkpoint, named: str) -> None:
 
 
 def _origin(checkpoint: Checkpoint, named: str) -> str:
-    """Return which repo the base was quantized from, as far as names tell."""
+    """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
     base = checkpoint.source.repo_id
-    is_it = named not in ("", base) and not _OF_QUANTIZED.search(named)
-    origin = named if is_it else _OF_QUANTIZED.sub("", base)
+    told = (name for name in (named, checkpoint.card_base) if name not in ("", base) and not _OF_QUANTIZED.search(name))
+    origin = next(told, _OF_QUANTIZED.sub("", base))
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
 
 
