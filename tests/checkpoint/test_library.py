@@ -108,6 +108,20 @@ def test_a_pipeline_that_names_folders_outside_has_no_weights(tmp_path: Path) ->
         job.inspect(str(folder))
 
 
+def test_a_modular_pipeline_is_refused_with_a_hint_that_works(tmp_path: Path) -> None:
+    folder = write_checkpoint(
+        tmp_path / "in/transformer", {"diffusion_pytorch_model.safetensors": PLAIN["model.safetensors"]}
+    )
+    (folder / "config.json").write_text('{"_class_name": "FluxTransformer2DModel"}')
+    parts = {"_class_name": "FluxModularPipeline", "transformer": [None, None, {"repo": "a/b"}]}
+    (tmp_path / "in/modular_model_index.json").write_text(json.dumps(parts))
+    with pytest.raises(SourceError, match="no configuration names") as refusal:
+        job.inspect(str(tmp_path / "in"))
+    assert "SOURCE/transformer" in refusal.value.hint
+    reshard(tmp_path / "in/transformer", tmp_path / "out", SIZE)
+    assert "diffusion_pytorch_model.safetensors" in listing(tmp_path / "out")
+
+
 @pytest.mark.parametrize("library", get_args(Library))
 @pytest.mark.parametrize("base", ["model", "pytorch_lora_weights", "learned_embeds", "it's\\n"])
 def test_the_code_to_load_with_is_python_whatever_the_names_are(library: Library, base: str) -> None:
