@@ -25,7 +25,7 @@ from sharding.core.limits import (
 )
 from sharding.core.options import Options
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Checkpoint, Plan, RepoRef
 from sharding.desk.forecast import (
     Forecast,
     Rates,
@@ -42,7 +42,16 @@ from sharding.desk.gauge import this_machine
 from sharding.desk.header_cache import fingerprint
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
+from sharding.desk.jobs import (
+    ACTIVE,
+    JobRecord,
+    JobRequest,
+    JobStatus,
+    Settings,
+    destination_of,
+    new_job_id,
+    reading_of,
+)
 from sharding.desk.judgement import judge_likeness, judge_result
 from sharding.desk.models import Models
 from sharding.desk.overview import Overview
@@ -51,6 +60,7 @@ from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import identify_plan
 from sharding.report.fetch import Result, read_result
+from sharding.report.report import summarize_source
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
 from sharding.verify.structure import Likeness
@@ -190,7 +200,10 @@ class Desk:
         request = replace(request, source=pinned, destination=destination, options=options)
         expected = expected_seconds(work_of(checkpoint, plan), self._rates(checkpoint.source.repo_id))
         record = JobRecord(new_job_id(destination), who.name, request, plan.total_bytes, self._clock())
-        record = replace(record, expected_seconds=expected, unreached=checkpoint.unreached)
+        read = reading_of(
+            summarize_source(checkpoint), options.dtype, _adapter(checkpoint), dequantizes=bool(plan.dequantized)
+        )
+        record = replace(record, expected_seconds=expected, unreached=checkpoint.unreached, read=read)
         return self._queue_up(record, token)
 
     def _queue_up(self, record: JobRecord, token: str) -> str:
@@ -239,7 +252,9 @@ class Desk:
         repo_id = request.destination.partition("@")[0]
         expected = expected_seconds(work_of_reading(*read), self._rates(repo_id))
         record = JobRecord(new_job_id(repo_id), who.name, request, read[1].total_bytes, self._clock())
-        return replace(record, expected_seconds=expected, unreached=unreached)
+        options, adapter = request.options, _adapter(read[0])
+        reads = reading_of(summarize_source(read[0]), options.dtype, adapter, dequantizes=options.dequantize)
+        return replace(record, expected_seconds=expected, unreached=unreached, read=reads)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
         """Accept a job that reads every byte of two repos and compares every tensor. Return its id.
@@ -451,3 +466,8 @@ class Desk:
         return status_of(
             taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
         )
+
+
+def _adapter(checkpoint: Checkpoint) -> tuple[RepoRef, str] | None:
+    adapter = checkpoint.adapter
+    return (adapter.source, adapter.file.path) if adapter else None

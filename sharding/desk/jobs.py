@@ -11,10 +11,11 @@ from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, m
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import KEEP_SECONDS
-from sharding.core.options import Request
+from sharding.core.options import Request, TargetDtype
 from sharding.core.text import without_revision
+from sharding.core.values import RepoRef
 from sharding.report.events import PlanMade
-from sharding.report.schema import Proof, Report
+from sharding.report.schema import Proof, Report, SourceSummary
 
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
 
@@ -54,6 +55,28 @@ class JobRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """All that decides which numbers a job held a copy to: its inputs, each at its state, and what was done to them.
+
+    `adapter` is the repo and the weight file of an adapter. `dtype` is the option, not what it made.
+    """
+
+    original: RepoRef
+    base: RepoRef | None
+    adapter: tuple[RepoRef, str] | None
+    variant: str
+    dtype: TargetDtype
+    dequantizes: bool
+
+
+def reading_of(
+    source: SourceSummary, dtype: TargetDtype, adapter: tuple[RepoRef, str] | None = None, *, dequantizes: bool = False
+) -> Reading:
+    """Return how a job reads `source`. A record proves only a report that gives the same."""
+    return Reading(source.ref, source.base, adapter, source.variant, dtype, dequantizes)
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
 
@@ -62,6 +85,7 @@ class JobRecord:
     the two differ. `expected_seconds` is the time that measured rates let expect when the job was handed in. `seconds`
     is the time of a job that was done whole. Neither counts a comparison of loads. `unreached` is that of the
     `Checkpoint`, or of both checkpoints that were compared. `unstated` and `within` are those of the `Verification`.
+    `read` is what the job reads.
     """
 
     id: str
@@ -84,6 +108,7 @@ class JobRecord:
     unreached: tuple[str, ...] = ()
     unstated: bool = False
     within: int = 0
+    read: Reading | None = None
 
     @property
     def can_resume(self) -> bool:

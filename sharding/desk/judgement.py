@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from sharding.core.errors import SourceError
-from sharding.core.options import Options
+from sharding.core.options import TargetDtype
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED, Checkpoint
-from sharding.desk.jobs import JobRecord
+from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.model_class.architecture import stored_names
 from sharding.planning.adapters.classifiers import as_classifier
 from sharding.planning.adapters.merged import unknown_names
 from sharding.report.fetch import Result
+from sharding.report.schema import Report
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered
 
@@ -30,8 +31,8 @@ def judge_result(
 ) -> Trust:
     """Return how far you can trust `result`. `inspect` reads the headers of a source, given its variant, base, adapter.
 
-    A record counts only if it is about this commit of the result, and this commit of its source with this adapter.
-    `ask_names` returns the stored names of names in memory, if an adapter has other names than the source.
+    A record counts only if it is about this commit of the result, and read exactly what the report names. `ask_names`
+    returns the stored names of names in memory, if an adapter has other names than the source.
     """
     source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
     known: Mapping[str, str] = {}
@@ -59,8 +60,7 @@ def judge_result(
         held = pool.result(reading)
     trust = judge(result.report, result.files, held, original, why_not, known)
     if trust.level != "contradicted":
-        alike = (record for record in records if record.request.options.adapter == adapter)
-        for record in _decisive(alike, pinned, copy):
+        for record in _decisive(records, _read_for(result.report), copy):
             now = (*held.unreached, *(original.unreached if original else ()))
             return lowered(_own(record, held.other_weights), (*record.unreached, *now))
     return lowered(trust, result.report.verification.unreached)  # the report may name commits, of its base for example
@@ -72,10 +72,9 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
     A record counts only if it is about these commits, and reads the original in the same way: as it is, cast or
     dequantized. What headers show is never more than "fits".
     """
-    original, copy = (side.pinned for side in (likeness.original, likeness.copy))
-    reading = likeness.dtype, likeness.variant, bool(likeness.dequantized), "", ""
-    alike = (record for record in records if _reading(record.request.options) == reading)
-    for record in _decisive(alike, original, copy):
+    dtype: TargetDtype = "keep" if likeness.keeps_others else likeness.dtype
+    read = Reading(likeness.original, None, None, likeness.variant, dtype, bool(likeness.dequantized))
+    for record in _decisive(records, read, likeness.copy.pinned):
         if likeness.verdict != "different" or record.state != "done":
             return lowered(_own(record, likeness.unread), (*record.unreached, *likeness.unreached))
     level: Level = "contradicted" if likeness.verdict == "different" else "fits"
@@ -83,15 +82,18 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
     return lowered(Trust(level, (sentence_of(likeness),), caveats), likeness.unreached)
 
 
-def _decisive(records: Iterable[JobRecord], original: str, copy: str) -> list[JobRecord]:
-    """Return the record that counts for these commits of an original and its copy, or none."""
-    ours = [record for record in records if (record.result, record.request.source) == (copy, original)]
+def _read_for(report: Report) -> Reading:
+    """Return what a job must have read to prove what `report` claims."""
+    plan = report.plan
+    adapter = (plan.merged.adapter, plan.merged.file) if plan.merged else None
+    return reading_of(report.source, plan.dtype_asked, adapter, dequantizes=bool(plan.dequantized))
+
+
+def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[JobRecord]:
+    """Return the record that counts for a copy at a commit that was held to what `read` says, or none."""
+    ours = [record for record in records if (record.result, record.read) == (copy, read)]
     # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly.
     return sorted(ours, key=lambda record: record.state == "done")[:1]
-
-
-def _reading(options: Options) -> tuple[str, str, bool, str, str]:
-    return options.dtype, options.variant, options.dequantize, options.base, options.adapter
 
 
 def _own(record: JobRecord, unread: Sequence[str]) -> Trust:

@@ -110,11 +110,11 @@ class SourceSummary:
 
 
 def _refuse_unnamed(ref: RepoRef) -> None:
-    """Raise ValueError for a repo without a proper name and commit."""
+    """Raise ValueError for a repo without a proper name and commit, and for a folder without a name or in another."""
     if ref.kind == "hub" and not (_REPO_ID.fullmatch(ref.repo_id) and _COMMIT.fullmatch(ref.revision)):
         raise ValueError("not the name and commit of a repo")
-    if ref.kind != "hub" and ref.folder:
-        raise ValueError("a folder in a folder")
+    if ref.kind == "folder" and (ref.folder or ref.repo_id in ("", ".", "..") or "/" in ref.repo_id):
+        raise ValueError("not the name of a folder on a disk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,9 @@ from sharding.formats.safetensors_header import LENGTH_BYTES
 _NOT_REPO = {".git", ".cache", "__pycache__", STAGING_FOLDER}
 """Folders that tools keep beside a checkpoint. No repo has them."""
 
+_TOP = "root"
+"""The name of the folder `/`, which has none."""
+
 _AGAIN = "Wait until no program writes to it any more, then start again."
 _COMPLETE = "If none does, download or copy the file again."
 
@@ -191,7 +194,7 @@ def open_folder(text: str) -> FolderSource:
             raise SourceError(f"The folder {text!r} {problem}.", hint)
     except (OSError, RuntimeError, ValueError) as error:  # no permission, too long a name, an unknown user's home
         raise SourceError(f"The folder {text!r} cannot be opened: {error}.", hint) from error
-    source = FolderSource(folder.name, *_list_folder(folder))
+    source = FolderSource(folder.name or _TOP, *_list_folder(folder))
     source.ref = replace(source.ref, revision=source.revision())
     return source
 

@@ -226,6 +226,27 @@ def test_a_report_of_another_merge_is_contradicted(hub: InHouse, desk: Desk, bas
     assert trust.reasons == ("The adapter's headers do not give the merge that the report names.",)
 
 
+@pytest.mark.parametrize(("named", "level"), [(".", ""), ("", ""), ("alice/lora", ""), ("lora", "claims")])
+def test_a_merge_that_never_happened_is_not_proved_by_reading_a_plain_copy(
+    hub: InHouse, desk: Desk, base: str, name: str, named: str, level: str
+) -> None:
+    *_, _ = job.shard(base, name, SIZE, endpoint=hub.address, token=ALICE)
+    assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
+    assert desk.judge(name, None)[1].level == "read-now"
+    report = json.loads(hub.ask("GET", f"/{name}/resolve/main/{REPORT_NAME}").body)
+    merge = {"adapter": {"kind": "folder", "repo_id": named, "revision": ""}, "file": "adapter_model.safetensors"}
+    merge |= {"sha256": "0a" * 32, "changed": 1, "tensors": report["verification"]["tensors"], "named_base": ""}
+    report["plan"]["merged"] = report["verification"]["merged"] = merge
+    text = json.dumps(report).encode()
+    hub.api(ALICE).upload_file(repo_id=name, path_in_repo=REPORT_NAME, path_or_fileobj=text)
+    assert end(desk, desk.submit_comparison(base, name, "", *AS_ALICE)).state == "done"
+    if not level:
+        with pytest.raises(SourceError, match="not the name of a folder"):
+            desk.judge(name, None)
+    else:
+        assert desk.judge(name, None)[1].level == level
+
+
 def test_a_merge_that_changes_less_than_its_headers_say_is_held_to_them_too(
     hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, name: str, tmp_path: Path
 ) -> None:

@@ -12,7 +12,10 @@ from safetensors.numpy import load_file, save_file
 from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
+from sharding.core.text import json_file
 from sharding.desk import Desk, JobRequest, Settings, models
+from sharding.formats.names import REPORT_NAME
+from sharding.report.schema import to_json
 from sharding.storage.locate import open_source
 from sharding.verify.structure import Claims
 from tests.conftest import random_tensors, write_checkpoint
@@ -101,6 +104,31 @@ def test_a_variant_is_compared_by_its_name(desk: Desk, hub: Server, variants: st
     assert (done.state, done.request.options.variant) == ("done", "fp16")
     assert desk.compare(variants, name, None, variant="fp16")[1].level == "read-now"
     assert desk.compare(variants, name, None)[1].level == "fits"
+
+
+def test_what_was_read_of_the_plain_weights_proves_no_report_of_a_variant(
+    desk: Desk, hub: Server, name: str, tmp_path: Path
+) -> None:
+    """Their numbers differ, so a copy of the plain ones is not one of the variant, whatever its report says."""
+    plain = {f"layers.{n}.weight": np.full(500, n, np.float32) for n in range(4)}
+    halves = {name: (tensor + 1).astype(np.float16) for name, tensor in plain.items()}
+    files = {"model.safetensors": plain, "model.fp16.safetensors": halves}
+    both = push(hub, write_checkpoint(tmp_path / "both", files, False), f"{name}-both")
+    cast = Options("3kB", dtype="fp16")
+    *_, _ = job.shard(both, f"{name}-cast", cast, endpoint=hub.address, token=ALICE)
+    folder = download(hub, f"{name}-cast", tmp_path / "cast")
+    *_, true = job.shard(both, f"{name}-true", Options("3kB", variant="fp16"), endpoint=hub.address, token=ALICE)
+    told = json.loads((folder / REPORT_NAME).read_text())
+    summary = json.loads(json_file(to_json(true)))
+    told["source"] = summary["source"]
+    told["plan"] |= {key: summary["plan"][key] for key in ("dtype", "order")}
+    told["verification"] = {**told["verification"], "dtype": "keep"}
+    (folder / REPORT_NAME).write_text(json.dumps(told))
+    hub.api(ALICE).upload_file(repo_id=f"{name}-cast", path_in_repo=REPORT_NAME, path_or_fileobj=folder / REPORT_NAME)
+    assert end(desk, desk.submit_comparison(both, f"{name}-cast", "", *AS_ALICE)).state == "done"
+    assert desk.judge(f"{name}-cast", None)[1].level != "read-now"
+    end(desk, desk.submit_check(f"{name}-cast", *AS_ALICE))
+    assert desk.judge(f"{name}-cast", None)[1].level == "contradicted"
 
 
 def test_what_was_made_here_is_known(desk: Desk, small: str, name: str) -> None:

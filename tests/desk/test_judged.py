@@ -9,8 +9,9 @@ from sharding import job
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import JobRecord, new_job_id
+from sharding.desk.jobs import JobRecord, Reading, new_job_id, reading_of
 from sharding.report.events import event_json
+from sharding.report.fetch import read_result
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, state
 from tests.inhouse import InHouse
@@ -27,6 +28,11 @@ def check(desk: Desk, stage: Stage, place: str, told: dict[str, Any], who: Any =
     actor.exit(0 if told["identical"] else 1)
     state(desk, job_id, "done" if told["identical"] else "failed", who[0].name)
     return desk.jobs_of(who[0].name)[0]
+
+
+def read_of(hub: InHouse, copy: str) -> Reading:
+    """What a job must read to prove the result in `copy`."""
+    return reading_of(read_result(copy, endpoint=hub.address).report.source, "keep")
 
 
 @pytest.fixture
@@ -71,12 +77,13 @@ def test_only_a_record_of_both_commits_says_more_than_what_is_stated(
     """One of another commit of the source, of another repo's, or without a result says nothing of this one."""
     source, result = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (small, copy))
     request = JobRequest(source, result, SIZE, kind="verify")
-    whole = JobRecord(new_job_id(copy), "alice", request, 1, 5.0, "done", 6.0, 7.0, result=result)
+    read = read_of(hub, copy)
+    whole = JobRecord(new_job_id(copy), "alice", request, 1, 5.0, "done", 6.0, 7.0, result=result, read=read)
     failed = replace(whole, state="failed", error=DIFFERS)
     others = [
-        replace(each, id=new_job_id(copy), request=replace(request, source=other))
+        replace(each, id=new_job_id(copy), read=other and replace(read, original=other))
         for each in (whole, failed)
-        for other in (f"{small}@{'0' * 40}", source.replace(small, "bob/small"), small)
+        for other in (replace(read.original, revision="0" * 40), replace(read.original, repo_id="bob/small"), None)
     ]
     others += [replace(each, id=new_job_id(copy), result=other) for each in (whole, failed)
                for other in (f"{copy}@{'0' * 40}", copy, result.replace(copy, "bob/copy"), "")]  # fmt: skip
@@ -116,6 +123,7 @@ def test_what_was_found_different_here_is_not_relied_on_whatever_else_is_known_o
     shelf = Shelf(settings.folder / "made")
     request = JobRequest(f"{small}@{hub.api().model_info(small).sha}", copy, SIZE)
     made = JobRecord(new_job_id(copy), "alice", request, 1, 5.0, "done", 6.0, 7.0, result=result)
+    made = replace(made, read=read_of(hub, copy))
     shelf.save(made)
     shelf.close()
     with Desk(replace(settings, folder=settings.folder / "made", keep_seconds=1e12)) as here:

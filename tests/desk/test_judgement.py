@@ -1,7 +1,7 @@
 """What the desk's own records say of a result counts for this very commit and this very source, and for nothing else."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint
-from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
+from sharding.desk.jobs import JobRecord, JobRequest, Reading, new_job_id, reading_of
 from sharding.desk.judgement import judge_result
 from sharding.report.fetch import Result, read_result
 from tests.conftest import random_tensors, write_checkpoint
@@ -19,6 +19,7 @@ from tests.hubs import TOKEN, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
 MODEL, COPY = "alice/model", "bob/copy"
+NAMES = {field.name for field in fields(Reading)}
 UNMERGED = "somebody/else@" + "1" * 40
 
 
@@ -65,14 +66,15 @@ def judged(result: Result, headers: dict[str, Checkpoint]) -> Callable[..., Any]
 @pytest.fixture
 def record(result: Result) -> Callable[..., JobRecord]:
     """What the desk keeps of a job of alice: by itself one that has made this very result."""
-    source = f"{MODEL}@{result.report.source.revision}"
-    request = JobRequest(source, COPY, Options("60kB"))
+    source = result.report.source
+    request, read = JobRequest(source.ref.pinned, COPY, Options("60kB")), reading_of(source, "keep")
     made = JobRecord(new_job_id(COPY), "alice", request, 1000, 1.0, "done", 2.0, 3.0)
     made = replace(made, result=f"{COPY}@{result.revision}")
 
     def changed(**change: Any) -> JobRecord:
-        asked = {name: change.pop(name) for name in ("source", "kind", "options") if name in change}
-        return replace(made, request=replace(request, **asked), **change)
+        asked = {name: change.pop(name) for name in ("kind", "options") if name in change}
+        reads = {name: change.pop(name) for name in NAMES if name in change}
+        return replace(made, request=replace(request, **asked), read=replace(read, **reads), **change)
 
     return changed
 
@@ -90,11 +92,17 @@ def test_a_record_of_this_commit_and_of_this_source_is_what_was_made_here(
 def test_a_record_of_anything_else_says_nothing(
     judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
-    commit, other = result.report.source.revision, "2" * 40
+    source, other = result.report.source.ref, "2" * 40
     others = [
-        {"source": f"{MODEL}@{other}"},
-        {"source": f"alice/another@{commit}"},
-        {"source": MODEL},
+        {"original": replace(source, revision=other)},
+        {"original": replace(source, repo_id="alice/another")},
+        {"original": replace(source, folder="sub/")},
+        {"original": replace(source, kind="folder")},
+        {"base": source},
+        {"adapter": (source, "adapter_model.safetensors")},
+        {"variant": "fp16"},
+        {"dtype": "bf16"},
+        {"dequantizes": True},
         {"result": f"{COPY}@{other}"},
         {"result": f"alice/copy@{result.revision}"},
         {"result": COPY},
@@ -105,6 +113,7 @@ def test_a_record_of_anything_else_says_nothing(
             assert judged(record(kind=kind, **change)).level == "fits", change
             error = ("It differs.", "")
             assert judged(record(kind=kind, state="failed", error=error, **change)).level == "fits", change
+    assert {name for change in others for name in change} == {*NAMES, "result"}
     wrong = [record(**change) for change in others]
     assert judged(*wrong, record(kind="verify"), *wrong).level == "read-now"
 

@@ -15,7 +15,7 @@ from sharding.core.events import ShardFinished, Verified
 from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
 from sharding.desk import JobRequest
-from sharding.desk.jobs import JobRecord, new_job_id
+from sharding.desk.jobs import JobRecord, new_job_id, reading_of
 from sharding.page.result_link import Showing
 from sharding.page.running import Running
 from sharding.report.events import event_json
@@ -185,7 +185,8 @@ def done(rooms: Rooms, source: str, name: str, check: bool = False) -> str:
         assert isinstance(events[-1], Verified)
         request = replace(request, destination=copy, kind="verify")
     record = JobRecord(new_job_id(name), "alice", request, 240_000, 1.0, "done", 2.0, 3.0, result=copy)
-    rooms.desk._shelf.save(replace(record, unreached=tuple(unreached)))
+    read = reading_of(report.source, "keep")
+    rooms.desk._shelf.save(replace(record, unreached=tuple(unreached), read=read))
     for event in events:
         rooms.desk._shelf.note(record.id, event_json(event), 2.0)
     return record.id

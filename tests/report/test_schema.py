@@ -79,7 +79,7 @@ PATHS = st.lists(FILES.filter(lambda name: name[0] != "."), min_size=1, max_size
 COUNTS = st.integers(0, 2**62)
 SECONDS = st.floats(0, 1e8)
 FINDINGS = st.lists(st.builds(Finding, st.sampled_from(["info", "warning"]), TEXT, TEXT, TEXT)).map(tuple)
-FOLDERS = st.builds(RepoRef, st.just("folder"), TEXT, TEXT)
+FOLDERS = st.builds(RepoRef, st.just("folder"), TEXT.map(lambda text: f"a{text}".replace("/", "|")), TEXT)
 HUBS = st.builds(
     RepoRef, st.just("hub"), st.from_regex("[a-z]{1,9}/[A-Za-z0-9_][a-z._-]{1,20}", fullmatch=True), st.just("0a" * 20)
 )
@@ -195,6 +195,14 @@ CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "a base that is none": (("source", "base"), {"kind": "hub", "repo_id": "../../x", "revision": "a" * 40}),
     "a command for a base": (("source", "base"), {"kind": "hub", "repo_id": "a/b; evil", "revision": "a" * 40}),
     "a branch for the commit of a base": (("source", "base"), {"kind": "hub", "repo_id": "a/b", "revision": "main"}),
+    "a folder without a name": (("source",), {"kind": "folder", "repo_id": ""}),
+    "the folder .": (("source",), {"kind": "folder", "repo_id": "."}),
+    "a folder with a repo's name": (("source",), {"kind": "folder", "repo_id": "me/model"}),
+    "a base without a name": (("source", "base"), {"kind": "folder", "repo_id": "", "revision": "1"}),
+    "a base in a folder with a repo's name": (
+        ("source", "base"),
+        {"kind": "folder", "repo_id": "a/b", "revision": "1"},
+    ),
     "another kind of base": (("source", "base"), {"kind": "s3", "repo_id": "a/b", "revision": "a" * 40}),
     "a shard that was not planned": (("plan", "shards", 0, "file"), "model-00009-of-00009.safetensors"),
     "fewer bytes than planned": (("plan", "total_bytes"), 7),
@@ -278,6 +286,6 @@ def test_a_report_that_the_page_would_show_names_a_real_commit(document: dict[st
 
 def test_a_base_is_a_repo_at_a_commit_or_a_folder_of_any_name(document: dict[str, Any]) -> None:
     changed = copy.deepcopy(document)
-    for base in (RepoRef("hub", "me/base", "a" * 40), RepoRef("folder", "my base; ../x", "1")):
+    for base in (RepoRef("hub", "me/base", "a" * 40), RepoRef("folder", "my base; ..x", "1")):
         changed["source"]["base"] = {"kind": base.kind, "repo_id": base.repo_id, "revision": base.revision}
         assert parse_report(json.dumps(changed)).source.base == base
