@@ -63,7 +63,7 @@ class Side:
         self._is_noted = self._sources != origin.sources
         self.digests: Mapping[str, TensorDigest] = {}
         self.wrong: list[Mismatch] = []
-        self.unstated = origin.ref.kind == "hub" and not self._as_stored and not self._is_noted
+        self.unstated = bool(read_from_hub(origin, checkpoint)) and not self._as_stored and not self._is_noted
         self.remark = ""
 
     @property

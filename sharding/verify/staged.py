@@ -157,9 +157,10 @@ def verify_staged(
         have = "should have" if problems else "have"
         method += f"; {len(originals)} of the source's files, put together again from the result, {have} the SHA-256 "
         method += "that the Hub states"
-    unstated = origin.ref.kind == "hub" and not originals
+    weights = read_from_hub(origin, prepared.checkpoint)
+    unstated = bool(weights) and not originals
     if not originals and prepared.noted:
-        weights = read_from_hub(origin, prepared.checkpoint) or stated
+        weights = weights or stated
         reads = [read for record in records.values() for read in record.reads]
         reads += [read for noted in prepared.noted for read in noted.take()]
         proving = prove_reads(origin.sources, stated, reads, reader)

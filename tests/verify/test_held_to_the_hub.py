@@ -22,6 +22,7 @@ from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.lora import Case, save_adapter, save_base
 
 SOURCE, MADE = "alice/source", "alice/made"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -257,3 +258,47 @@ def test_weights_beside_that_arrive_otherwise_than_stated_end_the_comparison(
         with pytest.raises(SourceError, match=f"{ADAPTER} arrived damaged") as refusal:
             compare(beside, *pair)
         assert refusal.value.hint
+
+
+# --- Inputs in several places --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places(hub: InHouse, tmp_path: Path) -> dict[str, str]:
+    """A base on a disk and on the Hub, and an adapter there that is too large to be read with its header."""
+    case = Case(lora={"target_modules": ["q_proj"], "r": 1024})
+    base = save_base(case, tmp_path / "base")
+    put(hub, save_adapter(case, base, tmp_path / "lora"), "alice/lora")
+    return {"folder": str(base), "hub": put(hub, base, "alice/base")}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("base", ["folder", "hub"])
+def test_an_adapter_whose_bytes_are_not_those_that_its_hub_states_is_not_merged(
+    hub: InHouse, places: dict[str, str], base: str, tmp_path: Path
+) -> None:
+    path = blob(hub, "adapter_model.safetensors", "alice/lora")
+    change(path, path.read_bytes()[-8:], bytes(8))
+    job_events = job.shard(
+        places[base], str(tmp_path / "out"), Options("1MB", adapter="alice/lora"), endpoint=hub.address, token=TOKEN
+    )
+    *_, report = job_events
+    assert isinstance(report, Report) and not report.verification.identical
+    assert "adapter_model.safetensors" in str(report.verification.mismatches)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("base", ["folder", "hub"])
+def test_an_adapter_of_which_its_hub_states_nothing_is_said_to_be_unstated_wherever_its_base_is(
+    hub: InHouse, places: dict[str, str], unstated: Callable[..., None], base: str, tmp_path: Path
+) -> None:
+    unstated(*(file.name for folder in (tmp_path / "lora", tmp_path / "base") for file in folder.iterdir()))
+    merge = {"adapter": "alice/lora", "endpoint": hub.address, "token": TOKEN}
+    out = tmp_path / "out"
+    *_, report = job.shard(
+        places[base], str(out), Options("1MB", adapter="alice/lora"), endpoint=hub.address, token=TOKEN
+    )
+    assert isinstance(report, Report) and report.verification.unstated
+    *_, last = job.verify(places[base], str(out), **merge)  # type: ignore[arg-type]
+    assert isinstance(last, Verified) and last.verification.unstated
