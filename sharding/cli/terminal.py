@@ -12,7 +12,16 @@ from rich.text import Text
 
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.text import count, ends, format_bytes, name_some, source_name, unchecked_sentence, unreached_sentence
+from sharding.core.text import (
+    count,
+    ends,
+    format_bytes,
+    name_some,
+    source_name,
+    unchecked_sentence,
+    undecided_sentence,
+    unreached_sentence,
+)
 from sharding.core.values import Checkpoint, Difference, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
@@ -121,7 +130,9 @@ class Terminal:
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
-                self.findings(finding for finding in event.plan.findings if finding.code == "no-change")
+                self.findings(
+                    finding for finding in event.plan.findings if finding.code in ("no-change", "cannot-be-judged")
+                )
                 if event.fleet:
                     self._fleet(event.fleet)
                 for name, numbers in islice(event.overflowed.items(), _MOST_ROWS):
@@ -153,8 +164,10 @@ class Terminal:
             doubtful = verification.unstated or verification.unreached or verification.within
             style = "yellow" if doubtful else "green"
             self._say(f"{same}: all {tensors}, {format_bytes(verification.bytes)}.", style)
-        else:
+        elif verification.mismatches:
             self._say(f"Different: {count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
+        if verification.undecided:
+            self._say(undecided_sentence(verification.undecided), "yellow")
         for place in verification.unreached:
             self._say(unreached_sentence(place), "yellow")
         differences = verification.differences or ()

@@ -109,6 +109,19 @@ def within_words(tensors: int, within: int) -> str:
     return f"equal within the tolerance of a merge: {count(tensors - within, 'tensor')} bit-equal, {within:,} within it"
 
 
+def undecided_sentence(undecided: int) -> str:
+    """Return the sentence about merged tensors of which nobody can say whether they are right.
+
+    >>> undecided_sentence(1)[:53]
+    'It cannot be told whether 1 merged tensor is right: i'
+    """
+    are, their = ("is", "its") if undecided == 1 else ("are", "their")
+    return (
+        f"It cannot be told whether {count(undecided, 'merged tensor')} {are} right: {their} bits differ, and {their} "
+        "terms cancel so much that another order of summation may give any such numbers."
+    )
+
+
 def unread_sentence(files: Sequence[str]) -> str:
     """Return the sentence about weight files of a copy that are not part of a comparison.
 

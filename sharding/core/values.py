@@ -453,7 +453,7 @@ class ShardRecord:
 
     `reads` lists what the job has read from its source since the previous record, if it notes that. `overflowed`
     counts, for each tensor, the numbers that a cast has made infinite. `unchanged` names the tensors whose numbers a
-    merge could have changed and did not.
+    merge could have changed and did not, and `unsure` those with many numbers that nobody can judge (`Chunk`).
     """
 
     file: str
@@ -463,6 +463,7 @@ class ShardRecord:
     reads: tuple[BytesRead, ...] = ()
     overflowed: Mapping[str, int] = field(default_factory=dict)
     unchanged: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,6 +524,7 @@ class Verification:
     but the Hub states no hash for some of the files that were read. `unreached` are those of both checkpoints, as in
     `Checkpoint`. `unchecked` names what was not compared, if only weights were. `merged` is the adapter that was first
     merged into the original's tensors. `within` counts merged tensors that have other bits, within the tolerance.
+    `undecided` counts those with other bits in numbers that cannot be judged, and no wrong ones.
     """
 
     tensors: Count
@@ -538,16 +540,22 @@ class Verification:
     differences: tuple[Difference, ...] | None = None
     merged: Merge | None = None
     within: Count = 0
+    undecided: Count = 0
 
     @property
     def identical(self) -> bool:
         """Whether every tensor is bit-identical to the original's, or to what was computed from it."""
-        return not self.mismatches and not self.within
+        return self.holds and not self.within
 
     @property
     def holds(self) -> bool:
         """Whether no tensor differs by more than another order of summation explains."""
-        return not self.mismatches
+        return not self.mismatches and not self.undecided
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nothing was found wrong, but some bits differ in numbers that nobody can judge."""
+        return bool(self.undecided) and not self.mismatches
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import LOG_LINES, MAX_FILES
-from sharding.core.text import duration, format_bytes, within_words
+from sharding.core.text import duration, format_bytes, undecided_sentence, within_words
 from sharding.core.values import Verification
 from sharding.desk.jobs import JobRecord, JobStatus
 from sharding.loading.costs import Probed
@@ -96,6 +96,8 @@ class History:
                     )
                     adapter = f", with {event.merged.path} merged" if event.merged else ""
                     return f"Verified: all {event.tensors:,} tensors {same}{adapter}{cast}."
+                if event.is_undecided:
+                    return undecided_sentence(event.undecided)
                 return f"Verification found {len(event.mismatches):,} differences, so the copy is not published."
             case Probed():
                 # The first round only warms up both.

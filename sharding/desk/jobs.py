@@ -85,7 +85,8 @@ class JobRecord:
     the two differ. `expected_seconds` is the time that measured rates let expect when the job was handed in. `seconds`
     is the time of a job that was done whole. Neither counts a comparison of loads. `unreached` is that of the
     `Checkpoint`, or of both checkpoints that were compared. `unstated` and `within` are those of the `Verification`.
-    `read` is what the job reads.
+    With `is_undecided`, nothing that was compared is wrong, but some bits differ that nobody can judge. `read` is what
+    the job reads.
     """
 
     id: str
@@ -108,6 +109,7 @@ class JobRecord:
     unreached: tuple[str, ...] = ()
     unstated: bool = False
     within: int = 0
+    is_undecided: bool = False
     read: Reading | None = None
 
     @property

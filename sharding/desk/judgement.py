@@ -103,6 +103,8 @@ def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
     if record.within:
         differ = "1 tensor differs" if record.within == 1 else f"{record.within:,} tensors differ"
         caveats += (f"The bits of {differ}, but no more than another order of summation in the merge explains.",)
+    if record.is_undecided and record.error:
+        return Trust("fits", (f"This page read every byte of both repos on {day}.", record.error[0]), caveats)
     if record.state != "done" and record.error:
         return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
     if record.request.kind == "verify":

@@ -8,7 +8,7 @@ from threading import Event, Timer
 from typing import Any
 
 from sharding.core.limits import DISCARD_SECONDS, EVENTS_BYTES, PROGRESS_KEPT_SECONDS
-from sharding.core.text import count
+from sharding.core.text import count, undecided_sentence
 from sharding.desk.history import History
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, JobRequest, State
@@ -86,6 +86,7 @@ class Runner:
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
                 unstated=bool(job.history.verification and job.history.verification.unstated),
                 within=job.history.verification.within if job.history.verification else 0,
+                is_undecided=bool(job.history.verification and job.history.verification.is_undecided),
             )
             self._shelf.clear(record.id)
             self._shelf.save(record)
@@ -192,6 +193,8 @@ def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
         return job.history.error
     if verification and not verification.holds:
         if job.record.request.kind == "verify":
+            if verification.is_undecided:
+                return undecided_sentence(verification.undecided), "Merge the adapter again yourself."
             first = verification.mismatches[0]
             number = count(len(verification.mismatches), "tensor")
             of_result = job.record.request.of_result

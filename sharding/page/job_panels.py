@@ -87,11 +87,12 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
             return "Interrupted", f"{reason} Resume keeps the finished files and goes on from there.".strip()
         case "failed":
             text, hint = status.error or ("", "")
-            return "They differ" if differs(status) else "Failed", f"{text} {without_options(hint)}".strip()
+            differ = "Cannot be told" if status.verification and status.verification.is_undecided else "They differ"
+            return differ if differs(status) else "Failed", f"{text} {without_options(hint)}".strip()
 
 
 def differs(status: JobStatus) -> bool:
-    """Return whether a job has read both repos and found a difference. Reading these commits again would not help."""
+    """Return whether a job has read both repos and not found them equal. Reading these commits again would not help."""
     proof = status.verification
     return status.request.kind == "verify" and proof is not None and not proof.holds
 

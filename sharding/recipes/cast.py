@@ -55,8 +55,8 @@ class Cast(_Fields, Recipe):
             left -= len(data)
             room = room or bytearray(len(data) * dtype.bits // stored.bits)
             chunk = cast(data, self.stored, self.dtype, memoryview(room)[: len(data) * dtype.bits // stored.bits])
-            before, unchanged = (source.overflowed, source.unchanged) if isinstance(source, Feed) else (0, False)
-            yield Chunk(chunk.data, chunk.overflowed + before - counted, unchanged)
+            before, *marks = (source.overflowed, *source.marks) if isinstance(source, Feed) else (0, False, False)
+            yield Chunk(chunk.data, chunk.overflowed + before - counted, *marks)
             counted = before
 
     def words(self, shape: tuple[int, ...]) -> str:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import made_by
-from sharding.recipes.low_rank import Term, Update, loaded, rounded, spread_of, tiles, widened, words_of
+from sharding.recipes.low_rank import Spread, Term, Update, loaded, rounded, tiles, widened, words_of
 from sharding.recipes.product import product
 
 
@@ -63,9 +63,9 @@ class Dora(Recipe):
         for term in self.terms(inputs, kept):
             with np.errstate(all="ignore"):
                 total = term.factor * (term.weight + term.change)
-            yield from rounded(term.weight, total, self.dtype)
+            yield from rounded(term.weight, total, self.dtype, term.is_unsure(self.dtype))
 
-    def terms(self, inputs: Inputs, kept: Kept, *, with_spread: bool = False) -> Iterator[Term]:
+    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change and its factor."""
         import numpy as np
 
@@ -77,15 +77,14 @@ class Dora(Recipe):
         source, row_bytes = made_by(self.of, inputs, kept), columns * BY_NAME[self.dtype].bits // 8
         for start, end in [(0, rows)] if self.is_whole else tiles(0, rows, row_bytes):
             weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
-            change = product(b if update.transposed else b[start:end], a)
+            of_rows = b if update.transposed else b[start:end]
+            change = product(of_rows, a)
             change *= np.float32(update.scale)
-            spread: Any = 0.0
-            if with_spread:
-                spread = product(np.abs(b if update.transposed else b[start:end]), np.abs(a)) * spread_of(update)
+            spread = Spread(a, of_rows, update.scale, update.transposed)
             with np.errstate(all="ignore"):  # as torch divides by the norm of a row of zeros
                 if update.transposed:
                     factor = magnitude / self._norms(weight.T, change)
-                    change, spread = change.T, spread.T if with_spread else 0.0
+                    change = change.T
                 else:
                     factor = (magnitude[start:end] / self._norms(weight, change)).reshape(-1, 1)
             yield Term(weight, change, factor, spread)

@@ -20,6 +20,13 @@ class Feed(Inputs):
         """How many numbers became infinite in what was taken so far, if a recipe made it."""
         self.unchanged = False
         """Whether a recipe that merges made what was taken so far, and changed no number of it."""
+        self.unsure = False
+        """Whether something that was taken so far is `unsure`."""
+
+    @property
+    def marks(self) -> tuple[bool, bool]:
+        """Whether all that was taken so far is unchanged, and whether some of it is unsure."""
+        return self.unchanged, self.unsure
 
     @override
     def take(self, count: int) -> memoryview:
@@ -50,6 +57,7 @@ def made_by(recipe: Recipe, inputs: Inputs, kept: Kept) -> Inputs:
         for chunk in recipe.make(inputs, kept):
             feed.overflowed += chunk.overflowed
             feed.unchanged = feed.unchanged and chunk.unchanged
+            feed.unsure = feed.unsure or chunk.unsure
             yield chunk.data
 
     feed = Feed(data())

@@ -1,7 +1,7 @@
 """Add the low-rank updates of a LoRA to a weight, as PEFT merges them."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -15,6 +15,7 @@ from sharding.recipes.cast import settle
 from sharding.recipes.feed import made_by
 from sharding.recipes.numbers import numbers, numpy_dtype
 from sharding.recipes.product import product
+from sharding.recipes.spread import has_unsure_row, may_be_unsure, spread_of, usual_spread_of
 
 LEAST_ROWS = 8
 """Fewest rows to multiply at once. Fewer give other bits than the whole product."""
@@ -64,16 +65,55 @@ class Update:
         return of_numbers + f"{self.a_dtype} {self.b_dtype} ".encode() + b"".join(one.key() for one in self.recipes)
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """By how much the change `b @ a * scale` of some rows may differ in another order of summation.
+
+    If the rows are `transposed`, `a` makes them.
+    """
+
+    a: Any
+    b: Any
+    scale: float
+    transposed: bool = False
+
+    def numbers(self, factor: Callable[[int, float], float] = spread_of) -> Any:
+        """Return it for each number. That takes as long as the change itself."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            sums = product(np.abs(self.b), np.abs(self.a))
+            return (sums.T if self.transposed else sums) * factor(len(self.a), self.scale)
+
+    def is_unsure(self, weight: Any, change: Any, dtype: str) -> bool:
+        """Return whether many numbers of a row depend so much on the order of summation that nobody can judge them."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            if self.transposed:
+                reach = np.abs(self.a).T @ np.max(np.abs(self.b), axis=0, initial=0)
+            else:
+                reach = np.abs(self.b) @ np.max(np.abs(self.a), axis=1, initial=0)
+            reach = reach[:, None] * usual_spread_of(len(self.a), self.scale)
+            return may_be_unsure(reach, weight, change, dtype) and has_unsure_row(
+                self.numbers(usual_spread_of), weight, change, dtype
+            )
+
+
 class Term(NamedTuple):
     """Some rows of a weight: its numbers in the dtype of the sum, their change (None: none), and its factor, or 1.
 
-    `spread` is by how much the change may differ in another order of summation, if that was asked for.
+    `spread` is None if the order of summation cannot change anything.
     """
 
     weight: Any
-    change: Any
+    change: Any = None
     factor: Any = 1.0
-    spread: Any = 0.0
+    spread: Spread | None = None
+
+    def is_unsure(self, dtype: str) -> bool:
+        """Return whether nobody can judge many numbers of a row: see `Spread.is_unsure`."""
+        return self.spread is not None and self.spread.is_unsure(self.weight, self.change, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +156,13 @@ class LowRank(Recipe):
 
         for term in self.terms(inputs, kept):
             change = term.change
+            is_unsure = term.is_unsure(self.dtype)
             with np.errstate(all="ignore"):  # torch gives the same infinite numbers
                 change = change.astype(numpy_dtype(self.dtype)) if change is not None and self.rounds_twice else change
                 total = term.weight if change is None else term.weight + change
-            yield from rounded(term.weight, total, self.dtype)
+            yield from rounded(term.weight, total, self.dtype, is_unsure)
 
-    def terms(self, inputs: Inputs, kept: Kept, *, with_spread: bool = False) -> Iterator[Term]:
+    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change."""
         changes = [_Change(update, inputs, kept) for update in self.updates]
         source = made_by(self.of, inputs, kept)
@@ -132,8 +173,7 @@ class LowRank(Recipe):
                 for start, end in tiles(first, last, row_bytes, change is not None and change.update.transposed):
                     weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
                     place = matrix, start - first, end - first
-                    spread = change.spread(*place) if change and with_spread else 0.0
-                    yield Term(weight, change.of(*place) if change else None, spread=spread)
+                    yield Term(weight, change.of(*place), 1.0, change.spread(*place)) if change else Term(weight)
 
     def _matrices(self) -> tuple[int, int, int]:
         """Return the number of matrices, and the rows and columns of each."""
@@ -182,17 +222,15 @@ class _Change:
             change *= scale
             return change
 
-    def spread(self, matrix: int, start: int, end: int) -> Any:
+    def spread(self, matrix: int, start: int, end: int) -> Spread | None:
         """Return by how much these numbers may differ in another order of summation."""
-        import numpy as np
-
         if self._a is None:
-            return 0.0
+            return None
         number, update = matrix - self.update.first, self.update
-        a, b = np.abs(self._a[number]), np.abs(self._b[:, :, number])
-        with np.errstate(all="ignore"):
-            sums = product(b, a[:, start:end]).T if update.transposed else product(b[start:end], a)
-            return sums * spread_of(update)
+        a, b = self._a[number], self._b[:, :, number]
+        if update.transposed:
+            return Spread(a[:, start:end], b, update.scale, transposed=True)
+        return Spread(a, b[start:end], update.scale)
 
 
 def _parts(changes: list[_Change], matrix: int, rows: int) -> Iterator[tuple[_Change | None, int, int]]:
@@ -247,10 +285,10 @@ def widened(data: memoryview, dtype: str) -> Any:
     return numbers(data, dtype).astype(np.float64 if dtype == "F64" else np.float32)
 
 
-def rounded(weight: Any, total: Any, dtype: str) -> Iterator[Chunk]:
+def rounded(weight: Any, total: Any, dtype: str, is_unsure: bool) -> Iterator[Chunk]:
     """Yield the numbers of `total`, the sum of `weight` and a change, in `dtype`, in chunks.
 
-    Those that are not finite count if they were.
+    Those that are not finite count if they were. The chunks say whether the numbers are `Term.is_unsure`.
     """
     import numpy as np
 
@@ -264,7 +302,7 @@ def rounded(weight: Any, total: Any, dtype: str) -> Iterator[Chunk]:
     unchanged = _are_equal(weight.reshape(-1), result.reshape(-1))
     data = bits.view(np.uint8).data.cast("B")
     for start in range(0, len(data), BATCH_BYTES):
-        yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed, unchanged)
+        yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed, unchanged, is_unsure)
 
 
 def _are_equal(before: Any, after: Any) -> bool:
@@ -275,15 +313,6 @@ def _are_equal(before: Any, after: Any) -> bool:
     return all(
         np.array_equal(before[part], after[part].astype(before.dtype), equal_nan=True) for part in (start, whole)
     )
-
-
-def spread_of(update: Update) -> float:
-    """Return the factor of the sum of all absolute products within which every order of summation stays.
-
-    Each of the `rank` sums is rounded to float32. Two results differ by at most twice the bound of one (N. Higham,
-    Accuracy and Stability of Numerical Algorithms, section 3.1).
-    """
-    return float(update.rank * 2**-23 * abs(update.scale))
 
 
 def words_of(update: Update) -> str:

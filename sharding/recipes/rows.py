@@ -52,8 +52,8 @@ class Rows(Recipe):
                 row = data[(place - start) * self.row_bytes :][: self.row_bytes]
                 unchanged = unchanged and row == by_place[place]
                 row[:] = by_place[place]
-            unchanged = unchanged and (source is inputs or (isinstance(source, Feed) and source.unchanged))
-            yield Chunk(data, unchanged=unchanged)
+            was_unchanged, unsure = source.marks if isinstance(source, Feed) else (True, False)
+            yield Chunk(data, 0, unchanged and was_unchanged, unsure)
 
     @override
     def words(self, shape: tuple[int, ...]) -> str:

@@ -10,29 +10,27 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
-from sharding.recipes.low_rank import LowRank
-
-_FORMATS = {"F64": (52, -1022), "F32": (23, -126), "BF16": (7, -126), "F16": (10, -14)}
-"""Bits of the fraction, and the least exponent of a normal number, of each dtype that can be cast (IEEE 754)."""
+from sharding.recipes.low_rank import LowRank, Term
+from sharding.recipes.spread import MOST_UNITS, last_place
 
 _OF_LENGTHS = 8
-_MOST_SPREAD = 2.0**-8
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance(Recipe):
-    """The tolerance of each number of `of`, a merged weight that is cast to `dtype`, as float32.
+    """How far each number of `of`, a merged weight cast to `dtype`, may be from another one, as pairs of float32.
 
-    It is the sum of
+    Up to the first, another order of summation explains it. Beyond the second, nothing does. Between both, nobody can
+    tell. Both are the sum of
 
-    - what the order of summation can change (`low_rank.spread_of`), at most `_MOST_SPREAD` of the largest number of its
-      row,
-    - one unit in the last place of the weight's dtype for each time that PEFT rounds to it, at the largest of the
-      weight, its change and their sum,
-    - for a DoRA, `_OF_LENGTHS` units of float32 there, for its norm, quotient and product,
+    - what the order of summation can change in this number (`spread.spread_of`), for the first only up to a few units,
+    - one unit in the last place of the weight's dtype for each time that PEFT rounds to it,
+    - for a DoRA, `_OF_LENGTHS` units of float32 for the norm, the quotient and the product,
     - one unit in the last place of `dtype`, if the weight is cast.
 
-    All of these numbers are first multiplied by the factor of a DoRA.
+    Units are taken at the larger of the weight and its change, or at their sum if it needs a larger unit to be rounded.
+    All is first multiplied by the factor of a DoRA. The order of summation also changes the length of its row, or of
+    its column if the weight is stored transposed.
     """
 
     of: Recipe
@@ -42,7 +40,7 @@ class Tolerance(Recipe):
     @property
     @override
     def size_bytes(self) -> int:
-        return self.of.size_bytes * 32 // BY_NAME[_merged(self.of).dtype].bits
+        return self.of.size_bytes * 64 // BY_NAME[_merged(self.of).dtype].bits
 
     @override
     def reads(self) -> Iterator[Extent]:
@@ -56,27 +54,34 @@ class Tolerance(Recipe):
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         import numpy as np
 
-        merged = _merged(self.of)
-        roundings = _roundings(merged)
-        for term in merged.terms(inputs, kept, with_spread=True):
-            with np.errstate(all="ignore"):
-                change = 0.0 if term.change is None else term.change
-                total = term.weight + change
-                largest = np.maximum(np.maximum(np.abs(term.weight), np.abs(change)), np.abs(total))
-                factor = np.abs(term.factor)
-                # Terms that cancel could otherwise allow anything.
-                most = _MOST_SPREAD * np.max(largest, axis=1, keepdims=True)
-                allowed = factor * np.minimum(term.spread, most) + roundings * _last_place(
-                    factor * largest, merged.dtype
-                )
-                if isinstance(merged, Dora):
-                    allowed += _OF_LENGTHS * _last_place(factor * largest, "F32")
-                allowed = np.zeros_like(total) if term.change is None else allowed
-                allowed[~np.isfinite(allowed)] = 0  # an infinity must be the same one
-                if self.dtype != merged.dtype and term.change is not None:
-                    allowed += _last_place(np.abs(term.factor * total) + allowed, self.dtype)
-            allowed = np.minimum(allowed, np.finfo(np.float32).max)  # an infinity would allow anything
-            yield Chunk(np.ascontiguousarray(allowed, np.float32).reshape(-1).view(np.uint8).data.cast("B"))
+        merged, most = _merged(self.of), np.finfo(np.float32).max
+        for term in merged.terms(inputs, kept):
+            pairs = np.zeros((term.weight.size, 2), np.float32)
+            if term.change is not None:
+                with np.errstate(all="ignore"):
+                    for number, allowed in enumerate(self._allowed(merged, term)):
+                        pairs[:, number] = np.minimum(allowed, most).reshape(-1)  # an infinity would allow anything
+            yield Chunk(pairs.view(np.uint8).reshape(-1).data.cast("B"))
+
+    def _allowed(self, merged: LowRank | Dora, term: Term) -> Iterator[Any]:
+        import numpy as np
+
+        largest = np.maximum(np.abs(term.weight), np.abs(term.change))
+        total, factor = term.weight + term.change, np.abs(term.factor)
+        spread = term.spread.numbers() if term.spread else np.zeros_like(largest)
+        if isinstance(merged, Dora):
+            spread = spread + np.abs(total) * _of_length(spread, total, axis=0 if merged.update.transposed else 1)
+        spread, largest = factor * spread, factor * largest
+        # The sum may need a larger unit than both. If it is smaller, its own unit says nothing.
+        rounding = _roundings(merged) * last_place(np.maximum(largest, factor * np.abs(total)), merged.dtype)
+        if isinstance(merged, Dora):
+            rounding += _OF_LENGTHS * last_place(largest, "F32")
+        sure = MOST_UNITS * last_place(largest, _coarser(self.dtype, merged.dtype))
+        for explained in (np.fmin(spread, sure), np.where(np.isnan(spread), np.inf, spread)):
+            allowed = explained + rounding
+            if self.dtype != merged.dtype:
+                allowed += last_place(factor * np.abs(total) + allowed, self.dtype)
+            yield np.where(np.isfinite(largest), allowed, 0)  # an infinity must be the same one
 
     @override
     def words(self, shape: tuple[int, ...]) -> str:
@@ -102,16 +107,22 @@ def _merged(recipe: Recipe) -> LowRank | Dora:
     return recipe
 
 
+def _of_length(spread: Any, total: Any, axis: int) -> Any:
+    """Return by which part of itself the length of each row (or column) of `total` may differ."""
+    import numpy as np
+
+    part = np.linalg.norm(spread, axis=axis, keepdims=True) / np.linalg.norm(total, axis=axis, keepdims=True)
+    return np.where(part < 1, part / (1 - part), np.inf)
+
+
+def _coarser(one: str, other: str) -> str:
+    """Return the dtype whose last place is worth more."""
+    import numpy as np
+
+    return max(one, other, key=lambda dtype: last_place(np.float64(1), dtype))
+
+
 def _roundings(recipe: LowRank | Dora) -> int:
     """Return how many roundings a number goes through that another order of summation can turn."""
     own = 2 if isinstance(recipe, LowRank) and recipe.rounds_twice else 1
     return own + (2 * _roundings(recipe.of) if isinstance(recipe.of, LowRank | Dora) else 0)
-
-
-def _last_place(numbers: Any, dtype: str) -> Any:
-    """Return the unit in the last place of `dtype` at each of `numbers`, which are not negative."""
-    import numpy as np
-
-    fraction, least = _FORMATS[dtype]
-    exponents = np.where(numbers > 0, np.frexp(numbers)[1] - 1, least)
-    return np.ldexp(numbers.dtype.type(1), np.maximum(exponents, least) - fraction)

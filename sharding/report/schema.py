@@ -201,7 +201,7 @@ class WrittenShard:
     sha256: Sha256
 
 
-_RARE = ("unstated", "unreached", "unchecked", "merged", "within")
+_RARE = ("unstated", "unreached", "unchecked", "merged", "within", "undecided")
 
 
 def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler) -> Json:
@@ -213,7 +213,8 @@ def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]
 """A verification. In JSON, its first key is `identical`; a reader derives that from the mismatches instead.
 
-`unstated`, `unreached`, `unchecked`, `merged` and `within` are in the JSON only if they are true or not empty.
+`unstated`, `unreached`, `unchecked`, `merged`, `within` and `undecided` are in the JSON only if they are true or not
+empty.
 """
 
 
@@ -265,6 +266,7 @@ class Report:
             "a shard is not among the files": {shard.file for shard in self.shards} <= set(self.files),
             "a stage has a file that is no shard": {file for stage in self.plan.stages for file in stage.files}
             <= {shard.file for shard in planned},
+            "a job leaves nothing undecided": not proof.undecided,
             "the verification is of another plan": not proof.identical
             or (proof.tensors, proof.bytes, proof.dtype) == (len(names), self.plan.total_bytes, self.plan.dtype),
             "plan and verification disagree about dequantizing": proof.dequantized == self.plan.dequantized,

@@ -174,14 +174,15 @@ class _Move:
         header = self._header(shard)
         output = _Output(writer)
         output.write(header)
-        digests, overflowed, unchanged, size = dict[str, str](), dict[str, int](), list[str](), len(header)
+        digests, overflowed, size = dict[str, str](), dict[str, int](), len(header)
+        unchanged, unsure = list[str](), list[str]()
         for tensor, chunks in self._making.made(shard):
-            digest, infinite, same = new_tensor_hash(), 0, True
+            digest, infinite, same, odd = new_tensor_hash(), 0, True, False
             # A shard that is only read may be a file of the source, put together from several files of the copy.
             file = shard.file if self._phase == "transfer" else tensor.file
-            for data, count, is_same in chunks:
+            for data, count, is_same, is_odd in chunks:
                 infinite += count
-                same = same and is_same
+                same, odd = same and is_same, odd or is_odd
                 if infinite and not tensor.recipe.may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
@@ -195,11 +196,13 @@ class _Move:
                 overflowed[tensor.name] = infinite
             if same and tensor.bytes:
                 unchanged.append(tensor.name)
+            if odd:
+                unsure.append(tensor.name)
         output.flush()
         sha256 = writer.finish()
         with self._one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for noted in self._noted for read in noted.take())
-            record = ShardRecord(shard.file, size, sha256, digests, reads, overflowed, tuple(unchanged))
+            record = ShardRecord(shard.file, size, sha256, digests, reads, overflowed, tuple(unchanged), tuple(unsure))
             self._sink.note(record)
         self._in_work.discard(writer)
         return record

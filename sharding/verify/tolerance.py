@@ -16,20 +16,24 @@ from sharding.transfer.making import Making
 from sharding.transfer.room import Room
 from sharding.verify.differences import Numbers
 
+_PAIR = "F64"
+"""A dtype of as many bits as the two numbers of a tolerance."""
+
 _ELEMENTS = 1 << 16
 """Numbers that are compared at a time."""
 
 
 def compare_within(
     mismatches: Iterable[Mismatch], first: Numbers, second: Numbers
-) -> Generator[Progress, None, tuple[tuple[Mismatch, ...], int]]:
-    """Return which of `mismatches` stay, and how many tensors are within the tolerance of a merge. Yield progress.
+) -> Generator[Progress, None, tuple[tuple[Mismatch, ...], int, int]]:
+    """Return which of `mismatches` stay, how many tensors are within the tolerance of a merge, and how many undecided.
 
-    `first` makes each tensor again, as its plan says, and `second` is the copy. Raises SourceError.
+    An undecided tensor has no number that is wrong for sure, but some that nobody can judge. Yields progress. `first`
+    makes each tensor again, as its plan says, and `second` is the copy. Raises SourceError.
     """
     mismatches = list(mismatches)
     groups = {
-        mismatch.tensor: (one, other, one._replace(dtype="F32", recipe=tolerance_of(one.recipe, one.dtype)))
+        mismatch.tensor: (one, other, one._replace(dtype=_PAIR, recipe=tolerance_of(one.recipe, one.dtype)))
         for mismatch in mismatches
         if (one := first.tensors.get(mismatch.tensor))
         and (other := second.tensors.get(mismatch.tensor))
@@ -50,11 +54,12 @@ def compare_within(
     tasks = [partial(_beyond, lanes, sides, tensors) for tensors in groups.values()]
     beyond = dict(zip(groups, (yield from collected(lanes.run(tasks, stop))), strict=True))
     left = tuple(
-        Mismatch(mismatch.tensor, _problem(number)) if (number := beyond.get(mismatch.tensor)) else mismatch
+        Mismatch(mismatch.tensor, _problem(beyond[mismatch.tensor][0])) if mismatch.tensor in beyond else mismatch
         for mismatch in mismatches
-        if beyond.get(mismatch.tensor) != 0
+        if mismatch.tensor not in beyond or beyond[mismatch.tensor][0]
     )
-    return left, sum(not number for number in beyond.values())
+    unsure = [number for wrong, number in beyond.values() if not wrong]
+    return left, unsure.count(0), len(unsure) - unsure.count(0)
 
 
 def _problem(number: int) -> str:
@@ -65,25 +70,28 @@ def _alone(tensor: Tensor) -> Shard:
     return Shard(tensor.name, (tensor,), tensor.bytes)
 
 
-def _beyond(lanes: Lanes, sides: Sequence[Making], tensors: Sequence[Tensor]) -> int:
-    """Return how many numbers of a tensor differ by more than its tolerance."""
+def _beyond(lanes: Lanes, sides: Sequence[Making], tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Return how many numbers of a tensor differ by more than a merge can explain, and how many nobody can judge."""
     import numpy as np
 
     streams = [next(iter(side.made(_alone(tensor))))[1] for side, tensor in zip(sides, tensors, strict=True)]
     feeds = [Feed(chunk.data for chunk in chunks) for chunks in streams]
-    left, beyond = tensors[0].parameters, 0
+    left, beyond, undecided = tensors[0].parameters, 0, 0
     while left:
         number = min(left, _ELEMENTS)
         left -= number
-        arrays = []
-        for tensor, feed in zip(tensors, feeds, strict=True):
-            data = feed.take(number * BY_NAME[tensor.dtype].bits // 8)
-            arrays.append(numbers(data, tensor.dtype).astype(np.float64))
-        made, copied, allowed = arrays
+        data = [
+            feed.take(number * BY_NAME[tensor.dtype].bits // 8) for tensor, feed in zip(tensors, feeds, strict=True)
+        ]
+        made, copied = (numbers(data[side], tensors[side].dtype).astype(np.float64) for side in (0, 1))
+        sure, most = np.frombuffer(data[2], np.float32).reshape(-1, 2).T
         lanes.count(2 * number * BY_NAME[tensors[0].dtype].bits // 8, tensors[1].file)
         with np.errstate(all="ignore"):
-            same = (made == copied) | (np.isnan(made) & np.isnan(copied)) | (np.abs(made - copied) <= allowed)
-        beyond += number - int(np.count_nonzero(same))
+            differ = (made != copied) & ~(np.isnan(made) & np.isnan(copied))
+            is_wrong = differ & ~(np.abs(made - copied) <= most)
+            is_open = differ & ~is_wrong & ~(np.abs(made - copied) <= sure)
+        beyond += int(np.count_nonzero(is_wrong))
+        undecided += int(np.count_nonzero(is_open))
     for chunks in streams:
         deque(chunks, maxlen=0)  # a recipe ends before the next one reads
-    return beyond
+    return beyond, undecided

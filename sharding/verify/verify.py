@@ -105,11 +105,11 @@ def verify(
         files = count(len(checkpoints[0].copied_weights), "weight file")
         method += f"; the SHA-256 of {files} beside them was compared"
     wrong = (mismatch for side in sides for mismatch in side.wrong)
-    of_tensors, within = compare_digests(sides[0].digests, sides[1].digests), 0
+    of_tensors, within, undecided = compare_digests(sides[0].digests, sides[1].digests), 0, 0
     if merge and of_tensors:
-        of_tensors, within = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
+        of_tensors, within, undecided = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
         if within:
-            equal = len(sides[0].digests) - len(of_tensors) - within
+            equal = len(sides[0].digests) - len(of_tensors) - within - undecided
             method += (
                 f"; bit-equal tensors: {equal:,}, within the tolerance of a merge: {within:,} (another processor or "
             )
@@ -125,7 +125,7 @@ def verify(
             which = "1 tensor that differs" if compared == 1 else f"{compared:,} tensors that differ"
             method += f"; the numbers of {which} were compared in float64"
     outcome = Verification(tensor_count, size, meter.seconds, method, mismatches, dtype, how, unstated)
-    outcome = replace(outcome, merged=merge, within=within)
+    outcome = replace(outcome, merged=merge, within=within, undecided=undecided)
     yield Verified(replace(_of_weights(outcome, checkpoints), differences=differences))
 
 

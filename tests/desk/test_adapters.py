@@ -15,7 +15,8 @@ from sharding.core.values import Checkpoint
 from sharding.desk import Desk, JobRequest
 from sharding.desk.models import Models
 from sharding.formats.names import REPORT_NAME
-from sharding.page.result_panels import Places, result_panel
+from sharding.page.job_panels import job_panel, jobs_panel
+from sharding.page.result_panels import Places, is_proved, result_panel
 from sharding.report.events import event_json
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state, stop_short
@@ -311,3 +312,27 @@ def test_what_is_equal_only_within_the_tolerance_of_a_merge_is_never_called_iden
     assert (trust.level, trust.within) == ("read-now", 3) and "3 tensors differ" in trust.caveats[0]
     panel = result_panel(result.report, trust, Places(merged, "", "", None))
     assert words in panel.replace("<wbr>", "") and "identical" not in panel and "state good" not in panel
+
+
+def test_what_nobody_can_tell_is_neither_equal_nor_different(
+    hub: InHouse, desk: Desk, stage: Stage, base: str, adapter: str, merged: str, name: str
+) -> None:
+    *_, _ = job.shard(base, name, Options(SIZE, adapter=adapter), endpoint=hub.address, token=ALICE)
+    *_, verified = job.verify(base, name, adapter=adapter, endpoint=hub.address, token=ALICE)
+    job_id = desk.submit_check(name, *AS_ALICE)
+    actor = stage(state(desk, job_id, "running").request.destination)
+    verification = replace(verified.verification, within=1, undecided=2)  # type: ignore[union-attr]
+    assert not verification.holds and not verification.identical and verification.is_undecided
+    actor.say(event_json(replace(verified, verification=verification)))  # type: ignore[arg-type]
+    actor.exit(1)
+    status = state(desk, job_id, "failed")
+    sentence = "It cannot be told whether 2 merged tensors are right"
+    assert status.error and sentence in status.error[0] and sentence in status.log[-1]
+    panel = job_panel(status, "", "").replace("<wbr>", "")
+    assert "Cannot be told" in panel and sentence in panel and "They differ" not in panel
+    listed = jobs_panel(desk.jobs_of("alice"))
+    assert "cannot be told" in listed and "differs" not in listed
+    result, trust = desk.judge(name, ALICE)
+    assert trust.level == "fits" and sentence in trust.reasons[1]
+    shown = result_panel(result.report, trust, Places(name, "", "", None))
+    assert "state good" not in shown and not is_proved(result.report, trust)

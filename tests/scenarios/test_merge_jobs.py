@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from sharding import job
+from sharding.cli.commands import app
 from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options, Request
@@ -124,12 +126,25 @@ def test_a_merge_on_another_machine_is_within_the_tolerance_and_never_called_ide
 ) -> None:
     base = save_base(Case(dtype="fp32"), tmp_path / "base")
     adapter = save_adapter(Case(dtype="fp32"), base, tmp_path / "adapter")
+    # As large as those of a usual adapter: a hundredth of the weights.
+    edited(lambda held: {name: tensor * 0.1 for name, tensor in held.items()})(adapter)
     merge(base, adapter, tmp_path / "out")
     other_order.undo()
     outcome = verified(base, tmp_path / "out", adapter=str(adapter))
     assert outcome.within > 0 and outcome.holds and not outcome.identical
     told = f"bit-equal tensors: {29 - outcome.within}, within the tolerance of a merge: {outcome.within}"
     assert told in outcome.method
+
+
+def test_an_honest_merge_in_fp32_whose_change_is_larger_than_the_weights_is_never_called_wrong(
+    tmp_path: Path, other_order: pytest.MonkeyPatch
+) -> None:
+    base = save_base(Case(dtype="fp32"), tmp_path / "base")
+    adapter = save_adapter(Case(dtype="fp32"), base, tmp_path / "adapter")
+    merge(base, adapter, tmp_path / "out")
+    other_order.undo()
+    outcome = verified(base, tmp_path / "out", adapter=str(adapter))
+    assert not outcome.mismatches and outcome.undecided and not outcome.holds
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
@@ -158,8 +173,8 @@ def spoil(folder: Path, name: str) -> None:
 def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
     size: float, sign: int, gives: str, tmp_path: Path
 ) -> None:
-    base = save_base(Case(dtype="fp32"), tmp_path / "base")
-    adapter = save_adapter(Case(dtype="fp32"), base, tmp_path / "adapter")
+    base = save_base(Case(dtype="bf16"), tmp_path / "base")
+    adapter = save_adapter(Case(dtype="bf16"), base, tmp_path / "adapter")
     query = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 
     def widen(held: Tensors) -> Tensors:
@@ -171,14 +186,23 @@ def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
 
     edited(widen)(adapter)
     options = Options("1GB", adapter=str(adapter), allow_overflow=True)
-    finish(job.shard(str(base), str(tmp_path / "out"), options))
+    report = finish(job.shard(str(base), str(tmp_path / "out"), options))
     name = "model.layers.0.self_attn.q_proj.weight"
     made = tensors(tmp_path / "out")[name]
     assert made.isfinite().all() if gives == "sums" else made.isnan().any() == (gives == "no numbers")
     assert made.isinf().any() == (gives == "infinities")
     edited(lambda held: {**held, name: held[name].new_ones(held[name].shape)}, "model.safetensors")(tmp_path / "out")
     outcome = verified(base, tmp_path / "out", adapter=str(adapter))
-    assert [mismatch.tensor for mismatch in outcome.mismatches] == [name] and not outcome.holds
+    if gives == "sums":  # and the merge has said so
+        assert (outcome.mismatches, outcome.undecided) == ((), 1) and outcome.is_undecided
+        assert [name in one.message for one in report.plan.findings if one.code == "cannot-be-judged"] == [True]
+    else:
+        assert [mismatch.tensor for mismatch in outcome.mismatches] == [name] and not outcome.undecided
+    assert not outcome.holds and not outcome.identical
+    said = CliRunner().invoke(app, ["verify", str(base), str(tmp_path / "out"), "--adapter", str(adapter)])
+    told = " ".join(said.output.split())
+    assert said.exit_code == 1 and ("It cannot be told whether 1 merged tensor is right" in told) == (gives == "sums")
+    assert ("Different:" in told) == (gives != "sums") and "Identical" not in told
 
 
 def test_a_copy_of_the_base_is_not_the_merged_model(folders: Folders) -> None:

@@ -76,7 +76,11 @@ def changed_names(plan: Plan) -> frozenset[str]:
 
 
 def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
-    """Return a plan of a merge with the number of tensors that it really changed, by the `records` of its shards."""
+    """Return a plan of a merge with the number of tensors that it really changed, by the `records` of its shards.
+
+    It warns of tensors that nobody can judge on another machine.
+    """
+    plan = _warned(plan, [name for record in records.values() for name in record.unsure])
     same = changed_names(plan) & {name for record in records.values() for name in record.unchanged}
     if plan.merged is None or not same:
         return plan
@@ -85,6 +89,15 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
     hint = "Check the training, and when it saved the adapter."
     none = Finding("warning", "no-change", message[0].upper() + message[1:], hint)
     return replace(plan, merged=merge, findings=(*plan.findings, *([] if merge.changed else [none])))
+
+
+def _warned(plan: Plan, unsure: list[str]) -> Plan:
+    if not unsure:
+        return plan
+    tensors = f"{count(len(unsure), 'merged tensor')} {'has' if len(unsure) == 1 else 'have'}"
+    message = f"{tensors} many numbers that depend on the order of summation: {name_some(sorted(unsure))}."
+    hint = "Another machine may get other numbers there, and `verify` cannot tell whether these are right."
+    return replace(plan, findings=(*plan.findings, Finding("warning", "cannot-be-judged", message, hint)))
 
 
 def _refuse_base(checkpoint: Checkpoint, named: str) -> None:

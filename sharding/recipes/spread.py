@@ -1,0 +1,66 @@
+"""Say how far the numbers of a merge depend on the order of summation."""
+
+import math
+from typing import Any
+
+_FORMATS = {"F64": (52, -1022), "F32": (23, -126), "BF16": (7, -126), "F16": (10, -14)}
+"""Bits of the fraction, and the least exponent of a normal number, of each dtype that can be cast (IEEE 754)."""
+
+MOST_UNITS = 4
+"""What another order of summation may explain without doubt, in units in the last place."""
+
+_UNSURE_UNITS = 64
+"""A usual spread of more units is worth a warning, if many numbers of a row have it."""
+
+_MANY = 0.01
+_SAMPLED = 64
+_TYPICAL = 2.0**-3
+"""Part of the mean number of a row. A row whose usual spread is small there has few numbers to warn of."""
+
+
+def spread_of(rank: int, scale: float) -> float:
+    """Return the factor of the sum of all absolute products within which every order of summation stays.
+
+    Each of the `rank` sums is rounded to float32. Two results differ by at most twice the bound of one (N. Higham,
+    Accuracy and Stability of Numerical Algorithms, section 3.1).
+    """
+    return float(rank * 2**-23 * abs(scale))
+
+
+def usual_spread_of(rank: int, scale: float) -> float:
+    """Return the same for the orders that libraries use.
+
+    Roundings mostly cancel, so the bound grows with the root of the rank (N. Higham and T. Mary, A new approach to
+    probabilistic rounding error analysis, 2019).
+    """
+    return spread_of(rank, scale) / math.sqrt(rank)
+
+
+def last_place(numbers: Any, dtype: str) -> Any:
+    """Return the unit in the last place of `dtype` at each of `numbers`, which are not negative."""
+    import numpy as np
+
+    fraction, least = _FORMATS[dtype]
+    exponents = np.where(numbers > 0, np.frexp(numbers)[1] - 1, least)
+    return np.ldexp(numbers.dtype.type(1), np.maximum(exponents, least) - fraction)
+
+
+def may_be_unsure(reach: Any, weight: Any, change: Any, dtype: str) -> bool:
+    """Return whether many numbers of a row may be unsure. `reach` (rows, 1) is at least the spread of each. Fast."""
+    import numpy as np
+
+    step = max(1, weight.shape[1] // _SAMPLED)
+    largest = np.maximum(np.abs(weight[:, ::step]), np.abs(change[:, ::step]))
+    return bool(np.any(_is_unsure(reach, np.mean(largest, axis=1, keepdims=True) * _TYPICAL, dtype)))
+
+
+def has_unsure_row(spread: Any, weight: Any, change: Any, dtype: str) -> bool:
+    """Return whether many numbers of one row have a `spread` so large that nobody can judge them."""
+    import numpy as np
+
+    unsure = _is_unsure(spread, np.maximum(np.abs(weight), np.abs(change)), dtype)
+    return bool(np.any(np.mean(unsure, axis=1) > _MANY))
+
+
+def _is_unsure(spread: Any, largest: Any, dtype: str) -> Any:
+    return ~(spread <= _UNSURE_UNITS * last_place(largest, dtype))
