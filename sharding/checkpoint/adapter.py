@@ -17,7 +17,7 @@ from sharding.core.protocols import Source
 from sharding.core.repo import Repo
 from sharding.core.text import format_bytes, name_some, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
-from sharding.formats.known_weights import likely, may_be_missed
+from sharding.formats.known_files import likely, may_be_missed
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archives
 from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
 

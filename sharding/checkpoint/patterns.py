@@ -1,58 +1,115 @@
-"""Match regular expressions that a stranger wrote. Some take years for a short text."""
+"""Match regular expressions that a stranger wrote. Some take years for a short text, or gigabytes.
 
+Python's own `re` matches them, as PEFT does, in a child process with limits: see `matcher`.
+"""
+
+import json
 import re
+import selectors
+import subprocess
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Self
 
+from sharding.core.environment import child_command, child_environment
 from sharding.core.errors import SourceError
-from sharding.core.limits import PATTERNS_SECONDS
+from sharding.core.limits import MATCHER_BYTES, MAX_MATCHES, MAX_REPEATS, PATTERNS_SECONDS
 
-_OTHER_SYNTAX = re.compile(
-    r"\[\[:|\{[^{}]*[^\d,{}][^{}]*\}|\\[pPXRKGmMLhN]|\(\?(?!P[<=])[aiLmsux-]*[^aiLmsux\-:)=!<#(]|\(\?<(?![=!])"
-)
-"""What `regex` reads in another way than `re`, which PEFT uses: fuzzy matches, classes of POSIX, and more."""
+_REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
+_HINT = "List the names of the modules instead."
 
 
 class Patterns:
-    """The regular expressions of one adapter. All its matches together may take `PATTERNS_SECONDS`."""
+    """The regular expressions of one adapter, which share limits of time and memory. Close them to end their process.
 
-    def __init__(self, file: str) -> None:
-        """Match expressions from `file`, which errors name."""
+    It starts with the first expression.
+    """
+
+    def __init__(self, file: str, texts: Iterable[str] = ()) -> None:
+        """Match expressions from `file`, which errors name. Matching is fast for `texts` that are known now."""
         self._file = file
-        self._left_seconds = PATTERNS_SECONDS
+        self._numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        self._told = 0
+        self._known: dict[str, tuple[int, dict[int, str | None]]] = {}
+        self._left_seconds, self._left_matches = PATTERNS_SECONDS, MAX_MATCHES
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Return the patterns themselves."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close them."""
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if child := self._child:
+            child.kill()
+            child.communicate()
 
     def check(self, key: str, pattern: str) -> None:
-        """Raise SourceError if `pattern`, which stands under `key`, is no regular expression of Python's own `re`."""
-        import regex
+        """Raise SourceError if `pattern`, which stands under `key`, is no regular expression, or has huge repeats."""
+        if any(int(number) > MAX_REPEATS for numbers in _REPEAT.findall(pattern) for number in numbers if number):
+            message = f"{key} in {self._file} has {pattern[:200]!r}, which repeats more than {MAX_REPEATS:,} times."
+            raise SourceError(message, _HINT)
+        if "error" in (answer := self._ask(pattern, len(self._numbers))):
+            problem = f"is not a regular expression: {answer['error']}"
+            message = f"{key} in {self._file} has {pattern[:200]!r}, which {problem}."
+            raise SourceError(message, "Correct it, or save the adapter again with PEFT.")
 
+    def match(self, pattern: str, text: str) -> tuple[str | None] | None:
+        """Return the group "idx" (None without one) if `pattern` matches the whole `text`, and None if it does not.
+
+        Raises SourceError if the patterns take too long, or if there are too many for so many texts.
+        """
+        self._left_matches -= 1
+        if self._left_matches < 0:
+            message = (
+                f"{self._file} has too many patterns: matching all modules takes more than {MAX_MATCHES:,} matches."
+            )
+            raise SourceError(message, _HINT)
+        number = self._numbers.setdefault(text, len(self._numbers))
+        seen, found = self._known.setdefault(pattern, (0, {}))
+        if number >= seen:
+            answer = self._ask(pattern, seen)
+            found.update(answer.get("found", ()))
+            self._known[pattern] = len(self._numbers), found
+        return (found[number],) if number in found else None
+
+    def _ask(self, pattern: str, first: int) -> dict[str, Any]:
+        """Match all texts from number `first` on. Raises SourceError if that takes too long or too much memory."""
         started = time.monotonic()
+        child = self._child = self._child or _started()
+        assert child.stdin and child.stdout
+        more = list(self._numbers)[self._told :] if self._told < len(self._numbers) else []
+        self._told = len(self._numbers)
+        line, complete = json.dumps({"more": more, "pattern": pattern, "first": first}).encode() + b"\n", b""
         try:
-            regex.compile(pattern)
-        except regex.error as error:
-            message = f"{key} in {self._file} has {pattern[:200]!r}, which is not a regular expression: {error}."
-            raise SourceError(message, "Correct it, or save the adapter again with PEFT.") from error
-        if _OTHER_SYNTAX.search(pattern):
-            message = f"{key} in {self._file} has {pattern[:200]!r}, which PEFT may read in another way."
-            raise SourceError(message, "List the names of the modules instead.")
-        self._count(started, pattern)
-
-    def match(self, pattern: str, text: str) -> Any:
-        """Return the match of `pattern` with the whole `text`, or None. Raises SourceError if that takes too long."""
-        import regex
-
-        started = time.monotonic()
-        try:
-            found = regex.fullmatch(pattern, text, timeout=max(self._left_seconds, 0.001), concurrent=True)
-        except TimeoutError as error:
+            child.stdin.write(line)
+            child.stdin.flush()
+            with selectors.DefaultSelector() as selector:
+                selector.register(child.stdout, selectors.EVENT_READ)
+                while not complete.endswith(b"\n"):
+                    if not selector.select(max(0.0, self._left_seconds - (time.monotonic() - started))):
+                        raise self._too_slow(pattern)
+                    part = child.stdout.read1(1 << 20)  # type: ignore[attr-defined]
+                    if not part:
+                        raise self._too_slow(pattern)
+                    complete += part
+        except OSError as error:
             raise self._too_slow(pattern) from error
-        self._count(started, pattern)
-        return found
-
-    def _count(self, started: float, pattern: str) -> None:
         self._left_seconds -= time.monotonic() - started
-        if self._left_seconds < 0:
-            raise self._too_slow(pattern)
+        answer: dict[str, Any] = json.loads(complete)
+        return answer
 
     def _too_slow(self, pattern: str) -> SourceError:
-        message = f"The patterns of {self._file} take over {PATTERNS_SECONDS:g} s to match: {pattern[:200]!r}."
-        return SourceError(message, "List the names of the modules instead.")
+        self.close()
+        message = f"The patterns of {self._file} take over {PATTERNS_SECONDS:g} s to match, or too much memory: "
+        return SourceError(f"{message}{pattern[:200]!r}.", _HINT)
+
+
+def _started() -> subprocess.Popen[bytes]:
+    command = child_command("sharding.checkpoint.matcher", str(MATCHER_BYTES), str(int(PATTERNS_SECONDS) + 2))
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment())

@@ -36,7 +36,7 @@ from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
-from sharding.formats.mistaken import POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
+from sharding.formats.known_files import POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
 from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED, dtype_of_first
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.quantization import quantization_of

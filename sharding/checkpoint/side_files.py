@@ -7,7 +7,7 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SIDE_FILE_BYTES, MAX_SIDE_FILES_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import FileEntry, Finding, folders_around
-from sharding.formats.known_weights import likely, may_be_missed
+from sharding.formats.known_files import likely, may_be_missed
 from sharding.formats.names import (
     CARD_NAME,
     DIGESTS_NAME,

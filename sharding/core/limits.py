@@ -29,6 +29,18 @@ MAX_PATTERN_CHARACTERS = 5_000
 PATTERNS_SECONDS = 5.0
 """Longest time to match all regular expressions of an adapter. Usual ones take less than a second for 100,000 names."""
 
+MATCHER_BYTES = 256 << 20
+"""Address space of the process that matches them. It takes 10 MB, and 20 MB for 100,000 names."""
+
+MAX_REPEATS = 1000
+"""Largest number in braces of such an expression. Compiling larger ones can take gigabytes."""
+
+MAX_MATCHES = 2_000_000
+"""Most matches of expressions with modules for one adapter. One with 400 expressions for 400 modules takes 320,000."""
+
+MAX_ADAPTER_NAME = 500
+"""Longest name of a tensor in an adapter, in characters. The longest known have about 120."""
+
 LAYERS_TAKEN = 1000
 """Most layers that a config.json may claim without the tensors to match. The deepest known model has about 200.
 

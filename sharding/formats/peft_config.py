@@ -1,8 +1,8 @@
 """Read the adapter_config.json of a LoRA (peft 0.21, `tuners/lora/config.py`)."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import cached_property
 from math import sqrt
 from typing import Annotated, Any
 
@@ -11,14 +11,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Stri
 from sharding.core.bounds import Line
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_PATTERN_CHARACTERS
+from sharding.formats.name_endings import Endings, Match, Names, is_plain
 
 ADAPTER_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 """As `target_modules`: every linear layer except the output head."""
-
-
-Match = Callable[[str, str], Any]
-"""Returns the match of a regular expression with a whole text, or None. `checkpoint.patterns` has one."""
 
 
 def _listed(value: Any) -> Any:
@@ -36,7 +33,7 @@ def _flag(value: Any) -> Any:
 Flag = Annotated[StrictBool, BeforeValidator(_flag)]
 """PEFT takes null and 0 for false."""
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)]
-Names = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=10_000)]
+Many = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=10_000)]
 Few = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=100)]
 Positive = Annotated[int, Strict(), Field(gt=0, lt=1_000_000)]
 Number = Annotated[float, Strict(), Field(ge=-1e6, le=1e6)]
@@ -114,15 +111,15 @@ class LoraConfig(BaseModel):
     peft_type: Any = None
     r: Positive = 8
     lora_alpha: Number = 8
-    target_modules: Pattern | Names | None = None
-    exclude_modules: Pattern | Names | None = None
-    target_parameters: Names = ()
-    layers_to_transform: Annotated[tuple[int, ...], BeforeValidator(_listed)] = ()
+    target_modules: Pattern | Many | None = None
+    exclude_modules: Pattern | Many | None = None
+    target_parameters: Many = ()
+    layers_to_transform: Annotated[tuple[int, ...], BeforeValidator(_listed), Field(max_length=10_000)] = ()
     layers_pattern: Few = ()
     modules_to_save: Few = ()
     rank_pattern: Annotated[dict[Pattern, Positive], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
     alpha_pattern: Annotated[dict[Pattern, Number], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
-    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    trainable_token_indices: list[int] | Annotated[dict[str, list[int]], Field(max_length=1000)] | None = None
     use_rslora: Flag = False
     use_dora: Flag = False
     ensure_weight_tying: Flag = False
@@ -171,7 +168,11 @@ class LoraConfig(BaseModel):
 
     @property
     def patterns(self) -> Iterator[tuple[str, str]]:
-        """The regular expressions in it, each with its key."""
+        """The regular expressions in it that are more than a name, each with its key."""
+        return ((key, pattern) for key, pattern in self._patterns if not is_plain(pattern))
+
+    @property
+    def _patterns(self) -> Iterator[tuple[str, str]]:
         for key in ("target_modules", "exclude_modules"):
             if isinstance(value := getattr(self, key), str):
                 yield key, value
@@ -180,12 +181,12 @@ class LoraConfig(BaseModel):
 
     def rank_of(self, module: str, match: Match) -> int:
         """Return the rank of `module`."""
-        pattern = _first(self.rank_pattern, module, match)
+        pattern = self._ranks.first(module, match)
         return self.r if pattern is None else self.rank_pattern[pattern]
 
     def scale_of(self, module: str, rank: int, match: Match) -> float:
         """Return the factor of the product of its two matrices."""
-        pattern = _first(self.alpha_pattern, module, match)
+        pattern = self._alphas.first(module, match)
         alpha = self.lora_alpha if pattern is None else self.alpha_pattern[pattern]
         return alpha / (sqrt(rank) if self.use_rslora else rank)
 
@@ -194,9 +195,9 @@ class LoraConfig(BaseModel):
 
         A module is named as in memory. For "all-linear", every module counts that is no output head.
         """
-        if self.exclude_modules and _names(self.exclude_modules, module, match):
+        if self.exclude_modules and self._is_excluded(module, match):
             return False
-        if any(match(rf"(^|.*\.){saved}($|\..*)", module) for saved in self.modules_to_save):
+        if any(self._is_inside(module, saved, match) for saved in self.modules_to_save):
             return False
         if not self.target_modules:
             return False
@@ -204,27 +205,66 @@ class LoraConfig(BaseModel):
             if self.target_modules.lower() == ALL_LINEAR:
                 return module.rpartition(".")[2] not in ("lm_head", "output_layer", "embed_out")
             return match(self.target_modules, module) is not None
-        if not _names(self.target_modules, module, match):
+        if self._targets.first_ending(module) is None:
             return False
         # A name that is in the list as a whole counts in every layer.
-        return module in self.target_modules or not self.layers_to_transform or self._is_in_layers(module, match)
+        return module in self._targets or not self.layers_to_transform or self._is_in_layers(module, match)
+
+    def _is_excluded(self, module: str, match: Match) -> bool:
+        if isinstance(self.exclude_modules, str):
+            return match(self.exclude_modules, module) is not None
+        return self._excluded.first_ending(module) is not None
+
+    def _is_inside(self, module: str, saved: str, match: Match) -> bool:
+        """Return whether `module` is the module `saved`, or inside it."""
+        if is_plain(saved) and "." not in saved:
+            return f".{saved}." in f".{module}."
+        return match(rf"(^|.*\.){saved}($|\..*)", module) is not None
 
     def targets_parameter(self, name: str) -> bool:
         """Return whether PEFT adds a low-rank update to the parameter `name` as such."""
-        return _ends(name, self.target_parameters)
+        return self._parameters.first_ending(name) is not None
+
+    @cached_property
+    def _ranks(self) -> Endings:
+        return Endings(self.rank_pattern)
+
+    @cached_property
+    def _alphas(self) -> Endings:
+        return Endings(self.alpha_pattern)
+
+    @cached_property
+    def _targets(self) -> Names:
+        return Names(self.target_modules or ())
+
+    @cached_property
+    def _excluded(self) -> Names:
+        return Names(self.exclude_modules or ())
+
+    @cached_property
+    def _parameters(self) -> Names:
+        return Names(self.target_parameters)
+
+    @cached_property
+    def _layers(self) -> frozenset[int]:
+        return frozenset(self.layers_to_transform)
+
+    @cached_property
+    def _tokens(self) -> Names:
+        return Names(self.trainable_token_indices if isinstance(self.trainable_token_indices, dict) else ())
 
     def _is_in_layers(self, module: str, match: Match) -> bool:
         forms = [rf"(?:^|.*?\.){layers}\.(?P<idx>\d+)\..*" for layers in self.layers_pattern if layers] or [
             r".*?\.[^.]*\.(?P<idx>\d+)\..*"
         ]
         place = next(filter(None, (match(form, module) for form in forms)), None)
-        return place is not None and int(place["idx"]) in self.layers_to_transform
+        return place is not None and int(place[0]) in self._layers
 
     def tokens_of(self, module: str) -> tuple[int, ...] | None:
         """Return which rows of the embedding `module` are replaced, or None if the configuration does not say."""
         indices = self.trainable_token_indices
         if isinstance(indices, dict):
-            entry = next((key for key in indices if module == key or module.endswith(f".{key}")), None)
+            entry = self._tokens.first_ending(module)
             return tuple(indices[entry]) if entry is not None else None
         return tuple(indices) if indices is not None else None
 
@@ -278,26 +318,3 @@ def parse_config(document: Any) -> LoraConfig:
             f"{ADAPTER_NAME} is not valid: {where}: {first['msg']}: {str(first['input'])[:100]!r}.",
             "Save it again with PEFT.",
         ) from error
-
-
-def _names(entries: str | Sequence[str], module: str, match: Match) -> bool:
-    if isinstance(entries, str):
-        return match(entries, module) is not None
-    return _ends(module, entries)
-
-
-def _ends(name: str, entries: Sequence[str]) -> bool:
-    """Return whether `name`, or what follows one of its dots, is one of `entries`. Both may be many."""
-    known = _as_set(tuple(entries))
-    parts = name.split(".")
-    return any(".".join(parts[start:]) in known for start in range(len(parts)))
-
-
-@lru_cache(maxsize=8)
-def _as_set(entries: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(entries)
-
-
-def _first(entries: Iterable[str], module: str, match: Match) -> str | None:
-    """Return the first of `entries` that matches the end of a module's name, from a dot on, None if none does."""
-    return next((entry for entry in entries if match(rf"(.*\.)?({entry})", module)), None)

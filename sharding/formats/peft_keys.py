@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_ADAPTER_NAME
 from sharding.core.text import count, name_some
 
 PREFIX = "base_model.model."
@@ -64,6 +65,9 @@ def parts_of(names: Iterable[str]) -> list[Part]:
     Part(name='base_model.model.h.0.q.lora_B.weight', kind='b', of='h.0.q', is_wrapped=False)
     """
     names = list(names)
+    if long := next((name for name in names if len(name) > MAX_ADAPTER_NAME), None):
+        message = f"The adapter has a name of {len(long):,} characters: {long[:100]}…"
+        raise SourceError(message, "Save the adapter again with PEFT.")
     if not names:
         raise SourceError("The adapter holds no tensors.", "Save the adapter again, or download it again.")
     if others := [name for name in names if not name.startswith(PREFIX)]:
@@ -98,6 +102,7 @@ def _part(name: str) -> Part:
 
 def _refuse_halves(parts: list[Part]) -> None:
     kinds: dict[str, set[Kind]] = {}
+    names = {part.name for part in parts}
     for part in parts:
         kinds.setdefault(part.of, set()).add(part.kind)
     for part in parts:
@@ -109,7 +114,7 @@ def _refuse_halves(parts: list[Part]) -> None:
             raise _half(part.name, f"{PREFIX}{part.of}.lora_A.weight")
         if part.kind == "ignored" and ".modules_to_save." in part.name:
             plain = re.sub(r"\.modules_to_save(?:\.default)?\.", ".", part.name)
-            if plain not in {other.name for other in parts}:
+            if plain not in names:
                 raise _half(part.name, plain)
 
 

@@ -30,8 +30,9 @@ FORMS = [r".*\.(q|v)_proj", r"model\.layers\.1\..*", r".*layers\.\d\..*", "lm_he
 PATTERNS = st.sampled_from(["q_proj", "proj", ".*up_proj", r"layers\.1\..*", "^model.*v_proj", "self_attn.q_proj"])
 
 
-def match(pattern: str, text: str) -> re.Match[str] | None:
-    return re.fullmatch(pattern, text)
+def match(pattern: str, text: str) -> tuple[str | None] | None:
+    found = re.fullmatch(pattern, text)
+    return found and (found.groupdict().get("idx"),)
 
 
 @settings(max_examples=300, deadline=None)
@@ -113,11 +114,12 @@ def test_the_rows_to_replace_are_those_of_the_module() -> None:
 
 
 def test_every_regular_expression_in_it_is_known_with_its_key() -> None:
-    values = {"target_modules": "a", "exclude_modules": ["b"], "rank_pattern": {"c": 1}, "layers_pattern": "d"}
-    config = parse_config({**LORA, **values, "alpha_pattern": {"e": 1}, "modules_to_save": ["f"]})
-    assert set(config.patterns) == {
-        *(("target_modules", "a"), ("rank_pattern", "c"), ("layers_pattern", "d")),
-        *(("alpha_pattern", "e"), ("modules_to_save", "f")),
+    """All but plain names, which need no checking."""
+    values = {"target_modules": "a+", "exclude_modules": ["b+"], "rank_pattern": {"c+": 1, "h.0.c": 2}}
+    more = {"layers_pattern": "d+", "alpha_pattern": {"e+": 1}, "modules_to_save": ["f+", "model.norm"]}
+    assert set(parse_config({**LORA, **values, **more}).patterns) == {
+        *(("target_modules", "a+"), ("rank_pattern", "c+"), ("layers_pattern", "d+")),
+        *(("alpha_pattern", "e+"), ("modules_to_save", "f+")),
     }
 
 

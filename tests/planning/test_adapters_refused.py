@@ -157,9 +157,7 @@ OF_CONFIGURATION = {
     "alpha is 0 for experts": Refused(("alpha is 0",), configured(lora_alpha=0), case=Case("qwen3_moe", EXPERTS)),
     "kasa_config with defaults": Refused(("kasa_config",), configured(kasa_config={})),
     "a switch in words": Refused(("use_rslora",), configured(use_rslora="false")),
-    "a pattern that PEFT reads in another way": Refused(
-        ("alpha_pattern",), configured(alpha_pattern={"(?:x_proj){e<=1}": 100})
-    ),
+    "a pattern of huge repeats": Refused(("target_modules", "repeats"), configured(target_modules="a{5000000}")),
     "no adapter_config.json": Refused((CONFIG,), removed(CONFIG)),
     "adapter_config.json is no JSON": Refused((CONFIG,), overwritten(CONFIG, b"{")),
     "adapter_config.json is a list": Refused((CONFIG,), overwritten(CONFIG, b"[]")),

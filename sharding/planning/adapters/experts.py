@@ -87,6 +87,7 @@ class Experts:
         self._work, self._rank_and_scale = work, rank_and_scale
         self._fused: dict[str, list[tuple[str, Tensor, Tensor]]] = {}
         self._single: dict[str, list[tuple[int, str, Tensor, Tensor]]] = {}
+        self._found: dict[tuple[str, str], list[list[Tensor]]] = {}
 
     def take(self, module: str, kinds: Mapping[Kind, Tensor]) -> bool:
         """Take the update of `module`; return False if it belongs to no experts."""
@@ -129,6 +130,12 @@ class Experts:
 
     def _one_by_one(self, container: str, leaf: str) -> list[list[Tensor]]:
         """Return the tensors of each expert that make up a fused tensor, or [] if they are not stored like that."""
+        key = container, leaf
+        if key not in self._found:
+            self._found[key] = self._find_one_by_one(container, leaf)
+        return self._found[key]
+
+    def _find_one_by_one(self, container: str, leaf: str) -> list[list[Tensor]]:
         for parts in _PARTS.get(leaf, ()):
             for place in (container, container.replace(".mlp.", ".block_sparse_moe.")):
                 experts: list[list[Tensor]] = []

@@ -2,10 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from sharding.checkpoint.patterns import Patterns
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.text import count, name_some, parsed_json
 from sharding.core.values import Checkpoint, Finding, Merge, Plan, ShardRecord
@@ -57,13 +59,18 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
     assert adapter is not None
     checkpoint = without_left_over(checkpoint)
     _refuse_base(checkpoint, named_base(parsed_json(adapter.config)))
-    work = Merging(checkpoint, adapter, known or {}, may_overflow=may_overflow)
-    refuse_unknown_tie(work)
-    replace_whole(work)
-    add_updates(work)
-    replace_rows(work)
-    refuse_uneven_vocabulary(work)
-    return _result(work)
+    with ExitStack() as stack:
+
+        def patterns(names: Iterable[str]) -> Patterns:
+            return stack.enter_context(Patterns(ADAPTER_NAME, names))
+
+        work = Merging(checkpoint, adapter, known or {}, patterns, may_overflow=may_overflow)
+        refuse_unknown_tie(work)
+        replace_whole(work)
+        add_updates(work)
+        replace_rows(work)
+        refuse_uneven_vocabulary(work)
+        return _result(work)
 
 
 def changed_names(plan: Plan) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """The tensors of a model while an adapter is merged into them. Pure."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from sharding.checkpoint.adapter import stored_heads
@@ -40,11 +40,18 @@ class Merging:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, adapter: Adapter, known: Mapping[str, str], *, may_overflow: bool
+        self,
+        checkpoint: Checkpoint,
+        adapter: Adapter,
+        known: Mapping[str, str],
+        patterns: Callable[[Iterable[str]], Patterns],
+        *,
+        may_overflow: bool,
     ) -> None:
         """Start with the tensors of `checkpoint`. `known` are the stored names of names in memory.
 
-        Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
+        `patterns` matches the adapter's expressions with names that are known now. Raises SourceError if the
+        configuration or the names of the adapter are not those of a LoRA of PEFT.
         """
         self.checkpoint, self.adapter, self.may_overflow = checkpoint, adapter, may_overflow
         self.known = known
@@ -52,12 +59,12 @@ class Merging:
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))
         self.config = parse_config(parsed_json(adapter.config)).for_type(self.type)
-        patterns = Patterns(ADAPTER_NAME)
-        for key, pattern in self.config.patterns:
-            patterns.check(key, pattern)
-        self.match = patterns.match
         self.given = {tensor.name: tensor for tensor in adapter.tensors}
         self.parts = parts_of(self.given)
+        matching = patterns(part.of for part in self.parts)
+        for key, pattern in self.config.patterns:
+            matching.check(key, pattern)
+        self.match = matching.match
         self.types = set(_types_in(self.model))
         is_tied = ties(self.model)
         unties = is_tied is True and adapter.head_is_copy is False
@@ -123,7 +130,8 @@ class Merging:
 
     def is_saved(self, module: str) -> bool:
         """Return whether the adapter was trained with a copy of `module`."""
-        return any(module.endswith(saved) or saved.endswith(f".{module}") for saved in self.config.modules_to_save)
+        saved = self.config.modules_to_save
+        return module.endswith(saved) or any(one.endswith(f".{module}") for one in saved)
 
     def in_dtype_of(self, old: Tensor, new: Tensor) -> Recipe:
         """Return the recipe of `new`, cast to the dtype of `old`. Raises SourceError if that is not possible."""

@@ -32,7 +32,11 @@ class ModuleNames:
         """Search among `names`. `known` are the stored names of names in memory, as transformers knows them."""
         self._known = known or {}
         self._names = dict.fromkeys(names)
-        self._tops = list(dict.fromkeys(name.partition(".")[0] for name in self._names if "." in name))
+        self._inside: dict[str, str | None] = {}
+        for name in self._names:
+            _, dot, inside = name.partition(".")
+            if dot:  # several names may be the same but for their first part
+                self._inside[inside] = None if inside in self._inside else name
         self._prefix = ""
         self.prefixed = ""
         """The last name that was found with another prefix than the stored one."""
@@ -55,9 +59,9 @@ class ModuleNames:
             self._prefix = name.removesuffix(shorter)
             self.prefixed = name
             return shorter
-        longer = [other for top in self._tops if (other := f"{top}.{name}") in self._names]
-        self.prefixed = name if len(longer) == 1 else self.prefixed
-        return longer[0] if len(longer) == 1 else None
+        longer = self._inside.get(name)
+        self.prefixed = self.prefixed if longer is None else name
+        return longer
 
     def in_memory(self, name: str) -> str:
         """Return what a stored name would be in memory, by the prefix that `find` has seen."""

@@ -124,9 +124,9 @@ def _is_saved_apart(work: Merging) -> bool:
 
 def _refuse_missing(work: Merging, replaced: Container[str]) -> None:
     """Raise SourceError if the adapter was trained with a copy of a module and does not hold all of it."""
-    for name in work.before:
+    for name in work.before if work.config.modules_to_save else ():
         module = name.rpartition(".")[0]
-        if name not in replaced and any(module.endswith(saved) for saved in work.config.modules_to_save):
+        if name not in replaced and module.endswith(work.config.modules_to_save):
             message = f"modules_to_save in {ADAPTER_NAME} names {module}, but {PREFIX}{name} is missing."
             raise SourceError(message, SAVE_AGAIN)
 
