@@ -16,6 +16,7 @@ from sharding.recipes.feed import made_by
 from sharding.recipes.numbers import numbers, numpy_dtype
 from sharding.recipes.product import product
 from sharding.recipes.spread import has_unsure_row, may_be_unsure, spread_of, usual_spread_of
+from sharding.recipes.stored import Stored
 
 LEAST_ROWS = 8
 """Fewest rows to multiply at once. Fewer give other bits than the whole product."""
@@ -54,6 +55,13 @@ class Update:
     def recipes(self) -> tuple[Recipe, ...]:
         """What it reads, in this order."""
         return (self.a, self.b) if self.a else (self.b,)
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory its numbers take, as float32."""
+        dtypes = (self.a_dtype, self.b_dtype) if self.a else (self.b_dtype,)
+        sizes = (one.size_bytes * 32 // BY_NAME[dtype].bits for one, dtype in zip(self.recipes, dtypes, strict=True))
+        return sum(sizes)
 
     def key(self) -> bytes:
         """Return bytes that are equal only for equal changes."""
@@ -141,10 +149,31 @@ class LowRank(Recipe):
 
     @override
     def reads(self) -> Iterator[Extent]:
-        for update in self.updates:
-            for recipe in update.recipes:
-                yield from recipe.reads()
-        yield from self.of.reads()
+        if not self.is_in_turn:
+            for update in self.updates:
+                for recipe in update.recipes:
+                    yield from recipe.reads()
+            yield from self.of.reads()
+            return
+        assert isinstance(self.of, Stored)
+        begun, start = set[int](), self.of.start_byte
+        for _, number, first, last in self._parts():
+            if number is not None and number not in begun:
+                begun.add(number)
+                for recipe in self.updates[number].recipes:
+                    yield from recipe.reads()
+            end = start + (last - first) * self._row_bytes
+            yield self.of._replace(start_byte=start, end_byte=end)
+            start = end
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether each update is read just before its rows, so that not all of them are in memory."""
+        return len(self.updates) > 1 and isinstance(self.of, Stored)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._matrices()[2] * BY_NAME[self.dtype].bits // 8
 
     @override
     def keeps(self) -> Iterator[Extent]:
@@ -164,16 +193,38 @@ class LowRank(Recipe):
 
     def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change."""
-        changes = [_Change(update, inputs, kept) for update in self.updates]
+        in_turn = self.is_in_turn
+        changes = {} if in_turn else {n: _Change(update, inputs, kept) for n, update in enumerate(self.updates)}
         source = made_by(self.of, inputs, kept)
-        matrices, rows, columns = self._matrices()
-        row_bytes = columns * BY_NAME[self.dtype].bits // 8
+        row_bytes, columns = self._row_bytes, self._matrices()[2]
+        for matrix, number, first, last in self._parts():
+            if in_turn and number is not None and number not in changes:
+                change = None  # the last one is free before the next one is read
+                changes = {n: one for n, one in changes.items() if one.update.last > matrix + 1}
+                changes[number] = _Change(self.updates[number], inputs, kept)
+            change = None if number is None else changes[number]
+            for start, end in tiles(first, last, row_bytes, change is not None and change.update.transposed):
+                weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
+                place = matrix, start - first, end - first
+                yield Term(weight, change.of(*place), 1.0, change.spread(*place)) if change else Term(weight)
+
+    def _parts(self) -> Iterator[tuple[int, int | None, int, int]]:
+        """Yield the rows in order: their matrix, the number of their update (None: they have none), first and last."""
+        matrices, rows, _ = self._matrices()
+        of_matrix: dict[int, list[int]] = {}
+        for number, update in enumerate(self.updates):
+            for matrix in range(update.first, update.last):
+                of_matrix.setdefault(matrix, []).append(number)
         for matrix in range(matrices):
-            for change, first, last in _parts(changes, matrix, rows):
-                for start, end in tiles(first, last, row_bytes, change is not None and change.update.transposed):
-                    weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
-                    place = matrix, start - first, end - first
-                    yield Term(weight, change.of(*place), 1.0, change.spread(*place)) if change else Term(weight)
+            position = 0
+            for number in sorted(of_matrix.get(matrix, ()), key=lambda number: self.updates[number].first_row):
+                update = self.updates[number]
+                if update.first_row > position:
+                    yield matrix, None, position, update.first_row
+                yield matrix, number, update.first_row, update.last_row
+                position = update.last_row
+            if position < rows:
+                yield matrix, None, position, rows
 
     def _matrices(self) -> tuple[int, int, int]:
         """Return the number of matrices, and the rows and columns of each."""
@@ -231,20 +282,6 @@ class _Change:
         if update.transposed:
             return Spread(a[:, start:end], b, update.scale, transposed=True)
         return Spread(a, b[start:end], update.scale)
-
-
-def _parts(changes: list[_Change], matrix: int, rows: int) -> Iterator[tuple[_Change | None, int, int]]:
-    """Yield the rows of a matrix, in order: which change they have, or None, and their first and last row."""
-    position = 0
-    for change in sorted(changes, key=lambda change: change.update.first_row):
-        update = change.update
-        if update.first <= matrix < update.last:
-            if update.first_row > position:
-                yield None, position, update.first_row
-            yield change, update.first_row, update.last_row
-            position = update.last_row
-    if position < rows:
-        yield None, position, rows
 
 
 def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,8 @@
 """A weight with its low-rank updates has the bits that torch gives for PEFT's formulas, however it is cut."""
 
 from itertools import pairwise
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -218,3 +220,33 @@ def test_it_says_in_words_how_many_updates_it_adds() -> None:
     assert recipe.words((4, 8)) == "add(BF16 [4, 8], w bytes 0–64; 2.5 × (b bytes 0–16 @ a bytes 0–32))"
     two = LowRank(recipe.of, "BF16", (8, 4), (update, update))
     assert two.words((8, 4)).endswith("and 1 more updates)")
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "computed"])
+def test_of_many_updates_one_at_a_time_is_in_memory(stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the weight is computed first, so that it cannot be read in parts."""
+    file, generator = Tensors(), torch.Generator().manual_seed(3)
+    weight = random((6, 20, 24), "BF16", generator)
+    updates, wanted = [], weight.clone()
+    for expert in range(5, -1, -1):  # in any order
+        for first in (10, 0):
+            a, b = random((2, 24), "F32", generator), random((10, 2), "F32", generator)
+            pair = file.add(a), file.add(b), "F32", "F32"
+            updates.append(Update(*pair, 2, 0.5, first, first + 10, expert, expert + 1))
+            wanted[expert, first : first + 10] += ((b @ a) * 0.5).bfloat16()
+    of: Recipe = file.add(weight if stored else weight.float())
+    of = of if stored else Cast(of, "F32", "BF16")
+    alive: WeakSet[object] = WeakSet()
+    most = 0
+
+    class Counted(low_rank._Change):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            nonlocal most
+            alive.add(self)
+            most = max(most, len(alive))
+
+    monkeypatch.setattr(low_rank, "_Change", Counted)
+    recipe = LowRank(of, "BF16", (6, 20, 24), tuple(updates), is_stacked=True, rounds_twice=True)
+    assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == bits(wanted)[2]
+    assert most == (1 if stored else len(updates)) and recipe.is_in_turn == stored

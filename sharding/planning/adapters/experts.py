@@ -222,7 +222,10 @@ class Experts:
     def _twice(self, old: Tensor, updates: tuple[Update, ...], *, is_stacked: bool = False) -> LowRank:
         """Return the recipe of a parameter with updates, whose change PEFT rounds before it adds it."""
         refuse_odd(old)
-        return LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, True, self._work.may_overflow)
+        recipe = LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, True, self._work.may_overflow)
+        if not recipe.is_in_turn:
+            refuse_large(f"The updates of {old.name}", sum(update.memory_bytes for update in updates))
+        return recipe
 
     def _shape(self, container: str, leaf: str) -> list[int]:
         if stored := self._stored(container, leaf):
@@ -246,7 +249,7 @@ class Experts:
 
 def _refuse_unusable(a: Tensor, b: Tensor) -> None:
     refuse_odd(a, b, known=IN_UPDATES)
-    refuse_large(a, b)
+    refuse_large(f"{a.name} and {b.name}", 4 * (a.parameters + b.parameters))
     if odd := next((tensor for tensor in (a, b) if len(tensor.shape) != 2), None):
         raise SourceError(f"{odd.name} is {list(odd.shape)}, but an update of experts has two matrices.", SAVE_AGAIN)
 

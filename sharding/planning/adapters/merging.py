@@ -186,8 +186,8 @@ def refuse_odd(*tensors: Tensor, known: Collection[str] = CASTABLE) -> None:
         raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", WITH_PEFT)
 
 
-def refuse_large(a: Tensor, b: Tensor) -> None:
-    """Raise SourceError if both matrices of an update take too much memory."""
-    if 4 * (a.parameters + b.parameters) > MAX_UPDATE_BYTES:
-        message = f"{a.name} and {b.name} would take more than {format_bytes(MAX_UPDATE_BYTES)} of memory."
+def refuse_large(what: str, memory_bytes: int) -> None:
+    """Raise SourceError if `what`, which must be in memory at once, takes too much."""
+    if memory_bytes > MAX_UPDATE_BYTES:
+        message = f"{what} would take more than {format_bytes(MAX_UPDATE_BYTES)} of memory."
         raise SourceError(message, "Merge this adapter with PEFT.")

@@ -172,7 +172,7 @@ class _Adding:
 
     def _update(self, a: Tensor, b: Tensor, rank: int, scale: float, old: Tensor, *, transposed: bool) -> Update:
         refuse_odd(a, b, known=IN_UPDATES)
-        refuse_large(a, b)
+        refuse_large(f"{a.name} and {b.name}", 4 * (a.parameters + b.parameters))
         return Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, old.shape[0], transposed=transposed)
 
     def _rank_and_scale(self, module: str, a: Tensor, experts: int = 1) -> tuple[int, float]:
