@@ -10,7 +10,7 @@ from sharding.checkpoint.documents import ADAPTER_NAME, config_text
 from sharding.checkpoint.read import read_headers
 from sharding.checkpoint.remarks import remarks_on
 from sharding.checkpoint.side_files import refuse_unfinished
-from sharding.core.errors import SourceError
+from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import MAX_TENSORS
 from sharding.core.protocols import Source
@@ -36,7 +36,8 @@ def with_adapter(
 ) -> Checkpoint:
     """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `read_adapter` does.
 
-    Raises it too if more than `most_bytes` of weights would have to be read, or if it has more than `most_tensors`.
+    Raises WeightsNeeded if more than `most_bytes` of weights would have to be read, and TooManyTensors if it has more
+    than `most_tensors`.
     """
     if origin.adapter is None:
         return checkpoint
@@ -119,9 +120,9 @@ def _digest(tensor: Tensor, origin: Repo) -> str:
 
 
 def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
-    """Raise SourceError if learning `what` takes reading more than `most_bytes` of weights."""
+    """Raise WeightsNeeded if learning `what` takes reading more than `most_bytes` of weights."""
     if most_bytes is not None and size > most_bytes:
-        raise SourceError(
+        raise WeightsNeeded(
             f"Learning {what} takes reading {format_bytes(size)} of weights, which is too much here.",
             "Merge the adapter on your own machine.",
         )
@@ -133,8 +134,9 @@ def read_adapter(
     """Return the adapter in `folder` of `source` ("" or ending in "/"), which has `number` among the sources of a job.
 
     Reads its configuration and its headers. If nobody states the SHA-256 of its weight file, it reads that file too.
-    Raises SourceError if there is no adapter, if there are several (it names their folders), or if more than
-    `most_bytes` of weights would have to be read. Raises TooManyTensors if a header is too long for `most_tensors`.
+    Raises SourceError if there is no adapter, or if there are several (it names their folders). Raises WeightsNeeded if
+    more than `most_bytes` of weights would have to be read, and TooManyTensors if a header is too long for
+    `most_tensors`.
     """
     by_path = {file.path: file for file in source.files}
     name = source_name(source.ref.kind, source.ref.repo_id) + (f"/{folder[:-1]}" if folder else "")

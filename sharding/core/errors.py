@@ -147,6 +147,10 @@ class TooManyTensors(SourceError):
     """A checkpoint has more tensors than the caller takes."""
 
 
+class WeightsNeeded(SourceError):
+    """A plan must read more weights than the caller allows."""
+
+
 class VariantMissing(SourceError):
     """There is no such variant of the weights. `there` are the variants that exist, "" for the plain weights."""
 

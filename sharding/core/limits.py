@@ -118,7 +118,10 @@ process counts them."""
 
 MAX_PAGE_WEIGHT_BYTES = 600_000_000
 """Most bytes of weights that a page reads to know what a merge would do, for example if no Hub states the SHA-256 of
-the adapter's file. This takes seconds. Otherwise a page reads headers only."""
+the adapter's file. This takes seconds, so it is done for one visitor at a time. Otherwise a page reads headers only."""
+
+PAGE_WEIGHT_BYTES = 10_000_000
+"""Bytes of such weights that a page reads for anybody at once."""
 
 TENSOR_DESCRIPTION_BYTES = 160
 """Upper estimate of what a header or an index holds for each tensor. A header has about 110 bytes, an index 130."""

@@ -270,6 +270,16 @@ class Checkpoint:
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
+    def input_bytes(self) -> int:
+        """Bytes of all tensors and of the adapter's file: what a job reads numbers from."""
+        return self.total_bytes + (self.adapter.file.bytes if self.adapter else 0)
+
+    @property
+    def input_tensors(self) -> int:
+        """How many tensors it and its adapter have."""
+        return len(self.tensors) + (len(self.adapter.tensors) if self.adapter else 0)
+
+    @property
     def read_files(self) -> tuple[FileEntry, ...]:
         """The files that a job reads numbers from: the weight files, and the file of the adapter."""
         return (*self.weight_files, *([self.adapter.file] if self.adapter else []))

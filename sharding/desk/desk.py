@@ -185,7 +185,7 @@ class Desk:
         if request.expect not in ("", identify_plan(plan)):
             hint = "Look at the new plan, then start again."
             raise Refused("The model or your choices have changed since this plan was made.", hint)
-        self._refuse_large(plan.total_bytes, who)
+        self._refuse_large(max(checkpoint.input_bytes, plan.total_bytes), who)
         pinned = checkpoint.source.pinned
         base = checkpoint.base.pinned if checkpoint.base else ""
         adapter = plan.merged.path if plan.merged else ""
@@ -248,7 +248,7 @@ class Desk:
         self, request: JobRequest, read: tuple[Checkpoint, Checkpoint], unreached: tuple[str, ...], who: Person
     ) -> JobRecord:
         """Return the record of a job that reads both checkpoints. Raises Refused if they are too large."""
-        self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
+        self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
         repo_id = request.destination.partition("@")[0]
         expected = expected_seconds(work_of_reading(*read), self._rates(repo_id))
         record = JobRecord(new_job_id(repo_id), who.name, request, read[1].total_bytes, self._clock())
@@ -296,8 +296,10 @@ class Desk:
         def inspect(source: str, variant: str = "", base: str = "", adapter: str = "") -> Checkpoint:
             return self.inspect(source, variant, token, base, adapter)
 
-        names = partial(self._models.names, caller=fingerprint(token) or "trust")
-        return judge_result(result, inspect, self._shelf.records(), names)
+        caller = fingerprint(token) or "trust"
+        names = partial(self._models.names, caller=caller)
+        run = partial(self._models.in_turn, ("trust", result.repo_id, result.revision), caller)
+        return judge_result(result, inspect, self._shelf.records(), names, run)
 
     def seconds_of(self, result: Result) -> float | None:
         """Return the time of the whole job that made `result` here, or None if no record of it is kept."""

@@ -63,12 +63,12 @@ class Forecast:
 
 def work_of(checkpoint: Checkpoint, plan: Plan) -> Work:
     """Return the size of the job that makes `plan` from `checkpoint`."""
-    return Work(max(checkpoint.total_bytes, plan.total_bytes), len(checkpoint.weight_files), len(plan.shards))
+    return Work(max(checkpoint.input_bytes, plan.total_bytes), len(checkpoint.weight_files), len(plan.shards))
 
 
 def work_of_reading(original: Checkpoint, copy: Checkpoint) -> Work:
     """Return the size of the job that reads every byte of both."""
-    largest = max(original.total_bytes, copy.total_bytes)
+    largest = max(original.input_bytes, copy.total_bytes)
     return Work(largest, len(original.weight_files), len(copy.weight_files))
 
 

@@ -14,7 +14,7 @@ from sharding.core.limits import (
     CACHED_SECONDS,
     CACHED_TENSORS,
     MAX_PAGE_TENSORS,
-    MAX_PAGE_WEIGHT_BYTES,
+    PAGE_WEIGHT_BYTES,
 )
 from sharding.core.values import Checkpoint
 from sharding.desk.patience import answered, result_of
@@ -29,10 +29,7 @@ class _Entry:
 
     @property
     def tensors(self) -> int:
-        if not self.is_good:
-            return 0
-        checkpoint = self.reading.result()
-        return len(checkpoint.tensors) + (len(checkpoint.adapter.tensors) if checkpoint.adapter else 0)
+        return self.reading.result().input_tensors if self.is_good else 0
 
     @property
     def is_good(self) -> bool:
@@ -49,12 +46,21 @@ class Headers:
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
 
-    def read(self, source: str, token: str | None, variant: str = "", base: str = "", adapter: str = "") -> Checkpoint:
+    def read(
+        self,
+        source: str,
+        token: str | None,
+        variant: str = "",
+        base: str = "",
+        adapter: str = "",
+        most_bytes: int = PAGE_WEIGHT_BYTES,
+    ) -> Checkpoint:
         """Return the checkpoint in `source` with its `base` and `adapter`, as the owner of `token` may see them.
 
-        All three are links to repos.
+        All three are links to repos. It reads at most `most_bytes` of weights.
 
-        A failure is not cached. Raises SourceError as `job.inspect` does, and Later while another visitor reads it.
+        A failure is not cached. Raises SourceError and WeightsNeeded as `job.inspect` does, and Later while another
+        visitor reads it.
         """
         key = source, variant, base, adapter, fingerprint(token)
         if answer := answered(key):
@@ -69,7 +75,7 @@ class Headers:
             return result_of(key, entry.reading)
         try:
             read = partial(job.inspect, variant=variant, base=base, adapter=adapter)
-            limited = partial(read, most_tensors=MAX_PAGE_TENSORS, most_bytes=MAX_PAGE_WEIGHT_BYTES)
+            limited = partial(read, most_tensors=MAX_PAGE_TENSORS, most_bytes=most_bytes)
             mine.set_result(limited(source, endpoint=self._endpoint, token=token))
         except BaseException as error:
             mine.set_exception(error)

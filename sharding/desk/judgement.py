@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from sharding.core.errors import SourceError
 from sharding.core.options import TargetDtype
@@ -28,11 +29,12 @@ def judge_result(
     inspect: Callable[..., Checkpoint],
     records: Iterable[JobRecord],
     ask_names: Callable[[Checkpoint], Mapping[str, str]] = stored_names,
+    run: Callable[[Callable[[], Trust]], Trust] = lambda judged: judged(),
 ) -> Trust:
     """Return how far you can trust `result`. `inspect` reads the headers of a source, given its variant, base, adapter.
 
     A record counts only if it is about this commit of the result, and read exactly what the report names. `ask_names`
-    returns the stored names of names in memory, if an adapter has other names than the source.
+    returns the stored names of names in memory, if an adapter has other names than the source. `run` plans a merge.
     """
     source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
     known: Mapping[str, str] = {}
@@ -58,7 +60,8 @@ def judge_result(
             except SourceError as error:
                 why_not = error.message
         held = pool.result(reading)
-    trust = judge(result.report, result.files, held, original, why_not, known)
+    judged = partial(judge, result.report, result.files, held, original, why_not, known)
+    trust = run(judged) if original and original.adapter else judged()
     if trust.level != "contradicted":
         for record in _decisive(records, _read_for(result.report), copy):
             now = (*held.unreached, *(original.unreached if original else ()))

@@ -5,13 +5,15 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 from sharding import job
-from sharding.core.errors import SourceError
+from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.hints import Hints
 from sharding.core.limits import (
     LARGE_PLAN_TENSORS,
+    MAX_PAGE_WEIGHT_BYTES,
     MAX_SHOWN_DIGESTS_VALUES,
     MAX_SHOWN_REPORT_BYTES,
     QUESTION_SECONDS,
@@ -46,6 +48,8 @@ class Models:
         """Large reads and plans that do not ask transformers, and so need not wait behind those that do."""
         self._comparisons = Questions()
         """Two checkpoints at a time are in memory for a comparison, however many visitors compare."""
+        self._weights = Questions()
+        """What a plan must know of many bytes of weights is read for one visitor at a time."""
 
     def tidy(self) -> None:
         """Drop what nobody has asked for in a while, and return freed memory to the system."""
@@ -53,6 +57,7 @@ class Models:
         self._questions.forget()
         self._large.forget()
         self._comparisons.forget()
+        self._weights.forget()
         with suppress(AttributeError):  # musl and macOS return it on their own
             ctypes.CDLL(None).malloc_trim(0)
 
@@ -61,11 +66,25 @@ class Models:
         self._questions.close()
         self._large.close()
         self._comparisons.close()
+        self._weights.close()
 
-    def inspect(self, source: str, variant: str, token: str | None, base: str, adapter: str = "") -> Checkpoint:
-        """Return the contents of `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError."""
+    def inspect(
+        self, source: str, variant: str, token: str | None, base: str, adapter: str = "", session: str | None = None
+    ) -> Checkpoint:
+        """Return the contents of `source`, as `job.inspect` does, for repos only.
+
+        Raises UsageError, SourceError, and Refused if it must read weights and too many visitors wait for that.
+        """
         beside = self._link(base) if base else "", self._link(adapter) if adapter else ""
-        return self._headers.read(self._link(source), token, variant, *beside)
+        read = partial(self._headers.read, self._link(source), token, variant, *beside)
+        try:
+            return read()
+        except WeightsNeeded:
+            origin = open_source(self._link(source), Hub(self._endpoint, token), *beside)
+            owner = "" if origin.is_private is False else fingerprint(token)
+            key = "weights", variant, tuple(part.ref for part in origin.sources), origin.adapter_folder, owner
+            ask = partial(read, most_bytes=MAX_PAGE_WEIGHT_BYTES)
+            return self._weights.ask(key, _caller(token, session), ask, weight=None)
 
     def plan(self, source: str, options: Options, token: str | None, session: str | None) -> tuple[Checkpoint, Plan]:
         """Return the contents of `source` and the plan of its copy, as `job.plan` does, but only for repos.
@@ -74,16 +93,20 @@ class Models:
         without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
         """
         Request(source, "", options).refuse_contradictions()
-        checkpoint = self.inspect(source, options.variant, token, options.base, options.adapter)
+        checkpoint = self.inspect(source, options.variant, token, options.base, options.adapter, session)
         caller = _caller(token, session)
-        key = "plan", *_weights(checkpoint), options
+        is_large = checkpoint.adapter is not None or checkpoint.input_tensors >= LARGE_PLAN_TENSORS
 
-        def run(make: Callable[[], Plan]) -> Plan:
-            is_large = len(checkpoint.tensors) >= LARGE_PLAN_TENSORS
-            return self._large.ask(key, caller, make, weight=None) if is_large else make()
+        def run(what: str, make: Callable[[], Any]) -> Any:
+            key = what, *_weights(checkpoint), options
+            return self.in_turn(key, caller, make) if is_large else make()
 
         names = partial(self.names, caller=caller)
         return checkpoint, planned(checkpoint, options, partial(self.hints, caller=caller), run, names)
+
+    def in_turn(self, key: Hashable, caller: str, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`, which nobody else's runs beside. Raises Refused if too many wait."""
+        return self._large.ask(key, caller, make, weight=None)
 
     def compare(self, original: str, copy: str, variant: str, token: str | None, session: str | None) -> Likeness:
         """Return how alike two repos are, without reading weights. `variant` is that of the original.

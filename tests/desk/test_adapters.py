@@ -1,18 +1,23 @@
 """A desk plans a merge with an adapter, pins its commit, and holds a merged result to both repos."""
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from threading import Lock
 
 import pytest
 
 from sharding import job
-from sharding.core.errors import SourceError, UsageError
+from sharding.checkpoint import adapter as adapter_room
+from sharding.core.errors import Refused, SourceError, UsageError
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint
-from sharding.desk import Desk, JobRequest
+from sharding.core.protocols import Source
+from sharding.core.values import Checkpoint, FileEntry
+from sharding.desk import Desk, JobRequest, Settings
 from sharding.desk.models import Models
 from sharding.formats.names import REPORT_NAME
 from sharding.page.job_panels import job_panel, jobs_panel
@@ -202,11 +207,61 @@ def test_a_page_does_not_read_a_large_adapter_whole(
     attributes = b"*.nothing filter=lfs\n"
     hub.api().upload_file(repo_id="alice/in-git", path_in_repo=".gitattributes", path_or_fileobj=attributes)
     hub.api().upload_folder(repo_id="alice/in-git", folder_path=folders[1], ignore_patterns=["README.md"])
-    monkeypatch.setattr("sharding.desk.header_cache.MAX_PAGE_WEIGHT_BYTES", 100)
+    monkeypatch.setattr("sharding.desk.models.MAX_PAGE_WEIGHT_BYTES", 100)
+    monkeypatch.setattr("sharding.desk.header_cache.Headers.read.__defaults__", ("", "", "", 100))
+    options = Options(SIZE, adapter="alice/in-git")
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors takes reading"):
-        desk.plan(base, Options(SIZE, adapter="alice/in-git"))
+        desk.plan(base, options)
     monkeypatch.undo()
-    assert desk.plan(base, Options(SIZE, adapter="alice/in-git"))[1].merged
+    assert desk.plan(base, options)[1].merged
+
+
+def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_at_a_time(
+    hub: InHouse, settings: Settings, folders: tuple[Path, Path], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attributes = b"*.nothing filter=lfs\n"
+    for name in ("alice/first", "alice/second"):
+        hub.api().create_repo(name)
+        hub.api().upload_file(repo_id=name, path_in_repo=".gitattributes", path_or_fileobj=attributes)
+        hub.api().upload_folder(repo_id=name, folder_path=folders[1], ignore_patterns=["README.md"])
+    monkeypatch.setattr("sharding.desk.header_cache.Headers.read.__defaults__", ("", "", "", 100))
+    reading, most, read, lock = 0, 0, [], Lock()
+    whole = adapter_room._sha256
+
+    def slowly(source: Source, file: FileEntry) -> str:
+        nonlocal reading, most
+        with lock:
+            reading += 1
+            most = max(most, reading)
+            read.append(source.ref.repo_id)
+        time.sleep(0.3)
+        with lock:
+            reading -= 1
+        return whole(source, file)
+
+    monkeypatch.setattr(adapter_room, "_sha256", slowly)
+    asked = [f"alice/{name}" for name in ("first", "second")] + [commit(hub, "alice/first"), "alice/first@main"]
+    with Desk(settings) as desk, ThreadPoolExecutor(4) as pool:
+        plans = list(pool.map(lambda name: desk.plan(base, Options(SIZE, adapter=name))[1], asked))
+    assert all(plan.merged for plan in plans)
+    assert most == 1 and sorted(read) == ["alice/first", "alice/second"]
+
+
+def test_the_bytes_of_an_adapter_count_in_the_limit_of_a_job(
+    settings: Settings, base: str, adapter: str, name: str
+) -> None:
+    with Desk(settings) as desk:
+        checkpoint, plan = desk.plan(base, Options(SIZE, adapter=adapter))
+        assert checkpoint.adapter
+        size = max(checkpoint.total_bytes, plan.total_bytes) + checkpoint.adapter.file.bytes
+    for limit in (size - 1, size):
+        with Desk(replace(settings, max_job_bytes=limit)) as desk:
+            request = JobRequest(base, name, Options(SIZE, adapter=adapter))
+            if limit < size:
+                with pytest.raises(Refused, match="shared machine accepts"):
+                    desk.submit(request, *AS_ALICE)
+            else:
+                assert end(desk, desk.submit(request, *AS_ALICE)).state == "done"
 
 
 # --- Judged -------------------------------------------------------------------------------------------------
