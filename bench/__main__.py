@@ -14,6 +14,7 @@ _COMMANDS = (
     "lora.py",
     "archive.py",
     "plan.py",
+    "hostile.py --pairs 1",
     "scale.py --chart bench/scale.svg",
     "consolidate.py",
     "hub.py",

@@ -118,7 +118,7 @@ class _Adding:
     def _add_to_embedding(self, module: str, name: str, kinds: Kinds) -> None:
         a, b, old = kinds["embedding_a"], kinds["embedding_b"], self._work.tensors[name]
         rank, scale = self._rank_and_scale(module, a)
-        if old.shape != (*a.shape[1:], b.shape[0]) or b.shape[1:] != (rank,):
+        if len(b.shape) != 2 or old.shape != (*a.shape[1:], b.shape[0]) or b.shape[1:] != (rank,):
             raise _other_update(self._work, old, a, b)
         update = self._update(a, b, rank, scale, old, transposed=True)
         self._change(module, old, update, kinds, rounds_twice=True)
@@ -128,7 +128,7 @@ class _Adding:
         if name is None:
             raise work.other_base(f"{module}.bias", bias.name)
         old, (_, scale) = work.tensors[name], self._rank_and_scale(module, a)
-        if old.shape != bias.shape:
+        if old.shape != bias.shape or len(old.shape) != 1:
             raise work.other_shape(old, bias)
         update = Update(None, bias.recipe, "", bias.dtype, 1, scale, 0, old.shape[0])
         work.tensors[name] = old._replace(recipe=self._low_rank(old, update, rounds_twice=False))
