@@ -4,7 +4,6 @@ Python's own `re` matches them, as PEFT does, in a child process with limits: se
 """
 
 import json
-import re
 import selectors
 import subprocess
 import time
@@ -13,9 +12,8 @@ from typing import Any, Self
 
 from sharding.core.environment import child_command, child_environment
 from sharding.core.errors import SourceError
-from sharding.core.limits import MATCHER_BYTES, MAX_MATCHES, MAX_REPEATS, PATTERNS_SECONDS
+from sharding.core.limits import MATCHER_BYTES, MAX_MATCHES, PATTERNS_SECONDS
 
-_REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
 _HINT = "List the names of the modules instead."
 
 
@@ -49,10 +47,7 @@ class Patterns:
             child.communicate()
 
     def check(self, key: str, pattern: str) -> None:
-        """Raise SourceError if `pattern`, which stands under `key`, is no regular expression, or has huge repeats."""
-        if any(int(number) > MAX_REPEATS for numbers in _REPEAT.findall(pattern) for number in numbers if number):
-            message = f"{key} in {self._file} has {pattern[:200]!r}, which repeats more than {MAX_REPEATS:,} times."
-            raise SourceError(message, _HINT)
+        """Raise SourceError if `pattern`, which stands under `key`, is no regular expression."""
         if "error" in (answer := self._ask(pattern, len(self._numbers))):
             problem = f"is not a regular expression: {answer['error']}"
             message = f"{key} in {self._file} has {pattern[:200]!r}, which {problem}."

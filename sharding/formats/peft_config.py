@@ -6,11 +6,11 @@ from functools import cached_property
 from math import sqrt
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, StrictBool, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, StrictBool, ValidationError
 
 from sharding.core.bounds import Line
 from sharding.core.errors import SourceError
-from sharding.core.limits import MAX_PATTERN_CHARACTERS
+from sharding.core.limits import MAX_PATTERN_CHARACTERS, MAX_REPEATS
 from sharding.formats.name_endings import Endings, Match, Names, is_plain
 
 ADAPTER_NAME = "adapter_config.json"
@@ -30,9 +30,17 @@ def _flag(value: Any) -> Any:
     return bool(value) if value in (None, 0, 1) else value
 
 
+def _without_huge_repeats(pattern: str) -> str:
+    numbers = (number for pair in _REPEAT.findall(pattern) for number in pair if number)
+    if any(len(number) > 4 or int(number) > MAX_REPEATS for number in numbers):
+        raise ValueError(f"it repeats more than {MAX_REPEATS:,} times")
+    return pattern
+
+
+_REPEAT = re.compile(r"\{(\d*),?(\d*)\}", re.ASCII)
 Flag = Annotated[StrictBool, BeforeValidator(_flag)]
 """PEFT takes null and 0 for false."""
-Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)]
+Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_without_huge_repeats)]
 Many = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=10_000)]
 Few = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=100)]
 Positive = Annotated[int, Strict(), Field(gt=0, lt=1_000_000)]
@@ -313,8 +321,8 @@ def parse_config(document: Any) -> LoraConfig:
         return LoraConfig.model_validate({**document, "unknown": unknown})
     except ValidationError as error:
         first = error.errors()[0]
-        where = str(first["loc"][0])[:200]
+        where, what = str(first["loc"][0])[:200], first["msg"].removeprefix("Value error, ")
         raise SourceError(
-            f"{ADAPTER_NAME} is not valid: {where}: {first['msg']}: {str(first['input'])[:100]!r}.",
+            f"{ADAPTER_NAME} is not valid: {where}: {what}: {str(first['input'])[:100]!r}.",
             "Save it again with PEFT.",
         ) from error

@@ -67,10 +67,9 @@ def test_all_patterns_of_an_adapter_share_one_limit(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("pattern", ["a{5000000}", "(?:a{65535}){65535}", "(x{2,1001})+", "a{1001,}"])
 def test_huge_repeats_are_refused_before_anything_is_compiled(pattern: str) -> None:
-    with Patterns(ADAPTER_NAME) as patterns:
-        with pytest.raises(SourceError, match=r"repeats more than 1,000 times"):
-            patterns.check("target_modules", pattern)
-        assert patterns._child is None
+    for key, value in (("target_modules", pattern), ("rank_pattern", {pattern: 1}), ("modules_to_save", [pattern])):
+        with pytest.raises(SourceError, match=rf"{key}.* repeats more than 1,000 times"):
+            parse_config({"peft_type": "LORA", key: value})
 
 
 @pytest.mark.parametrize(

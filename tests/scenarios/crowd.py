@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.scenarios.served import GUEST, LLAMA, MANY, PUBLIC, RESULT, SMALL, Page
+from tests.scenarios.served import GUEST, HOSTILE, LLAMA, LORAS, MANY, MERGED, PUBLIC, RESULT, SMALL, Page
 from tests.scenarios.visitors import PATIENCE_SECONDS, Notes, Visitor
 
 PAUSE_SECONDS = 0.5
@@ -62,6 +62,15 @@ def ask_transformers(visitor: Visitor) -> None:
     choices = [LLAMA, "100kB", strategy, "natural", visitor.dice.choice(["bf16", "fp16", "keep"]), "", "", False, ""]
     # The model has fewer layers than some of these want ranks.
     visitor.call("plan that asks transformers", "plan", choices, refusals=True)
+
+
+def merge_hostile(visitor: Visitor) -> None:
+    """Plan a merge with an adapter that wants too much, and look at a report of a merge that never happened."""
+    adapter = f"{LORAS}/{visitor.dice.choice(list(HOSTILE))}"
+    choices = [LLAMA, "1GB", "size", "natural", "keep", "", "", False, adapter]
+    visitor.call("merge with a hostile adapter", "plan", choices, refusals=True)
+    visitor.call("result of a merge that never happened", "result", [MERGED], refusals=True)
+    visitor.ask("odd", "GET", f"/badge.svg?result={MERGED}")
 
 
 def judge(visitor: Visitor) -> None:
@@ -255,6 +264,13 @@ def _drop(visitor: Visitor, request: bytes, waits: bool = True) -> None:
 
 Act = Callable[[Visitor], None]
 _ABANDONED = ("call", "large call", "session", "stream", "half a body", "endless headers")
-ACTS: dict[Act, int] = {plan: 8, ask_transformers: 1, judge: 2, look: 3, browse: 3, pry: 1, ask_oddly: 8} | {
-    partial(abandon, what=what): 1 for what in _ABANDONED
-}
+ACTS: dict[Act, int] = {
+    plan: 8,
+    ask_transformers: 1,
+    judge: 2,
+    merge_hostile: 2,
+    look: 3,
+    browse: 3,
+    pry: 1,
+    ask_oddly: 8,
+} | {partial(abandon, what=what): 1 for what in _ABANDONED}

@@ -1,5 +1,6 @@
 """The page in a process of its own, as a Space that several users know, and what that process holds."""
 
+import json
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import psutil
+from safetensors.numpy import save_file
 
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
@@ -20,6 +22,16 @@ from tests.page.conftest import Site, as_space
 
 SMALL, MANY, LLAMA, RESULT = "alice/small", "alice/many", "alice/llama", "alice/result"
 PUBLIC = (SMALL, MANY, LLAMA)
+LORAS, MERGED = "alice/loras", "alice/merged"
+HOSTILE: dict[str, dict[str, object]] = {
+    "gigabytes": {"target_modules": "a{5000000}"},
+    "nested": {"target_modules": "(?:(?:a{1000}){1000}){1000}.*"},
+    "years": {"target_modules": "(?:model|mod|el|.)*x"},
+    "pairs": {"modules_to_save": ["q_proj"]},
+    "ranks": {"rank_pattern": {rf"layers\.{n}\..*": 1 for n in range(3000)}},
+    "nothing": {"target_modules": None, "peft_type": []},
+}
+"""What the adapters in folders of `LORAS` say. In `MERGED` is a report of a merge that never happened."""
 GUEST = "guest"
 """A user who has no jobs."""
 _TRACEBACK = re.compile(r"^( *)Traceback \(most recent call last\):\n(?:(?:\1[ |+].*|\s*)\n)*\1?\S.*$", re.M)
@@ -119,6 +131,36 @@ def _fill(hub: Server, folder: Path) -> None:
     push(hub, models.save("llama", folder / "llama"), LLAMA)
     for _ in job.shard(SMALL, RESULT, "90kB", endpoint=hub.address, token="hf_alice"):
         pass
+    _fill_loras(hub, folder / "loras")
+    for _ in job.shard(LLAMA, MERGED, "1MB", endpoint=hub.address, token="hf_alice"):
+        pass
+    report = json.loads(hub.ask("GET", f"/{MERGED}/resolve/main/sharding_report.json").body)
+    commit = hub.api().model_info(LORAS).sha
+    merge = {
+        "adapter": {"kind": "hub", "repo_id": LORAS, "revision": commit},
+        "file": "years/adapter_model.safetensors",
+    }
+    merge |= {"sha256": "0a" * 32, "changed": 1, "tensors": report["verification"]["tensors"], "named_base": ""}
+    report["plan"]["merged"] = report["verification"]["merged"] = merge
+    text = json.dumps(report).encode()
+    hub.api("hf_alice").upload_file(repo_id=MERGED, path_in_repo="sharding_report.json", path_or_fileobj=text)
+
+
+def _fill_loras(hub: Server, folder: Path) -> None:
+    from tests.hubs import push
+
+    for name, says in HOSTILE.items():
+        modules = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(3000 if name == "pairs" else 200)]
+        if name == "pairs":
+            names = [f"{module}{ending}.weight" for module in modules for ending in ("", ".modules_to_save.default")]
+        else:
+            names = [f"{module}.lora_{letter}.weight" for module in modules for letter in "AB"]
+        tensors = {f"base_model.model.{each}": np.ones((1, 1), np.float32) for each in names}
+        (folder / name).mkdir(parents=True)
+        save_file(tensors, folder / name / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": 1, "target_modules": ["q_proj"], **says}
+        (folder / name / "adapter_config.json").write_text(json.dumps(config))
+    push(hub, folder, LORAS)
 
 
 def origin(traceback: str) -> str:

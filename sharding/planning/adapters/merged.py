@@ -11,7 +11,7 @@ from sharding.checkpoint.patterns import Patterns
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.text import count, name_some, parsed_json
 from sharding.core.values import Checkpoint, Finding, Merge, Plan, ShardRecord
-from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base
+from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.formats.torch_checkpoint import EMBEDDINGS
@@ -36,8 +36,12 @@ _OF_QUANTIZED = re.compile(
 
 
 def unknown_names(checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the adapter's weights in memory for which the model has no tensor of that or a like name."""
+    """Return the names of the adapter's weights in memory for which the model has no tensor of that or a like name.
+
+    Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
+    """
     assert checkpoint.adapter is not None
+    parse_config(parsed_json(checkpoint.adapter.config))
     names = ModuleNames(tensor.name for tensor in checkpoint.tensors)
     parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
     wanted = [part.of if part.kind == "whole" else f"{part.of}.weight" for part in parts if part.kind != "ignored"]
