@@ -17,6 +17,8 @@ ShardingError                 the family: `str(error)` is the message, `error.hi
 │   │                         → use the right config.json, or leave out the option that needs transformers
 │   ├── TooManyTensors        the checkpoint has more tensors than the page shows, or than any single model has
 │   │                         → use the command line on your own machine
+│   ├── WeightsNeeded         the page would have to read more weights to plan this merge than it reads for a visitor
+│   │                         → merge the adapter on your own machine
 │   ├── VariantMissing        the variant does not exist, or there are several variants and no plain weights
 │   │                         → choose one of the variants that exist
 │   └── OverflowRefused       a cast would make finite numbers infinite

@@ -66,7 +66,7 @@ def parts_of(names: Iterable[str]) -> list[Part]:
     """
     names = list(names)
     if long := next((name for name in names if len(name) > MAX_ADAPTER_NAME), None):
-        message = f"The adapter has a name of {len(long):,} characters: {long[:100]}…"
+        message = f"The adapter has a name of {len(long):,} characters, which starts with {long[:100]}."
         raise SourceError(message, "Save the adapter again with PEFT.")
     if not names:
         raise SourceError("The adapter holds no tensors.", "Save the adapter again, or download it again.")
