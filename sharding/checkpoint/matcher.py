@@ -9,13 +9,15 @@ import json
 import re
 import resource
 import sys
+from contextlib import suppress
 
 
 def limit(most_bytes: int, most_seconds: int) -> None:
     """Limit the memory and the processor's time of this process."""
     for kind, most in ((resource.RLIMIT_AS, most_bytes), (resource.RLIMIT_CPU, most_seconds)):
         _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        with suppress(OSError, ValueError):  # macOS has no limit of address space; the caller's limit of time remains
+            resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def answer(texts: list[str], asked: dict[str, object]) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Judge how far you can trust a result or a copy: by this desk's own records if there are some."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -89,7 +90,10 @@ def _read_for(report: Report) -> Reading:
     """Return what a job must have read to prove what `report` claims."""
     plan = report.plan
     adapter = (plan.merged.adapter, plan.merged.file) if plan.merged else None
-    return reading_of(report.source, plan.dtype_asked, adapter, dequantizes=bool(plan.dequantized))
+    source, base = report.source, report.source.base
+    if base and base.kind == "folder" and not report.needs_folder:
+        source = replace(source, base=None)  # no number depends on it, and no job here can read it
+    return reading_of(source, plan.dtype_asked, adapter, dequantizes=bool(plan.dequantized))
 
 
 def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[JobRecord]:

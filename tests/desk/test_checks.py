@@ -105,6 +105,15 @@ def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it(
         desk.submit_check(name, *AS_ALICE)
 
 
+def test_a_base_that_was_a_folder_does_not_matter_where_no_number_depends_on_it(
+    desk: Desk, hub: Server, trained: Path, name: str
+) -> None:
+    *_, _ = job.shard("alice/run", name, Options("1MB", base=str(trained)), endpoint=hub.address, token=ALICE)
+    assert desk.judge(name, ALICE)[1].level == "fits"
+    assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
+    assert desk.judge(name, ALICE)[1].level == "read-now"
+
+
 @pytest.fixture
 def unmerged(hub: Server, small: str, tmp_path: Path) -> str:
     """Other weights, in a pull request of bob in a repo of alice."""
