@@ -11,7 +11,7 @@ from sharding import job
 from sharding.core.errors import HeaderError, ShardingError, SourceError
 from tests.conftest import listing
 from tests.folders import reshard
-from tests.hubs import TOKEN, push
+from tests.hubs import TOKEN
 from tests.localhub.conftest import Server
 
 POINTER = (
@@ -60,8 +60,12 @@ def test_a_file_beside_the_weights_that_is_a_pointer_on_a_hub_is_refused_too(
     served: Callable[..., Server], checkpoint: Path, tmp_path: Path
 ) -> None:
     hub = served("--user", "alice")
+    hub.api().create_repo("alice/model")
+    # Else that Hub would keep the file in Git LFS.
+    hub.api().upload_file(
+        repo_id="alice/model", path_in_repo=".gitattributes", path_or_fileobj=b"*.nothing filter=lfs\n"
+    )
     (checkpoint / "tokenizer.model").write_bytes(POINTER)
-    (checkpoint / ".gitattributes").write_text("")  # else that Hub would keep it in Git LFS
-    push(hub, checkpoint, "alice/model")
+    hub.api().upload_folder(repo_id="alice/model", folder_path=checkpoint)
     with pytest.raises(SourceError, match=r"tokenizer.model is a pointer of Git LFS"):
         job.plan("alice/model", endpoint=hub.address, token=TOKEN)
