@@ -296,9 +296,10 @@ class Desk:
         def inspect(source: str, variant: str = "", base: str = "", adapter: str = "") -> Checkpoint:
             return self.inspect(source, variant, token, base, adapter)
 
-        caller = fingerprint(token) or "trust"
-        names = partial(self._models.names, caller=caller)
-        run = partial(self._models.in_turn, ("trust", result.repo_id, result.revision), caller)
+        names = partial(self._models.names, caller=fingerprint(token) or "trust")
+        # All who ask for one result wait for the same answer, so the result itself is the caller.
+        place = f"{result.repo_id}@{result.revision}"
+        run = partial(self._models.in_turn, ("trust", place), place)
         return judge_result(result, inspect, self._shelf.records(), names, run)
 
     def seconds_of(self, result: Result) -> float | None:

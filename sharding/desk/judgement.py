@@ -97,10 +97,11 @@ def _read_for(report: Report) -> Reading:
 
 
 def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[JobRecord]:
-    """Return the record that counts for a copy at a commit that was held to what `read` says, or none."""
+    """Return the record that counts for `copy`, of a job that read exactly `read`. Empty if there is none."""
     ours = [record for record in records if (record.result, record.read) == (copy, read)]
-    # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly.
-    return sorted(ours, key=lambda record: record.state == "done")[:1]
+    # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly. Then
+    # comes one of which nobody can tell.
+    return sorted(ours, key=lambda record: (record.state == "done", record.is_undecided))[:1]
 
 
 def _own(record: JobRecord, unread: Sequence[str]) -> Trust:

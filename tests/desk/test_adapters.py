@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from threading import Lock
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,13 @@ from sharding.core.errors import Refused, SourceError, UsageError
 from sharding.core.options import Options
 from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint, FileEntry
-from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk import Desk, JobRequest, Settings, judgement
 from sharding.desk.models import Models
 from sharding.formats.names import REPORT_NAME
 from sharding.page.job_panels import job_panel, jobs_panel
 from sharding.page.result_panels import Places, is_proved, result_panel
 from sharding.report.events import event_json
+from sharding.verify.trust import Trust
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state, stop_short
 from tests.inhouse import InHouse
@@ -272,6 +274,22 @@ def test_a_merged_result_is_held_to_the_headers_of_base_and_adapter(hub: InHouse
     assert trust.level == "fits", trust.reasons
     assert "once the adapter is merged" in " ".join(trust.reasons)
     assert result.report.plan.merged
+
+
+def test_visitors_without_a_login_look_at_merged_results_at_the_same_time(
+    hub: InHouse, desk: Desk, base: str, adapter: str, merged: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, _ = job.shard(base, name, Options(SIZE, adapter=adapter), endpoint=hub.address, token=ALICE)
+    usual = judgement.judge
+
+    def slowly(*given: Any) -> Trust:
+        time.sleep(0.5)
+        return usual(*given)
+
+    monkeypatch.setattr(judgement, "judge", slowly)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda place: desk.judge(place, None)[1].level, (merged, name, merged)))
+    assert found == ["fits"] * 3
 
 
 def test_a_report_of_another_merge_is_contradicted(hub: InHouse, desk: Desk, base: str, adapter: str) -> None:

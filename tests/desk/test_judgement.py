@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -155,6 +156,18 @@ def test_what_was_read_here_and_differs_does_not_fit(
     found = judged(record(kind="verify", state="failed", error=said))
     assert (found.level, found.reasons[1]) == ("contradicted", said[0])
     assert judged(record(kind="verify", state="failed", error=said, unreached=(UNMERGED,))).level == "contradicted"
+
+
+def test_what_nobody_can_tell_hides_no_difference_and_is_hidden_by_no_reading_that_found_none(
+    judged: Callable[..., Any], record: Callable[..., JobRecord]
+) -> None:
+    differs = record(kind="verify", state="failed", error=("The copy differs.", ""))
+    open_ = record(kind="verify", state="failed", error=("It cannot be told.", ""), is_undecided=True)
+    equal = record(kind="verify")
+    for records in permutations((differs, open_, equal)):
+        assert judged(*records).level == "contradicted"
+    for records in permutations((open_, equal)):
+        assert judged(*records).level == "fits"
 
 
 @pytest.mark.parametrize("kind", ["shard", "verify"])
