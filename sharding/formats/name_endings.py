@@ -28,10 +28,10 @@ def endings(name: str) -> Iterator[str]:
 
 
 class Endings:
-    """Regular expressions, of which PEFT takes the first that matches the end of a module's name, from a dot on."""
+    """Regular expressions for the end of a module's name, after a dot. PEFT takes the first that matches."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        """Take `patterns`, of which an earlier one counts before a later one."""
+        """Take `patterns`. An earlier one counts before a later one."""
         self._patterns = list(patterns)
         self._plain: dict[str, int] = {}
         self._other: list[int] = []

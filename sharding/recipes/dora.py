@@ -11,8 +11,9 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import made_by
-from sharding.recipes.low_rank import Spread, Term, Update, loaded, rounded, tiles, widened, words_of
+from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
 from sharding.recipes.product import product
+from sharding.recipes.spread import Spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Add the low-rank updates of a LoRA to a weight, as PEFT merges them."""
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from sharding.recipes.cast import settle
 from sharding.recipes.feed import made_by
 from sharding.recipes.numbers import numbers, numpy_dtype
 from sharding.recipes.product import product
-from sharding.recipes.spread import has_unsure_row, may_be_unsure, spread_of, usual_spread_of
+from sharding.recipes.spread import Spread
 from sharding.recipes.stored import Stored
 
 LEAST_ROWS = 8
@@ -71,41 +71,6 @@ class Update:
             *(self.transposed, self.is_grouped),
         )
         return of_numbers + f"{self.a_dtype} {self.b_dtype} ".encode() + b"".join(one.key() for one in self.recipes)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """By how much the change `b @ a * scale` of some rows may differ in another order of summation.
-
-    If the rows are `transposed`, `a` makes them.
-    """
-
-    a: Any
-    b: Any
-    scale: float
-    transposed: bool = False
-
-    def numbers(self, factor: Callable[[int, float], float] = spread_of) -> Any:
-        """Return it for each number. That takes as long as the change itself."""
-        import numpy as np
-
-        with np.errstate(all="ignore"):
-            sums = product(np.abs(self.b), np.abs(self.a))
-            return (sums.T if self.transposed else sums) * factor(len(self.a), self.scale)
-
-    def is_unsure(self, weight: Any, change: Any, dtype: str) -> bool:
-        """Return whether many numbers of a row depend so much on the order of summation that nobody can judge them."""
-        import numpy as np
-
-        with np.errstate(all="ignore"):
-            if self.transposed:
-                reach = np.abs(self.a).T @ np.max(np.abs(self.b), axis=0, initial=0)
-            else:
-                reach = np.abs(self.b) @ np.max(np.abs(self.a), axis=1, initial=0)
-            reach = reach[:, None] * usual_spread_of(len(self.a), self.scale)
-            return may_be_unsure(reach, weight, change, dtype) and has_unsure_row(
-                self.numbers(usual_spread_of), weight, change, dtype
-            )
 
 
 class Term(NamedTuple):

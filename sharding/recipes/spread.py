@@ -1,7 +1,11 @@
 """Say how far the numbers of a merge depend on the order of summation."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+from sharding.recipes.product import product
 
 _FORMATS = {"F64": (52, -1022), "F32": (23, -126), "BF16": (7, -126), "F16": (10, -14)}
 """Bits of the fraction, and the least exponent of a normal number, of each dtype that can be cast (IEEE 754)."""
@@ -45,7 +49,7 @@ def last_place(numbers: Any, dtype: str) -> Any:
     return np.ldexp(numbers.dtype.type(1), np.maximum(exponents, least) - fraction)
 
 
-def may_be_unsure(reach: Any, weight: Any, change: Any, dtype: str) -> bool:
+def _may_be_unsure(reach: Any, weight: Any, change: Any, dtype: str) -> bool:
     """Return whether many numbers of a row may be unsure. `reach` (rows, 1) is at least the spread of each. Fast."""
     import numpy as np
 
@@ -54,7 +58,7 @@ def may_be_unsure(reach: Any, weight: Any, change: Any, dtype: str) -> bool:
     return bool(np.any(_is_unsure(reach, np.mean(largest, axis=1, keepdims=True) * _TYPICAL, dtype)))
 
 
-def has_unsure_row(spread: Any, weight: Any, change: Any, dtype: str) -> bool:
+def _has_unsure_row(spread: Any, weight: Any, change: Any, dtype: str) -> bool:
     """Return whether many numbers of one row have a `spread` so large that nobody can judge them."""
     import numpy as np
 
@@ -64,3 +68,38 @@ def has_unsure_row(spread: Any, weight: Any, change: Any, dtype: str) -> bool:
 
 def _is_unsure(spread: Any, largest: Any, dtype: str) -> Any:
     return ~(spread <= _UNSURE_UNITS * last_place(largest, dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """By how much the change `b @ a * scale` of some rows may differ in another order of summation.
+
+    If the rows are `transposed`, `a` makes them.
+    """
+
+    a: Any
+    b: Any
+    scale: float
+    transposed: bool = False
+
+    def numbers(self, factor: Callable[[int, float], float] = spread_of) -> Any:
+        """Return it for each number. That takes as long as the change itself."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            sums = product(np.abs(self.b), np.abs(self.a))
+            return (sums.T if self.transposed else sums) * factor(len(self.a), self.scale)
+
+    def is_unsure(self, weight: Any, change: Any, dtype: str) -> bool:
+        """Return whether many numbers of a row depend so much on the order of summation that nobody can judge them."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            if self.transposed:
+                reach = np.abs(self.a).T @ np.max(np.abs(self.b), axis=0, initial=0)
+            else:
+                reach = np.abs(self.b) @ np.max(np.abs(self.a), axis=1, initial=0)
+            reach = reach[:, None] * usual_spread_of(len(self.a), self.scale)
+            return _may_be_unsure(reach, weight, change, dtype) and _has_unsure_row(
+                self.numbers(usual_spread_of), weight, change, dtype
+            )
