@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo pipeline run space test thorough browser check bench matrix torture soak live fuzz mutants lock class-table messages clean help
+.PHONY: demo pipeline run space test thorough browser check bench matrix torture soak live fuzz mutants lock class-table clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.demo.whole_job
@@ -68,8 +68,7 @@ fuzz: .venv/tested  ## look for bytes that crash what reads strangers' files
 	for target in $(TARGET); do $(BIN)/python -m tests.fuzz $$target -runs=1000000 || exit 1; done
 
 # Faults put into the code, each tried with the tests that execute its line, noted in bench/RESULTS.md: some seconds each.
-# As many small ones as MUTANTS says, drawn at random (another SEED draws others), or `all`, which takes hours; or those
-# `by-hand`, each of which breaks a promise.
+# As many as MUTANTS says, drawn at random (another SEED draws others), or `all`, which takes hours.
 MUTANTS = 300
 SEED = 0
 mutants: .venv/tested  ## put faults into the code and see whether a test notices
@@ -88,9 +87,6 @@ lock:  ## note the hashes of what CI installs
 # What each class of the installed transformers keeps in fp32, never splits and ties: minutes.
 class-table: .venv/tested  ## write down what the classes of transformers are like
 	$(BIN)/python -m tests.model_class.table_maker
-
-messages: .venv/tested  ## write down every message of the tool
-	$(BIN)/python -m tests.messages
 
 clean:  ## remove what all of these have made
 	rm -rf .venv demo fuzz space

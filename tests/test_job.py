@@ -21,8 +21,10 @@ from sharding.storage import folder_source
 from sharding.storage.folder_writing import FolderShardWriter
 from tests.conftest import in_two_files, listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, same, staged
+from tests.promises import promise
 
 
+@promise("docs/formats.md#the-bits")
 @pytest.mark.parametrize("size", ["1B", "10kB", "50kB", "100kB", "1GB"])
 @pytest.mark.parametrize("order", ["natural", "stored"])
 def test_every_tensor_of_the_result_is_bit_identical(checkpoint: Path, tmp_path: Path, size: str, order: str) -> None:
@@ -32,6 +34,7 @@ def test_every_tensor_of_the_result_is_bit_identical(checkpoint: Path, tmp_path:
     assert report.verification.tensors == len(random_tensors())
 
 
+@promise("docs/formats.md#the-proof")
 def test_digests_are_those_of_the_bytes(checkpoint: Path, tmp_path: Path) -> None:
     from hashlib import sha256
 
@@ -123,6 +126,8 @@ def stop_after(events: Iterator[Event], shards: int) -> None:
                 events.close()  # type: ignore[attr-defined]
 
 
+@promise("docs/formats.md#resumed-jobs")
+@promise("README.md#what-to-type")
 def test_an_interrupted_run_is_resumed_and_finished_shards_are_not_written_again(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -235,6 +240,7 @@ def test_another_header_is_another_source(checkpoint: Path) -> None:
     assert job.inspect(str(checkpoint)).source != before
 
 
+@promise("README.md#what-you-can-rely-on", "docs/formats.md#the-proof")
 def test_a_result_that_differs_is_not_published(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from sharding.checkpoint.patterns import Patterns
 from sharding.core.errors import SourceError
 from sharding.formats.name_endings import Endings, Names
 from sharding.formats.peft_config import ADAPTER_NAME, parse_config
+from tests.promises import promise
 
 LAYERS = [f"model.layers.{number}.self_attn.{name}_proj" for number in range(12) for name in "qkvo"]
 SWIFT = r"^(model.language_model(?=\.).*\.(?:q_proj|v_proj))$"
@@ -47,6 +48,7 @@ def test_a_pattern_matches_a_whole_name_as_in_python(patterns: Patterns, pattern
         assert patterns.match(pattern, name) == (None if own is None else (own.groupdict().get("idx"),))
 
 
+@promise("docs/security.md#stop-the-page-or-fill-its", "docs/formats.md#limits", "docs/security.md#what-is-trusted")
 @pytest.mark.parametrize("pattern", [r"(a|aa)+b", r"(?:a|aa)*[bd]", r"(.|..)*(0|x)"])
 def test_a_pattern_that_takes_years_is_refused_in_time(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "PATTERNS_SECONDS", 0.3)
@@ -65,6 +67,7 @@ def test_all_patterns_of_an_adapter_share_one_limit(monkeypatch: pytest.MonkeyPa
                 patterns.match(f".*{number}.*", name)
 
 
+@promise("docs/security.md#stop-the-page-or-fill-its")
 @pytest.mark.parametrize("pattern", ["a{5000000}", "(?:a{65535}){65535}", "(x{2,1001})+", "a{1001,}"])
 def test_huge_repeats_are_refused_before_anything_is_compiled(pattern: str) -> None:
     for key, value in (("target_modules", pattern), ("rank_pattern", {pattern: 1}), ("modules_to_save", [pattern])):

@@ -15,6 +15,7 @@ from sharding.core.values import FileEntry
 from sharding.job import inspect
 from tests.conftest import listing
 from tests.folders import finish, reshard, said
+from tests.promises import promise
 
 
 def test_what_is_not_copied_is_named_with_its_reason(checkpoint: Path) -> None:
@@ -58,6 +59,7 @@ def test_a_pipe_is_no_side_file(checkpoint: Path) -> None:
     assert "pipe.json" not in {file.path for file in inspect(str(checkpoint)).side_files}
 
 
+@promise("docs/formats.md#limits")
 def test_a_file_and_all_of_them_may_have_what_the_bounds_say_and_not_a_byte_more(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

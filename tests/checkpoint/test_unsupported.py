@@ -10,6 +10,7 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.job import inspect
 from tests.conftest import write_checkpoint
+from tests.promises import promise
 
 pytestmark = [
     # transformers and diffusers warn about themselves.
@@ -28,6 +29,7 @@ def test_the_layout_of_mistral_alone_is_refused_with_a_pointer(tmp_path: Path, n
     assert "convert_mistral_weights_to_hf" in refusal.value.hint
 
 
+@promise("README.md#limits", "docs/formats.md#what-is-refused")
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

@@ -19,6 +19,7 @@ from sharding.core.events import Verified
 from tests import models
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import in_folders, reshard, said, weights
+from tests.promises import promise
 
 pytestmark = [
     # transformers and diffusers warn about themselves.
@@ -206,6 +207,7 @@ QUANTIZED: dict[str, dict[str, torch.Tensor]] = {
 }
 
 
+@promise("README.md#limits")
 @pytest.mark.parametrize("method", QUANTIZED)
 def test_a_quantized_repo_is_copied_bit_for_bit_with_the_metadata_of_every_shard(method: str, tmp_path: Path) -> None:
     source = tmp_path / "in"

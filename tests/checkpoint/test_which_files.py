@@ -13,6 +13,7 @@ from sharding import job
 from sharding.core.values import Component
 from tests.conftest import in_two_files, listing
 from tests.folders import reshard, said
+from tests.promises import promise
 
 
 def put(folder: Path, path: str, *names: str, length: int = 900) -> None:
@@ -126,6 +127,7 @@ def test_of_one_file_and_an_index_the_library_takes_its_own_of_every_variant(
     assert all(path in left_out for path in ([single] if takes_index else [index, *shards]))
 
 
+@promise("docs/formats.md#what-a-repo-may-hold")
 def test_an_index_of_a_rank_is_no_variant(tmp_path: Path) -> None:
     """A copy that was cut for a pipeline has one for every rank; transformers asks for them by `variant=`."""
     source = in_two_files(tmp_path / "in")

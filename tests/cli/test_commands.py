@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from sharding.cli.commands import app
 from tests.conftest import environment, in_two_files, listing, random_tensors, write_checkpoint
 from tests.folders import recorded_in, staged
+from tests.promises import promise
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -95,6 +96,7 @@ def test_a_single_file_has_no_index_and_takes_no_size(run: Run, checkpoint: Path
         assert refused.returncode == 2 and not (tmp_path / "refused").exists()
 
 
+@promise("README.md#what-to-type")
 def test_a_plan_is_drawn_where_it_is_asked_for(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     assert run("plan", checkpoint, "-s", "60kB", "--picture", tmp_path / "map.svg").returncode == 0
     assert "checkpoint: 2 files → 5" in (tmp_path / "map.svg").read_text()
@@ -280,6 +282,7 @@ def test_a_second_job_is_told_which_process_is_at_work_and_touches_nothing(
 HOSTILE = "w\x1b[31m\x7f\x9b\u200b\u202e\u2066\U000e0041é"
 
 
+@promise("docs/security.md#send-commands-to-your-terminal-in")
 def test_what_is_printed_for_programs_holds_no_character_that_a_terminal_obeys(run: Run, tmp_path: Path) -> None:
     source = tmp_path / "gpt2"
     write_checkpoint(source, {"model.safetensors": {HOSTILE: np.ones(9, np.float32)}}, index=False)
@@ -304,6 +307,7 @@ def test_what_is_printed_for_programs_holds_no_character_that_a_terminal_obeys(r
     assert all(line.isprintable() and line.isascii() for line in done.stdout.splitlines())
 
 
+@promise("docs/security.md#make-every-byte-read-sound-like")
 def test_verify_says_what_it_has_not_checked(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     run("shard", checkpoint, tmp_path / "out")
     done = run("verify", checkpoint, tmp_path / "out")

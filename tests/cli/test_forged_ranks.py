@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from sharding.cli.commands import app
 from sharding.storage.folder_source import FolderSource
+from tests.promises import promise
 
 PIECES = 400
 ROW = torch.zeros(1, 4)
@@ -72,6 +73,7 @@ def read_bytes() -> Iterator[list[int]]:
         yield counts
 
 
+@promise("docs/security.md#delay-a-job-with-forged-files")
 def test_pieces_that_overlap_are_refused_before_any_is_opened(tmp_path: Path, read_bytes: list[int]) -> None:
     data = archive(9000)
     folder = write_ranks(tmp_path / "in", data, [(0, len(data))] * PIECES)
@@ -81,6 +83,7 @@ def test_pieces_that_overlap_are_refused_before_any_is_opened(tmp_path: Path, re
     assert read_bytes == []
 
 
+@promise("docs/security.md#delay-a-job-with-forged-files")
 @pytest.mark.parametrize("more", [100, 9000])
 def test_a_piece_with_more_than_one_tensor_beside_it_is_refused(
     tmp_path: Path, read_bytes: list[int], more: int

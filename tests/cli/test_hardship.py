@@ -15,6 +15,7 @@ from sharding.page.site import Site
 from tests.conftest import environment
 from tests.hubs import TOKEN, push
 from tests.inhouse import hub_in_house
+from tests.promises import promise
 
 Arrange = Callable[[Path], object]
 LOGINS: dict[str, Arrange] = {
@@ -63,6 +64,7 @@ def said(result: "subprocess.CompletedProcess[str]") -> str:
     return str(error["message"])
 
 
+@promise("docs/security.md#accidents")
 @pytest.mark.parametrize("kind", LOGINS)
 def test_a_login_that_cannot_be_read_is_a_sentence(checkpoint: Path, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "login" / "token"
@@ -115,6 +117,7 @@ def test_the_page_says_that_the_login_of_its_machine_cannot_be_read(
         Site("http://127.0.0.1:9").token(gr.Request(headers={}))
 
 
+@promise("docs/security.md#accidents")
 def test_too_little_memory_is_a_sentence(tmp_path: Path) -> None:
     names = {
         f"layers.{number}.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for number in range(400_000)
@@ -134,6 +137,7 @@ def test_a_folder_is_read_without_threads(checkpoint: Path) -> None:
     assert run("inspect", str(checkpoint), "--json", program=dying("")).returncode == 0
 
 
+@promise("docs/security.md#accidents")
 @pytest.mark.parametrize("threads", ["reader", "fetch", "lane"])
 def test_a_thread_that_dies_of_too_little_memory_keeps_nobody_waiting(
     threads: str, checkpoint: Path, tmp_path: Path

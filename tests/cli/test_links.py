@@ -19,6 +19,7 @@ from tests.conftest import in_two_files, listing
 from tests.folders import write_ranks
 from tests.hubs import TOKEN, download, push
 from tests.inhouse import InHouse, hub_in_house
+from tests.promises import promise
 from tests.storage.publications import write_pipeline
 
 SECRET = b'{"secret": "hf_0123456789"}'
@@ -79,6 +80,7 @@ def to_what_tools_keep(link: Path, secret: Path) -> None:
 OUTWARD = [absolute, relative, chain, over_a_folder, to_nothing, to_what_tools_keep]
 
 
+@promise("docs/security.md#get-a-file-outside-a-local")
 @pytest.mark.parametrize("lead", OUTWARD)
 def test_a_link_that_leads_out_of_the_folder_is_left_out(
     lead: Link, checkpoint: Path, secret: Path, tmp_path: Path
@@ -102,6 +104,7 @@ def test_nothing_is_read_over_a_link_that_leads_out(name: str, checkpoint: Path,
     assert not any(b"secret" in data for data in listing(tmp_path / "out").values())
 
 
+@promise("docs/security.md#get-a-file-outside-a-local")
 @pytest.mark.parametrize("name", [WEIGHTS, INDEX, "config.json", "model_index.json", "modules.json", ".metadata"])
 def test_a_link_that_leads_out_is_refused_where_it_says_what_the_weights_are(
     name: str, checkpoint: Path, tmp_path: Path
@@ -274,6 +277,7 @@ def test_a_part_of_a_snapshot_is_read_from_the_store_too(tmp_path: Path) -> None
     assert shard(snapshot / "unet", tmp_path / "out").exit_code == 0
 
 
+@promise("docs/security.md#reach-other-files-of-a-hub")
 @pytest.mark.parametrize(
     "place",
     ["models--acme--other/blobs/0", "models--acme--small/refs/main", "models--acme--small/blobs/sub/x", "token",
@@ -332,6 +336,7 @@ def alike(path: Path, secret: Path) -> None:
     os.utime(path, ns=(0, secret.stat().st_mtime_ns))
 
 
+@promise("docs/security.md#replace-a-file-by-such-a")
 @pytest.mark.parametrize("is_steady", [True, False])
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_a_file_that_became_a_link_is_not_read(

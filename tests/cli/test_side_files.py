@@ -17,6 +17,7 @@ from sharding.storage.hub import repo as hub_repo
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, download, push
 from tests.inhouse import InHouse, hub_in_house
+from tests.promises import promise
 
 SOURCE, MADE = "alice/source", "alice/made"
 TEXTS = {f"text-{number}.txt": f"{number}\n".encode() * 20_000 for number in range(10, 16)}
@@ -45,6 +46,7 @@ def in_store(hub: InHouse, repo_id: str) -> set[str]:
     return {file.path for file in hub.api().list_repo_tree(repo_id) if getattr(file, "lfs", None)}
 
 
+@promise("docs/security.md#fill-the-memory-with-side-files")
 @pytest.mark.parametrize("from_folder", [False, True])
 def test_texts_that_are_too_much_for_a_commit_go_to_the_store(
     hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_folder: bool
@@ -64,6 +66,7 @@ def test_texts_that_a_commit_carries_stay_in_git(hub: InHouse) -> None:
     assert not in_store(hub, MADE) & TEXTS.keys()
 
 
+@promise("docs/security.md#fill-the-memory-with-side-files")
 def test_more_beside_the_weights_than_is_copied_is_refused_before_anything_moves(tmp_path: Path) -> None:
     folder = in_two_files(tmp_path / "in")
     for number in range(11):

@@ -14,6 +14,7 @@ from sharding.core.limits import MAX_CARD_BYTES, MAX_METADATA_BYTES, MAX_METADAT
 from sharding.formats.model_card import parse_card
 from tests.hubs import TOKEN, download
 from tests.inhouse import InHouse, hub_in_house
+from tests.promises import promise
 
 Invoke = Callable[..., Result]
 
@@ -68,6 +69,7 @@ def front_matter(folder: Path) -> dict[str, object]:
     return found
 
 
+@promise("docs/security.md#delay-a-job-with-the-metadata")
 @pytest.mark.parametrize(("metadata", "problem"), UNREAD.values(), ids=UNREAD)
 def test_metadata_that_cannot_be_read_is_named_and_the_copy_is_made_without(
     metadata: str, problem: str, checkpoint: Path, tmp_path: Path, invoke: Invoke
@@ -151,6 +153,7 @@ def test_as_much_as_is_read_is_read() -> None:
     assert not parse_card(f"---\ntags: [{within}]\n---\n").metadata
 
 
+@promise("docs/formats.md#limits")
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_card_and_its_metadata_are_read_up_to_their_bounds_and_not_a_byte_further(
     checkpoint: Path, tmp_path: Path, invoke: Invoke, more: int

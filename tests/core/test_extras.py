@@ -19,6 +19,7 @@ from sharding.core.options import Options
 from tests import models, quantized
 from tests.conftest import ROOT, environment, listing, options_of
 from tests.kinds.libraries import packages
+from tests.promises import promise
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 USUAL = ("requirements.txt", "tests/requirements.txt")
@@ -76,6 +77,7 @@ def test_what_is_installed_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> Non
         require("This")
 
 
+@promise("README.md#install")
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -118,6 +120,7 @@ def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned(
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 
+@promise("docs/security.md#somebody-who-replaces-a-package-in-a-registry")
 @pytest.mark.parametrize(
     ("lock", "files"), [(".ci/requirements.lock", USUAL), (".ci/thorough.lock", (LOADERS,))], ids=["usual", "thorough"]
 )
@@ -144,6 +147,7 @@ def test_the_lock_file_of_ci_lacks_nothing_that_a_package_in_it_needs() -> None:
                 assert canonicalize_name(wanted.name) in pinned, f"{name} needs {wanted}"
 
 
+@promise("README.md#install")
 def test_the_pythons_that_work_are_those_in_the_readme_and_the_oldest_is_asked_for() -> None:
     begin = "Programming Language :: Python :: "
     pythons = [one.removeprefix(begin) for one in PROJECT["classifiers"] if one.startswith(begin)]

@@ -11,6 +11,7 @@ from sharding import job
 from sharding.core.options import Options
 from sharding.demo import samples, whole_job
 from tests.localhub.conftest import Server
+from tests.promises import promise
 
 COMMAND = ("sharding", "localhub")
 
@@ -24,6 +25,7 @@ def own(tmp_path: Path) -> Iterator[Server]:
         server.stop()
 
 
+@promise("README.md#try-it")
 @pytest.mark.filterwarnings("ignore")
 def test_the_model_of_the_demo_continues_a_poem(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

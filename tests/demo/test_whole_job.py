@@ -16,6 +16,7 @@ from tests.conftest import write_checkpoint
 from tests.folders import arrays, same
 from tests.hubs import push
 from tests.inhouse import InHouse, hub_in_house
+from tests.promises import promise
 
 TENSORS = {f"layers.{n}.weight": np.full(12_000, n, np.float32) for n in range(5)}
 
@@ -49,6 +50,7 @@ def hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[InHouse]:
     return hubs
 
 
+@promise("README.md#try-it")
 @pytest.mark.parametrize("agrees", [True, False])
 def test_both_are_downloaded_from_a_hub_of_this_machine_and_held_against_each_other(
     hubs: list[InHouse], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], agrees: bool

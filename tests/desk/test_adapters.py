@@ -29,6 +29,7 @@ from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state, stop_short
 from tests.inhouse import InHouse
 from tests.lora import Case, edited, save_adapter, save_base
+from tests.promises import promise
 
 SIZE = "30kB"
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -218,6 +219,7 @@ def test_a_page_does_not_read_a_large_adapter_whole(
     assert desk.plan(base, options)[1].merged
 
 
+@promise("docs/security.md#make-a-page-read-the-same")
 def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_at_a_time(
     hub: InHouse, settings: Settings, folders: tuple[Path, Path], base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +251,7 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
     assert most == 1 and sorted(read) == ["alice/first", "alice/second"]
 
 
+@promise("docs/security.md#fill-a-job-s-memory-with")
 def test_the_bytes_of_an_adapter_count_in_the_limit_of_a_job(
     settings: Settings, base: str, adapter: str, name: str
 ) -> None:
@@ -300,6 +303,7 @@ def test_a_report_of_another_merge_is_contradicted(hub: InHouse, desk: Desk, bas
     assert trust.reasons == ("The adapter's headers do not give the merge that the report names.",)
 
 
+@promise("docs/security.md#get-a-merge-that-never-happened")
 @pytest.mark.parametrize(("named", "level"), [(".", ""), ("", ""), ("alice/lora", ""), ("lora", "claims")])
 def test_a_merge_that_never_happened_is_not_proved_by_reading_a_plain_copy(
     hub: InHouse, desk: Desk, base: str, name: str, named: str, level: str

@@ -20,6 +20,7 @@ from tests.desk.conftest import ALICE, AS_ALICE, BOB, end, push
 from tests.folders import tensors
 from tests.hubs import download, propose
 from tests.localhub.conftest import Server
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -121,6 +122,7 @@ def unmerged(hub: Server, small: str, tmp_path: Path) -> str:
     return f"{small}@{propose(hub, other, small)}"
 
 
+@promise("docs/security.md#get-weights-of-an-unmerged-pull")
 def test_weights_of_a_pull_request_are_never_green(
     desk: Desk, settings: Settings, unmerged: str, name: str, hub: Server
 ) -> None:
@@ -175,6 +177,7 @@ def test_what_was_merged_once_and_is_gone_from_the_history_is_not_green(
         assert later.judge(name, ALICE)[1].level == "unreached"
 
 
+@promise("docs/security.md#get-a-result-in-a-pull")
 def test_a_result_in_a_pull_request_is_not_that_repos(
     desk: Desk, hub: Server, small: str, copy: str, tmp_path: Path, name: str
 ) -> None:

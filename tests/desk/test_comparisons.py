@@ -23,6 +23,7 @@ from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push
 from tests.hubs import download, propose
 from tests.inhouse import InHouse
 from tests.localhub.conftest import Server
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -106,6 +107,7 @@ def test_a_variant_is_compared_by_its_name(desk: Desk, hub: Server, variants: st
     assert desk.compare(variants, name, None)[1].level == "fits"
 
 
+@promise("docs/security.md#get-a-copy-of-other-weights")
 def test_what_was_read_of_the_plain_weights_proves_no_report_of_a_variant(
     desk: Desk, hub: Server, name: str, tmp_path: Path
 ) -> None:
@@ -136,6 +138,7 @@ def test_what_was_made_here_is_known(desk: Desk, small: str, name: str) -> None:
     assert desk.compare(small, name, None)[1].level == "made-here"
 
 
+@promise("docs/security.md#get-a-copy-shown-in-green")
 def test_stored_digests_are_a_claim_and_a_forged_one_lifts_nothing(
     desk: Desk, hub: Server, small: str, cut: str, name: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from sharding.desk.header_cache import Headers
 from sharding.desk.models import Models
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
+from tests.promises import promise
 from tests.tensors import stored_tensor
 
 TENSORS = tuple(stored_tensor(f"t.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in range(10))
@@ -248,6 +249,7 @@ def test_another_size_is_planned_without_reading_anything(
     assert reads == [f"{hub.address}/alice/open", f"{hub.address}/alice/open/tree/main"]
 
 
+@promise("docs/security.md#stop-the-page-with-a-million")
 def test_large_models_are_planned_in_turn(monkeypatch: pytest.MonkeyPatch, readings: Readings) -> None:
     monkeypatch.setattr("sharding.desk.models.LARGE_PLAN_TENSORS", len(TENSORS))
     at_work, most = [0], [0]

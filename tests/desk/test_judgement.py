@@ -18,6 +18,7 @@ from sharding.report.fetch import Result, read_result
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, push, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.promises import promise
 
 MODEL, COPY = "alice/model", "bob/copy"
 NAMES = {field.name for field in fields(Reading)}
@@ -80,6 +81,7 @@ def record(result: Result) -> Callable[..., JobRecord]:
     return changed
 
 
+@promise("docs/security.md#what-a-result-proves")
 def test_a_record_of_this_commit_and_of_this_source_is_what_was_made_here(
     judged: Callable[..., Any], record: Callable[..., JobRecord]
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_record_of_this_commit_and_of_this_source_is_what_was_made_here(
     assert judged(unread=True).level == "claims"
 
 
+@promise("docs/security.md#get-a-copy-of-other-weights", "docs/security.md#what-a-result-proves")
 def test_a_record_of_anything_else_says_nothing(
     judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
@@ -119,6 +122,7 @@ def test_a_record_of_anything_else_says_nothing(
     assert judged(*wrong, record(kind="verify"), *wrong).level == "read-now"
 
 
+@promise("docs/security.md#what-a-result-proves")
 def test_what_was_read_here_says_what_nobody_has_checked(
     judged: Callable[..., Any], record: Callable[..., JobRecord]
 ) -> None:

@@ -17,6 +17,7 @@ from sharding.desk.job_store import Shelf
 from sharding.desk.private_folder import private_folder
 from sharding.desk.process import Child
 from tests.conftest import ROOT, environment
+from tests.promises import promise
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -142,6 +143,7 @@ def test_a_space_refuses_what_others_can_write_to_in_its_own_folder(
         private_folder(tmp_path / "desk")
 
 
+@promise("docs/security.md#put-a-job-or-a-result")
 @pytest.mark.parametrize("variable", ["SHARD_FOLDER", "XDG_STATE_HOME"])
 @pytest.mark.parametrize(("make", "reason"), REFUSED[:2])
 def test_the_page_does_not_start_over_a_folder_into_which_others_can_put_something(
@@ -192,6 +194,7 @@ def test_a_new_space_has_its_folder_made_and_those_above_it(tmp_path: Path, monk
     assert [path.parent.name for path in tmp_path.rglob("desk.lock")] == ["shard-my-repo"]
 
 
+@promise("docs/security.md#take-the-lock-of-the-page")
 def test_nobody_else_can_hold_the_lock_of_a_desk(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     before = os.umask(0)
@@ -236,6 +239,7 @@ def plant(folder: Path) -> Path:
     return told
 
 
+@promise("docs/security.md#get-their-code-run-instead-of")
 def test_a_job_runs_this_package_and_nothing_that_lies_in_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from sharding.desk.patience import Later, patient, result_of
 from sharding.desk.questions import Questions
 from tests.conftest import in_a_loop
 from tests.desk.actors import until
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -75,6 +76,7 @@ async def crowd(questions: Questions, size: int, same: bool = False, callers: in
     return list(answers)
 
 
+@promise("docs/security.md#block-the-page-or-a-plan")
 @pytest.mark.parametrize("same", [False, True])
 def test_one_is_in_work_five_wait_and_all_others_are_refused_at_once(questions: Questions, same: bool) -> None:
     answers = in_a_loop(crowd(questions, 80, same))

@@ -14,11 +14,11 @@ from sharding.cli.commands import app
 from tests.conftest import ROOT, environment
 
 README, RESULTS = ROOT / "README.md", ROOT / "bench/RESULTS.md"
-COMMANDS, API, GAINS, DEVELOPMENT, FORMATS, ARCHITECTURES, MESSAGES, TROUBLE = (
+COMMANDS, API, GAINS, DEVELOPMENT, FORMATS, ARCHITECTURES, TROUBLE = (
     ROOT / "docs" / f"{name}.md"
     for name in (
         *("commands", "page-and-api", "gains", "development", "formats", "architectures"),
-        *("messages", "troubleshooting"),
+        "troubleshooting",
     )
 )
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))

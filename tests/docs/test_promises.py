@@ -1,65 +1,56 @@
-"""Every promise in `tests/promises/` is said where the list says so and has tests; every fault by hand breaks one."""
+"""What README and docs promise has a test that says so, and no test names a promise that nobody makes."""
 
 import ast
-from functools import cache
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
-from tests import promises
 from tests.conftest import ROOT
-from tests.docs.pages import DEVELOPMENT, PAGES, slugs
-from tests.mutants.by_hand import FaultByHand, faults_by_hand
+from tests.docs.pages import FORMATS, README, slugs
 
-WINGS = ("storage", "transfer", "recipes", "verify", "desk", "fleet", "report", "cli")
-"""The wings whose docstrings promise something to others."""
-PROMISES = promises.read(ROOT)
-FEWEST_FAULTS = 150
+SECURITY = ROOT / "docs/security.md"
+PROMISE_NOTHING = {"shard-my-repo", "how-it-compares", "where-to-read-on", "what-goes-in-and-what-comes-out"}
+CANNOT = re.compile(r"^(?:They|It) cannot:\n\n((?:- .*\n)+)", re.M)
 
 
-@cache
-def names(file: str) -> set[str]:
-    """Every function, class and method of a file: `Class.method` for the last."""
-    found: set[str] = set()
-
-    def look(body: list[ast.stmt], before: str) -> None:
-        for node in body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.add(before + node.name)
-                look(node.body, f"{before}{node.name}.")
-
-    look(ast.parse((ROOT / file).read_text()).body, "")
-    return found
+def first_words(item: str) -> str:
+    """The place of an item in a list: its words in small letters."""
+    return "-".join(re.findall(r"[a-z0-9]+", re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", item).lower()))
 
 
-def is_there(place: str) -> bool:
-    """Whether there is such a heading of a page, or such a name in a file."""
-    if place.partition("#")[0].endswith(".md"):
-        page, _, anchor = place.partition("#")
-        return (ROOT / page).is_file() and (not anchor or anchor in slugs(ROOT / page))
-    file, _, name = place.partition("::")
-    return (ROOT / file).is_file() and (not name or name in names(file))
+def attacks() -> list[str]:
+    """What somebody cannot do, as docs/security.md lists it."""
+    return [first_words(item) for items in CANNOT.findall(SECURITY.read_text()) for item in items.splitlines()]
 
 
-def test_every_promise_is_said_somewhere_and_held_by_tests() -> None:
-    for name, promise in PROMISES.items():
-        assert promise.says.endswith("."), name
-        assert promise.where and promise.tests, name
-        assert [place for place in (*promise.where, *promise.tests) if not is_there(place)] == [], name
+def marked() -> Iterator[tuple[str, str]]:
+    """Yield each place that a test names, with the name of the test."""
+    for path in sorted(Path(ROOT, "tests").rglob("test_*.py")):
+        if "node_modules" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            for mark in node.decorator_list if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ():
+                if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "promise":
+                    yield from ((place.value, node.name) for place in mark.args if isinstance(place, ast.Constant))  # type: ignore[misc]
 
 
-def test_every_page_and_every_room_of_the_wings_is_in_the_list() -> None:
-    places = {place.partition("#")[0].partition("::")[0] for promise in PROMISES.values() for place in promise.where}
-    rooms = {path for wing in WINGS for path in (ROOT / "sharding" / wing).glob("*.py") if path.stem != "__init__"}
-    pages = set(PAGES) - {DEVELOPMENT}  # which promises nothing to those who use it
-    assert {path.relative_to(ROOT).as_posix() for path in pages | rooms} - places == set()
+def needed() -> set[str]:
+    """The places that need a test: each heading of README and of docs/formats.md, and each attack."""
+    headings = {page: slugs(page) - PROMISE_NOTHING for page in (README, FORMATS)}
+    places = {f"{page.relative_to(ROOT).as_posix()}#{slug}" for page, names in headings.items() for slug in names}
+    return places | {f"docs/security.md#{item}" for item in attacks()}
 
 
-def test_faults_by_hand_are_faults_of_this_code() -> None:
-    faults = faults_by_hand(ROOT)  # raises where one is not
-    assert len(faults) >= FEWEST_FAULTS
-    assert {fault.wing for fault in faults} >= set(WINGS)
-
-
-def test_a_fault_by_hand_names_the_function_that_it_changes() -> None:
-    sound = "X = 1\n\n\nclass A:\n    def f(self):\n        def g():\n            return 1 + 2\n        return g\n"
-    fault = FaultByHand("sharding/job.py", "1 + 2", "1 - 2", "p", (), sound)
-    assert (fault.within, fault.lines, "1 - 2" in fault.text) == ("A.f.g", range(7, 8), True)
-    assert FaultByHand("sharding/job.py", "X = 1", "X = 2", "p", (), sound).lines == range(0)
+def test_every_promise_has_a_test_and_every_marker_a_promise() -> None:
+    places, wanted = {place for place, _ in marked()}, needed()
+    items = {f"docs/security.md#{item}" for item in attacks()}
+    assert len(items) > 40
+    of_items = {item: {place for place in places if item.startswith(place)} for item in items}
+    assert sorted(item for item, marks in of_items.items() if not marks) == []
+    assert sorted(wanted - items - places) == []
+    headings = {
+        f"{page.relative_to(ROOT).as_posix()}#{slug}" for page in (README, FORMATS, SECURITY) for slug in slugs(page)
+    }
+    known = headings.union(*of_items.values())
+    assert sorted(places - known) == []
+    assert all(len([item for item in items if item.startswith(place)]) <= 1 for place in places)

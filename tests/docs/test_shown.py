@@ -25,7 +25,6 @@ from tests.docs.pages import (
     API,
     CLI,
     COMMANDS,
-    MESSAGES,
     PAGES,
     README,
     RESULTS,
@@ -238,7 +237,7 @@ def commands_shown() -> Iterator[Example]:
     for page in (*PAGES, RESULTS):
         lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line]
         lines += [line[2:] for block in blocks(page, "console") for line in block.splitlines() if line[:2] == "$ "]
-        spans = [span for span in code(prose(page)) if " " in span and not {*"…{"} & {*span} and page != MESSAGES]
+        spans = [span for span in code(prose(page)) if " " in span and not {*"…{"} & {*span}]
         if page == RESULTS:
             gone = {span for line in page.read_text().splitlines() if "which is gone" in line for span in code(line)}
             spans = [span for span in spans if span not in gone]

@@ -10,6 +10,7 @@ from sharding.core.errors import SourceError
 from sharding.job import inspect
 from sharding.recipes.laid import Laid
 from tests.cli.test_forged_ranks import write_ranks
+from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 ROW = torch.zeros(1, 4)
@@ -48,6 +49,7 @@ def test_a_piece_of_another_dtype_or_shape_is_refused_wherever_it_stands(
         inspect(str(write(tmp_path / "in", *rows)))
 
 
+@promise("docs/formats.md#what-a-training-run-has-saved")
 def test_more_than_a_thousand_pieces_in_one_file_are_one_tensor(tmp_path: Path) -> None:
     source = write(tmp_path / "in", *[ROW] * 1001)
     found = inspect(str(source))

@@ -4,6 +4,7 @@ import pytest
 
 from sharding.core.errors import SourceError
 from sharding.formats.peft_keys import PREFIX, Kind, Part, parts_of
+from tests.promises import promise
 
 Q = f"{PREFIX}model.layers.0.self_attn.q_proj"
 EMBED = f"{PREFIX}model.embed_tokens"
@@ -11,6 +12,7 @@ PAIR = (f"{Q}.lora_A.weight", f"{Q}.lora_B.weight")
 WORDS = (f"{EMBED}.lora_embedding_A", f"{EMBED}.lora_embedding_B")
 
 
+@promise("docs/formats.md#which-adapters-are-refused")
 @pytest.mark.parametrize(
     ("name", "kind", "of", "beside"),
     [

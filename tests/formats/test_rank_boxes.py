@@ -11,6 +11,7 @@ from sharding.core.errors import SourceError
 from sharding.formats.rank_boxes import SavedBoxes, assemble
 from sharding.recipes.laid import Box, Laid, strides_of
 from sharding.recipes.stored import Stored
+from tests.promises import promise
 
 
 @st.composite
@@ -103,6 +104,7 @@ def test_pieces_are_refused_where_two_of_them_overlap_and_only_there(boxes: list
         put_together(SavedBoxes("w", "U8", (8, 8), tuple(pieces)))
 
 
+@promise("docs/formats.md#what-a-training-run-has-saved")
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_a_piece_inside_a_long_one_is_found_though_a_short_one_ends_between(

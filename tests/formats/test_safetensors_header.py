@@ -17,6 +17,7 @@ from sharding.core.errors import HeaderError
 from sharding.formats.safetensors_file import in_file_order
 from sharding.formats.safetensors_header import build_header, header_end, parse_header
 from sharding.recipes.stored import place_of
+from tests.promises import promise
 from tests.tensors import stored_tensor
 
 Outcome = tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str] | None]
@@ -142,6 +143,7 @@ CASES: dict[str, bytes] = {
 }
 
 
+@promise("docs/formats.md#what-is-refused")
 @pytest.mark.parametrize("data", CASES.values(), ids=CASES.keys())
 def test_a_header_is_accepted_or_refused_as_safetensors_does(data: bytes, tmp_path: Path) -> None:
     assert ours(data) == theirs(data, tmp_path / "x.safetensors")

@@ -25,6 +25,7 @@ from tests.fuzz.seeds import rezipped, saved
 from tests.fuzz.targets import Memory
 from tests.hubs import TOKEN, push
 from tests.localhub.conftest import Server
+from tests.promises import promise
 
 pytestmark = [
     # transformers warns about itself.
@@ -123,6 +124,7 @@ def test_the_places_are_those_that_torch_finds() -> None:
 # --- What transformers makes of the same file -----------------------------------------------------------
 
 
+@promise("docs/formats.md#what-a-repo-may-hold")
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "t5"])
 def test_the_result_is_byte_for_byte_what_loading_and_saving_writes(name: str, tmp_path: Path) -> None:
     model = models.build(name)
@@ -138,6 +140,7 @@ def test_the_result_is_byte_for_byte_what_loading_and_saving_writes(name: str, t
     assert not list((tmp_path / "out").glob("*.bin*"))
 
 
+@promise("docs/formats.md#tied-weights")
 @pytest.mark.parametrize(
     ("names", "kept"),
     {

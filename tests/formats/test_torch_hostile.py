@@ -26,6 +26,7 @@ from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of
 from tests.fuzz.seeds import archives, rezipped, saved
 from tests.fuzz.targets import Memory
+from tests.promises import promise
 
 MARK = "executed-by-a-checkpoint"
 SIX = struct.pack("<6f", *range(6))
@@ -138,6 +139,7 @@ EXECUTING: dict[str, bytes] = {
 }
 
 
+@promise("docs/formats.md#pickled-weights", "docs/formats.md#what-is-refused", "docs/security.md#what-is-trusted")
 @pytest.mark.parametrize("form", ["zip", "old"])
 @pytest.mark.parametrize("what", EXECUTING)
 def test_nothing_is_executed(what: str, form: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +331,7 @@ def mutations(draw: st.DrawFn) -> bytes:
     return stream.getvalue()
 
 
+@promise("docs/formats.md#pickled-weights")
 @settings(max_examples=800)
 @given(data=mutations())
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -20,6 +20,7 @@ from tests.conftest import in_two_files, random_tensors
 from tests.folders import finish
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house
+from tests.promises import promise
 
 PEAK = 10**13
 """More than any process of a test has."""
@@ -55,6 +56,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
 TWO = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
 
+@promise("docs/formats.md#what-identical-means")
 @pytest.mark.parametrize("dtype", ["keep", "fp16"])
 @pytest.mark.parametrize("unhashed", [[], TWO[:1], TWO[1:], TWO])
 def test_one_weight_file_without_a_hash_is_enough_that_the_result_only_matches_what_was_read(

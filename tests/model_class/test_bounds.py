@@ -13,6 +13,7 @@ from sharding.core.errors import ModelRefused
 from sharding.model_class.claims import refuse_contradiction
 from tests import models
 from tests.conftest import ROOT, environment
+from tests.promises import promise
 
 MEMORY_BYTES = 1_500_000_000
 """What the largest process of a command may take that asks transformers: its libraries take a third of that."""
@@ -46,6 +47,7 @@ def command(*arguments: str) -> tuple[int, str, str, int]:
     return done.returncode, done.stdout, said, int(peak)
 
 
+@promise("docs/security.md#fill-the-memory-with-a-config")
 @pytest.mark.parametrize(
     "words",
     [["plan", "--order", "transformers"], pytest.param(["devices", "--budget", "cpu=1GB"], marks=pytest.mark.thorough)],
@@ -61,6 +63,7 @@ def test_twelve_million_positions_take_no_memory(words: list[str], tmp_path: Pat
     assert peak < MEMORY_BYTES
 
 
+@promise("docs/security.md#make-the-job-build-another-model")
 @pytest.mark.parametrize(
     ("claims", "reason"),
     [
@@ -126,6 +129,7 @@ def test_a_process_has_what_it_is_allowed_and_no_more() -> None:
     assert done.stdout.split("\n")[:3] == ["10000000", "no more", "200000000"], done.stderr
 
 
+@promise("docs/security.md#fill-the-memory-with-a-config")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to an amount of memory")
 def test_a_model_that_takes_more_memory_than_allowed_is_refused_in_a_sentence(llama: Path) -> None:
     small = (

@@ -1,8 +1,7 @@
-"""Put faults into the code and ask whether a test notices: `python -m tests.mutants N`, `all` for N, or `by-hand`.
+"""Put faults into the code and ask whether a test notices: `python -m tests.mutants N`, or `all` for N.
 
-N are drawn at random, small ones; those by hand stand in `tests/mutants/by_hand/`. Each is put into a copy of the tree, so
-that child processes have it too, and is tried with the tests that execute its line: those that hold the promise which it
-breaks, then those of its wing and all others, the quickest first.
+N are drawn at random, small ones. Each is put into a copy of the tree, so that child processes have it too, and is tried
+with the tests that execute its line: those of its wing, then all others, the quickest first.
 """
 
 import argparse
@@ -18,9 +17,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.conftest import ROOT
-from tests.mutants.by_hand import WrongFault, faults_by_hand
 from tests.mutants.faults import Fault
-from tests.mutants.trial import Held, Puttable, Refused, Rooms, Trial, Tried, faults_of, is_harmless
+from tests.mutants.trial import Refused, Rooms, Trial, Tried, faults_of, is_harmless
 
 WINGS = ("planning", "transfer", "recipes", "verify", "storage", "desk", "fleet")
 """The wings in which faults are drawn."""
@@ -37,7 +35,7 @@ def draw(faults: Sequence[Fault], count: int | None, seed: str) -> Iterator[Faul
             yield fault
 
 
-def drawn(root: Path, wings: Sequence[str], count: int | None, seed: int) -> list[tuple[str, Puttable]]:
+def drawn(root: Path, wings: Sequence[str], count: int | None, seed: int) -> list[tuple[str, Fault]]:
     """Return `count` faults, as many of each wing, or all of them."""
     shares = [
         None if count is None else (count + len(wings) - 1 - number) // len(wings) for number in range(len(wings))
@@ -51,25 +49,21 @@ def drawn(root: Path, wings: Sequence[str], count: int | None, seed: int) -> lis
 
 def try_faults(
     root: Path,
-    faults: Sequence[tuple[str, Puttable]],
+    faults: Sequence[tuple[str, Fault]],
     processes: int = 1,
     say: Callable[[str], None] = print,
-    held: bool = False,
 ) -> list[Tried]:
-    """Try each fault of a wing, as many at a time as `processes`; where `held`, only with what holds its promise.
-
-    Raises Refused where tests fail without one.
-    """
+    """Try each fault of a wing, as many at a time as `processes`. Raises Refused where tests fail without one."""
     with ExitStack() as stack, ThreadPoolExecutor(processes) as pool:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="m-"))) for _ in range(processes)]
         trials = [stack.enter_context(closing(Trial(root, folder))) for folder in folders]
         wings = sorted({Path(fault.file).parts[1] for _, fault in faults})
-        rooms = Held() if held else Rooms(trials[0], wings, processes)
+        rooms = Rooms(trials[0], wings, processes)
         idle = SimpleQueue[Trial]()
         for trial in trials:
             idle.put(trial)
 
-        def attempt(wing: str, fault: Puttable) -> Tried:
+        def attempt(wing: str, fault: Fault) -> Tried:
             trial = idle.get()  # there are as many threads
             try:
                 noticed = trial.notices(fault, rooms.of(wing, fault), rooms.seconds)
@@ -96,49 +90,36 @@ def table(tried: Sequence[Tried]) -> str:
     )
 
 
-INTRODUCTIONS = {
-    "## Mutants": """Small random faults in the code (mutmut's operators). Each is tried with the tests that execute its line. A fault is harmless
-if nobody could notice it; `tests/mutants/harmless.toml` lists those with a reason.""",
-    "## Faults by hand": """Faults that a person could make, listed in `tests/mutants/by_hand/`. Each breaks a promise in `tests/promises/`. Each is
-tried with the tests that execute its line; with `--held`, only with those that hold its promise.""",
-}
+_INTRODUCTION = """Small random faults in the code (mutmut's operators). Each is tried with the tests that execute its line. A fault is harmless
+if nobody could notice it; `tests/mutants/harmless.toml` lists those with a reason."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try faults, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("count", help='how many at random, spread over the wings; "all", which takes hours; "by-hand"')
+    parser.add_argument("count", help='how many at random, spread over the wings; "all" takes hours')
     parser.add_argument("--wings", nargs="+", help="only in these")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws others")
-    parser.add_argument("--held", action="store_true", help="by hand: only with the tests that hold the promise")
     parser.add_argument("--processes", type=int, default=2, help="how many are tried at a time")
     parser.add_argument("--note", action="store_true", help="write the outcome into bench/RESULTS.md")
     options = parser.parse_args(arguments)
-    if not re.fullmatch("all|by-hand|[1-9][0-9]*", options.count):
-        parser.error(f"{options.count} is neither a number nor all nor by-hand.")
-    by_hand = options.count == "by-hand"
+    if not re.fullmatch("all|[1-9][0-9]*", options.count):
+        parser.error(f"{options.count} is neither a number nor all.")
     try:
-        if by_hand:
-            faults: list[tuple[str, Puttable]] = [
-                (fault.wing, fault) for fault in faults_by_hand(ROOT) if fault.wing in (options.wings or [fault.wing])
-            ]
-            random.Random(options.seed).shuffle(faults)  # what has been tried is a fair sample at any moment
-        else:
-            print(f"seed {options.seed}", flush=True)
-            count = None if options.count == "all" else int(options.count)
-            faults = drawn(ROOT, options.wings or WINGS, count, options.seed)
-        tried = try_faults(ROOT, faults, options.processes, lambda line: print(line, flush=True), options.held)
-    except (Refused, WrongFault) as refused:
+        print(f"seed {options.seed}", flush=True)
+        count = None if options.count == "all" else int(options.count)
+        faults = drawn(ROOT, options.wings or WINGS, count, options.seed)
+        tried = try_faults(ROOT, faults, options.processes, lambda line: print(line, flush=True))
+    except Refused as refused:
         sys.exit(str(refused))
     survivors = [str(one.fault) for one in tried if one.outcome == "survived"]
     print(*survivors, table(tried), sep="\n\n")
     if options.note:
         from bench.harness.sections import RESULTS, replace_section
 
-        heading = "## Faults by hand" if by_hand else "## Mutants"
         words = [word for word in (arguments or sys.argv[1:]) if word != "--note"]
         command = f"Command: `python -m tests.mutants {' '.join(words)}`."
-        replace_section(RESULTS, heading, f"{INTRODUCTIONS[heading]}\n{command}\n\n{table(tried)}")
+        replace_section(RESULTS, "## Mutants", f"{_INTRODUCTION}\n{command}\n\n{table(tried)}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import pytest
 from tests.conftest import ROOT
 from tests.mutants import __main__ as mutants
 from tests.mutants import trial
-from tests.mutants.by_hand import FaultByHand
 from tests.mutants.faults import faults_in
 
 SOURCE = '''
@@ -106,22 +105,6 @@ def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path) -> None:
     assert len(said) == len(expected)
     assert "| planning | 6 | 3 | 1 | 2 |" in mutants.table(tried) and "2 survived: 40.0 %" in mutants.table(tried)
     assert (tree / "sharding/planning/toy.py").read_text() == SOURCE
-
-
-def test_a_fault_by_hand_may_be_tried_with_what_holds_its_promise_alone(tree: Path) -> None:
-    def fault(becomes: str, *tests: str) -> tuple[str, FaultByHand]:
-        file = "sharding/planning/toy.py"
-        return "planning", FaultByHand(file, "return a - b", becomes, "a-promise", tests, SOURCE)
-
-    seen, rest = "tests/planning/test_toy.py::test_seen", "tests/planning/test_toy.py::test_the_rest"
-    faults = [
-        fault("return a + b", seen),
-        fault("return a + b", rest),
-        fault("return a + b"),
-        fault("return -b + a", seen),
-    ]
-    outcomes = [one.outcome for one in mutants.try_faults(tree, faults, 2, held=True)]
-    assert outcomes == ["noticed", "survived", "survived", "survived"]
 
 
 def test_what_only_people_and_type_checkers_read_is_left_alone(tree: Path) -> None:

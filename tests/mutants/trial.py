@@ -5,14 +5,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Timer
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 from pytest import ExitCode
@@ -33,29 +32,8 @@ ROOM_SECONDS = 120.0
 """The tests of a room end here, the slowest left out; it holds for one fault."""
 SERVED = ("page", "localhub")
 """Wings that run in processes which outlive a test: of their lines only the test that started one is known."""
-HELD_SECONDS = 20.0
-"""What a test takes that holds a promise, each of its cases."""
 STARTING_SECONDS = 30.0
 """What a run may take besides three times what its tests have taken: then it hangs."""
-
-
-class Puttable(Protocol):
-    """A fault of either kind."""
-
-    @property
-    def file(self) -> str: ...
-    @property
-    def within(self) -> str: ...
-    @property
-    def lines(self) -> range: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def was(self) -> str: ...
-    @property
-    def becomes(self) -> str: ...
-    @property
-    def tests(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +41,7 @@ class Tried:
     """What came of one fault: "noticed", "harmless" or "survived"."""
 
     wing: str
-    fault: Puttable
+    fault: Fault
     outcome: str
 
 
@@ -111,7 +89,7 @@ class Trial:
             hangs.cancel()
             _kill(run)  # where this is interrupted it is still there
 
-    def notices(self, fault: Puttable, rooms: Sequence[Sequence[str]], seconds: Mapping[str, float]) -> bool:
+    def notices(self, fault: Fault, rooms: Sequence[Sequence[str]], seconds: Mapping[str, float]) -> bool:
         """Put one fault into the copy, run the tests of its rooms, and take it out again."""
         path = self.tree / fault.file
         sound = path.read_text()
@@ -133,16 +111,6 @@ class Trial:
             self._forks.communicate()
 
 
-class Held:
-    """Which tests hold the promise that a fault breaks. They pass without it: `make test` says so."""
-
-    seconds: Mapping[str, float] = defaultdict(lambda: HELD_SECONDS)
-
-    def of(self, wing: str, fault: Puttable) -> list[list[str]]:
-        """Return them, if there are any."""
-        return [list(fault.tests)] if fault.tests else []
-
-
 class Rooms:
     """Which tests may notice a fault: those that execute its line."""
 
@@ -160,8 +128,8 @@ class Rooms:
         watched = lines_seen(settled)
         self._lines = cache(lambda file: tests_of_lines(watched, trial.tree / file))
 
-    def of(self, wing: str, fault: Puttable) -> list[list[str]]:
-        """Return the tests that execute the fault's line: those that hold its promise, those of its wing, the others.
+    def of(self, wing: str, fault: Fault) -> list[list[str]]:
+        """Return the tests that execute the fault's line: those of its wing, then the others.
 
         The quickest first. Where none is known to, as on import or in a child process of another environment, all of
         its wing and file.
@@ -171,22 +139,18 @@ class Rooms:
         tests = {test for line in fault.lines for test in lines.get(line, ())} or own.union(*lines.values())
         if wing in SERVED:
             tests |= own
-        holding = {test for test in self.seconds for name in fault.tests if test.partition("[")[0] == name}
-        rooms: tuple[list[str], ...] = ([], [], [])
+        rooms: tuple[list[str], ...] = ([], [])
         left = ROOM_SECONDS
-        for test in sorted(
-            (tests | holding) & self.seconds.keys(),
-            key=lambda test: (test not in holding, test not in own, self.seconds[test], test),
-        ):
+        for test in sorted(tests & self.seconds.keys(), key=lambda test: (test not in own, self.seconds[test], test)):
             left -= self.seconds[test]
             if any(rooms) and left < 0:
                 break
-            rooms[0 if test in holding else 1 if test in own else 2].append(test)
+            rooms[0 if test in own else 1].append(test)
         # One after another: what others import may take longer than they do.
         return [room for room in rooms if room]
 
 
-def is_harmless(root: Path, fault: Puttable) -> bool:
+def is_harmless(root: Path, fault: Fault) -> bool:
     """Whether the list says that nobody could notice it."""
     listed = root / HARMLESS
     return any(

@@ -11,6 +11,7 @@ from gradio.server_messages import ProcessCompletedMessage
 from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
 from sharding.page.serving.answers import Sessions
 from tests.conftest import in_a_loop
+from tests.promises import promise
 
 
 def message(size: int, success: bool = True) -> ProcessCompletedMessage:
@@ -27,6 +28,7 @@ def begin(sessions: Sessions, queue: Any, name: str) -> None:
     queue.pending_event_ids_session[name] = {"event"}
 
 
+@promise("docs/security.md#fill-the-memory-with-answers-that")
 def test_unfetched_answers_have_a_bound_and_the_oldest_go_first(queue: Any) -> None:
     sessions = Sessions(queue)
     for number in range(100):

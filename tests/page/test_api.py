@@ -11,6 +11,7 @@ from sharding import job
 from tests.conftest import ROOT, in_a_loop
 from tests.localhub.conftest import Server
 from tests.page.conftest import UNCERTIFIED, Site, copy_name
+from tests.promises import promise
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what they import
@@ -163,6 +164,7 @@ def test_what_makes_no_sense_is_a_sentence(connect: Connect, small: str) -> None
         assert len(str(refusal.value)) < 700, wrong
 
 
+@promise("docs/security.md#who-can-do-what")
 def test_without_a_login_one_may_look_but_not_push(connect: Connect, small: str) -> None:
     client = connect()
     assert client.predict(source=small, api_name="/plan")["total_bytes"] > 0

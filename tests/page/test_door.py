@@ -15,8 +15,10 @@ from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_CALLS
 from sharding.page.serving.door import Door
 from tests.conftest import in_a_loop
 from tests.page.conftest import UNCERTIFIED, Site, ask, call
+from tests.promises import promise
 
 
+@promise("docs/security.md#upload-a-file-or-download-one")
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -61,6 +63,7 @@ def test_badge_and_picture_of_a_result_are_there_to_be_read(space: Site, genuine
     assert ask(space, "POST", address, {}).status_code == 405
 
 
+@promise("docs/security.md#reach-a-second-port-where-gradio")
 def test_the_page_listens_at_its_own_address_and_at_no_other(space: Site) -> None:
     assert space.process
     process = psutil.Process(space.process.pid)
@@ -71,12 +74,14 @@ def test_the_page_listens_at_its_own_address_and_at_no_other(space: Site) -> Non
     assert "GRADIO_HOT_RELOAD" not in space.log
 
 
+@promise("docs/security.md#upload-a-file-or-download-one")
 def test_a_file_that_is_sent_is_nowhere(space: Site) -> None:
     answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000}, verify=UNCERTIFIED)
     assert answer.status_code == 404
     assert "path" not in answer.text
 
 
+@promise("docs/security.md#fill-the-memory-with-long-requests")
 def test_a_long_body_is_refused_before_it_comes(space: Site) -> None:
     connection = HTTPConnection("127.0.0.1", space.port, timeout=60)
     connection.putrequest("POST", "/gradio_api/call/plan")
@@ -87,6 +92,7 @@ def test_a_long_body_is_refused_before_it_comes(space: Site) -> None:
     connection.close()
 
 
+@promise("docs/security.md#fill-the-memory-with-long-requests")
 def test_a_body_of_unknown_length_is_counted_as_it_comes(space: Site) -> None:
     def chunks() -> Iterator[bytes]:
         yield b'{"data": ["'
@@ -102,6 +108,7 @@ def test_a_body_of_unknown_length_is_counted_as_it_comes(space: Site) -> None:
     assert answer.status_code == 413
 
 
+@promise("docs/security.md#get-a-long-argument-repeated-in")
 def test_an_error_does_not_repeat_a_long_argument(space: Site) -> None:
     long = "a" * 900_000
     usual = ["bob/small", "1GB", "size", "natural", "keep", "", "", False, ""]
@@ -118,6 +125,7 @@ def test_a_request_of_another_form_is_not_repeated(space: Site) -> None:
             assert (answer.status_code, len(answer.text) < 500) == (422, True)
 
 
+@promise("docs/security.md#make-the-page-download-a-file")
 def test_what_describes_a_file_in_place_of_a_text_has_nothing_fetched(space: Site) -> None:
     before = len(space.log)
     file = {"path": "https://example.com/large", "meta": {"_type": "gradio.FileData"}}
@@ -126,6 +134,7 @@ def test_what_describes_a_file_in_place_of_a_text_has_nothing_fetched(space: Sit
     assert "Traceback" not in space.log[before:]
 
 
+@promise("docs/security.md#disturb-other-calls-with-the-name")
 @pytest.mark.parametrize("session", ["a<gradio-sep>b<gradio-sep>c", "x" * 200, "\xe9", "", 7, ["x"], {"a": 1}])
 @pytest.mark.parametrize("path", ["queue/join", "call/plan", "cancel", "reset"])
 def test_a_session_has_the_name_of_one(space: Site, path: str, session: object) -> None:
@@ -146,6 +155,7 @@ def test_the_call_of_a_tool_is_short(space: Site) -> None:
     assert ask(space, "POST", "/gradio_api/mcp/", headers, wish).status_code == 413
 
 
+@promise("docs/security.md#block-the-page-by-watching-one")
 def test_only_so_many_tools_are_called_at_a_time() -> None:
     go, statuses = asyncio.Event(), list[int]()
 
@@ -240,6 +250,7 @@ def test_an_address_that_makes_no_sense_is_refused(space: Site, path: str, statu
     assert ask(space, "GET", path, {}).status_code == status
 
 
+@promise("docs/security.md#make-links-lead-to-a-host")
 @pytest.mark.parametrize("host", ["evil.example", "[::1", "carol-shard-my-repo.hf.space.evil.example"])
 def test_a_forwarded_name_that_is_not_the_pages_is_not_believed(space: Site, host: str) -> None:
     answer = ask(space, "GET", "/config", {"X-Forwarded-Host": host})

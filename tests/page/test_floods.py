@@ -11,12 +11,14 @@ import pytest
 
 from sharding.core.limits import MAX_WATCHERS
 from tests.page.conftest import Site, ask, call, copy_name
+from tests.promises import promise
 
 CALLS = 60
 GROWTH_BYTES = 150_000_000
 """Memory by which the page may have grown ten seconds after calls of 0.9 MB each that nobody fetches."""
 
 
+@promise("docs/security.md#fill-the-memory-with-answers-that")
 @pytest.mark.thorough
 def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
     assert space.process
@@ -31,6 +33,7 @@ def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
     assert page.memory_info().rss - before < GROWTH_BYTES
 
 
+@promise("docs/security.md#block-the-page-by-watching-one")
 def test_one_person_watches_jobs_in_so_many_windows(space: Site, small: str) -> None:
     """Each window takes a call of the page, of which there are some hundreds for all visitors."""
     name, bob = f"bob/{copy_name('endless')}", {"Authorization": "Bearer hf_bob"}

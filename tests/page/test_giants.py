@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 from sharding.core.limits import MAX_PAGE_TENSORS
 from tests.localhub.conftest import Server
 from tests.page.conftest import Site, call, push
+from tests.promises import promise
 
 
 def write_many(folder: Path, tensors: int) -> Path:
@@ -37,6 +38,7 @@ def giant(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 USUAL = ["1MB", "size", "natural", "keep", "", "", False, ""]
 
 
+@promise("docs/security.md#stop-the-page-with-a-million")
 def test_what_is_too_large_to_plan_is_counted(home: Site, giant: str) -> None:
     _, said = call(home, "inspect", [giant, "", ""], {})
     summary = json.loads(said.rpartition("event: complete\ndata: ")[2].partition("\n")[0])[0]

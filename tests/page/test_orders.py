@@ -15,6 +15,7 @@ from sharding.planning.plan import identify_plan
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import exists, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over, told
+from tests.promises import promise
 
 MODEL, OTHER, HIDDEN, GATED = "bob/model", "bob/other", "alice/hidden", "alice/gated"
 TAKEN, SECOND = "alice/taken", "alice/second"
@@ -169,6 +170,7 @@ def test_a_public_copy_of_what_is_not_public_is_ordered_with_a_tick_only(
 # --- Whose namespace ----------------------------------------------------------------------------------------
 
 
+@promise("docs/security.md#who-can-do-what")
 def test_a_visitor_writes_where_they_name_and_nobody_without_a_login(rooms: Rooms, pushing: Pushing) -> None:
     on_space = Pushing(rooms.desk, rooms.space, rooms.form)
     for destination in ("alice/x", "acme/x", "bob/x"):  # whether bob lets them, the Hub says

@@ -35,6 +35,7 @@ from sharding.verify.trust import Level, Trust
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import download, propose, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
+from tests.promises import promise
 
 MODEL, COPY, HIDDEN, FORGED = "bob/model", "alice/copy", "alice/hidden-copy", "bob/forged"
 MISSING, UNREPORTED = "alice/nothing-here", MODEL
@@ -130,6 +131,7 @@ def test_a_revision_that_was_asked_for_is_named_on_the_badge_and_on_the_picture(
         assert certificate_of(*rooms.desk.judge(COPY, None), revision).tail == f"@{shown}"
 
 
+@promise("docs/security.md#get-a-badge-or-a-picture")
 @pytest.mark.parametrize("path", PATHS)
 def test_nobody_gets_a_verdict_on_a_repo_with_a_pull_request(rooms: Rooms, path: str, tmp_path: Path) -> None:
     """Neither a red one nor any other. The repo's own is as before."""
@@ -145,6 +147,7 @@ def test_nobody_gets_a_verdict_on_a_repo_with_a_pull_request(rooms: Rooms, path:
     assert ask(rooms.desk.judge, path, name).status_code == 200
 
 
+@promise("docs/security.md#get-a-badge-or-a-picture")
 def test_only_what_is_at_main_is_ever_red(rooms: Rooms, result: Result) -> None:
     """A commit that contradicts its report may be of a pull request: nothing of the trust in it says otherwise."""
     lost = (unreached_sentence(f"{COPY}@{result.revision}"),)
@@ -248,6 +251,7 @@ def test_a_report_that_names_differences_is_red_even_if_it_fits(result: Result) 
 # --- To whom ------------------------------------------------------------------------------------------------
 
 
+@promise("docs/security.md#learn-from-a-badge-whether-a")
 @pytest.mark.parametrize("path", PATHS)
 def test_a_private_result_a_missing_one_and_none_get_the_same_answer_from_everybody(
     rooms: Rooms, path: str, monkeypatch: pytest.MonkeyPatch
@@ -369,6 +373,7 @@ async def get(client: httpx.AsyncClient, place: str, path: str = "/badge.svg") -
     return await client.get(path, params={"result": place})
 
 
+@promise("docs/security.md#keep-the-page-busy-with-badges")
 def test_one_result_is_judged_at_a_time_and_what_would_wait_too_long_is_refused_at_once(slow: Slow) -> None:
     most = 1 + QUESTIONS_WAITING
 
@@ -486,6 +491,7 @@ def test_what_is_missing_is_remembered_for_a_minute_and_what_was_drawn_for_ten(r
     asking(judge, work, lambda: now[0])
 
 
+@promise("docs/security.md#drive-out-real-badges-with-names")
 def test_names_of_nothing_drive_out_no_badge(result: Result) -> None:
     judged = list[str]()
 

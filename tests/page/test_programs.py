@@ -17,6 +17,7 @@ from sharding.page.site import Site
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import download, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over
+from tests.promises import promise
 
 SMALL, HIDDEN, GATED = "bob/small", "alice/hidden", "alice/gated"
 LLAMAS = [f"alice/llama-{number}" for number in range(10)]
@@ -76,6 +77,7 @@ def test_a_token_that_is_sent_is_all_that_counts_wherever_the_page_is(
             assert site.token(gr.Request(headers={"authorization": sent}), signed_in) == SENT[sent]
 
 
+@promise("docs/security.md#who-can-do-what")
 def test_without_one_the_login_of_the_machine_counts_at_home_and_that_of_the_visitor_on_a_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

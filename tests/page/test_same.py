@@ -24,6 +24,7 @@ from tests.localhub.conftest import Server
 from tests.page.conftest import Site, become, call, copy_name, push
 from tests.page.test_for_everybody import axe, fits, in_theme, tab_to, violations
 from tests.page.test_rendering import EVIL, Tags
+from tests.promises import promise
 
 Visit = Callable[..., Page]
 LONG_NAME = "model.layers.0." + "a-part-with-a-long-name." * 8 + "weight"
@@ -239,6 +240,7 @@ def panel(of: Likeness, level: Level = "fits", *reasons: str) -> str:
     return likeness_panel(of, Trust(level, (sentence_of(of), *reasons)), "http://hub")
 
 
+@promise("docs/security.md#get-a-copy-shown-in-green")
 @pytest.mark.parametrize("verdict", ["different", "converted", "same-structure", "same-files"])
 @pytest.mark.parametrize("level", ["fits", "unreached", "contradicted", "claims"])
 def test_only_what_this_page_has_read_is_green(verdict: Verdict, level: Level) -> None:

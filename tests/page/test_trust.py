@@ -14,6 +14,7 @@ from sharding import job
 from tests.hubs import download, propose
 from tests.localhub.conftest import Server
 from tests.page.conftest import Site, become, call, copy_name, start_job
+from tests.promises import promise
 
 Visit = Callable[..., Page]
 
@@ -223,6 +224,7 @@ def test_what_does_not_fit_is_red_and_nothing_of_it_is_shown(
     expect(page.locator("#result")).not_to_contain_text("identical")
 
 
+@promise("docs/security.md#make-a-folder-look-like-a")
 def test_a_folder_with_the_name_of_a_famous_repo_is_not_shown_as_that_repo(
     space: Site, visit: Visit, hub: Server, result: Path
 ) -> None:

@@ -26,6 +26,7 @@ from tests.lora import (
     save_adapter,
     save_base,
 )
+from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -342,6 +343,7 @@ def ready(case: Case, folder: Path) -> tuple[Path, Path]:
     return base, save_adapter(case, base, folder / "adapter")
 
 
+@promise("docs/formats.md#which-adapters-are-refused")
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_adapter_that_would_not_be_merged_as_it_was_trained_is_refused_before_anything_is_written(
     name: str, tmp_path: Path

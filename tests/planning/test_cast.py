@@ -15,6 +15,7 @@ from sharding.planning.cast import cast_tensors, may_overflow
 from tests import models
 from tests.casts import cast, save_mixed
 from tests.folders import tensors
+from tests.promises import promise
 from tests.tensors import stored_tensor
 
 pytestmark = [
@@ -136,6 +137,7 @@ def test_a_refusal_says_what_tells_that_a_checkpoint_is_quantized(
         job.plan(str(tmp_path), Options("1MB", dtype="fp16"))
 
 
+@promise("docs/formats.md#the-bits")
 def test_modules_that_the_class_keeps_in_fp32_are_named(tmp_path: Path) -> None:
     plan = job.plan(str(models.save("t5", tmp_path)), Options("60kB", dtype="fp16"))[1]
     (finding,) = plan.findings

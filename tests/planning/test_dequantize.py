@@ -16,6 +16,7 @@ from sharding.planning.dequantize import dequantized, offer
 from sharding.planning.plan import identify_plan
 from sharding.planning.planned import planned
 from sharding.recipes.fp8 import Fp8
+from tests.promises import promise
 from tests.quantized import compressed, write
 
 ASKED = Options(dequantize=True)
@@ -40,6 +41,7 @@ def test_keep_means_bf16_where_weights_are_dequantized() -> None:
     assert Options().dtype_made == "keep"
 
 
+@promise("docs/formats.md#quantized-weights")
 def test_weights_are_computed_scales_are_gone_and_the_rest_stays_where_it_is(tmp_path: Path) -> None:
     before = checkpoint(
         tmp_path,
@@ -133,6 +135,7 @@ def test_scales_of_the_cache_of_keys_and_values_are_gone_where_the_configuration
     assert shapes(gone).keys() == {"a.weight", "logit_scale"}
 
 
+@promise("docs/formats.md#what-cannot-be-dequantized")
 @pytest.mark.parametrize(
     ("said", "names", "name"),
     [

@@ -14,6 +14,7 @@ from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards
 from sharding.recipes.cast import Cast
 from sharding.recipes.stored import Stored
+from tests.promises import promise
 from tests.tensors import stored_tensor
 
 REF = RepoRef("folder", "model", "1")
@@ -40,6 +41,7 @@ def test_every_tensor_lands_in_exactly_one_shard(tensors: list[Tensor], limit: i
     assert plan.total_bytes == sum(entry.bytes for entry in tensors) == sum(shard.bytes for shard in plan.shards)
 
 
+@promise("README.md#limits")
 @given(tensors=tensor_lists, limit=st.integers(1, 150))
 def test_a_shard_exceeds_the_limit_only_for_a_tensor_that_does(tensors: list[Tensor], limit: int) -> None:
     plan = plan_shards(tensors, Options(limit))
@@ -66,6 +68,7 @@ def test_shards_follow_the_order_asked_for(tensors: list[Tensor], limit: int, or
     assert fitting == sorted(fitting)
 
 
+@promise("docs/formats.md#the-layout")
 @given(tensors=tensor_lists, limit=st.integers(1, 150))
 def test_each_next_shard_begins_because_the_last_one_was_full(tensors: list[Tensor], limit: int) -> None:
     plan = plan_shards(tensors, Options(limit, order="stored"))

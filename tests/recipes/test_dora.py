@@ -10,12 +10,14 @@ from sharding.recipes import low_rank
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import Update
 from tests.folders import bits
+from tests.promises import promise
 from tests.recipes.executor import bytes_of
 from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
 ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 
 
+@promise("docs/formats.md#what-becomes-of-each-tensor")
 @ANY
 @given(
     rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 72, 200])),

@@ -21,6 +21,7 @@ from sharding.storage.folder_source import open_folder
 from sharding.transfer.stream import digest_shards
 from tests.folders import bits, result_of
 from tests.fuzz.targets import Memory
+from tests.promises import promise
 from tests.recipes.executor import FILE, ShortChunks, bytes_of, shard_of, tensor_of
 
 ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
@@ -58,6 +59,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return view
 
 
+@promise("docs/formats.md#pickled-weights")
 @ANY
 @given(view=views(), **SMALL)
 def test_any_view_is_written_in_any_memory(view: torch.Tensor, tile: int, span: int, batch: int, bounds) -> None:  # type: ignore[no-untyped-def]

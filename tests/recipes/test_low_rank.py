@@ -17,6 +17,7 @@ from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update, tiles
 from sharding.recipes.stored import Stored
 from tests.folders import bits
+from tests.promises import promise
 from tests.recipes.executor import FILE, bytes_of
 from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
@@ -41,6 +42,7 @@ def added(weight: torch.Tensor, change: torch.Tensor, twice: bool = False) -> by
     return bits(with_one_nan(total.to(weight.dtype)))[2]
 
 
+@promise("docs/formats.md#what-becomes-of-each-tensor")
 @ANY
 @given(
     rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 71, 72, 200])),
@@ -222,6 +224,7 @@ def test_it_says_in_words_how_many_updates_it_adds() -> None:
     assert two.words((8, 4)).endswith("and 1 more updates)")
 
 
+@promise("docs/security.md#fill-a-job-s-memory-with")
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "computed"])
 def test_of_many_updates_one_at_a_time_is_in_memory(stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the weight is computed first, so that it cannot be read in parts."""

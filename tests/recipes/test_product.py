@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sharding.recipes import product as room
 from sharding.recipes.product import multiplier, product
+from tests.promises import promise
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 129, 300]))
 
@@ -35,6 +36,7 @@ def anew() -> Iterator[None]:
     room._best.cache_clear()
 
 
+@promise("docs/formats.md#how-exact-a-merge-is")
 @settings(max_examples=200, deadline=None)
 @given(rows=SIZES, inner=SIZES, columns=SIZES, seed=st.integers(0, 1000))
 def test_a_product_has_the_bits_of_torch(rows: int, inner: int, columns: int, seed: int) -> None:

@@ -9,10 +9,12 @@ from sharding.recipes import rows as room
 from sharding.recipes.cast import Cast
 from sharding.recipes.rows import Rows
 from tests.folders import bits
+from tests.promises import promise
 from tests.recipes.executor import bytes_of
 from tests.recipes.updates import Tensors
 
 
+@promise("docs/formats.md#what-becomes-of-each-tensor")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 @given(
     count=st.integers(1, 40),

@@ -10,6 +10,7 @@ from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.tolerance import is_merged, tolerance_of
+from tests.promises import promise
 from tests.recipes.updates import DTYPES, Tensors
 
 LAST_PLACES = {"F32": 2**-23, "BF16": 2**-7, "F16": 2**-10}
@@ -38,6 +39,7 @@ def merged(file: Tensors, dtype: str, weight: float, change: float, *, twice: bo
     return LowRank(of, dtype, (8, 4), (update,), rounds_twice=twice)
 
 
+@promise("docs/formats.md#how-exact-a-merge-is")
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("dtype", LAST_PLACES)
 def test_it_is_one_unit_in_the_last_place_for_each_rounding_and_the_order_of_the_sum(dtype: str, twice: bool) -> None:
@@ -150,6 +152,7 @@ def unit(numbers: np.ndarray, dtype: str) -> np.ndarray:
         return np.maximum(2.0 ** np.floor(np.log2(numbers)) * PRECISION[dtype], LEAST[dtype])
 
 
+@promise("docs/security.md#make-what-cannot-be-told-look")
 @given(
     st.sampled_from(sorted(PRECISION)),
     st.lists(ONE, min_size=6, max_size=6),

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.promises import promise
+
 ITEM_BYTES = {"BF16": 2, "F32": 4}
 WIDTH, INNER, WORDS, LAYERS, RANK = 2048, 5632, 32_000, 15, 64
 LINEAR = {
@@ -61,6 +63,7 @@ def write_adapter(folder: Path) -> None:
     write_holes(folder / "adapter_model.safetensors", "F32", shapes)
 
 
+@promise("docs/formats.md#lora-adapters")
 @pytest.mark.thorough
 def test_an_adapter_of_rank_64_is_merged_into_a_model_of_1_5_gb_within_200_mb(
     run: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path

@@ -14,6 +14,7 @@ from sharding.formats.peft_config import USUAL_TARGETS
 from tests.folders import bits, finish, tensors
 from tests.lora import DTYPES, MODELS, Case, Edit, build, by_expert, configured, edited, fused, save_adapter, save_base
 from tests.lora_cases import BOTH, CASES, CONVOLUTIONS, REAL
+from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -54,6 +55,7 @@ def differences(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
     return names | {name: wrong for name, wrong in pairs.items() if wrong}
 
 
+@promise("README.md#what-to-type", "docs/formats.md#lora-adapters")
 @pytest.mark.parametrize("name", CASES)
 def test_a_merged_model_is_bit_for_bit_what_peft_makes_of_it(name: str, tmp_path: Path) -> None:
     case, out = CASES[name], tmp_path / "out"

@@ -21,6 +21,7 @@ from tests import hubs, lora
 from tests.conftest import listing
 from tests.folders import bits, finish, tensors
 from tests.localhub.conftest import Server
+from tests.promises import promise
 from tests.quantized import BLOCK, compressed, fp8, save_compressed, save_fp8, save_mxfp4, spread, write
 
 pytestmark = [
@@ -54,6 +55,7 @@ def same_as_theirs(out: Path, theirs: Any) -> None:
     assert torch.equal(computed(ours), computed(theirs))
 
 
+@promise("docs/formats.md#quantized-weights")
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen3_moe", "deepseek_v3"])
 def test_block_fp8_becomes_what_transformers_loads_dequantized(model_type: str, tmp_path: Path) -> None:
     source = save_fp8(model_type, tmp_path / "source")
@@ -78,6 +80,7 @@ def test_weights_in_another_dtype_are_those_too(dtype: str, tmp_path: Path) -> N
     assert {tensor.dtype for tensor in found.values()} == {DTYPES[dtype]}
 
 
+@promise("docs/formats.md#quantized-weights")
 def test_shapes_that_do_not_divide_evenly_are_computed_by_the_formula_of_deepseek(tmp_path: Path) -> None:
     source = save_fp8("deepseek_v3", tmp_path / "source", kv_lora_rank=101, intermediate_size=392)
     before = tensors(source)
@@ -192,6 +195,7 @@ def test_nothing_beside_ordinary_weights_says_that_they_are_quantized(tmp_path: 
     assert {*names} < {path.name for path in (tmp_path / "as it is").iterdir()}
 
 
+@promise("docs/formats.md#how-the-numbers-are-checked")
 def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was_checked(tmp_path: Path) -> None:
     source = save_fp8("qwen3", tmp_path / "source")
     (source / "recipe.yaml").write_text("default_stage: fp8\n")

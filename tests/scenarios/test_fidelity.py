@@ -17,6 +17,7 @@ from sharding import job
 from sharding.core.options import Options
 from tests import models
 from tests.folders import tensors, weights
+from tests.promises import promise
 
 pytestmark = [
     # transformers and accelerate warn about themselves.
@@ -41,6 +42,7 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     )
 
 
+@promise("docs/formats.md#what-a-repo-may-hold", "docs/formats.md#the-layout")
 @pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])
 @pytest.mark.parametrize("name", models.USUALLY)
 def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size: str, tmp_path: Path) -> None:
@@ -55,6 +57,7 @@ def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size
     assert (size == SHARDS_OF_ONE) == (len(weights(out)) == 1)
 
 
+@promise("docs/formats.md#the-layout")
 @pytest.mark.parametrize("name", models.USUALLY)
 def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_class(name: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")

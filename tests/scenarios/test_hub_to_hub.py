@@ -22,6 +22,7 @@ from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import environment, listing, new_seed, write_checkpoint
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.localhub.conftest import Server
+from tests.promises import promise
 from tests.scenarios.torture import torture_hub, write_source
 
 NUMBERS = count()
@@ -60,6 +61,7 @@ def test_hub_to_hub_gives_the_files_that_folder_to_folder_gives(
     assert (tmp_path / "hub/config.json").read_bytes() == (checkpoint / "config.json").read_bytes()
 
 
+@promise("README.md#what-you-can-rely-on")
 def test_no_weight_byte_touches_the_disk(hub: Server, source: str, name: str) -> None:
     assert shard(hub, source, name).resources.disk_bytes_written == 0
 

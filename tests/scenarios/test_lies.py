@@ -30,6 +30,7 @@ from tests import models
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.promises import promise
 from tests.quantized import save_fp8
 
 LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
@@ -86,6 +87,7 @@ def problems(report: Report) -> str:
     return " ".join(mismatch.problem for mismatch in report.verification.mismatches)
 
 
+@promise("docs/formats.md#what-identical-means", "docs/security.md#what-is-trusted")
 def test_wrong_bytes_over_http_are_not_published(lfs: InHouse) -> None:
     flip(blob(lfs), HEADER_BYTES * 2)
     assert "SHA-256 that the Hub states" in problems(shard(lfs, SOURCE, MADE))
@@ -271,6 +273,7 @@ def test_what_is_made_is_held_to_what_the_hub_states_of_the_source(making: Made)
     assert "read whole once more" in proof.method and "have the hash that the Hub states" in proof.method
 
 
+@promise("docs/formats.md#what-identical-means")
 @pytest.mark.parametrize("to_hub", [True, False])
 def test_what_is_made_of_wrong_bytes_is_not_published(making: Made, to_hub: bool, tmp_path: Path) -> None:
     hub, options, file = making

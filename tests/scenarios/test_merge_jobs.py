@@ -25,6 +25,7 @@ from tests.folders import finish, tensors
 from tests.hubs import TOKEN, download, files_of, push, shard
 from tests.localhub.conftest import Server
 from tests.lora import WEIGHTS, Case, Tensors, edited, save_adapter, save_base
+from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -167,6 +168,7 @@ def spoil(folder: Path, name: str) -> None:
     edited(change, "model.safetensors")(folder)  # type: ignore[arg-type]
 
 
+@promise("docs/security.md#make-what-cannot-be-told-look")
 @pytest.mark.parametrize(
     ("size", "sign", "gives"), [(1e4, -1, "sums"), (1e25, -1, "no numbers"), (1e25, 1, "infinities")]
 )

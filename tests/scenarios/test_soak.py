@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharding.core.limits import QUESTIONS_WAITING
+from tests.promises import promise
 from tests.scenarios.fuzzed_routes import fuzz
 from tests.scenarios.rush import SIZE, rush
 from tests.scenarios.served import Page, served_page
@@ -25,6 +26,7 @@ def test_a_crowd_gets_an_answer_to_all_that_makes_sense_and_leaves_nothing_behin
     assert outcome.end.is_within(allowed(outcome.start))
 
 
+@promise("docs/security.md#block-the-page-or-a-plan")
 def test_who_asks_what_takes_long_keeps_nobody_else_waiting(page: Page) -> None:
     """While the few that are taken are answered, others see the page and plan by size, again and again."""
     outcome = rush(page)

@@ -22,6 +22,7 @@ from tests.conftest import ROOT, environment, listing
 from tests.folders import reshard, said, tensors
 from tests.hubs import TOKEN, download, push, shard
 from tests.localhub.conftest import Server
+from tests.promises import promise
 
 WAYS = ("hf", "hf-columns", "plain", "columns", "accelerate")
 ONE_PROCESS = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -80,6 +81,7 @@ def assert_is_that_model(result: Path, model: Path) -> None:
     assert torch.equal(logits(result), logits(model))
 
 
+@promise("docs/formats.md#what-a-training-run-has-saved")
 @pytest.mark.parametrize("way", WAYS)
 def test_pieces_of_ranks_become_the_model_that_was_saved(way: str, base: Path, saved: Path, tmp_path: Path) -> None:
     report = reshard(saved / way, tmp_path / "out", base=str(base))
@@ -90,6 +92,7 @@ def test_pieces_of_ranks_become_the_model_that_was_saved(way: str, base: Path, s
     assert not list((tmp_path / "out").rglob("*.distcp")) + list((tmp_path / "out").rglob("*.pkl"))
 
 
+@promise("docs/formats.md#what-happens-to-the-pieces")
 @pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_any_number_of_ranks_is_put_together(ranks: int, base: Path, tmp_path: Path) -> None:
@@ -147,6 +150,7 @@ def test_what_differs_from_the_base_is_found(saved: Path, base: Path, tmp_path: 
     assert "BF16" in found["base-dtype"]
 
 
+@promise("docs/formats.md#name-the-base-model")
 def test_a_base_is_for_what_has_no_configuration(base: Path, saved: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="configuration of its own"):
         job.inspect(str(base), base=str(base))

@@ -19,6 +19,7 @@ from tests.conftest import ROOT, random_tensors, write_checkpoint
 from tests.folders import tensors
 from tests.hubs import TOKEN, files_of, push
 from tests.localhub.conftest import Server
+from tests.promises import promise
 
 pytestmark = pytest.mark.thorough
 
@@ -61,6 +62,7 @@ def what_is_missing(said: str) -> str:
     return found[1]
 
 
+@promise("README.md#install")
 def test_it_brings_nothing_heavy_and_stays_small(place: Path) -> None:
     listed = subprocess.run(
         [str(place / "bin/python"), "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True

@@ -18,6 +18,7 @@ from sharding.job import inspect
 from sharding.storage.folder_source import FolderSource, is_steady
 from sharding.storage.folder_source import open_folder as open_source
 from tests.folders import in_cache
+from tests.promises import promise
 from tests.storage.publications import write_pipeline
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -44,6 +45,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
         inspect(str(tmp_path))
 
 
+@promise("docs/formats.md#a-source-that-changes")
 def test_a_file_that_changes_while_it_is_read_is_noticed(checkpoint: Path) -> None:
     source = open_source(str(checkpoint))
     read_checkpoint(source)

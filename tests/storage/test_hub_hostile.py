@@ -28,6 +28,7 @@ from sharding.storage.hub.client import Hub as Client
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house
+from tests.promises import promise
 
 SOURCE = "alice/source"
 Invoke = Callable[..., Result]
@@ -101,6 +102,7 @@ def empty_list(connection: socket.socket) -> None:
     raise OSError
 
 
+@promise("docs/security.md#get-the-login-sent-to-another")
 @pytest.mark.parametrize("token", [TOKEN, ""])
 def test_a_next_page_at_another_address_is_not_asked_for(
     hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, token: str
@@ -134,6 +136,7 @@ def test_a_redirect_to_another_address_goes_there_without_the_login(hub: InHouse
         assert not [request for request in asked if b"x-shard-my-repo" in request.lower()]
 
 
+@promise("docs/security.md#get-the-login-sent-to-another")
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_an_upload_is_not_confirmed_at_another_address(
     tmp_path: Path, hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +156,7 @@ def test_an_upload_is_not_confirmed_at_another_address(
         assert "asks for the login at another address" in result.stderr
 
 
+@promise("docs/security.md#fill-the-memory-with-an-answer")
 @pytest.mark.parametrize("endpoint", ["/api/models/", "/tree/", "/resolve/"])
 def test_an_answer_without_end_is_given_up(hub: InHouse, invoke: Invoke, endpoint: str) -> None:
     with hub.failing(f"endless@{endpoint}"):
@@ -173,6 +177,7 @@ def test_an_answer_without_end_is_given_up_by_a_job(
     hub.api().delete_repo("alice/endless", missing_ok=True)
 
 
+@promise("docs/security.md#fill-the-memory-with-an-answer")
 def test_an_answer_that_unpacks_to_gigabytes_is_given_up(hub: InHouse, invoke: Invoke) -> None:
     with hub.failing("bomb:80000000@/tree/"):
         result = invoke("inspect", SOURCE)
@@ -180,6 +185,7 @@ def test_an_answer_that_unpacks_to_gigabytes_is_given_up(hub: InHouse, invoke: I
     assert "64.0 MB" in result.stderr
 
 
+@promise("docs/security.md#keep-a-job-waiting-for-ever")
 def test_an_answer_that_drips_is_given_up(hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_guard, "LONGEST_ANSWER_SECONDS", 0.3)
     with hub.failing("drip:0.02@/tree/"):
@@ -212,6 +218,7 @@ def test_what_unpacks_to_nothing_is_given_up_too(invoke: Invoke, monkeypatch: py
     assert "1.0 MB" in result.stderr or "does not finish its answer" in result.stderr
 
 
+@promise("docs/security.md#keep-a-job-waiting-for-ever")
 @pytest.mark.parametrize("endpoint", ["/api/models/", "/tree/", "/resolve/"])
 def test_a_hub_that_says_nothing_is_given_up(
     hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, endpoint: str
@@ -352,6 +359,7 @@ ODD_GRANTS: dict[str, dict[str, object]] = {
 }
 
 
+@promise("docs/security.md#end-a-job-with-a-traceback")
 @pytest.mark.parametrize("kind", ODD_GRANTS)
 def test_an_odd_grant_is_refused_in_a_sentence(
     hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
@@ -368,11 +376,13 @@ def test_an_odd_grant_is_refused_in_a_sentence(
     hub.api().delete_repo("alice/odd-grant", missing_ok=True)
 
 
+@promise("docs/security.md#grant-access-for-longer-than-a")
 def test_a_grant_for_a_thousand_years_is_one_for_a_day() -> None:
     grant = hub_guard.checked_grant(Grant("https://cas.example", "xet_1", 10**30), "https://hub.example")
     assert grant.expires <= time.time() + 24 * 3600
 
 
+@promise("docs/security.md#make-a-worker-read-or-write")
 @pytest.mark.parametrize("place", ["/home/alice", "local:///home/alice", "file:///etc", "memory://", "https://", "cas"])
 def test_a_store_in_a_folder_is_one_of_a_hub_on_this_machine(place: str) -> None:
     grant = Grant(place, "xet_1", 2_000_000_000)
@@ -383,6 +393,7 @@ def test_a_store_in_a_folder_is_one_of_a_hub_on_this_machine(place: str) -> None
             hub_guard.checked_grant(grant, elsewhere)
 
 
+@promise("docs/security.md#make-a-worker-read-or-write")
 def test_a_worker_takes_no_grant_that_the_job_would_not_take() -> None:
     grant = Grant("/home/alice", "xet_1", 2_000_000_000)
     lent = LentSource(RepoRef("hub", SOURCE, "0" * 40), (LentFile("a", 9, "0" * 64),), "https://hub.example", grant)

@@ -19,6 +19,7 @@ from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
 from tests.hubs import TOKEN, after_commits, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house, ignore_private
+from tests.promises import promise
 
 WRITES = "^(POST|PUT) .*(commit|branch|preupload|info/lfs|xet-write|settings)"
 
@@ -124,6 +125,7 @@ def closing(hub: InHouse, close: Callable[[InHouse], object]) -> Callable[..., A
     return branches
 
 
+@promise("docs/security.md#get-a-model-published-without-a")
 @pytest.mark.parametrize("missing", ["private", "gated"])
 def test_a_copy_of_what_may_be_private_is_not_shown(
     hub: InHouse, monkeypatch: pytest.MonkeyPatch, missing: str
@@ -179,6 +181,7 @@ SOURCES: dict[str, Callable[[InHouse, Path], dict[str, Any]]] = {
 }
 
 
+@promise("docs/security.md#get-a-private-model-published-in")
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_repo_that_is_made_public_between_two_staging_commits_gets_no_more(
     hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str

@@ -18,6 +18,7 @@ from tests.folders import write_ranks
 from tests.hubs import TOKEN, download, propose, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.lora import Case, edited, save_adapter, save_base
+from tests.promises import promise
 
 FAMOUS = "alice/famous"
 
@@ -69,6 +70,7 @@ def test_a_commit_of_a_pull_request_is_named_so_by_every_command(hub: InHouse, t
     assert json.loads(told)["unreached"] == [f"{FAMOUS}@{commit}"]
 
 
+@promise("docs/security.md#get-weights-of-an-unmerged-pull")
 def test_its_card_says_so_and_names_no_base_model(hub: InHouse, tmp_path: Path) -> None:
     commit = proposed(hub, tmp_path / "other")
     shard(hub, f"{FAMOUS}@refs/pr/1", "alice/copy")

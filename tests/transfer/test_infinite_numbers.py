@@ -17,6 +17,7 @@ from sharding.storage.folder_source import FolderSource
 from tests.casts import cast
 from tests.conftest import write_checkpoint
 from tests.folders import arrays, finish, staged
+from tests.promises import promise
 
 BEYOND, WITHIN = 65520.0, 65519.99
 """The least number that fp16 makes infinite, and one that it rounds to its largest, 65504."""
@@ -34,6 +35,7 @@ def save(folder: Path, length: int) -> dict[str, int]:
     return {"one": 3, "two": 7}
 
 
+@promise("docs/formats.md#the-bits")
 @pytest.mark.parametrize("length", [9, 3_000_000])
 def test_they_are_counted_by_tensor_however_many_reads_one_takes(length: int, tmp_path: Path) -> None:
     counted = save(tmp_path / "in", length)

@@ -11,10 +11,12 @@ from sharding.core.limits import BATCHES_AHEAD, THREADS
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import FolderShardWriter
 from tests.conftest import random_tensors, write_checkpoint
+from tests.promises import promise
 
 BATCH = 4096
 
 
+@promise("README.md#what-you-can-rely-on")
 @pytest.mark.parametrize("slow", ["reading", "writing", "neither"])
 def test_what_is_read_and_not_yet_written_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str

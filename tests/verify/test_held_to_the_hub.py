@@ -23,6 +23,7 @@ from tests.conftest import in_two_files
 from tests.hubs import TOKEN, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.lora import Case, save_adapter, save_base
+from tests.promises import promise
 
 SOURCE, MADE = "alice/source", "alice/made"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -272,6 +273,7 @@ def places(hub: InHouse, tmp_path: Path) -> dict[str, str]:
     return {"folder": str(base), "hub": put(hub, base, "alice/base")}
 
 
+@promise("docs/security.md#get-other-bytes-of-an-adapter")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("base", ["folder", "hub"])
 def test_an_adapter_whose_bytes_are_not_those_that_its_hub_states_is_not_merged(
@@ -288,6 +290,7 @@ def test_an_adapter_whose_bytes_are_not_those_that_its_hub_states_is_not_merged(
     assert not (tmp_path / "out").exists()
 
 
+@promise("docs/security.md#get-other-bytes-of-an-adapter")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("base", ["folder", "hub"])
 def test_an_adapter_of_which_its_hub_states_nothing_is_said_to_be_unstated_wherever_its_base_is(

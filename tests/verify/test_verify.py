@@ -19,6 +19,7 @@ from sharding.core.events import Progress, Verified
 from sharding.recipes.stored import place_of
 from tests.conftest import write_checkpoint
 from tests.folders import finish
+from tests.promises import promise
 
 INDEX = "model.safetensors.index.json"
 
@@ -38,6 +39,7 @@ def test_verify_names_the_tensor_that_differs(checkpoint: Path, tmp_path: Path) 
     ]
 
 
+@promise("docs/formats.md#what-verify-compares")
 @pytest.mark.parametrize("side", ["original", "copy"])
 def test_every_tensor_of_every_file_is_read_to_its_last_byte(checkpoint: Path, tmp_path: Path, side: str) -> None:
     out = tmp_path / "out"
@@ -72,6 +74,7 @@ def test_verify_names_missing_extra_and_reshaped_tensors(tmp_path: Path) -> None
     }
 
 
+@promise("docs/formats.md#the-proof")
 def test_quick_verification_compares_stored_digests_and_says_so(checkpoint: Path, tmp_path: Path) -> None:
     for name, size in (("one", "60kB"), ("two", "20kB")):
         finish(job.shard(str(checkpoint), str(tmp_path / name), size))
