@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
@@ -200,7 +202,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 class _Together(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return "browser" if nodeid.startswith("tests/page/") else super()._split_scope(nodeid)
+        return "browser" if _needs_site(nodeid.partition("::")[0]) else super()._split_scope(nodeid)
+
+
+@cache
+def _needs_site(file: str) -> bool:
+    """Whether tests of a file use a served page, or a browser."""
+    return file.startswith("tests/page/") and bool(_OF_SITE.search((ROOT / file).read_text()))
+
+
+_OF_SITE = re.compile(r"\b(?:home|space|visit|browser|site): (?:Site|Visit|Browser)\b")
 
 
 def pytest_collection() -> None:
