@@ -283,11 +283,6 @@ class Options:
         for name in ("variant", "base", "adapter"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"The {name} is not a text.", "Give it one value.")
-        if self.strategy.startswith("stage"):
-            raise UsageError(
-                "The strategy stages:N is gone, because no library loads such files as stages.",
-                "Choose pp:N, which transformers loads as a pipeline of N ranks, or blocks.",
-            )
         if not self.is_single_file:
             parse_bytes(str(self.max_shard_size))
         elif self.strategy != "size":

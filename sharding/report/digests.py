@@ -29,32 +29,17 @@ class _Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _OlderTensor:
-    dtype: str
-    shape: tuple[Count, ...]
-    sha256: Sha256
-
-
-@dataclass(frozen=True, slots=True)
 class _Digests:
     """The content of `sharding_digests.json`: SHA-256 of shard files and BLAKE3 of tensors, in hex.
 
-    Older files have the SHA-256 of tensors. `made` says how each tensor was made that was not copied from one file.
+    `made` says how each tensor was made that was not copied from one file.
     """
 
     schema: Literal[1]
     plan_id: str
     shards: Mapping[str, _FileDigest]
-    tensors: dict[str, _Tensor] | dict[str, _OlderTensor]
+    tensors: dict[str, _Tensor]
     made: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Digests of tensors, as a result states them, and the `hash` of them all."""
-
-    hash: Literal["BLAKE3", "SHA-256"]
-    tensors: Mapping[str, TensorDigest]
 
 
 def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -> Json:
@@ -72,7 +57,7 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
     return document
 
 
-def parse_digests(text: bytes, name: str) -> Stored:
+def parse_digests(text: bytes, name: str) -> Mapping[str, TensorDigest]:
     """Return the tensor digests of the `sharding_digests.json` of `name`, which anybody may have written.
 
     Raises SourceError if it is not what this tool writes.
@@ -83,9 +68,4 @@ def parse_digests(text: bytes, name: str) -> Stored:
         message = f"{DIGESTS_NAME} of {name} is not valid: {first_problem(error)}."
         hint = "Leave out --quick to read and compare the weights."
         raise SourceError(message, hint, Remedy("read_every_byte")) from error
-    entries = digests.tensors.items()
-    tensors = {
-        name: TensorDigest(entry.dtype, entry.shape, entry.blake3 if isinstance(entry, _Tensor) else entry.sha256)
-        for name, entry in entries
-    }
-    return Stored("SHA-256" if any(isinstance(entry, _OlderTensor) for _, entry in entries) else "BLAKE3", tensors)
+    return {name: TensorDigest(one.dtype, one.shape, one.blake3) for name, one in digests.tensors.items()}

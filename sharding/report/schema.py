@@ -140,7 +140,7 @@ class PlanSummary:
 
     `dequantized` says how the weights were quantized, "" if none are computed. With `keeps_others`, those that were not
     quantized keep their dtype. `merged` says which adapter is merged.
-    Plans with the same `plan_id` give the same shards, byte for byte; it is "" in older reports.
+    Plans with the same `plan_id` give the same shards, byte for byte.
     """
 
     max_shard_bytes: Count

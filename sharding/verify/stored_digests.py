@@ -1,18 +1,22 @@
 """Read the digests that a result stores beside its weights. Whoever uploaded it may have written any digests."""
 
+from collections.abc import Mapping
+
 from sharding.checkpoint.documents import read_small
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.repo import Repo
 from sharding.core.text import source_name, values_in
-from sharding.core.values import Checkpoint
+from sharding.core.values import Checkpoint, TensorDigest
 from sharding.formats.names import DIGESTS_NAME
-from sharding.report.digests import Stored, parse_digests
+from sharding.report.digests import parse_digests
 
 _WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
 _READ = Remedy("read_every_byte")
 
 
-def stored_digests(source: Repo, checkpoint: Checkpoint, most_bytes: int, most_values: int | None = None) -> Stored:
+def stored_digests(
+    source: Repo, checkpoint: Checkpoint, most_bytes: int, most_values: int | None = None
+) -> Mapping[str, TensorDigest]:
     """Return the digests that `source` stores, from a file of at most `most_bytes` and `most_values` JSON values.
 
     Raises SourceError if there are none, if they are not valid, or if they do not describe `checkpoint`.
@@ -26,7 +30,7 @@ def stored_digests(source: Repo, checkpoint: Checkpoint, most_bytes: int, most_v
         raise SourceError(f"{DIGESTS_NAME} of {name} holds more than a page can show.", _WITHOUT_QUICK, _READ)
     stored = parse_digests(text, name)
     headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
-    if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.tensors.items()}:
+    if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.items()}:
         message = f"{DIGESTS_NAME} of {name} does not describe the weights beside it."
         raise SourceError(message, _WITHOUT_QUICK, _READ)
     return stored

@@ -28,7 +28,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "an option without its value": ("plan ./in -s", "-s"),
     "a value too many": ("shard ./in ./out --single-file=3", "'--single-file' does not take a value."),
     "a choice that is none": ("shard ./in ./out --order random", "There is no order 'random'."),
-    "a strategy that is gone": ("shard ./in ./out --strategy stages:4", "The strategy stages:N is gone"),
     "a number that is none": ("compare ./in ./in --rounds x", "--rounds"),
     "a number that is too small": ("compare ./in ./in --rounds 0", "--rounds"),
     "a value for an option twice": ("plan ./in --adapter ./a --adapter ./b", "--adapter is given 2 times."),

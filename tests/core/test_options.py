@@ -43,14 +43,6 @@ def test_options_that_cannot_be_are_refused_where_they_are_made(given: dict[str,
     assert refusal.value.message and refusal.value.hint and refusal.value.exit_status == 2
 
 
-@pytest.mark.parametrize("strategy", ["stages:4", "stages:0", "stages:N", "stages", "stage:2"])
-@pytest.mark.parametrize("size", ["5GB", SINGLE_FILE])
-def test_stages_are_wrong_usage_which_names_the_pipeline_of_transformers(strategy: str, size: str) -> None:
-    with pytest.raises(UsageError, match="The strategy stages:N is gone") as refusal:
-        Options(size, strategy=strategy)
-    assert "pp:N" in refusal.value.hint and "blocks" in refusal.value.hint and refusal.value.exit_status == 2
-
-
 @pytest.mark.parametrize("given", RIGHT.values(), ids=RIGHT)
 def test_options_that_can_be_do_not_change(given: dict[str, Any]) -> None:
     options = Options(**given)

@@ -141,8 +141,6 @@ NONSENSE: list[tuple[dict[str, object], str]] = [
     ({"max_shard_size": "9" * 5000}, "size"),
     ({"max_shard_size": "1e400GB"}, "size"),
     ({"strategy": "pp:99999999999999999999"}, "There is no strategy"),
-    ({"strategy": "stages:4"}, "The strategy stages:N is gone"),
-    ({"strategy": "stages:4"}, "Choose pp:N"),
     ({"strategy": "x"}, "strategy"),
     ({"source": "https://example.org/a/b"}, "example.org is not the Hub"),
     ({"source": "s3://bob/small"}, "start with s3:// are not supported"),

@@ -31,11 +31,9 @@ from sharding.core.values import (
     Verification,
 )
 from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
-from sharding.page.result_panels import Places, details_panel
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
 from sharding.report.schema import Report, parse_report, to_json
-from sharding.verify.trust import Trust
 from tests.conftest import random_tensors, write_checkpoint
 from tests.tensors import stored_tensor
 
@@ -248,26 +246,6 @@ def test_a_tensor_that_is_planned_twice_is_refused(document: dict[str, Any]) -> 
         shard["tensors"] = document["plan"]["shards"][0]["tensors"]
     with pytest.raises(SourceError, match="a tensor is planned twice"):
         parse_report(json.dumps(changed))
-
-
-def test_a_report_of_stages_that_an_earlier_version_made_is_read(document: dict[str, Any]) -> None:
-    changed = copy.deepcopy(document)
-    files = [shard["file"] for shard in changed["plan"]["shards"]]
-    tied = {"tensor": "embed.weight", "file": files[0], "used_as": ["lm_head.weight"]}
-    changed["plan"] |= {
-        "strategy": "stages:2",
-        "stages": [
-            {"blocks": ["h.0"], "others": [], "files": files[:1], "bytes": 1, "also_needs": []},
-            {"blocks": ["h.1"], "others": [], "files": files[1:], "bytes": 1, "also_needs": [tied]},
-        ],
-        "findings": [{"level": "info", "code": "stages-by-hand", "message": "For pipelines made by hand.", "hint": ""}],
-    }
-    report = parse_report(json.dumps(changed))
-    assert report.plan.strategy == "stages:2" and report.plan.pipeline is None
-    assert to_json(report)["plan"]["stages"] == changed["plan"]["stages"]
-    html = details_panel(report, Places("me/copy", "", "", None), Trust("claims", ()))
-    assert "The one in transformers cuts elsewhere and loads these files wrongly" in html
-    assert f"and {files[0]}, whose embed.weight is also lm_head.weight" in html
 
 
 def test_brackets_without_end_are_refused() -> None:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.core.errors import Refused, SourceError, UsageError
+from sharding.core.errors import SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.recipes.stored import place_of
 from tests.conftest import write_checkpoint
@@ -84,30 +83,6 @@ def test_quick_verification_compares_stored_digests_and_says_so(checkpoint: Path
     assert "no weights were read" in verified.verification.method
     with pytest.raises(SourceError, match="has no sharding_digests.json"):
         list(job.verify(str(checkpoint), str(tmp_path / "one"), quick=True))
-
-
-def test_digests_of_an_older_result_are_compared_with_their_like_alone(checkpoint: Path, tmp_path: Path) -> None:
-    older, newer, another = (tmp_path / name for name in ("older", "newer", "another"))
-    for out in (older, newer, another):
-        finish(job.shard(str(checkpoint), str(out), "60kB"))
-    for out in (older, another):  # as they were before tensors had BLAKE3
-        document = json.loads((out / "sharding_digests.json").read_text())
-        for path in out.glob("*.safetensors"):
-            with safe_open(path, "numpy") as file:
-                for name in file.offset_keys():
-                    del document["tensors"][name]["blake3"]
-                    document["tensors"][name]["sha256"] = sha256(file.get_tensor(name).tobytes()).hexdigest()
-        (out / "sharding_digests.json").write_text(json.dumps(document))
-    (verified,) = job.verify(str(older), str(another), quick=True)
-    assert isinstance(verified, Verified) and verified.verification.identical
-    for pair in ((older, newer), (newer, older)):
-        with pytest.raises(
-            Refused, match="has SHA-256 digests and .* has BLAKE3 digests|has BLAKE3 digests and .* has SHA-256 digests"
-        ) as refusal:
-            list(job.verify(*map(str, pair), quick=True))
-        assert refusal.value.exit_status == 3 and "Leave out --quick" in refusal.value.hint
-    *_, verified = job.verify(str(older), str(newer))
-    assert isinstance(verified, Verified) and verified.verification.identical
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,8 @@ class MainBranch:
 
     def refuse_changed(self, job: StagedJob) -> None:
         """Raise DestinationError unless `main` is at the commit where `job` started, or shows its result."""
-        if job.main is None:
-            raise DestinationError(
-                f"The unfinished job in {self._repo.repo_id} is from an earlier version of this tool.",
-                "Add --restart to start it over.",
-                Remedy("discard_unfinished"),
-            )
         if not self._has_published(job):
-            raise self._changed(job.main, self.head)
+            raise self._changed(job.main or "", self.head)
 
     def refuse_names(self, ours: Sequence[str], beside: Sequence[str]) -> None:
         """Raise DestinationError if `ours`, or the source's files `beside` them, replace files that they may not."""
