@@ -25,11 +25,7 @@ from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, 
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder
 from sharding.core.errors import HeaderError, SourceError, TooManyTensors
-from sharding.core.limits import (
-    MAX_INDEX_BYTES,
-    MAX_TENSORS,
-    TENSOR_DESCRIPTION_BYTES,
-)
+from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
 from sharding.core.protocols import Files
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.threads import readers
@@ -44,6 +40,10 @@ from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
 from sharding.model_class.class_table import ties
 from sharding.recipes.stored import Stored, place_of
+
+TENSOR_DESCRIPTION_BYTES = 160
+"""Upper estimate of what a header or an index holds for each tensor. A header has about 110 bytes, an index 130."""
+
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""

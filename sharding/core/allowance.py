@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sharding.core.errors import is_lack_of_memory
-from sharding.core.limits import CORE_MEMORY_BYTES, LOAD_MEMORY_BYTES, LOAD_MEMORY_FACTOR
+
+LOAD_MEMORY_BYTES = 4_000_000_000
+"""Memory that loading a model may take on top of its libraries and the two amounts below."""
+
+LOAD_MEMORY_FACTOR = 10
+"""Memory that loading a model may take for each byte of its weight files. It covers 4 bits that become 32."""
+
+CORE_MEMORY_BYTES = 128 << 20
+"""Memory that loading a model may take for the threads of each processor core."""
+
 
 _MAPPED = Path("/proc/self/statm")
 

@@ -107,7 +107,7 @@ class ShardSink(Protocol):
         ...
 
     def note(self, record: ShardRecord) -> None:
-        """Remember a finished shard. Several shards together make one commit on a Hub: see `limits.COMMIT_SECONDS`.
+        """Remember a finished shard. Several shards together make one commit on a Hub: see `staging.COMMIT_SECONDS`.
 
         Several threads may call it at once.
         """

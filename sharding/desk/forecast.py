@@ -7,18 +7,25 @@ from math import ceil, floor, inf, sqrt
 from statistics import median
 
 from sharding.core.events import Progress
-from sharding.core.limits import (
-    HUB_JOB_ANON_BYTES,
-    HUB_JOB_BYTES_PER_SECOND,
-    JOB_ANSWERS,
-    RANGES_AT_ONCE,
-    SHARD_ANSWERS,
-    THREADS,
-)
+from sharding.core.limits import RANGES_AT_ONCE, THREADS
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.gauge import Machine
 from sharding.desk.jobs import JobRecord
+
+HUB_JOB_ANON_BYTES = 427_000_000
+"""Measured peak of anonymous memory in a job between two Hub repos. The job copied 3 GB in shards of 1 GB over a slow
+upload, and the Hub's store had none of the bytes before."""
+
+HUB_JOB_BYTES_PER_SECOND = 250_000_000
+"""Rate of a job between two Hub repos on two cores of another machine, for a machine that cannot be measured."""
+
+JOB_ANSWERS = 40
+"""Requests of a job that wait for one another, as a Hub's log counts them: the login, both repos, branches, commits."""
+
+SHARD_ANSWERS = 2
+"""Requests of a job that wait for one another, for each file that it writes."""
+
 
 _SPREAD = sqrt(2)
 """How far the ends of a range are from its middle: the upper end is twice the lower."""

@@ -9,15 +9,16 @@ from hashlib import sha256
 from threading import Lock
 
 from sharding import job
-from sharding.core.limits import (
-    CACHED_CHECKPOINTS,
-    CACHED_SECONDS,
-    CACHED_TENSORS,
-    MAX_PAGE_TENSORS,
-    PAGE_WEIGHT_BYTES,
-)
+from sharding.core.limits import CACHED_SECONDS, CACHED_TENSORS, MAX_PAGE_TENSORS
 from sharding.core.values import Checkpoint
 from sharding.desk.patience import answered, result_of
+
+PAGE_WEIGHT_BYTES = 10_000_000
+"""Bytes of such weights that a page reads for anybody at once."""
+
+CACHED_CHECKPOINTS = 64
+"""Most checkpoints in the memory of the page."""
+
 
 _Key = tuple[str, str, str, str, str]
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
-from sharding.core.limits import LOG_LINES, MAX_FILES
+from sharding.core.limits import MAX_FILES
 from sharding.core.text import duration, format_bytes, undecided_sentence, within_words
 from sharding.core.values import Verification
 from sharding.desk.jobs import JobRecord, JobStatus
@@ -14,6 +14,9 @@ from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
 from sharding.report.events import JobEvent, PlanMade, Problem, parse_event
 from sharding.report.schema import Json, Report
+
+LOG_LINES = 500
+"""Most lines of a job's log. The oldest are dropped first."""
 
 
 class History:

@@ -10,12 +10,15 @@ from typing import Literal
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_owner
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
-from sharding.core.limits import KEEP_SECONDS
 from sharding.core.options import Request, TargetDtype
 from sharding.core.text import without_revision
 from sharding.core.values import RepoRef
 from sharding.report.events import PlanMade
 from sharding.report.schema import Proof, Report, SourceSummary
+
+KEEP_SECONDS = 24 * 3600
+"""Time that the output of a job is kept, so that its link works the next day."""
+
 
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
 

@@ -12,7 +12,6 @@ from sharding import job
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.hints import Hints
 from sharding.core.limits import (
-    LARGE_PLAN_TENSORS,
     MAX_PAGE_WEIGHT_BYTES,
     MAX_SHOWN_DIGESTS_VALUES,
     MAX_SHOWN_REPORT_BYTES,
@@ -32,6 +31,9 @@ from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source
 from sharding.verify.stored_digests import stored_digests
 from sharding.verify.structure import Claims, Likeness, claims_of, compare_structure
+
+LARGE_PLAN_TENSORS = 20_000
+"""Tensors from which a plan is large. Such a plan takes most of a second, so only one is made at a time."""
 
 
 class Models:

@@ -10,9 +10,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from sharding.core.environment import child_command, reading_variables
 from sharding.core.errors import SourceError
-from sharding.core.limits import MAX_OVERVIEW_BYTES, OVERVIEW_BYTES, OVERVIEW_SECONDS
+from sharding.core.limits import MAX_OVERVIEW_BYTES
 from sharding.report.events import Problem
 from sharding.report.schema import Inspection
+
+OVERVIEW_SECONDS = 30.0
+"""Longest time to count a checkpoint that is too large for the page. A million tensors take half of it."""
+
+OVERVIEW_BYTES = 4_000_000_000
+"""Memory that the process which counts such a checkpoint may take. A million tensors take a third of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 import anyio
 from anyio import CapacityLimiter, to_thread
 
-from sharding.core.limits import PATIENT_THREADS
+PATIENT_THREADS = 24
+"""Threads for requests to a Hub. They are separate, so that a slow Hub leaves the page the threads it needs."""
+
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")

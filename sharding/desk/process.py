@@ -12,7 +12,10 @@ from typing import IO
 import psutil
 
 from sharding.core.environment import child_command, child_environment
-from sharding.core.limits import EVENT_BYTES, STDERR_BYTES, STOP_SECONDS
+from sharding.core.limits import EVENT_BYTES, STDERR_BYTES
+
+STOP_SECONDS = 5.0
+"""Time that a job gets to stop before it is killed."""
 
 
 class Child:

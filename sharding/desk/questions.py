@@ -10,8 +10,13 @@ from threading import Lock, Thread
 from typing import Any, TypeVar, cast
 
 from sharding.core.errors import Refused
-from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS, CACHED_TENSORS, QUESTION_SECONDS, QUESTIONS_WAITING
+from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS, CACHED_TENSORS, QUESTION_SECONDS
 from sharding.desk.patience import answered, result_of
+
+QUESTIONS_WAITING = 5
+"""Most questions to transformers that wait for the current one, because each takes seconds. More are refused at
+once."""
+
 
 _T = TypeVar("_T")
 

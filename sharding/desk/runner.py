@@ -7,13 +7,20 @@ from dataclasses import replace
 from threading import Event, Timer
 from typing import Any
 
-from sharding.core.limits import DISCARD_SECONDS, EVENTS_BYTES, PROGRESS_KEPT_SECONDS
+from sharding.core.limits import EVENTS_BYTES
 from sharding.core.text import count, undecided_sentence
 from sharding.desk.history import History
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, JobRequest, State
 from sharding.desk.process import Child
 from sharding.storage.hub.lookup import Lookup
+
+DISCARD_SECONDS = 120.0
+"""Longest time to remove what a cancelled job staged, because the queue waits for it. It takes a few requests."""
+
+PROGRESS_KEPT_SECONDS = 1.0
+"""Shortest time between two progress events that are kept on the disk. The newest is always in memory."""
+
 
 Outcome = tuple[State, tuple[str, str] | None, str]
 """The last state of a job, its error (sentence and hint) and its remark."""

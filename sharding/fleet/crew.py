@@ -21,7 +21,7 @@ from sharding.core.errors import (
     UsageError,
 )
 from sharding.core.events import AtWork, Phase, Progress
-from sharding.core.limits import ATTEMPTS, PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
+from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Source
 from sharding.core.values import FleetCost, NodeCost, Shard, ShardRecord
 from sharding.fleet.cutting import Task, tasks_to_make, tasks_to_read
@@ -31,6 +31,12 @@ from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import Pace
 from sharding.transfer.stream import ReadingPhase, Transfer, in_plan_order
 from sharding.verify.digests import Reader
+
+ATTEMPTS = 3
+"""Attempts at a part whose worker dies or whose access expires. What fails three times is no accident."""
+
+WORKERS_SECONDS = 60.0
+"""Longest time that a job waits for a cluster without any processor. After it, a job with no running part ends."""
 
 
 class Workers(Protocol):

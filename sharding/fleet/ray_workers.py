@@ -13,9 +13,12 @@ from typing_extensions import override
 from sharding import __version__
 from sharding.core.environment import prepare_for_ray, ray_address, without_login
 from sharding.core.errors import Refused
-from sharding.core.limits import ANSWER_SECONDS
 from sharding.fleet.crew import Workers
 from sharding.fleet.parts import PartEvent, parse_event
+
+ANSWER_SECONDS = 10.0
+"""Longest time that the head node of a cluster may take to answer."""
+
 
 _OBJECT_STORE_BYTES = 80_000_000
 """The least that Ray accepts. Messages about parts are short and do not need it."""

@@ -5,7 +5,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sharding.core.errors import ModelRefused
-from sharding.core.limits import LAYERS_TAKEN, WIDTH_TAKEN, WORDS_TAKEN
+
+LAYERS_TAKEN = 1000
+"""Most layers that a config.json may claim without the tensors to match. The deepest known model has about 200.
+
+The tensors may be only part of a model, so a claim below this limit is never refused.
+"""
+
+WORDS_TAKEN = 2_000_000
+"""Largest vocabulary that a config.json may claim without a tensor to match. The largest known has 1,000,000 words."""
+
+WIDTH_TAKEN = 1_000_000
+"""Widest layer that a config.json may claim without a tensor to match. The widest known has 200,000 numbers."""
+
 
 _LAYERS = frozenset(
     ["num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_hidden_groups", "num_blocks", "depth"]

@@ -9,8 +9,15 @@ from typing import Literal
 
 from typing_extensions import override
 
-from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
+from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+
+TILE_BYTES = 16 << 20
+"""Bytes of a tensor that are put in order at once, if it is not stored in order. Each tile reads through the tensor
+once."""
+
+GATHERED_SPAN_BYTES = 4 << 20
+"""Bytes that are read at once for a tile. In a transposed tensor, a tile takes a few columns of neighbouring rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
-from sharding.core.limits import BATCH_BYTES, MERGED_BYTES
+from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.cast import settle
 from sharding.recipes.feed import made_by
@@ -17,6 +17,10 @@ from sharding.recipes.numbers import numbers, numpy_dtype
 from sharding.recipes.product import product
 from sharding.recipes.spread import Spread
 from sharding.recipes.stored import Stored
+
+MERGED_BYTES = 512 << 10
+"""Bytes of a weight to which an update is added at once. The sums and products take ten times as many."""
+
 
 LEAST_ROWS = 8
 """Fewest rows to multiply at once. Fewer give other bits than the whole product."""

@@ -14,10 +14,13 @@ from urllib.parse import quote
 from typing_extensions import override
 
 from sharding.core.errors import DestinationError
-from sharding.core.limits import FLUSH_BYTES
 from sharding.core.protocols import ShardWriter
 from sharding.core.text import format_bytes
 from sharding.formats.names import STAGING_FOLDER
+
+FLUSH_BYTES = 32 << 20
+"""Unwritten bytes that start a write-back to the disk, so that the sync at the end of a shard is short."""
+
 
 _LONGEST_NAME = 150
 """Characters of a part's name. File systems take 255 bytes, and attempts and records add a suffix."""

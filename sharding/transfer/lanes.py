@@ -9,9 +9,13 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from sharding.core.events import Phase, Progress
-from sharding.core.limits import LAST_SECONDS, PROGRESS_FILES, PROGRESS_SECONDS, THREADS
+from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, THREADS
 from sharding.core.threads import Threads
 from sharding.transfer.progress import Pace
+
+LAST_SECONDS = 2.0
+"""Longest time that a job which ends early waits for its threads. A disk or a Hub may hang."""
+
 
 _Result = TypeVar("_Result")
 

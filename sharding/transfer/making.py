@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
-from sharding.core.limits import BATCHES_AHEAD, FETCHED_BYTES, THREADS
+from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Extent
 from sharding.core.threads import Threads
@@ -19,6 +19,13 @@ from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
 from sharding.transfer.read_batches import Batch, read_batches
 from sharding.transfer.room import Room
+
+BATCHES_AHEAD = 2
+"""Batches of a shard that are fetched early, so that the network does not wait for the hashes. This number and
+`THREADS` limit the memory of a job."""
+
+FETCHED_BYTES = 48 << 20
+"""Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
 
 
 class Making:

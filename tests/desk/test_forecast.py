@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.events import Progress
-from sharding.core.limits import HUB_JOB_ANON_BYTES
 from sharding.core.options import Options
 from sharding.core.text import time_range
 from sharding.desk import Desk, Settings
 from sharding.desk.forecast import (
+    HUB_JOB_ANON_BYTES,
     MOST_SECONDS,
     Forecast,
     Rates,

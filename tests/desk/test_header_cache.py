@@ -10,11 +10,11 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_SECONDS
+from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, RepoRef
 from sharding.desk import Desk, Settings
-from sharding.desk.header_cache import Headers
+from sharding.desk.header_cache import CACHED_CHECKPOINTS, Headers
 from sharding.desk.models import Models
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server

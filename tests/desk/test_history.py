@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.events import Planned, ShardFinished, Verified
-from sharding.core.limits import LOG_LINES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry, RepoRef, Shard, Verification
-from sharding.desk.history import History, status_of
+from sharding.desk.history import LOG_LINES, History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.planning.plan import plan_shards
 from sharding.report.events import event_json

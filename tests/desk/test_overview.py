@@ -13,9 +13,8 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.limits import OVERVIEW_BYTES
 from sharding.desk import overview
-from sharding.desk.overview import Overview, Question, ask_overview
+from sharding.desk.overview import OVERVIEW_BYTES, Overview, Question, ask_overview
 from sharding.report.report import summarize_source
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import is_gone, until

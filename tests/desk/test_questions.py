@@ -10,9 +10,9 @@ from threading import Event, active_count
 import pytest
 
 from sharding.core.errors import Refused, SourceError
-from sharding.core.limits import CACHED_SECONDS, PATIENT_THREADS, QUESTIONS_WAITING
-from sharding.desk.patience import Later, patient, result_of
-from sharding.desk.questions import Questions
+from sharding.core.limits import CACHED_SECONDS
+from sharding.desk.patience import PATIENT_THREADS, Later, patient, result_of
+from sharding.desk.questions import QUESTIONS_WAITING, Questions
 from tests.conftest import in_a_loop
 from tests.desk.actors import until
 from tests.promises import promise

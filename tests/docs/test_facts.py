@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from sharding.core import limits
+from sharding.core.environment import SHARED_JOB_BYTES
 from sharding.core.options import of_tool
 from sharding.core.text import format_bytes
+from sharding.desk import desk
+from sharding.storage.hub import guard
 from tests.conftest import ROOT
 from tests.docs.pages import (
     API,
@@ -52,8 +55,8 @@ def test_the_endpoints_and_their_arguments_are_those_in_the_docs() -> None:
 def test_bounds_are_those_in_the_docs() -> None:
     bounds = dict(table(API, "limit |"))
     assert bounds["jobs queued or running"] == str(limits.MAX_ACTIVE_JOBS)
-    assert bounds["a job may run"].startswith(f"{limits.JOB_SECONDS // 3600} hours")
-    assert bounds["a job may say nothing"].startswith(f"{limits.SILENT_SECONDS // 60} minutes")
+    assert bounds["a job may run"].startswith(f"{desk.JOB_SECONDS // 3600} hours")
+    assert bounds["a job may say nothing"].startswith(f"{desk.SILENT_SECONDS // 60} minutes")
     assert bounds["headers of a model are read again"] == f"after {limits.CACHED_SECONDS // 60} minutes"
     text = section(FORMATS, "Limits")
     of_files = (limits.MAX_HEADER_BYTES, limits.MAX_SIDE_FILE_BYTES, limits.MAX_SIDE_FILES_BYTES, limits.MAX_CARD_BYTES)
@@ -61,8 +64,8 @@ def test_bounds_are_those_in_the_docs() -> None:
         assert format_bytes(size).replace(".0", "") in text
     assert (limits.MAX_TENSORS, limits.MAX_FILES) == (1_000_000, 100_000)
     assert "a million tensors" in " ".join(text.split())
-    assert (limits.LONGEST_ANSWER_SECONDS, limits.LEAST_SECONDS) == (300, 60) and "five minutes" in text
-    assert format_bytes(limits.SHARED_JOB_BYTES).replace(".0", "") in section(API, "For many visitors")
+    assert (guard.LONGEST_ANSWER_SECONDS, guard.LEAST_SECONDS) == (300, 60) and "five minutes" in text
+    assert format_bytes(SHARED_JOB_BYTES).replace(".0", "") in section(API, "For many visitors")
 
 
 def test_the_wings_and_benchmarks_are_those_in_the_docs() -> None:

@@ -132,10 +132,7 @@ def test_a_process_has_what_it_is_allowed_and_no_more() -> None:
 @promise("docs/security.md#fill-the-memory-with-a-config")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to an amount of memory")
 def test_a_model_that_takes_more_memory_than_allowed_is_refused_in_a_sentence(llama: Path) -> None:
-    small = (
-        "import sharding.core.limits as limits; limits.MODEL_MEMORY_BYTES = 1_000_000\n"
-        "from sharding.model_class.meta_model import main; main()"
-    )
+    small = "from sharding.model_class import meta_model; meta_model.MODEL_MEMORY_BYTES = 1_000_000\nmeta_model.main()"
     config = json.loads((llama / "config.json").read_text()) | {"num_hidden_layers": 900}
     asked = {"config": json.dumps(config), "dtype": None, "budgets": {}, "limit_seconds": 120}
     program = child_command("sharding.model_class.meta_model")[0]

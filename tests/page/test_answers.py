@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from gradio.server_messages import ProcessCompletedMessage
 
-from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
-from sharding.page.serving.answers import Sessions
+from sharding.core.limits import MAX_SESSIONS_KEPT
+from sharding.page.serving.answers import UNFETCHED_BYTES, UNFETCHED_SECONDS, Sessions
 from tests.conftest import in_a_loop
 from tests.promises import promise
 

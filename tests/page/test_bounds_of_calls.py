@@ -16,8 +16,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sharding.core.limits import BODY_SECONDS, MAX_BODY_BYTES, MAX_TOOL_BYTES, MAX_TOOL_CALLS
-from sharding.page.serving.door import MALFORMED, Door
+from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_BYTES, MAX_TOOL_CALLS
+from sharding.page.serving.door import BODY_SECONDS, MALFORMED, Door
 from tests.conftest import in_a_loop
 
 TOOLS = ("/gradio_api/mcp/", "/gradio_api/mcp", "/gradio_api/mcp/http/", "/gradio_api/mcp/schema")

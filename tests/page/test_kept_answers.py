@@ -9,8 +9,8 @@ import pytest
 from gradio.server_messages import ProcessCompletedMessage
 from gradio.state_holder import SessionState
 
-from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
-from sharding.page.serving.answers import Sessions, bound_answers
+from sharding.core.limits import MAX_SESSIONS_KEPT
+from sharding.page.serving.answers import UNFETCHED_BYTES, UNFETCHED_SECONDS, Sessions, bound_answers
 from tests.conftest import in_a_loop
 
 

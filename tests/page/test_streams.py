@@ -12,8 +12,7 @@ from gradio import queueing
 from gradio.server_messages import HeartbeatMessage, ProcessCompletedMessage
 from gradio.state_holder import SessionState
 
-from sharding.core.limits import QUIET_SECONDS
-from sharding.page.serving.answers import Sessions, bound_answers
+from sharding.page.serving.answers import QUIET_SECONDS, Sessions, bound_answers
 from tests.conftest import in_a_loop
 from tests.page.conftest import Site, ask, call
 

@@ -5,10 +5,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharding.core.limits import MERGED_BYTES
 from sharding.recipes import low_rank
 from sharding.recipes.dora import Dora
-from sharding.recipes.low_rank import Update
+from sharding.recipes.low_rank import MERGED_BYTES, Update
 from tests.folders import bits
 from tests.promises import promise
 from tests.recipes.executor import bytes_of

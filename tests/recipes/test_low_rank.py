@@ -9,12 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharding.core.limits import BATCH_BYTES, MERGED_BYTES
+from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Recipe
 from sharding.recipes import low_rank
 from sharding.recipes.cast import Cast
 from sharding.recipes.laid import Box, Laid
-from sharding.recipes.low_rank import LowRank, Update, tiles
+from sharding.recipes.low_rank import MERGED_BYTES, LowRank, Update, tiles
 from sharding.recipes.stored import Stored
 from tests.folders import bits
 from tests.promises import promise

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharding.core.limits import QUESTIONS_WAITING
+from sharding.desk.questions import QUESTIONS_WAITING
 from tests.promises import promise
 from tests.scenarios.fuzzed_routes import fuzz
 from tests.scenarios.rush import SIZE, rush

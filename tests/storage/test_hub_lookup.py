@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError, UsageError
-from sharding.core.limits import ANSWERS_TIMED, CACHED_SECONDS
+from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.storage.hub.answers import Person, person_of
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.lookup import Lookup, propose_name
+from sharding.storage.hub.lookup import ANSWERS_TIMED, Lookup, propose_name
 from tests.localhub.conftest import Server
 
 ALICE = Person("alice", ("alice", "acme"))

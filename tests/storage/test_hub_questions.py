@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from sharding.core.errors import SourceError
-from sharding.core.limits import LONGEST_WAIT_SECONDS, NETWORK_TRIES
+from sharding.core.limits import LONGEST_WAIT_SECONDS
 from sharding.storage.hub import guard as hub_guard
 from sharding.storage.hub import retry as hub_retry
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.repo import HubRepo
-from sharding.storage.hub.retry import OddAnswer
+from sharding.storage.hub.retry import NETWORK_TRIES, OddAnswer
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse
 from tests.storage.steps import SOURCE

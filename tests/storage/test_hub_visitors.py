@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from sharding.core.errors import DestinationError
-from sharding.core.limits import PERSON_SECONDS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.storage.hub import lookup as hub_lookup
 from sharding.storage.hub.answers import Person
-from sharding.storage.hub.lookup import Lookup, propose_name
+from sharding.storage.hub.lookup import PERSON_SECONDS, Lookup, propose_name
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse
 from tests.storage.test_hub_hostile import served_by_hand

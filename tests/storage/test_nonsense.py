@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse
 from sharding import job
 from sharding.core.errors import ShardingError, SourceError
 from sharding.core.events import Planned
-from sharding.core.limits import NETWORK_TRIES
 from sharding.report.schema import Report
 from sharding.storage.hub import repo as hub_repo
 from sharding.storage.hub import source as hub_source
 from sharding.storage.hub.client import Hub
+from sharding.storage.hub.retry import NETWORK_TRIES
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sharding.core.events import Progress
-from sharding.core.limits import LAST_SECONDS, PROGRESS_FILES, THREADS
+from sharding.core.limits import PROGRESS_FILES, THREADS
 from sharding.core.threads import Threads
-from sharding.transfer.lanes import Done, Lanes, collected
+from sharding.transfer.lanes import LAST_SECONDS, Done, Lanes, collected
 
 
 def result_of(events: Iterator[Progress | Done[int]]) -> list[int]:

@@ -9,10 +9,11 @@ import pytest
 from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
-from sharding.core.limits import BATCH_BYTES, BATCHES_AHEAD
+from sharding.core.limits import BATCH_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.lanes import Done
+from sharding.transfer.making import BATCHES_AHEAD
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import digest_shards, move_shards
 from tests.folders import result_of

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from sharding import job
-from sharding.core.limits import BATCHES_AHEAD, THREADS
+from sharding.core.limits import THREADS
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import FolderShardWriter
+from sharding.transfer.making import BATCHES_AHEAD
 from tests.conftest import random_tensors, write_checkpoint
 from tests.promises import promise
 

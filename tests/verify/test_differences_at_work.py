@@ -11,9 +11,9 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Progress
-from sharding.core.limits import LAST_SECONDS
 from sharding.core.values import Difference
 from sharding.storage.folder_source import FolderSource
+from sharding.transfer.lanes import LAST_SECONDS
 from sharding.transfer.room import Room
 from sharding.verify import differences
 from sharding.verify.differences import Numbers, compare_numbers

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sharding.core.errors import DamagedError, ShardingError, SourceError, UsageError
-from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS, PICTURE_SECONDS
+from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS
 from sharding.core.text import count, format_bytes, source_name, unreached_sentence
 from sharding.desk.patience import patient
 from sharding.desk.questions import Questions
@@ -28,6 +28,10 @@ from sharding.page.site import BADGE, CERTIFICATE
 from sharding.report.fetch import Result
 from sharding.storage.hub.retry import UNREADABLE, OddAnswer, may_pass
 from sharding.verify.trust import Trust
+
+PICTURE_SECONDS = 20.0
+"""Longest time that a request waits for the badge or the picture of a result. What is drawn later is for the next."""
+
 
 _T = TypeVar("_T")
 

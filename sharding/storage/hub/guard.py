@@ -18,10 +18,6 @@ from sharding.core.lent import Grant
 from sharding.core.limits import (
     ANSWER_TIMEOUT_SECONDS,
     LEAST_BYTES,
-    LEAST_SECONDS,
-    LISTING_SECONDS,
-    LONGEST_ANSWER_SECONDS,
-    LONGEST_GRANT_SECONDS,
     LONGEST_WAIT_SECONDS,
     MAX_ANSWER_BYTES,
     MAX_ANSWER_HEADER_BYTES,
@@ -31,6 +27,19 @@ from sharding.core.limits import (
 from sharding.core.text import format_bytes
 from sharding.storage.hub.private import replace_client_factory, watch_connections
 from sharding.storage.hub.retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
+
+LONGEST_ANSWER_SECONDS = 300
+"""Longest time that a Hub may take to send such an answer. 64 MB arrive in time at 1.7 Mbit/s."""
+
+LISTING_SECONDS = 1800
+"""Longest time for all pages of a list."""
+
+LEAST_SECONDS = 60
+"""Time in which at least `LEAST_BYTES` of a file must arrive. If fewer arrive, they are requested again."""
+
+LONGEST_GRANT_SECONDS = 24 * 3600
+"""Longest time that a grant is used, even if it states a longer one. The Hub's own are valid for minutes or hours."""
+
 
 _MARK = "X-Shard-My-Repo-Hub"
 """Names the Hub of a request. The caller sets this header, and the hook below removes it."""

@@ -9,12 +9,26 @@ from threading import Lock
 from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
-from sharding.core.limits import ANSWERS_TIMED, CACHED_SECONDS, PERSON_SECONDS, REACHED_COMMITS, REACHED_REFS
+from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import RepoRef
 from sharding.storage.hub.answers import Person, parsed, person_of
 from sharding.storage.hub.client import Hub, is_without
 from sharding.storage.names import new_repo_id, parse_address
+
+REACHED_COMMITS = 5000
+"""Most commits of a repo to search for a commit that somebody named. Few repos of models have thousands."""
+
+REACHED_REFS = 50
+"""Most branches and tags to search for that commit. Each takes at least one request, and most repos of models have a
+few."""
+
+ANSWERS_TIMED = 3
+"""Small questions to a Hub that are timed, one after another. The first may wait for a connection."""
+
+PERSON_SECONDS = 60.0
+"""Time that the answer to "whose token is this?" is kept. A page needs it every second; the Hub is asked less often."""
+
 
 _SUGGESTIONS = 12
 _LONGEST_NAME = 96

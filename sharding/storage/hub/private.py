@@ -21,8 +21,14 @@ from huggingface_hub.utils import (
 )
 
 from sharding.core.environment import keep_xet_logs_off_the_disk
-from sharding.core.limits import XET_BUFFER_BYTES, XET_UPLOADS_AT_ONCE
 from sharding.core.values import ShardRecord
+
+XET_BUFFER_BYTES = 64 << 20
+"""Bytes that hf-xet may fetch ahead. Its own defaults buffer gigabytes."""
+
+XET_UPLOADS_AT_ONCE = 2
+"""Packages that hf-xet may upload side by side. Each takes up to 64 MB of memory. Its default is up to 64 packages."""
+
 
 XET_SETTINGS = {
     "reconstruction.download_buffer_size": XET_BUFFER_BYTES,

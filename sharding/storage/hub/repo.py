@@ -10,7 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils.sha import git_hash
 
 from sharding.core.errors import DestinationError
-from sharding.core.limits import COMMITTED_BYTES, MAX_REPORT_BYTES
+from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.repo import Repo
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.formats.names import is_weights
@@ -18,6 +18,11 @@ from sharding.storage.hub.answers import checked_commit, checked_flag, listed_fi
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.private import quietly
 from sharding.storage.hub.retry import OddAnswer
+
+COMMITTED_BYTES = 20_000_000
+"""Most bytes of side files in a commit itself, where they are in base64 and several times in memory. The tokenizers
+that repos keep in git are smaller. Beyond this limit the largest files go to the store."""
+
 
 Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 

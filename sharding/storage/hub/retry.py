@@ -6,7 +6,14 @@ import time
 import traceback
 from collections.abc import Mapping
 
-from sharding.core.limits import LONGEST_WAIT_SECONDS, NETWORK_TRIES, NETWORK_WAIT_SECONDS
+from sharding.core.limits import LONGEST_WAIT_SECONDS
+
+NETWORK_TRIES = 6
+"""Attempts at a request, and attempts at a read after the last byte arrived."""
+
+NETWORK_WAIT_SECONDS = 0.25
+"""Half the wait before the second attempt. The wait doubles with each attempt."""
+
 
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 

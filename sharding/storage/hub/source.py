@@ -14,14 +14,7 @@ from typing_extensions import override
 
 from sharding.core.errors import DamagedError, Remedy, SourceError
 from sharding.core.lent import LentFile, LentSource
-from sharding.core.limits import (
-    HUB_BATCH_BYTES,
-    HUB_JOIN_GAP_BYTES,
-    LEAST_BYTES,
-    MAX_FILES,
-    RANGES_AT_ONCE,
-    READ_TIMEOUT_SECONDS,
-)
+from sharding.core.limits import HUB_BATCH_BYTES, LEAST_BYTES, MAX_FILES, RANGES_AT_ONCE
 from sharding.core.protocols import Source
 from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
@@ -33,6 +26,13 @@ from sharding.storage.hub.retry import may_pass, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
+
+HUB_JOIN_GAP_BYTES = 512 << 10
+"""Largest gap between two ranges of a Hub's file that are read as one. Another request costs tens of milliseconds."""
+
+READ_TIMEOUT_SECONDS = 30
+"""Longest silence while a file is read. After it, a new connection continues the read."""
+
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _COMMIT = re.compile("[0-9a-f]{40}")

@@ -10,7 +10,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, Remedy
-from sharding.core.limits import COMMIT_SECONDS, MAX_REPORT_BYTES, RANGES_AT_ONCE
+from sharding.core.limits import MAX_REPORT_BYTES, RANGES_AT_ONCE
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
@@ -18,6 +18,11 @@ from sharding.formats.names import RECORDS_FOLDER
 from sharding.storage.hub.private import small, uploaded, went_to_store
 from sharding.storage.hub.repo import HubRepo, Operation, has_content, has_moved, holds
 from sharding.storage.records import job_line, parse_job, parse_staged, staged_line, whole
+
+COMMIT_SECONDS = 60.0
+"""Shortest time between two commits that note finished shards on the staging branch. The first shard is noted at once,
+the others together. The Hub takes 128 commits an hour from one user, and you may have other work to push."""
+
 
 STAGING_BRANCH = "shard-my-repo-staging"
 RECORDS = f"{RECORDS_FOLDER}/"
@@ -115,7 +120,7 @@ class StagingBranch:
         """Commit a shard, whose bytes the Hub's store already has, with its record.
 
         The first shard of a job is committed when this returns. The others are committed in groups
-        (`limits.COMMIT_SECONDS`), and nobody waits for them. If such a commit fails, a later call raises its error.
+        (`COMMIT_SECONDS`), and nobody waits for them. If such a commit fails, a later call raises its error.
         """
         with self._lock:
             self._unnoted.append(record)
