@@ -28,6 +28,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from sharding.core.options import Options
+from tests import warm
 from tests.forks import Order
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ ROOT = Path(__file__).parent.parent
 HOME = Path(tempfile.mkdtemp(prefix="home-"))
 # Before huggingface_hub is imported, which reads it once: no login and no cache of this machine's own.
 os.environ["HF_HOME"] = str(HOME)
+# From anywhere, `sharding` is that of this tree.
+os.environ["PYTHONPATH"] = str(ROOT)
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 # Two processes run tests side by side, and their models are small: threads of torch would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -136,6 +139,22 @@ def run(
         return subprocess.CompletedProcess(words, status, output.read_text(), error.read_text())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def warm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where processes ask for a fork that has imported torch: one server for all processes of this run."""
+    folder, parent = tmp_path_factory.getbasetemp(), os.getpid()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder, parent = folder.parent, os.getppid()
+    return warm.start(folder, parent, environment())
+
+
+@pytest.fixture
+def warm_processes(warm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have processes that would import torch be forks of one that has done so: it takes each of them seconds."""
+    if "COVERAGE_PROCESS_START" not in os.environ:  # a fork would be taken for the test that was first to have one
+        monkeypatch.setenv("PYTHONPATH", f"{warm_folder}{os.pathsep}{ROOT}")
 
 
 @pytest.fixture
@@ -279,8 +298,8 @@ def options_of(size: str, choices: Mapping[str, Any]) -> tuple[Options, dict[str
 
 
 def environment() -> dict[str, str]:
-    """An environment in which `sharding` is importable from anywhere, and warnings are shown."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    """An environment in which warnings are shown."""
+    return {**os.environ, "PYTHONWARNINGS": "default"}
 
 
 def listing(folder: Path) -> dict[str, bytes]:
