@@ -16,7 +16,7 @@ def test_every_error_says_what_to_do() -> None:
     assert silent == []
 
 
-_PUT_IN = r"\{[^}]*\}|[\[\]]| \\\| |\S*\w[._]\w\S*|\d[\d,.]*"
+_PUT_IN = r"\{[^}]*\}|[\[\]]| \\\| |\S*\w[._]\w\S*|shard-my-repo-\w+|\d[\d,.]*"
 """What code puts into a message: names, files that it knows by a constant, numbers."""
 
 # --- Troubleshooting ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -70,11 +71,12 @@ LEFT_OUT = "[…]"
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def samples(tmp_path_factory: pytest.TempPathFactory, warm_folder: Path) -> Path:
     """A folder with the sample models in `samples`."""
     place = tmp_path_factory.mktemp("place")
     command = [sys.executable, "-m", "sharding.demo.samples", "samples"]
-    subprocess.run(command, cwd=place, check=True, capture_output=True, env=environment() | {"PYTHONPATH": str(ROOT)})
+    env = environment() | {"PYTHONPATH": f"{warm_folder}{os.pathsep}{ROOT}"}
+    subprocess.run(command, cwd=place, check=True, capture_output=True, env=env)
     return place
 
 

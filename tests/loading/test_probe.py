@@ -246,6 +246,7 @@ def test_text_comes_through_disk_offload_under_a_cap_smaller_than_the_model(kind
     assert capped.logits_sha256 == plain.logits_sha256
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_custom_code_is_never_run(tmp_path: Path) -> None:
     folder = models.save("llama", tmp_path / "custom")
     config = json.loads((folder / "config.json").read_text())
@@ -263,6 +264,7 @@ def test_custom_code_is_never_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_broken_checkpoint_is_an_outcome_not_a_crash(tmp_path: Path) -> None:
     folder = models.save("llama", tmp_path / "broken", max_shard_size="10GB")
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])

@@ -21,13 +21,10 @@ pytestmark = [
 SAMPLE = [
     "BertForMaskedLM",
     "BlipForQuestionAnswering",
-    "DeepseekV3ForCausalLM",
-    "DeepseekV4ForCausalLM",
-    "HYV3ForCausalLM",
+    "Glm4MoeForCausalLM",
     "InstructBlipForConditionalGeneration",
     "LlamaForCausalLM",
     "LlavaForConditionalGeneration",
-    "MixtralForCausalLM",
     "MusicgenForConditionalGeneration",
     "Qwen3MoeForCausalLM",
     "RwkvForCausalLM",
@@ -80,21 +77,23 @@ def test_every_class_is_as_the_table_says(part: int) -> None:
         hold_to_the_library(name)
 
 
-def test_every_class_of_the_library_is_in_the_table() -> None:
-    names = {name for name, _ in table_maker.classes() if not name.endswith(("PreTrainedModel", "PretrainedModel"))}
-    assert ENTRIES.keys() == names
+def test_the_table_is_of_the_installed_library_and_knows_nearly_all_of_its_classes() -> None:
     assert json.loads(TABLE.read_text())["transformers"] == transformers.__version__
-    known = [entry for entry in ENTRIES.values() if isinstance(entry, dict)]
-    assert len(known) > 1650
-    assert sum("fp16" in entry for entry in known) > 180
+    assert len(BUILT) > 1650 and len(ENTRIES) - len(BUILT) < 80
+    assert sum("fp16" in ENTRIES[name] for name in BUILT) > 180
     told = [
-        known_class({"model_type": entry["type"], "architectures": [name]}) for name, entry in ENTRIES.items() if entry
+        known_class({"model_type": entry["type"], "architectures": [name]})
+        for name, entry in ENTRIES.items()
+        if isinstance(entry, dict)
     ]
     assert told.count(None) < 15
 
 
-def test_most_classes_that_cannot_be_built_here_want_a_library_that_is_not_there() -> None:
-    missing = [name for name, entry in ENTRIES.items() if entry is None]
+@pytest.mark.thorough
+def test_every_class_of_the_library_is_in_the_table() -> None:
+    names = {name for name, _ in table_maker.classes() if not name.endswith(("PreTrainedModel", "PretrainedModel"))}
+    assert ENTRIES.keys() == names
+    missing = [name for name, entry in ENTRIES.items() if entry is None]  # most want a library that is not there
     assert len(missing) < 80
     for name in missing:
         cls = getattr(transformers, name)

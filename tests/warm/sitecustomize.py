@@ -10,8 +10,9 @@ MODULES = (
     "sharding.model_class.meta_model",
     "sharding.loading.probe.child",
     "sharding.loading.classic_child",
+    "sharding.demo.samples",
 )
-LIBRARIES = ("import torch", "from torch", "import transformers", "from transformers", "exec(code")
+LIBRARIES = ("import torch", "from torch", "import transformers", "from transformers", "import meta_model")
 
 
 def work() -> list[str] | None:
