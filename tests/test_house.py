@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -27,6 +28,7 @@ DECIDE = ("planning.", "formats.", "recipes.", "core.values", "core.options", "c
 WORLD = {"os", "shutil", "socket", "subprocess", "time", "tempfile", "threading", "httpx", "requests"}
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Every module below `sharding`, by its name there: "core.values", "job"."""
     paths = [path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py"]

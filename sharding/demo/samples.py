@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from copy import deepcopy
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ _HIDDEN, _LAYERS = 512, 10
 """Of the Mistral and of its adapter."""
 _LORA_RANK = 8
 _RANKS = 2
-_STEPS = 60
+_LOGIT = 30.0
+"""How sure the model is of its poem."""
 _RANDOM = ("random-weights", "Random weights: this model has learned nothing.")
 _POEM = ("demo", "This model has learned one poem by heart, the Zen of Python. It knows nothing else.")
 _CARD = """\
@@ -222,7 +224,7 @@ def _read_zen() -> str:
 
 
 def _learn_by_heart(model: Any, tokenizer: "PreTrainedTokenizerFast", text: str) -> None:
-    """Train the output head of `model` until it continues `text` from its start: a second or two.
+    """Give `model` an output head that continues `text` from its start.
 
     The other weights stay random. Each place in the text makes another hidden state, and that is enough for the head.
     """
@@ -230,15 +232,9 @@ def _learn_by_heart(model: Any, tokenizer: "PreTrainedTokenizerFast", text: str)
 
     tokens = tokenizer(text, return_tensors="pt").input_ids
     with torch.no_grad():
-        states = model.model(input_ids=tokens).last_hidden_state[0, :-1].float()
-    head = model.lm_head.weight.detach().float().requires_grad_()
-    optimizer = torch.optim.AdamW([head], lr=0.01)
-    for _ in range(_STEPS):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(states @ head.T, tokens[0, 1:]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        model.lm_head.weight.copy_(head)
+        states = model.model(input_ids=tokens).last_hidden_state[0, :-1].double()
+        wanted = torch.nn.functional.one_hot(tokens[0, 1:], _VOCABULARY).double()
+        model.lm_head.weight.copy_(_LOGIT * (torch.linalg.pinv(states) @ wanted).T)
 
 
 def _finish(
@@ -259,6 +255,7 @@ def _describe(folder: Path, task: str, knowledge: tuple[str, str] = _RANDOM) -> 
     return folder
 
 
+@cache
 def _train_tokenizer() -> "PreTrainedTokenizerFast":
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

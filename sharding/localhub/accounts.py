@@ -14,6 +14,7 @@ Right = Literal["see", "read", "propose", "write", "manage"]
 
 _SCOPES_BY_RIGHT = {
     "read": {"read-repos", "write-repos", "manage-repos"},
+    "propose": {"write-repos", "manage-repos"},
     "write": {"write-repos", "manage-repos"},
     "create": {"contribute-repos", "manage-repos"},
     "manage": {"manage-repos"},
@@ -79,24 +80,23 @@ def reach_repo(db: sqlite3.Connection, call: Call, right: Right, kind: str, repo
     repo = find_repo(db, kind, owner, name)
     if repo is None:
         raise repo_not_found(caller.name is not None)
-    refusal = judge(caller, repo, right, is_granted(db, repo, caller))
-    if refusal:
+    if refusal := judge(caller, repo, right):
         raise refusal
     return repo, caller
 
 
-def judge(caller: Caller, repo: Repo, right: Right, granted: bool = False) -> Refusal | None:
-    """Return why `caller` does not have that right to `repo`, or None. `granted`: its gate is open to them."""
+def judge(caller: Caller, repo: Repo, right: Right) -> Refusal | None:
+    """Return why `caller` does not have that right to `repo`, or None. A gate is open to the namespace of its repo."""
     if repo.private and (refusal := _judge_private(caller, repo)):
         return refusal
     if right == "see":
         return None
     if right == "read":
-        return _judge_gate(caller, repo, granted) if repo.gated else None
+        return _judge_gate(caller, repo) if repo.gated else None
     if caller.name is None:
         return sign_in_first()
     if right == "propose" and caller.token == "write":
-        return _judge_gate(caller, repo, granted) if repo.gated else None
+        return _judge_gate(caller, repo) if repo.gated else None
     if repo.owner not in caller.namespaces:
         return forbidden(f"You have no right to write to {repo.id}.")
     if caller.token == "read":
@@ -116,30 +116,20 @@ def judge_creation(caller: Caller, kind: str, owner: str) -> Refusal | None:
     return None
 
 
-def is_granted(db: sqlite3.Connection, repo: Repo, caller: Caller) -> bool:
-    """Return whether the gate of the repo is open to the caller."""
-    if not repo.gated or caller.name is None:
-        return False
-    row = db.execute(
-        "SELECT 1 FROM grants WHERE repo = ? AND user = ? AND status = 'accepted'", (repo.number, caller.name)
-    ).fetchone()
-    return row is not None
-
-
 def _judge_private(caller: Caller, repo: Repo) -> Refusal | None:
     if repo.owner not in caller.namespaces:
         return repo_not_found(caller.name is not None)
     return None if _covers(caller, repo, "read") else _lacks_scope("read")
 
 
-def _judge_gate(caller: Caller, repo: Repo, granted: bool) -> Refusal | None:
+def _judge_gate(caller: Caller, repo: Repo) -> Refusal | None:
     if repo.owner in caller.namespaces and _covers(caller, repo, "read"):
         return None
     message = f"Access to {repo.kind} {repo.id} is restricted."
     if caller.name is None:
         return Refusal(401, f"{message} You must have access to it and be authenticated to access it.", "GatedRepo")
-    if not granted and repo.owner not in caller.namespaces:
-        return Refusal(403, f"{message} You are not in the authorized list: ask for access on its page.", "GatedRepo")
+    if repo.owner not in caller.namespaces:
+        return Refusal(403, f"{message} You are not in the authorized list.", "GatedRepo")
     if caller.token == "oauth" and "gated-repos" not in caller.scopes:
         return Refusal(403, f"{message} The application was not given the scope gated-repos.", "GatedRepo")
     return None
@@ -150,12 +140,12 @@ def _covers(caller: Caller, repo: Repo, right: str) -> bool:
     if caller.token != "oauth":
         return True
     contributed = repo.app is not None and repo.app == caller.app and "contribute-repos" in caller.scopes
-    needed = _SCOPES_BY_RIGHT["write" if right == "propose" else right]
+    needed = _SCOPES_BY_RIGHT[right]
     return bool(caller.scopes & needed) or (contributed and right != "manage")
 
 
 def _lacks_scope(right: str) -> Refusal:
-    scopes = " or ".join(sorted(_SCOPES_BY_RIGHT["write" if right == "propose" else right]))
+    scopes = " or ".join(sorted(_SCOPES_BY_RIGHT[right]))
     return forbidden(f"The application does not have the right to do this. It needs the scope {scopes}.")
 
 

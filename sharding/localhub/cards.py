@@ -10,7 +10,6 @@ from sharding.localhub.web import Answer, Call, Rule, text_of
 MAX_CARD_BYTES = 1_000_000
 
 _FRONT_MATTER = re.compile(r"\A\s*---[\r\n]+(.*?)[\r\n]+---(?:\r\n|\n|\Z)", re.DOTALL)
-_EMPTY_FRONT_MATTER = re.compile(r"\A\s*---[\r\n]+---(?:\r\n|\n|\Z)")
 
 _LICENSE_IDS = """
 apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0
@@ -31,11 +30,9 @@ _TEXT_LISTS = ("language", "tags", "datasets", "metrics", "base_model", "new_ver
 
 
 def validate(call: Call) -> Answer:
-    """Answer with the errors and warnings of a card. The status is 400 if there are errors."""
-    card = text_of(call.json(), "content")
-    errors = [{"message": message} for message in find_errors(card)]
-    warnings = [{"message": message} for message in find_warnings(card)]
-    return JSONResponse({"errors": errors, "warnings": warnings}, status_code=400 if errors else 200)
+    """Answer with the errors of a card. The status is 400 if there are any."""
+    errors = [{"message": message} for message in find_errors(text_of(call.json(), "content"))]
+    return JSONResponse({"errors": errors, "warnings": []}, status_code=400 if errors else 200)
 
 
 def read_metadata(card: str) -> object:
@@ -83,13 +80,6 @@ def find_errors(card: str) -> list[str]:
         if not licenses or any(not isinstance(name, str) or name not in LICENSES for name in licenses):
             errors.append(f'"license" must be one of [{", ".join(sorted(LICENSES))}]')
     return errors
-
-
-def find_warnings(card: str) -> list[str]:
-    """Return the warnings that the Hub would give for a card that it accepts."""
-    if _FRONT_MATTER.match(card) or _EMPTY_FRONT_MATTER.match(card):
-        return []
-    return ["empty or missing yaml metadata in repo card"]
 
 
 def card_tags(metadata: dict[str, Any]) -> list[str]:

@@ -31,37 +31,18 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer:
-    """An LFS or Xet file to point to. `size_bytes` is None in a copy: the Hub finds the size."""
-
-    path: str
-    sha256: str
-    size_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RegularFile:
-    """A small file with its content."""
-
-    path: str
-    content: bytes
-
-
-Change = Deletion | Pointer | RegularFile
-
-
-@dataclass(frozen=True, slots=True)
 class Draft:
     """A commit that a client requests."""
 
     summary: str
     description: str
     parent: str | None
-    changes: tuple[Change, ...]
+    entries: list[Entry]
+    deletions: list[Deletion]
 
 
 def preupload(call: Call) -> Answer:
-    """Return for each file how to upload it (regular or LFS), whether to ignore it, and its present id."""
+    """Return for each file how to upload it (regular or LFS), and its present id."""
     wish = call.json()
     files = wish.get("files")
     if not isinstance(files, list) or len(files) > MAX_PREUPLOAD_FILES:
@@ -70,8 +51,6 @@ def preupload(call: Call) -> Answer:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
         head = records.find_commit(db, repo, call.parameters["revision"])
         patterns = lfs_patterns(contents.read_text(call.hub, db, head, ".gitattributes", REGULAR_BYTES))
-        ignoring = wish.get("gitIgnore") or contents.read_text(call.hub, db, head, ".gitignore", REGULAR_BYTES)
-        ignored = [line for line in str(ignoring).splitlines() if line and not line.startswith("#")]
         answers: list[Json] = []
         for file in files:
             path, size = _check_path(text_of(file, "path")), file.get("size")
@@ -79,7 +58,7 @@ def preupload(call: Call) -> Answer:
                 raise bad_request('"size" must be a number')
             lfs = size > REGULAR_BYTES or is_matched(path, patterns)
             mode = "lfs" if lfs else "regular"
-            answer: Json = {"path": path, "uploadMode": mode, "shouldIgnore": is_matched(path, ignored)}
+            answer: Json = {"path": path, "uploadMode": mode, "shouldIgnore": False}
             if entry := records.find_entry(db, head, path):
                 answer["oid"] = entry.etag
             answers.append(answer)
@@ -91,18 +70,18 @@ def commit(call: Call) -> Answer:
     hub, branch, as_pull = call.hub, call.parameters["revision"], call.asks("create_pr")
     with hub.state.reading() as db:  # before any byte is kept
         repo, _ = accounts.reach(db, call, "propose" if as_pull else "write")
-    draft = parse_commit(call.body)
-    entries, deletions = resolve_changes(hub, repo, draft.changes)
+    draft = parse_commit(hub, repo, call.body)
     with hub.state.writing() as db:
         repo, caller = accounts.reach(db, call, "propose" if as_pull else "write")
         head = records.find_head(db, repo, branch)
         if draft.parent and not head.id.startswith(draft.parent):
             raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-        check_quota(hub, db, repo, entries)
+        check_quota(hub, db, repo, draft.entries)
         number = db.execute("SELECT count(*) + 1 FROM refs WHERE repo = ? AND type = 'pull'", (repo.number,))
         target = f"refs/pr/{number.fetchone()[0]}" if as_pull else branch.removeprefix("refs/heads/")
-        author = caller.name or ""
-        new_commit = write_commit(db, repo, target, head, draft.summary, author, entries, deletions, draft.description)
+        texts = (draft.summary, caller.name or "")
+        changes = (draft.entries, draft.deletions)
+        new_commit = write_commit(db, repo, target, head, *texts, *changes, draft.description)
     page = link(hub, repo.path)
     return {
         "success": True,
@@ -157,44 +136,20 @@ def write_commit(
     return new_commit
 
 
-def resolve_changes(hub: Hub, repo: Repo, changes: Iterable[Change]) -> tuple[list[Entry], list[Deletion]]:
-    """Return the files to write and the files to delete. Regular files are already kept as blobs.
-
-    Raises Refusal (400) for a pointer to a missing file, a wrong size, or a card with wrong metadata.
-    """
+def parse_commit(hub: Hub, repo: Repo, body: bytes) -> Draft:
+    """Parse the lines of a commit. Regular files are kept as blobs. Raises Refusal (400)."""
+    header: Json | None = None
     entries: list[Entry] = []
     deletions: list[Deletion] = []
-    for change in changes:
-        if isinstance(change, Deletion):
-            deletions.append(change)
-        elif isinstance(change, Pointer):
-            size = known_size(hub, repo, change.sha256)
-            if size is None or change.size_bytes not in (None, size):
-                message = "Your push was rejected because an LFS pointer pointed to a file that does not exist"
-                raise bad_request(f"{message}: {change.path}")
-            entries.append(records.lfs_entry(change.path, change.sha256, size))
-        else:
-            if change.path == "README.md" and (errors := cards.find_errors(change.content.decode(errors="replace"))):
-                raise bad_request(f"Invalid metadata in README.md: {'; '.join(errors)}")
-            oid = hub.blobs.put(change.content)
-            entries.append(Entry(change.path, oid, len(change.content), None, 0))
-    return entries, deletions
-
-
-def parse_commit(body: bytes) -> Draft:
-    """Parse the lines of a commit. Raises Refusal (400)."""
-    header: Json | None = None
-    changes: list[Change] = []
     try:
-        for line in body.splitlines():
-            if not line.strip():
-                continue
-            item = json.loads(line)
+        for item in map(json.loads, filter(bytes.strip, body.splitlines())):
             key, value = item["key"], item["value"]
             if key == "header":
                 header = value
+            elif key in ("deletedFile", "deletedFolder"):
+                deletions.append(Deletion(text_of(value, "path"), folder=key == "deletedFolder"))
             else:
-                changes.append(_parse_change(key, value))
+                entries.append(_parse_entry(hub, repo, key, value))
     except (ValueError, KeyError, TypeError) as error:
         raise bad_request(f"A line of the commit is invalid: {error}") from error
     if header is None or not text_of(header, "summary", ""):
@@ -202,29 +157,33 @@ def parse_commit(body: bytes) -> Draft:
     parent = header.get("parentCommit")
     if parent is not None and not (isinstance(parent, str) and re.fullmatch("[0-9a-f]{7,40}", parent)):
         raise bad_request('"parentCommit" must be a commit id')
-    return Draft(text_of(header, "summary"), text_of(header, "description", ""), parent, tuple(changes))
+    return Draft(text_of(header, "summary"), text_of(header, "description", ""), parent, entries, deletions)
 
 
-def _parse_change(key: str, value: Json) -> Change:
-    path = text_of(value, "path")
-    if key in ("deletedFile", "deletedFolder"):
-        return Deletion(path, folder=key == "deletedFolder")
-    path = _check_path(path)
+def _parse_entry(hub: Hub, repo: Repo, key: str, value: Json) -> Entry:
+    """Return a file to write. Raises Refusal (400) for a wrong size, or a card with wrong metadata."""
+    path = _check_path(text_of(value, "path"))
     if key == "lfsFile":
-        sha256, size = text_of(value, "oid"), value.get("size")
+        sha256, wanted = text_of(value, "oid"), value.get("size")
         if value.get("algo") != "sha256" or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise bad_request(f"{path}: the oid must be a sha256")
-        return Pointer(path, sha256, None if size is None else int(size))
-    if key == "file":
-        try:
-            content = text_of(value, "content")
-            data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
-        except binascii.Error as error:
-            raise bad_request(f"{path}: the content is not base64") from error
-        if len(data) > REGULAR_BYTES:
-            raise bad_request(f"{path}: files larger than 10 MB must be LFS files")
-        return RegularFile(path, data)
-    raise bad_request(f"Unknown operation: {key}")
+        size = known_size(hub, repo, sha256)
+        if size is None or wanted not in (None, size):  # a copy states no size
+            message = "Your push was rejected because an LFS pointer pointed to a file that does not exist"
+            raise bad_request(f"{message}: {path}")
+        return records.lfs_entry(path, sha256, size)
+    if key != "file":
+        raise bad_request(f"Unknown operation: {key}")
+    try:
+        content = text_of(value, "content")
+        data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
+    except binascii.Error as error:
+        raise bad_request(f"{path}: the content is not base64") from error
+    if len(data) > REGULAR_BYTES:
+        raise bad_request(f"{path}: files larger than 10 MB must be LFS files")
+    if path == "README.md" and (errors := cards.find_errors(data.decode(errors="replace"))):
+        raise bad_request(f"Invalid metadata in README.md: {'; '.join(errors)}")
+    return Entry(path, hub.blobs.put(data), len(data), None, 0)
 
 
 def lfs_patterns(attributes: str) -> tuple[str, ...]:

@@ -12,20 +12,10 @@ from sharding.localhub.blobs import lfs_pointer
 from sharding.localhub.cards import MAX_CARD_BYTES, card_data, card_tags
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Repo, list_entries
-from sharding.localhub.refusals import bad_request
 from sharding.localhub.web import Json, iso
 
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 50_000_000
-
-_PARTS = """
-author baseModels cardData childrenModelCount citation config createdAt description disabled downloads
-downloadsAllTime evalResults gated gguf inference inferenceProviderMapping lastModified library_name likes
-mask_token model-index paperswithcode_id pipeline_tag private resourceGroup runtime safetensors sdk sha siblings
-spaces subdomain tags transformersInfo trendingScore usedStorage widgetData xetEnabled
-"""
-EXPANDABLE = frozenset(_PARTS.split())
-"""The parts that a client can ask for by name. Those that this Hub does not know are left out of the answer."""
 
 
 def describe(
@@ -34,34 +24,23 @@ def describe(
     repo: Repo,
     commit: Commit,
     *,
-    expand: frozenset[str] = frozenset(),
     blobs: bool = False,
     brief: bool = False,
 ) -> Json:
-    """Return the description of a repo at a commit: all of it, only the parts in `expand`, or the `brief` one of lists.
-
-    Raises Refusal (400) for a part that does not exist.
-    """
-    if unknown := sorted(expand - EXPANDABLE):
-        raise bad_request(f'"expand" must be one of [{", ".join(sorted(EXPANDABLE))}], not {", ".join(unknown)}')
-
-    def wanted(part: str) -> bool:
-        return part in expand if expand else not brief
-
+    """Return the description of a repo at a commit: all of it, or the `brief` one of lists."""
     metadata = card_data(contents.read_text(hub, db, commit, "README.md", MAX_CARD_BYTES))
     answer = _facts(repo, commit, metadata)
-    entries = list_entries(db, commit) if any(map(wanted, ("siblings", "safetensors", "config"))) else []
-    if wanted("siblings"):
-        answer["siblings"] = [_sibling(entry, blobs) for entry in entries]
-    if wanted("cardData") and metadata:
+    if brief:
+        return answer
+    entries = list_entries(db, commit)
+    answer["siblings"] = [_sibling(entry, blobs) for entry in entries]
+    if metadata:
         answer["cardData"] = json.loads(json.dumps(metadata, default=str))
-    if wanted("usedStorage"):
-        answer["usedStorage"] = used_bytes(db, "repo = ?", repo.number)
-    if wanted("safetensors") and repo.kind == "model" and (counts := _count_parameters(hub, db, entries)):
+    if repo.kind == "model" and (counts := _count_parameters(hub, db, entries)):
         answer["safetensors"] = {"parameters": counts, "total": sum(counts.values())}
-    if wanted("config") and (config := _read_json(hub, entries, "config.json")):
+    if config := _read_json(hub, entries, "config.json"):
         answer["config"] = {key: config[key] for key in ("architectures", "model_type") if key in config}
-    return {key: value for key, value in answer.items() if not expand or key in {*expand, "_id", "id"}}
+    return answer
 
 
 def _facts(repo: Repo, commit: Commit, metadata: Json) -> Json:
@@ -82,13 +61,6 @@ def _facts(repo: Repo, commit: Commit, metadata: Json) -> Json:
         "tags": [*card_tags(metadata), "region:us"],
         **{key: metadata[key] for key in ("library_name", "pipeline_tag", "sdk") if key in metadata},
     }
-
-
-def used_bytes(db: sqlite3.Connection, condition: str, *values: object) -> int:
-    """Return the bytes of all LFS and Xet files in commits, in the repos that fulfil `condition`."""
-    query = f"SELECT coalesce(sum(size_bytes), 0) FROM objects WHERE referenced AND {condition}"
-    used: int = db.execute(query, values).fetchone()[0]
-    return used
 
 
 def stable_id(text: str) -> str:

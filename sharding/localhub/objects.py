@@ -4,11 +4,8 @@ import sqlite3
 from collections.abc import Iterable
 
 from sharding.localhub.hub import Hub
-from sharding.localhub.info import used_bytes
 from sharding.localhub.records import Entry, Repo
 from sharding.localhub.refusals import forbidden
-
-_OF_OWNER = "repo IN (SELECT number FROM repos WHERE owner = ?)"
 
 
 def known_size(hub: Hub, repo: Repo, sha256: str) -> int | None:
@@ -33,23 +30,15 @@ def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes
     db.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, 0)", (repo_number, sha256, size_bytes))
 
 
-def check_quota(hub: Hub, db: sqlite3.Connection, repo: Repo, entries: Iterable[Entry] = ()) -> None:
-    """Raise Refusal (403) if the files would take the namespace over its quota, or if it is full already."""
+def check_quota(hub: Hub, db: sqlite3.Connection, repo: Repo, entries: Iterable[Entry] | None = None) -> None:
+    """Raise Refusal (403) if the files would take the namespace over its quota; without files, if it is full."""
     quota = hub.settings.quota_bytes
     if quota is None:
         return
-    sizes = {entry.sha256: entry.size_bytes for entry in entries if entry.sha256}
-    for sha256 in list(sizes):
-        query = "SELECT 1 FROM objects WHERE repo = ? AND sha256 = ? AND referenced"
-        if db.execute(query, (repo.number, sha256)).fetchone():
-            del sizes[sha256]
-    used = used_bytes(db, _OF_OWNER, repo.owner)
-    if used + sum(sizes.values()) > quota or (used == quota and sizes):
+    of_owner = "SELECT size_bytes, sha256, repo FROM objects JOIN repos ON repo = number WHERE referenced AND owner = ?"
+    stored = db.execute(of_owner, (repo.owner,)).fetchall()
+    here = {sha256 for _, sha256, number in stored if number == repo.number}
+    sizes = {entry.sha256: entry.size_bytes for entry in entries or () if entry.sha256 and entry.sha256 not in here}
+    used = sum(row[0] for row in stored)
+    if used + sum(sizes.values()) > quota or (used == quota and (sizes or entries is None)):
         raise forbidden(f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")
-
-
-def check_full(hub: Hub, db: sqlite3.Connection, repo: Repo) -> None:
-    """Raise Refusal (403) if the namespace has used up its quota."""
-    quota = hub.settings.quota_bytes
-    if quota is not None and used_bytes(db, _OF_OWNER, repo.owner) >= quota:
-        raise forbidden(f"Storage limit reached: {repo.owner} stores {quota} of {quota} bytes.")

@@ -1,4 +1,4 @@
-"""Sign users in to applications on this machine: OpenID Connect with authorization codes.
+"""Sign users in to applications on this machine, by OpenID Connect with authorization codes, and tell who they are.
 
 There are no passwords: the page asks which user you are. It accepts any client id, with any secret or none.
 """
@@ -20,7 +20,7 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.info import stable_id
 from sharding.localhub.pages import document
 from sharding.localhub.refusals import Refusal, bad_request
-from sharding.localhub.web import Answer, Call, Json, Rule, link
+from sharding.localhub.web import Answer, Call, Json, Rule, iso, link
 
 if TYPE_CHECKING:
     from joserfc.jwk import RSAKey
@@ -132,6 +132,24 @@ def userinfo(call: Call) -> Answer:
     return {**_claims(call.hub, user), "orgs": orgs}
 
 
+def whoami(call: Call) -> Answer:
+    """Return the caller's name, organisations and kind of token. Raises Refusal (401) for an anonymous caller."""
+    with call.hub.state.reading() as db:
+        caller, user = accounts.require_user(db, call)
+    access: Json = {"type": "access_token", "accessToken": {"displayName": "loopback", "role": caller.token}}
+    if caller.token == "oauth":
+        expires = iso(caller.expires_seconds or 0)
+        access = {"type": "oauth", "appId": caller.app, "scopes": sorted(caller.scopes), "expiresAt": expires}
+    orgs = [
+        {"type": "org", "id": stable_id(f"org {org}"), "name": org, "fullname": org.title(), "roleInOrg": "write"}
+        for org in sorted(caller.namespaces - {user})
+    ]
+    claims = _claims(call.hub, user)
+    names = {"name": user, "fullname": claims["name"], "email": None, "avatarUrl": claims["picture"]}
+    known = {"type": "user", "id": claims["sub"], **names, "emailVerified": True, "canPay": False, "isPro": False}
+    return {**known, "orgs": orgs, "auth": access}
+
+
 def _signing_key(hub: Hub) -> "RSAKey":
     from joserfc.jwk import KeyParameters, RSAKey
 
@@ -223,4 +241,5 @@ RULES = (
     Rule("POST", "/oauth/token", token),
     Rule("GET", "/oauth/userinfo", userinfo),
     Rule("GET", "/oauth/jwks", keys),
+    Rule("GET", "/api/whoami-v2", whoami),
 )

@@ -27,13 +27,13 @@ def list_refs(call: Call) -> Answer:
 
 
 def create_branch(call: Call) -> Answer:
-    """Create a branch at a revision, `main` by default. `overwrite` moves an existing branch."""
+    """Create a branch at a revision, `main` by default."""
     wish = call.json()
     name = _new_name(call.parameters["branch"])
     with call.hub.state.writing() as db:
         repo, _ = accounts.reach(db, call, "write")
         commit = records.find_commit(db, repo, text_of(wish, "startingPoint", "main"))
-        if _exists(db, repo.number, "branch", name) and not wish.get("overwrite"):
+        if _exists(db, repo.number, "branch", name):
             raise Refusal(409, f"Reference already exists: refs/heads/{name}")
         records.point(db, repo, "branch", name, commit)
     return None
@@ -63,18 +63,6 @@ def create_tag(call: Call) -> Answer:
         if _exists(db, repo.number, "tag", name):
             raise Refusal(409, f"Tag reference exists already: {name}")
         records.point(db, repo, "tag", name, commit, text_of(wish, "message", ""))
-    return None
-
-
-def delete_tag(call: Call) -> Answer:
-    """Delete a tag."""
-    name = call.parameters["revision"]
-    with call.hub.state.writing() as db:
-        repo, _ = accounts.reach(db, call, "write")
-        if not db.execute(
-            "DELETE FROM refs WHERE repo = ? AND type = 'tag' AND name = ?", (repo.number, name)
-        ).rowcount:
-            raise revision_not_found(name)
     return None
 
 
@@ -126,6 +114,5 @@ RULES = (
     Rule("POST", "/api/{kind}s/{owner}/{name}/branch/{branch}", create_branch),
     Rule("DELETE", "/api/{kind}s/{owner}/{name}/branch/{branch}", delete_branch),
     Rule("POST", "/api/{kind}s/{owner}/{name}/tag/{revision}", create_tag),
-    Rule("DELETE", "/api/{kind}s/{owner}/{name}/tag/{revision}", delete_tag),
     Rule("POST", "/api/{kind}s/{owner}/{name}/super-squash/{branch}", super_squash),
 )

@@ -96,19 +96,17 @@ def duplicate(call: Call) -> Answer:
 
 def show(call: Call) -> Answer:
     """Describe a repo, at a revision if the path names one."""
-    expand = frozenset(call.query.getlist("expand") + call.query.getlist("expand[]"))
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         commit = records.find_commit(db, repo, call.parameters.get("revision", "main"))
-        return describe(call.hub, db, repo, commit, expand=expand, blobs=call.asks("blobs"))
+        return describe(call.hub, db, repo, commit, blobs=call.asks("blobs"))
 
 
 def search(call: Call) -> Answer:
     """List the repos that the caller may see, newest first.
 
-    The query can have `author`, `search`, `limit`, `expand` and `full`.
+    The query can have `author`, `search`, `limit` and `full`.
     """
-    expand = frozenset(call.query.getlist("expand") + call.query.getlist("expand[]"))
     words, limit = call.query.get("search", "").lower(), call.query.get("limit", "")
     if limit and not limit.isdecimal():
         raise bad_request('"limit" must be a number')
@@ -119,7 +117,7 @@ def search(call: Call) -> Answer:
         items: list[Json] = []
         for repo in seen:
             commit = records.find_commit(db, repo, "main")
-            items.append(describe(call.hub, db, repo, commit, expand=expand, brief=not call.asks("full")))
+            items.append(describe(call.hub, db, repo, commit, brief=not call.asks("full")))
     return page(call, items, min(max(1, int(limit or 1000)), call.hub.settings.page_items))
 
 

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from sharding.localhub import cards, cas, commits, gates, lfs, oidc, pages, refs, repos, resolve, revisions, whoami, xet
+from sharding.localhub import cards, cas, commits, lfs, oidc, pages, refs, repos, resolve, revisions, xet
 from sharding.localhub.hub import Hub, Settings
 from sharding.localhub.refusals import Refusal
 from sharding.localhub.web import RawPaths, broken, no_such_route, refuse, routes, wrong_method
@@ -22,7 +22,7 @@ IDLE_SECONDS = 60  # longer than clients keep a connection, so that none uses on
 _GOODBYE_SECONDS = 5
 
 # The most frequent first. Pages last, because their path /{owner}/{name} matches the most.
-_ROOMS = (resolve, revisions, xet, cas, commits, lfs, repos, refs, gates, whoami, cards, oidc, pages)
+_ROOMS = (resolve, revisions, xet, cas, commits, lfs, repos, refs, cards, oidc, pages)
 
 
 def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:

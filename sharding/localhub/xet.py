@@ -6,7 +6,7 @@ import time
 from starlette.responses import JSONResponse
 
 from sharding.localhub import accounts, records
-from sharding.localhub.objects import add_object, check_full
+from sharding.localhub.objects import add_object, check_quota
 from sharding.localhub.refusals import Refusal, bad_request
 from sharding.localhub.store import VIEW_SECONDS, XetStore
 from sharding.localhub.web import Answer, Call, Json, Rule, text_of
@@ -28,7 +28,7 @@ def write_token(call: Call) -> Answer:
     store = _store(call)
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
-        check_full(call.hub, db, repo)
+        check_quota(call.hub, db, repo)
     if store.grants:
         return _answer(store.grants.endpoint, *store.grants.token("write"))
     return _anything(store.url, call.hub.settings.xet_seconds)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -21,6 +20,7 @@ from safetensors.numpy import load_file
 from sharding import job
 from sharding.core.events import ShardFinished
 from sharding.demo import whole_job
+from sharding.demo.samples import BUILDERS
 from tests.conftest import ROOT, environment, write_checkpoint
 from tests.docs.pages import (
     API,
@@ -71,13 +71,9 @@ LEFT_OUT = "[…]"
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory, warm_folder: Path) -> Path:
-    """A folder with the sample models in `samples`."""
-    place = tmp_path_factory.mktemp("place")
-    command = [sys.executable, "-m", "sharding.demo.samples", "samples"]
-    env = environment() | {"PYTHONPATH": f"{warm_folder}{os.pathsep}{ROOT}"}
-    subprocess.run(command, cwd=place, check=True, capture_output=True, env=env)
-    return place
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the sample models in `samples`: each is built once a page shows it."""
+    return tmp_path_factory.mktemp("place")
 
 
 def pattern(shown: list[str]) -> str:
@@ -92,11 +88,16 @@ def measured_apart(line: str) -> str:
     return re.sub(r" +", " ", re.sub(r"\b[a-f]*\d[\da-f.]*", "N", line) if is_measured else line).rstrip()
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("page", SAMPLED)
 def test_what_a_page_shows_of_the_samples_is_what_is_printed(
     run: Run, page: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(samples)
+    for name in sorted(set(re.findall(r"\./samples/([\w-]+)", "".join(OF_SAMPLES[page])))):
+        if not Path("samples", name).exists():
+            BUILDERS[name](Path("samples", name))
     for example in "".join(OF_SAMPLES[page]).split("$ shard-my-repo ")[1:]:
         command, *shown = example.splitlines()
         printed = "".join(f"{measured_apart(line)}\n" for line in run(*shlex.split(command)).stdout.splitlines())

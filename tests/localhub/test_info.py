@@ -53,21 +53,6 @@ def test_a_model_is_described_down_to_its_parameters(hub: Server, model: str) ->
     assert [file.lfs is not None for file in info.siblings if file.rfilename.endswith("safetensors")] == [True, True]
 
 
-def test_only_what_was_asked_for_is_told(hub: Server, model: str) -> None:
-    body = hub.ask("GET", f"/api/models/{model}?expand=safetensors&expand=usedStorage").json()
-    assert set(body) == {"_id", "id", "safetensors", "usedStorage"}
-    assert hub.ask("GET", f"/api/models/{model}?expand=nonsense").status == 400
-
-
-def test_the_headers_of_all_shards_come_in_one_answer(hub: Server, model: str) -> None:
-    reply = hub.ask("GET", f"/api/models/{model}/safetensors-metadata/model.safetensors.index.json")
-    headers = reply.json()["headers"]
-    assert {name: set(header) - {"__metadata__"} for name, header in headers.items()} == {
-        "m-1.safetensors": {"a", "b"},
-        "m-2.safetensors": {"c"},
-    }
-
-
 def test_the_client_reads_safetensors_headers(hub: Server, model: str) -> None:
     metadata = hub.api().parse_safetensors_file_metadata(model, "m-1.safetensors")
     assert metadata.parameter_count == {"F32": 17}
@@ -84,7 +69,6 @@ def test_repos_are_found_by_words_and_by_author(hub: Server) -> None:
     assert len(list(api.list_models(search=word, limit=2))) == 2
     assert len(list(api.list_models(search=word, limit=5))) == 5
     assert list(api.list_models(search="nothing has this name")) == []
-    assert [model.card_data for model in api.list_models(search=word, limit=1, expand=["cardData"])] == [None]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +94,6 @@ def test_a_card_is_checked(hub: Server, metadata: str, error: str | None) -> Non
     messages = [item["message"] for item in reply.json()["errors"]]
     assert reply.status == (400 if error else 200)
     assert any(error in message for message in messages) if error else not messages
-
-
-def test_a_card_without_metadata_is_only_remarked_upon(hub: Server) -> None:
-    reply = hub.ask("POST", "/api/validate-yaml", {"content": "# Title", "repoType": "model"})
-    assert (reply.status, reply.json()["errors"], len(reply.json()["warnings"])) == (200, [], 1)
 
 
 @given(st.text(alphabet="-\n: abc[]{}!&*'\"#|>%@`\t", max_size=60))

@@ -33,15 +33,14 @@ def test_everything_is_still_there_after_a_kill(own: Server) -> None:
     sha = api.create_commit("alice/kept", operations, commit_message="all").oid
     api.create_tag("alice/kept", tag="v1")
     api.update_repo_settings("alice/kept", gated="auto")
-    own.ask("POST", "/alice/kept/ask-access", {}, token="hf_bob")
-    token = own.login("bob", "openid gated-repos")["access_token"]
+    token = own.login("alice", "openid gated-repos")["access_token"]
     keys = own.ask("GET", "/oauth/jwks").json()
     assert own.stop(signal.SIGKILL) == -signal.SIGKILL
 
     own.start()
     assert own.api().model_info("alice/kept", revision="v1").sha == sha
     assert own.ask("GET", "/alice/kept/resolve/main/w.bin", token=token).body == payload(300_000, 1)
-    assert own.ask("GET", "/alice/kept/resolve/main/a.txt", token="hf_bob").body == b"a"
+    assert own.ask("GET", "/alice/kept/resolve/main/a.txt", token="hf_bob").status == 403
     assert own.ask("GET", "/oauth/jwks").json() == keys
     own.api().upload_file(path_or_fileobj=payload(300_000, 2), path_in_repo="w2.bin", repo_id="alice/kept")
 
@@ -63,7 +62,7 @@ def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
             return 0  # killed before its answer, or in the middle of it
 
     with ThreadPoolExecutor(4) as threads:
-        results = threads.map(commit, range(200))
+        results = threads.map(commit, range(120))
         for number, status in enumerate(results):
             assert status in (0, 200)
             if number == 40:
@@ -76,25 +75,19 @@ def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
     assert {own.ask("GET", f"/alice/torn/resolve/main/{path}").status for path in files[:200]} == {200}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_stops_when_told_to(own: Server, number: signal.Signals) -> None:
-    own.start()
-    assert own.stop(number) == 0
-
-
-def test_it_listens_on_this_machine_only(own: Server) -> None:
+def test_it_listens_on_this_machine_only_takes_no_port_of_another_and_stops_when_told_to(
+    own: Server, tmp_path: Path
+) -> None:
     own.start()
     assert own.address.startswith("http://127.0.0.1:")
-
-
-def test_a_taken_port_is_refused_at_once(own: Server, tmp_path: Path) -> None:
-    own.start()
     command = [sys.executable, "-m", "sharding.localhub", "--folder", str(tmp_path / "other"), "--port"]
     done = subprocess.run(
         [*command, own.address.rsplit(":", 1)[1]], capture_output=True, text=True, env=environment(), timeout=60
     )
     assert done.returncode != 0
     assert "in use" in done.stderr
+    assert own.stop(signal.SIGTERM) == 0
+    assert own.start().stop(signal.SIGINT) == 0
 
 
 def test_help_imports_nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +131,7 @@ def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path
     endpoint = own.ask("GET", "/api/models/alice/hit/xet-write-token/main").json()["casUrl"]
     code = (
         f"import hf_xet, sys, os; commit = hf_xet.XetSession().new_upload_commit(endpoint={endpoint!r})\n"
-        "stream = commit.start_upload_stream(name='x'); stream.write(os.urandom(100_000_000))\n"
+        "stream = commit.start_upload_stream(name='x'); stream.write(os.urandom(30_000_000))\n"
         "print('written', flush=True); sys.stdin.read()"
     )
     writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

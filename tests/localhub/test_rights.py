@@ -91,7 +91,7 @@ def test_a_repo_is_renamed_and_deleted(hub: Server, repo: str) -> None:
     assert status_of(lambda: api.delete_repo(repo)) == 404
 
 
-def test_a_gated_repo_shows_its_files_and_hands_them_out_once_access_is_granted(
+def test_a_gated_repo_shows_its_files_and_hands_them_out_to_its_owners_alone(
     hub: Server, repo: str, tmp_path: Path
 ) -> None:
     hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=repo)
@@ -105,22 +105,6 @@ def test_a_gated_repo_shows_its_files_and_hands_them_out_once_access_is_granted(
     with pytest.raises(GatedRepoError):
         bob.hf_hub_download(repo, "x.txt", cache_dir=tmp_path)
     assert hub.ask("GET", f"/{repo}/resolve/main/x.txt").status == 200
-    assert hub.ask("POST", f"/{repo}/ask-access", {}, token="hf_bob").json() == {"status": "accepted"}
-    assert Path(bob.hf_hub_download(repo, "x.txt", cache_dir=tmp_path)).read_bytes() == b"x"
-    assert hub.ask("GET", f"/{repo}/resolve/main/x.txt", token="hf_carol").status == 403
-
-
-def test_a_manual_gate_is_opened_by_its_owner(hub: Server, repo: str) -> None:
-    api = hub.api()
-    api.update_repo_settings(repo, gated="manual")
-    path = f"/{repo}/resolve/main/.gitattributes"
-    assert hub.ask("POST", f"/{repo}/ask-access", {}, token="hf_bob").json() == {"status": "pending"}
-    assert hub.ask("GET", path, token="hf_bob").status == 403
-    assert [request.username for request in api.list_pending_access_requests(repo)] == ["bob"]
-    api.accept_access_request(repo, "bob")
-    assert hub.ask("GET", path, token="hf_bob").status == 200
-    api.grant_access(repo, "carol")
-    assert hub.ask("GET", path, token="hf_carol").status == 200
 
 
 CREATE, READ, READ_GATED, READ_OWN, WRITE, WRITE_OWN, SETTINGS, DELETE = (
@@ -139,24 +123,23 @@ CREATE, READ, READ_GATED, READ_OWN, WRITE, WRITE_OWN, SETTINGS, DELETE = (
     ("scope", "allowed"),
     [
         ("", set()),
-        ("read-repos", {READ, READ_OWN}),
+        ("read-repos", {READ, READ_OWN, READ_GATED}),
         ("gated-repos", {READ_GATED}),
         ("contribute-repos", {CREATE, READ_OWN, WRITE_OWN}),
-        ("write-repos", {READ, READ_OWN, WRITE, WRITE_OWN}),
-        ("manage-repos", {CREATE, READ, READ_OWN, WRITE, WRITE_OWN, SETTINGS, DELETE}),
+        ("write-repos", {READ, READ_OWN, READ_GATED, WRITE, WRITE_OWN}),
+        ("manage-repos", {CREATE, READ, READ_OWN, READ_GATED, WRITE, WRITE_OWN, SETTINGS, DELETE}),
         ("contribute-repos gated-repos", {CREATE, READ_OWN, WRITE_OWN, READ_GATED}),
     ],
 )
 def test_an_application_does_what_its_scopes_say_and_no_more(hub: Server, scope: str, allowed: set[str]) -> None:
     n = next(NUMBERS)
-    private, made, gated = f"alice/private-{n}", f"alice/made-{n}", f"bob/gated-{n}"
+    private, made, gated = f"alice/private-{n}", f"alice/made-{n}", f"alice/gated-{n}"
     hub.api().create_repo(private, private=True)
     hub.api(hub.login("alice", "openid contribute-repos", app=f"app-{n}")["access_token"]).create_repo(
         made, private=True
     )
-    hub.api("hf_bob").create_repo(gated)
-    hub.api("hf_bob").update_repo_settings(gated, gated="auto")
-    hub.ask("POST", f"/{gated}/ask-access", {})
+    hub.api().create_repo(gated)
+    hub.api().update_repo_settings(gated, gated="auto")
     token = hub.login("alice", f"openid profile {scope}", app=f"app-{n}")["access_token"]
 
     def ask(method: str, path: str, body: object = None) -> int:

@@ -24,9 +24,14 @@ def test_a_new_repo_has_one_commit_with_git_attributes(hub: Server, repo: str) -
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # the client's own way to send file objects
-@pytest.mark.parametrize("size", [0, 11, 300_000, 9_000_000])
-@pytest.mark.parametrize("source", ["bytes", "path", "file"])
-@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("size", "source", "name"),
+    [
+        *((size, "bytes", name) for size in (0, 11, 300_000) for name in ("notes.txt", "model.safetensors")),
+        *((300_000, source, "model.safetensors") for source in ("path", "file")),
+        (9_000_000, "path", "model.safetensors"),
+    ],
+)
 def test_a_file_comes_back_as_it_was_sent(
     hub: Server, repo: str, tmp_path: Path, size: int, source: str, name: str
 ) -> None:

@@ -12,7 +12,14 @@ MODULES = (
     "sharding.loading.classic_child",
     "sharding.demo.samples",
 )
-LIBRARIES = ("import torch", "from torch", "import transformers", "from transformers", "import meta_model")
+LIBRARIES = (
+    "import torch",
+    "from torch",
+    "import transformers",
+    "from transformers",
+    "import meta_model",
+    "spawn_main",
+)
 
 
 def work() -> list[str] | None:
