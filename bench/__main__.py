@@ -27,7 +27,6 @@ _COMMANDS = (
     "page.py --seconds 30",
     "arriving.py",
     "looking.py",
-    "crowd.py",
     "fleet.py",
 )
 

@@ -28,10 +28,9 @@ SOURCE_BYTES = 4 * _TENSORS * _ELEMENTS
 
 
 @contextmanager
-def serve_hub(folder: Path, users: tuple[str, ...] = ("alice", "bob")) -> Iterator[str]:
+def serve_hub(folder: Path) -> Iterator[str]:
     """Yield the address of a Hub that has the source."""
-    named = [word for user in users for word in ("--user", user)]
-    command = [sys.executable, "-m", "sharding.localhub", "--folder", str(folder / "hub"), *named]
+    command = [sys.executable, "-m", "sharding.localhub", "--folder", str(folder / "hub")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout
         address = process.stdout.readline().split()[1]
@@ -72,9 +71,9 @@ def serve_page(hub: str, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
             process.terminate()
 
 
-def connect(address: str, token: str = TOKEN) -> Client:
-    """Return a visitor of the page who bears `token`."""
-    headers = {"Authorization": f"Bearer {token}"}
+def connect(address: str) -> Client:
+    """Return a visitor of the page who bears `TOKEN`."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
     return Client(address, token=False, headers=headers, verbose=False, analytics_enabled=False)
 
 

@@ -1,8 +1,6 @@
-"""Draw memory over time as an SVG, with several processes on the same axes. Pure."""
+"""Draw the memory of two loads over time as an SVG, on the same axes. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
 from math import floor, log10
 
 from sharding.core.text import format_bytes
@@ -10,7 +8,8 @@ from sharding.loading.costs import Moment
 
 _WIDTH, _HEIGHT = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 84, 48
-_COLOURS = ("#c2571a", "#2563eb", "#0f766e", "#7c3aed")
+_COLOURS = {"original": "#c2571a", "sharded copy": "#2563eb"}
+_TITLE = "Memory while loading and computing"
 _STYLE = (
     ".chart-ground{fill:#fff}.chart-line{stroke:#e5e7eb}.chart text{fill:#4b5563}.chart-title{fill:#1f2937}"
     "@media(prefers-color-scheme:dark){.chart-ground{fill:#161c1f}.chart-line{stroke:#273136}.chart text{fill:#9fadb4}"
@@ -20,60 +19,41 @@ _STYLE = (
 win."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One process: its name and its memory over time."""
-
-    title: str
-    moments: tuple[Moment, ...]
-
-
 def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
-    """Return the picture of a comparison: the memory of an original and of its sharded copy."""
-    curves = [Curve("original", tuple(original)), Curve("sharded copy", tuple(sharded))]
-    return draw_curves("Memory while loading and computing", curves)
-
-
-def draw_curves(title: str, curves: Sequence[Curve]) -> str:
-    """Return an SVG of `curves` on shared axes, with colours for light and for dark pages.
+    """Return an SVG of the memory of an original and of its sharded copy, with colours for light and for dark pages.
 
     The filled line is anonymous memory, which the system cannot reclaim. The dashed line adds mapped files, which it
     can.
     """
-    seconds = _nice(max((moment.seconds for curve in curves for moment in curve.moments), default=1.0))
-    size = _nice(max((moment.total_bytes for curve in curves for moment in curve.moments), default=1.0))
+    curves = dict(zip(_COLOURS, (original, sharded), strict=True))
+    seconds = _nice(max((moment.seconds for moment in (*original, *sharded)), default=1.0))
+    size = _nice(max((moment.total_bytes for moment in (*original, *sharded)), default=1.0))
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" class="chart" role="img" '
         f'font-family="system-ui, sans-serif" font-size="13">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{_TITLE}</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="chart-ground" width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>',
-        f'<text class="chart-title" x="{_LEFT}" y="28" font-size="16" font-weight="600">{escape(title)}</text>',
-        *_legend(curves),
+        f'<text class="chart-title" x="{_LEFT}" y="28" font-size="16" font-weight="600">{_TITLE}</text>',
         *_axes(seconds, size),
     ]
-    for curve, colour in zip(curves, _COLOURS, strict=False):
-        anon = _path(((moment.seconds, moment.anon_bytes) for moment in curve.moments), seconds, size)
-        total = _path(((moment.seconds, moment.total_bytes) for moment in curve.moments), seconds, size)
-        if curve.moments:
-            first, last = (_place(moment.seconds, 0, seconds, size) for moment in (curve.moments[0], curve.moments[-1]))
+    x = _LEFT
+    for name, moments in curves.items():
+        colour = _COLOURS[name]
+        peak = max((moment.anon_bytes for moment in moments), default=0)
+        text = f"{name}: {format_bytes(peak)} anonymous at peak"
+        drawn.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
+        drawn.append(f'<text x="{x + 18}" y="53">{text}</text>')
+        x += 40 + 7 * len(text)
+        anon = _path(((moment.seconds, moment.anon_bytes) for moment in moments), seconds, size)
+        total = _path(((moment.seconds, moment.total_bytes) for moment in moments), seconds, size)
+        if moments:
+            first, last = (_place(moment.seconds, 0, seconds, size) for moment in (moments[0], moments[-1]))
             area = f"M{first[0]:.1f},{first[1]:.1f} L{anon[1:]} L{last[0]:.1f},{last[1]:.1f} Z"
             drawn.append(f'<path d="{area}" fill="{colour}" fill-opacity="0.12"/>')
             drawn.append(f'<path d="{total}" fill="none" stroke="{colour}" stroke-width="1.2" stroke-dasharray="4 3"/>')
             drawn.append(f'<path d="{anon}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
     return "\n".join([*drawn, "</svg>", ""])
-
-
-def _legend(curves: Iterable[Curve]) -> list[str]:
-    drawn, x = [], _LEFT
-    for curve, colour in zip(curves, _COLOURS, strict=False):
-        peak = max((moment.anon_bytes for moment in curve.moments), default=0)
-        text = f"{curve.title}: {format_bytes(peak)} anonymous at peak"
-        drawn.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
-        drawn.append(f'<text x="{x + 18}" y="53">{escape(text)}</text>')
-        x += 40 + 7 * len(text)
-    note = "filled: anonymous memory; dashed: plus mapped files, which the system can drop and read again"
-    return [*drawn, f'<text x="{_LEFT}" y="72" font-size="11">{note}</text>']
 
 
 def _axes(seconds: float, size: float) -> list[str]:
@@ -89,6 +69,8 @@ def _axes(seconds: float, size: float) -> list[str]:
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     note = "time since the start of the process, including imports"
     drawn.append(f'<text x="{middle}" y="{_HEIGHT - 8}" font-size="11" text-anchor="middle">{note}</text>')
+    note = "filled: anonymous memory; dashed: plus mapped files, which the system can drop and read again"
+    drawn.append(f'<text x="{_LEFT}" y="72" font-size="11">{note}</text>')
     return drawn
 
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.loading.chart import Curve, draw_curves
+from sharding.loading.chart import draw_memory
 from sharding.loading.costs import Moment
 from sharding.loading.measure import thin
 
@@ -19,11 +19,10 @@ def test_a_thinned_curve_keeps_its_peak_and_its_order(sizes: list[int], most: in
     assert list(kept) == sorted(kept, key=lambda moment: moment.seconds)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 10**13)), max_size=50), st.text(max_size=20))
-def test_every_picture_is_well_formed_and_stays_inside_its_frame(points: list[tuple[float, int]], title: str) -> None:
-    title = "".join(char for char in title if char.isprintable())
-    curve = Curve(title, tuple(Moment(seconds, size, 0, size) for seconds, size in sorted(points)))
-    root = ET.fromstring(draw_curves(title, [curve, curve]))
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 10**13)), max_size=50))
+def test_every_picture_is_well_formed_and_stays_inside_its_frame(points: list[tuple[float, int]]) -> None:
+    curve = [Moment(seconds, size, 0, size) for seconds, size in sorted(points)]
+    root = ET.fromstring(draw_memory(curve, curve))
     drawn = list(root.iter("{http://www.w3.org/2000/svg}path"))
     assert len(drawn) == (6 if points else 0)
     for path in drawn:
