@@ -1,6 +1,5 @@
 """Read the bytes of a committed file, from blobs or from the Xet store."""
 
-import json
 import sqlite3
 from collections.abc import Iterator
 
@@ -8,9 +7,6 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, find_entry
 from sharding.localhub.refusals import Refusal
 from sharding.localhub.store import RANGE_BYTES, XetFile
-
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors reader."""
 
 
 def xet_file(hub: Hub, entry: Entry) -> XetFile | None:
@@ -51,15 +47,3 @@ def read_text(hub: Hub, db: sqlite3.Connection, commit: Commit, path: str, max_b
     if not entry or entry.size_bytes > max_bytes:
         return ""
     return read(hub, entry, 0, entry.size_bytes).decode(errors="replace")
-
-
-def read_safetensors_header(hub: Hub, entry: Entry) -> dict[str, object]:
-    """Return the header of a safetensors file. Raises ValueError if there is none."""
-    start = read(hub, entry, 0, min(8, entry.size_bytes))
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > min(MAX_HEADER_BYTES, entry.size_bytes - 8):
-        raise ValueError(f"{entry.path} has no safetensors header")
-    header = json.loads(read(hub, entry, 8, 8 + length))
-    if not isinstance(header, dict):
-        raise ValueError(f"{entry.path} has no safetensors header")
-    return header

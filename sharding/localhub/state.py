@@ -50,9 +50,6 @@ CREATE TABLE IF NOT EXISTS oauth_tokens (
 
 CREATE TABLE IF NOT EXISTS xet_shards (name TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS xet_files (sha256 TEXT PRIMARY KEY, hash TEXT NOT NULL, size_bytes INTEGER NOT NULL);
-
--- Numbers of parameters by dtype, as read from the header of a safetensors file.
-CREATE TABLE IF NOT EXISTS parameters (sha256 TEXT PRIMARY KEY, counts_json TEXT NOT NULL);
 """
 
 
