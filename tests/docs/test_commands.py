@@ -193,6 +193,7 @@ def test_the_phases_of_progress_are_those_in_the_docs() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.filterwarnings("ignore")
 def test_the_keys_and_events_of_what_loads_a_model_are_those_in_the_docs(tmp_path: Path) -> None:
     from tests import models

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from itertools import takewhile
 from pathlib import Path
 
@@ -258,11 +260,11 @@ def targets() -> frozenset[str]:
 @cache
 def options_of_hf(*command: str) -> frozenset[str]:
     """The options of a command of the Hub's own tool."""
-    hf = Path(sys.executable).with_name("hf")
-    told = subprocess.run(
-        [hf, *command, "--help"], capture_output=True, text=True, check=True, env=environment()
-    ).stdout
-    return frozenset(re.findall(r"--[a-z-]+", told))
+    from huggingface_hub.cli.hf import app
+
+    with redirect_stdout(StringIO()) as told:
+        app([*command, "--help"], standalone_mode=False)
+    return frozenset(re.findall(r"--[a-z-]+", told.getvalue()))
 
 
 def check(words: tuple[str, ...]) -> None:

@@ -82,6 +82,7 @@ def named(folder: Path, size: str = "100kB") -> Path:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("warm_processes")
 def test_weights_that_the_configuration_names_are_loaded_and_compared_while_they_are_sharded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
