@@ -31,7 +31,7 @@ def main() -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run(
-        [sys.executable, *launch, "-m", "sharding.demo.pipeline_rank", str(place)],
+        [sys.executable, *launch, "-m", "sharding.demo.pipeline", str(place)],
         env=env, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     print(done.stdout, end="")
@@ -43,5 +43,22 @@ def main() -> None:
     sys.exit(not agree)
 
 
+def be_rank(place: Path) -> None:
+    """Load `rank0`, `rank1` … of `place`, as torchrun says which, and print the text that all ranks write together."""
+    import torch.distributed
+    from transformers.distributed import DistributedConfig
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    text = generate(place / f"rank{rank}", distributed_config=DistributedConfig(pp_size=ranks))
+    # One write, newline included, because all ranks share one pipe.
+    print(f"  rank {rank} of {ranks}    {text!r}\n", end="", flush=True)
+    # Threads of the group can abort a process that ends before them, and a rank that ends first breaks the others.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        be_rank(Path(sys.argv[1]))
+    else:
+        main()
