@@ -136,10 +136,7 @@ CONV1Ds = {
         "gpt2 alone", {"target_modules": CONV1D}, auto=AutoModelForCausalLM, prefix=("transformer.", "")
     ),
     "gpt2 as on the Hub": Case(
-        "gpt2",
-        {"target_modules": CONV1D},
-        edit=renamed(r"^transformer\.", "", MODEL),
-        prefix=("transformer.", ""),
+        "gpt2", {"target_modules": CONV1D}, edit=renamed(r"^transformer\.", "", MODEL), prefix=("transformer.", "")
     ),
     "gpt2, adapter of a part": Case("gpt2", {"target_modules": CONV1D}, auto=AutoModel, prefix=("", "transformer.")),
 }
@@ -413,14 +410,14 @@ REAL = {
 """Of sizes that are read and computed in many pieces."""
 
 
-def sampled(cases: Mapping[str, Case]) -> Iterator[Any]:
-    """Yield the names of `cases`. All but one for each pair of features are for `make thorough`."""
+def sampled(cases: Mapping[str, Case]) -> list[Any]:
+    """Return the names of `cases`. All but one for each pair of features are for `make thorough`."""
     pairs = {name: {*combinations_with_replacement(sorted(_features(name, cases[name])), 2)} for name in cases}
     left, taken = set().union(*pairs.values()), set[str]()
     while left:
         taken.add(most := max(cases, key=lambda name: len(pairs[name] & left)))
         left -= pairs[most]
-    yield from (pytest.param(name, marks=() if name in taken else pytest.mark.thorough) for name in cases)
+    return [pytest.param(name, marks=() if name in taken else pytest.mark.thorough) for name in cases]
 
 
 def _features(name: str, case: Case) -> Iterator[str]:

@@ -21,12 +21,7 @@ from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import in_folders, reshard, said, weights
 from tests.promises import promise
 
-pytestmark = [
-    # transformers and diffusers warn about themselves.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 SIZE = "50kB"

@@ -27,12 +27,7 @@ from tests.hubs import TOKEN, push
 from tests.localhub.conftest import Server
 from tests.promises import promise
 
-pytestmark = [
-    # transformers warns about itself.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 State = dict[str, Any]
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.recipes import fp8
@@ -33,7 +33,6 @@ def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.T
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).view(torch.float8_e4m3fn)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 @given(
     lead=st.lists(st.integers(1, 3), max_size=2),
     rows=st.integers(1, 40),
@@ -74,7 +73,6 @@ def test_any_weight_in_any_blocks_is_the_product_whatever_comes_at_a_time(
     assert dequantized_bytes(source, checkpoint, "m.weight", dtype) == bytes_of(with_one_nan(expected))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     strategy=st.sampled_from(["tensor", "channel", "block"]),
     rows=st.integers(1, 300),

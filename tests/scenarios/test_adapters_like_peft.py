@@ -224,7 +224,7 @@ UNSLOTH = {
 """Of which parameters the columns are grouped by expert, and the marks that say so."""
 
 
-@pytest.mark.parametrize(("name", "is_fused"), zip(UNSLOTH, (True, False, True, False, True), strict=True))
+@pytest.mark.parametrize(("name", "is_fused"), [*zip(UNSLOTH, (True, False, True, False, True), strict=True)])
 def test_experts_of_unsloth_become_what_peft_makes_of_the_same_sum(name: str, is_fused: bool, tmp_path: Path) -> None:
     parameters, marks = UNSLOTH[name]
     case = Case(
