@@ -83,10 +83,11 @@ class Spread:
             else:
                 reach = np.abs(self.b) @ np.max(np.abs(self.a), axis=1, initial=0)
             reach = reach[:, None] * usual_spread_of(len(self.a), self.scale)
-            # `reach` is at least the spread of each number, and fast: most weights are done here.
-            largest = np.maximum(np.abs(weight), np.abs(change))
-            sample = largest[:, :: max(1, weight.shape[1] // _SAMPLED)]
+            # `reach` is at least the spread of each number. With a few numbers of each row, most weights are done here.
+            step = max(1, weight.shape[1] // _SAMPLED)
+            sample = np.maximum(np.abs(weight[:, ::step]), np.abs(change[:, ::step]))
             if not np.any(_is_unsure(reach, np.mean(sample, axis=1, keepdims=True) * _TYPICAL, dtype)):
                 return False
+            largest = np.maximum(np.abs(weight), np.abs(change))
             unsure = _is_unsure(self.numbers(usual_spread_of), largest, dtype)
             return bool(np.any(np.mean(unsure, axis=1) > _MANY))

@@ -64,7 +64,7 @@ def test_weights_that_something_finds_by_name_are_copied_byte_for_byte(
     assert {path: (tmp_path / "out" / path).read_bytes() for path in paths} == data
     [kept] = [finding for finding in job.inspect(str(checkpoint)).findings if finding.code == "kept-whole"]
     assert [path for path in sorted(paths)[:2] if path not in kept.message] == []
-    assert {*paths} <= report.files.keys() and len(report.plan.shards) > 2
+    assert {*paths} <= {*report.files} and len(report.plan.shards) > 2
     assert compared(checkpoint, tmp_path / "out").identical
 
 

@@ -2,7 +2,6 @@
 
 import json
 import tracemalloc
-from itertools import product
 
 import pytest
 import torch
@@ -97,21 +96,6 @@ def test_compressed_tensors_multiplies_in_the_dtype_of_the_scales_but_experts_in
     # As `_dequantize` of compressed-tensors 0.20, and as transformers does where it unites experts.
     expected = weight.float() * whole if experts else weight.to(scale) * whole.to(scale)
     assert dequantized_bytes(source, checkpoint, name, dtype) == bytes_of(with_one_nan(expected.to(DTYPES[dtype])))
-
-
-def test_a_block_ends_with_its_matrix() -> None:
-    matrices, rows, columns, block = 3, 5, 3, (2, 2)
-    packed = torch.arange(1, 1 + matrices * rows * columns, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    packed = packed.reshape(matrices, rows, columns)
-    scales = torch.arange(1.0, 1 + matrices * 3 * 2).reshape(matrices, 3, 2)
-    data = bytes_of(packed) + b"\0" * 3 + bytes_of(scales)
-    expected = torch.empty(packed.shape)
-    for matrix, row, column in product(range(matrices), range(rows), range(columns)):
-        scale = scales[matrix, row // 2, column // 2]
-        expected[matrix, row, column] = packed[matrix, row, column].float() * scale
-    grid = Stored(0, FILE, 48, len(data))
-    recipe = Fp8(Stored(0, FILE, 0, 45), grid, "F32", tuple(packed.shape), block, "F32")
-    assert outcome([tensor_of(recipe)], ShortChunks(data))[0]["w"] == bytes_of(expected)
 
 
 def test_numbers_and_scales_may_lie_in_pieces_and_in_any_order() -> None:

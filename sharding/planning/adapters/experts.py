@@ -99,7 +99,7 @@ class Experts:
             leaf = "down_proj" if match["part"] in ("down_proj", "w2") else "gate_up_proj"
             if not (stored := self._stored(container, leaf)) or len(stored.shape) != 3:
                 return False
-            _refuse_others(a, b)
+            _refuse_unless_matrices(a, b)
             self._single.setdefault(container, []).append((int(match["number"]), match["part"], a, b))
             return True
         container = module
@@ -107,7 +107,7 @@ class Experts:
             container = container.removesuffix(".base_layer")
         if not self._parameters(container):
             return False
-        _refuse_others(a, b)
+        _refuse_unless_matrices(a, b)
         self._fused.setdefault(container, []).append((module, a, b))
         return True
 
@@ -244,7 +244,7 @@ class Experts:
         return outputs == inputs and self._work.type in _TRANSPOSED
 
 
-def _refuse_others(a: Tensor, b: Tensor) -> None:
+def _refuse_unless_matrices(a: Tensor, b: Tensor) -> None:
     refuse_unusable(a, b)
     if odd := next((tensor for tensor in (a, b) if len(tensor.shape) != 2), None):
         raise SourceError(f"{odd.name} is {list(odd.shape)}, but an update of experts has two matrices.", SAVE_AGAIN)
