@@ -47,8 +47,7 @@ from sharding.model_class.architecture import ask_architecture
 from sharding.planning.adapters.merged import counted
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
-from sharding.planning.plan import identify_plan
-from sharding.planning.planned import planned
+from sharding.planning.plan import identify_plan, planned
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
 from sharding.report.source_card import read_card

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Time is never asserted, and the machine of a test may be slow or busy.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A fixture for all examples of a property is what these tests mean. `make fuzz` tries far more of what is hostile.
+HELD = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("untimed", deadline=None, suppress_health_check=HELD, max_examples=50)
 settings.load_profile("untimed")
 
 LONGEST_SECONDS = 300

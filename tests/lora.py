@@ -33,17 +33,16 @@ SMALL: dict[str, Any] = {
     "vocab_size": 96,
 }
 EXPERTS = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
+CAUSAL, OF_IMAGES, SEEING = AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForImageTextToText
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}
+MIXED = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
 MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    "llama": (AutoModelForCausalLM, "llama", {**SMALL, "attention_bias": True}),
-    "tied": (AutoModelForCausalLM, "llama", {**SMALL, "tie_word_embeddings": True}),
+    "llama": (CAUSAL, "llama", {**SMALL, "attention_bias": True}),
+    "tied": (CAUSAL, "llama", {**SMALL, "tie_word_embeddings": True}),
     "scores": (AutoModelForSequenceClassification, "llama", {**SMALL, "num_labels": 3}),
-    "large": (
-        AutoModelForCausalLM,
-        "llama",
-        {**SMALL, "hidden_size": 320, "vocab_size": 1001, "intermediate_size": 777},
-    ),
-    "gpt2": (AutoModelForCausalLM, "gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}),
-    "gpt2 alone": (AutoModel, "gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}),
+    "large": (CAUSAL, "llama", {**SMALL, "hidden_size": 320, "vocab_size": 1001, "intermediate_size": 777}),
+    "gpt2": (CAUSAL, "gpt2", GPT2),
+    "gpt2 alone": (AutoModel, "gpt2", GPT2),
     "bert": (AutoModel, "bert", SMALL),
     "bert for words": (AutoModelForMaskedLM, "bert", SMALL),
     "roberta": (AutoModelForMaskedLM, "roberta", {**SMALL, "pad_token_id": 1}),
@@ -57,16 +56,8 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "t5",
         {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": 96},
     ),
-    "convnext": (
-        AutoModelForImageClassification,
-        "convnext",
-        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3},
-    ),
-    "resnet": (
-        AutoModelForImageClassification,
-        "resnet",
-        {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 3},
-    ),
+    "convnext": (OF_IMAGES, "convnext", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3}),
+    "resnet": (OF_IMAGES, "resnet", {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 3}),
     "vit": (AutoModel, "vit", {**SMALL, "image_size": 16, "patch_size": 4}),
     "wav2vec2": (
         AutoModelForCTC,
@@ -81,12 +72,12 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
             "num_conv_pos_embeddings": 8,
         },
     ),
-    "mixtral": (AutoModelForCausalLM, "mixtral", {**SMALL, "num_local_experts": 4}),
-    "qwen3_moe": (AutoModelForCausalLM, "qwen3_moe", EXPERTS),
-    "olmoe": (AutoModelForCausalLM, "olmoe", EXPERTS),
-    "qwen2_moe": (AutoModelForCausalLM, "qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "mixtral": (CAUSAL, "mixtral", {**SMALL, "num_local_experts": 4}),
+    "qwen3_moe": (CAUSAL, "qwen3_moe", EXPERTS),
+    "olmoe": (CAUSAL, "olmoe", EXPERTS),
+    "qwen2_moe": (CAUSAL, "qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
     "deepseek_v3": (
-        AutoModelForCausalLM,
+        CAUSAL,
         "deepseek_v3",
         {
             **EXPERTS,
@@ -102,11 +93,7 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
             "v_head_dim": 8,
         },
     ),
-    "gpt_oss": (
-        AutoModelForCausalLM,
-        "gpt_oss",
-        {**SMALL, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-    ),
+    "gpt_oss": (CAUSAL, "gpt_oss", {**MIXED, "head_dim": 8}),
 }
 _VIT = {"model_type": "vit", **SMALL, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4}
 _GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 96, "is_decoder": True}
@@ -119,15 +106,15 @@ VISION = {
 }
 MODELS |= {
     "vit-gpt2": (
-        AutoModelForImageTextToText,
+        SEEING,
         "vision-encoder-decoder",
         {"encoder": _VIT, "decoder": {**_GPT2, "add_cross_attention": True}},
     ),
-    "gpt_neox": (AutoModelForCausalLM, "gpt_neox", SMALL),
-    "granitemoe": (AutoModelForCausalLM, "granitemoe", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "phimoe": (AutoModelForCausalLM, "phimoe", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_neox": (CAUSAL, "gpt_neox", SMALL),
+    "granitemoe": (CAUSAL, "granitemoe", MIXED),
+    "phimoe": (CAUSAL, "phimoe", MIXED),
     "llama4": (
-        AutoModelForCausalLM,
+        CAUSAL,
         "llama4_text",
         {**SMALL, "head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 8},
     ),
@@ -141,7 +128,7 @@ MODELS |= {
         },
     ),
     "gemma3": (
-        AutoModelForImageTextToText,
+        SEEING,
         "gemma3",
         {
             "text_config": {**SMALL, "head_dim": 8},
@@ -150,7 +137,7 @@ MODELS |= {
         },
     ),
     "llava": (
-        AutoModelForImageTextToText,
+        SEEING,
         "llava",
         {
             "text_config": {**SMALL, "model_type": "llama"},
@@ -158,7 +145,7 @@ MODELS |= {
         },
     ),
     "qwen3_5": (
-        AutoModelForImageTextToText,
+        SEEING,
         "qwen3_5",
         {
             "text_config": {
@@ -170,7 +157,7 @@ MODELS |= {
         },
     ),
     "qwen2_5_vl": (
-        AutoModelForImageTextToText,
+        SEEING,
         "qwen2_5_vl",
         {
             "text_config": {**SMALL, "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}},

@@ -1,7 +1,10 @@
 """Every way in which PEFT saves a LoRA adapter, each with the smallest model that has it."""
 
+from collections.abc import Iterator, Mapping
+from itertools import combinations_with_replacement
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     AutoModel,
@@ -133,10 +136,7 @@ CONV1Ds = {
         "gpt2 alone", {"target_modules": CONV1D}, auto=AutoModelForCausalLM, prefix=("transformer.", "")
     ),
     "gpt2 as on the Hub": Case(
-        "gpt2",
-        {"target_modules": CONV1D},
-        edit=renamed(r"^transformer\.", "", MODEL),
-        prefix=("transformer.", ""),
+        "gpt2", {"target_modules": CONV1D}, edit=renamed(r"^transformer\.", "", MODEL), prefix=("transformer.", "")
     ),
     "gpt2, adapter of a part": Case("gpt2", {"target_modules": CONV1D}, auto=AutoModel, prefix=("", "transformer.")),
 }
@@ -408,3 +408,32 @@ REAL = {
     ),
 }
 """Of sizes that are read and computed in many pieces."""
+
+
+def sampled(cases: Mapping[str, Case]) -> list[Any]:
+    """Return the names of `cases`. All but one for each pair of features are for `make thorough`."""
+    pairs = {name: {*combinations_with_replacement(sorted(_features(name, cases[name])), 2)} for name in cases}
+    left, taken = set().union(*pairs.values()), set[str]()
+    while left:
+        taken.add(most := max(cases, key=lambda name: len(pairs[name] & left)))
+        left -= pairs[most]
+    return [pytest.param(name, marks=() if name in taken else pytest.mark.thorough) for name in cases]
+
+
+def _features(name: str, case: Case) -> Iterator[str]:
+    """Yield what a case has that the plainest has not. A change of the files counts by the case's name."""
+    targets = case.lora.get("target_modules", "")
+    yield from (
+        "plain",
+        case.model.replace("llama", "plain"),
+        "plain" if case.dtype == "bf16" else "wide",
+        *case.changes,
+    )
+    yield from (f"{key} {value if key in _VALUES else type(value)}" for key, value in case.lora.items() if key != "r")
+    yield from {"embed_tokens", "lm_head", "shared", "wte"}.intersection(targets)
+    yield from (targets.partition("-")[0],) if isinstance(targets, str) else map(str, {"." in name for name in targets})
+    yield from {name if edit is not fused else "fused" for edit in (case.edit, case.adapter) if edit}
+    yield from filter(None, (case.auto and "auto", case.rows and "rows", case.lora.get("r", 4) > 32 and "high rank"))
+
+
+_VALUES = ("modules_to_save", "target_parameters", "bias", "init_lora_weights")

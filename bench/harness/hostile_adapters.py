@@ -8,7 +8,7 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.core.values import Adapter, Checkpoint, Component, FileEntry, RepoRef, Tensor
-from sharding.planning.planned import planned
+from sharding.planning.plan import planned
 from sharding.recipes.stored import Stored
 
 _PREFIX = "base_model.model."

@@ -46,7 +46,8 @@ def with_adapter(
     adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin, adapter, most_bytes))
     missed = _missed(origin, checkpoint)
     checkpoint = replace(checkpoint, findings=(*checkpoint.findings, *missed))
-    own = [file.path for file in checkpoint.side_files if _is_adapter(file.path)]
+    paths = [file.path for file in checkpoint.side_files]
+    own = [path for path in paths if path == ADAPTER_NAME or path.startswith("adapter_model.")]
     checkpoint = _without(checkpoint, own) if own else checkpoint
     return replace(checkpoint, adapter=adapter, unreached=origin.unreached)
 
@@ -64,10 +65,6 @@ def _missed(origin: Repo, checkpoint: Checkpoint) -> Iterator[Finding]:
         message = f"The adapter's repo has weights that are not merged: {name_some(paths)} ({what})."
         hint = "The result lacks them. If they were trained too, it is not the model that was trained."
         yield Finding("warning", "beside-adapter", message, hint)
-
-
-def _is_adapter(path: str) -> bool:
-    return path == ADAPTER_NAME or path.startswith("adapter_model.")
 
 
 def _without(checkpoint: Checkpoint, paths: Sequence[str]) -> Checkpoint:

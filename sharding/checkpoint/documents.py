@@ -97,10 +97,12 @@ class Documents:
     @property
     def sentence_modules(self) -> Iterator[tuple[str, str]]:
         """Folder and class of each module of a sentence transformer. A router comes before its own modules."""
-        modules = self.modules
-        if not isinstance(modules, list) or not modules or not all(map(_is_module, modules)):
-            return
-        waiting = [(_as_folder(module["path"]), module["type"]) for module in modules]
+        waiting: list[tuple[str, str]] = []
+        for module in self.modules if isinstance(self.modules, list) else []:
+            path, kind = (module.get(key) if isinstance(module, dict) else None for key in ("path", "type"))
+            if not isinstance(path, str) or not isinstance(kind, str):
+                return
+            waiting.append((_as_folder(path), kind))
         seen = set[str]()
         for folder, kind in waiting:  # the loop itself adds to this list
             if folder in seen:
@@ -172,10 +174,6 @@ def config_text(source: Files, file: FileEntry | None) -> bytes | None:
         return None
     text = b"".join(source.read(file.path, 0, file.bytes))
     return text if values_in(text) <= MAX_CONFIG_VALUES else None
-
-
-def _is_module(module: Any) -> bool:
-    return isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))
 
 
 def _as_folder(place: str) -> str:

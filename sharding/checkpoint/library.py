@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents
 from sharding.checkpoint.loaders import (
@@ -106,15 +107,7 @@ def _spacy(inside: Folders, documents: Documents) -> Layout | None:
     return Layout("spacy", dict.fromkeys(parts, SPACY))
 
 
-def _peft(inside: Folders, documents: Documents) -> Layout | None:
-    return _adapters(PEFT, "peft", inside)
-
-
-def _loras(inside: Folders, documents: Documents) -> Layout | None:
-    return _adapters(DIFFUSERS_ADAPTER, "diffusers", inside)
-
-
-def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
+def _adapters(loader: Loader, library: Library, inside: Folders, documents: Documents) -> Layout | None:
     """Return the folders with weights for `loader`, or None if the repo has a model of its own beside them."""
     every = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
     folders = {folder: loader for folder in every if not (is_of_earlier_step(folder) or is_duplicate(folder))} or every
@@ -166,8 +159,8 @@ _RULES: tuple[Callable[[Folders, Documents], Layout | None], ...] = (
     _pipeline,
     _sentence_transformer,
     _spacy,
-    _peft,
-    _loras,
+    partial(_adapters, PEFT, "peft"),
+    partial(_adapters, DIFFUSERS_ADAPTER, "diffusers"),
     _timm,
     _open_clip,
     _mixin,

@@ -1,7 +1,7 @@
 """List the files of a source that transformers loads: weights of one format, configuration, tokenizer."""
 
-from sharding.checkpoint.links import refuse_links
 from sharding.checkpoint.read import named_weights
+from sharding.checkpoint.side_files import refuse_links
 from sharding.core.errors import SourceError
 from sharding.core.protocols import Files
 from sharding.core.text import source_name

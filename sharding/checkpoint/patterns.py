@@ -25,15 +25,12 @@ _HINT = "List the names of the modules instead."
 
 
 class Patterns:
-    """The regular expressions of one adapter, which share limits of time and memory. Close them to end their process.
+    """The regular expressions of one adapter. They share limits of time and memory, and a process."""
 
-    It starts with the first expression.
-    """
-
-    def __init__(self, file: str, texts: Iterable[str] = ()) -> None:
-        """Match expressions from `file`, which errors name. Matching is fast for `texts` that are known now."""
+    def __init__(self, file: str) -> None:
+        """Match expressions from `file`, which errors name."""
         self._file = file
-        self._numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        self._numbers = dict[str, int]()
         self._told = 0
         self._known: dict[str, tuple[int, dict[int, str | None]]] = {}
         self._left_seconds, self._left_matches = PATTERNS_SECONDS, MAX_MATCHES
@@ -44,14 +41,15 @@ class Patterns:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close them."""
-        self.close()
-
-    def close(self) -> None:
-        """End the process."""
+        """End the process, which the first expression starts."""
         if child := self._child:
             child.kill()
             child.communicate()
+
+    def expect(self, texts: Iterable[str]) -> None:
+        """Note `texts` that expressions will be matched with. One question then serves all of them."""
+        for text in texts:
+            self._numbers.setdefault(text, len(self._numbers))
 
     def check(self, key: str, pattern: str) -> None:
         """Raise SourceError if `pattern`, which stands under `key`, is no regular expression."""
@@ -106,7 +104,7 @@ class Patterns:
         return answer
 
     def _too_slow(self, pattern: str) -> SourceError:
-        self.close()
+        self.__exit__()
         message = f"The patterns of {self._file} take over {PATTERNS_SECONDS:g} s to match, or too much memory: "
         return SourceError(f"{message}{pattern[:200]!r}.", _HINT)
 

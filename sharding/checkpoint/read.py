@@ -17,25 +17,23 @@ from sharding.checkpoint.documents import (
     read_small,
 )
 from sharding.checkpoint.library import Layout, card_may_tell, find_layout
-from sharding.checkpoint.links import describe_links, refuse_links
-from sharding.checkpoint.one_file import why_one_file
 from sharding.checkpoint.remarks import adapter_alone, remarks_on
-from sharding.checkpoint.side_files import other_weights, refuse_unfinished, sort_files
+from sharding.checkpoint.side_files import describe_links, other_weights, refuse_links, refuse_unfinished, sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
-from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder
+from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder, why_one_file
 from sharding.core.errors import HeaderError, SourceError, TooManyTensors
 from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
 from sharding.core.protocols import Files
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
-from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.known_files import POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
 from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED, dtype_of_first
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.quantization import quantization_of
+from sharding.formats.rank_boxes import without_dcp
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
 from sharding.model_class.class_table import ties
@@ -121,7 +119,6 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
 
 
 def _read_layout(source: Files, by_path: dict[str, FileEntry], folders: Folders) -> tuple[Documents, Layout]:
-    """Return the documents of a source and its layout."""
     documents = read_documents(source, by_path)
     layout = find_layout(folders, documents)
     if not card_may_tell(layout, documents):
@@ -133,18 +130,15 @@ def _read_layout(source: Files, by_path: dict[str, FileEntry], folders: Folders)
 
 def describe_source(source: Files) -> tuple[Finding, ...]:
     """Return findings about the source itself: its commit and its links."""
-    return (*map(_unreached, source.unreached), *describe_links(source.links_out))
-
-
-def _unreached(place: str) -> Finding:
     hint = "If you do not want exactly this commit, use a branch, a tag, or a commit on one of them."
-    return Finding("warning", "unreached-commit", unreached_sentence(place), hint)
+    places = map(unreached_sentence, source.unreached)
+    unreached = (Finding("warning", "unreached-commit", sentence, hint) for sentence in places)
+    return (*unreached, *describe_links(source.links_out))
 
 
 def _read_component(
     source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
-    """Return a component, its files, its tensors and findings about it."""
     if weight_set.ranks:
         return _read_ranks(source, by_path, weight_set, most_tensors)
     findings = weight_set.findings(_listed(source, by_path, weight_set))
@@ -164,16 +158,13 @@ def _read_component(
     metadata, conflicts = merge_metadata(headers)
     total_parameters = index.total_parameters if index and not disagreements else None
     names = weight_set.folder, weight_set.stem, weight_set.variant, weight_set.is_whole
-    loads_as = (index.dtype if index else "") or _dtype_of_first(tensors, [file.path for file in files])
+    first_file = min(file.path for file in files)
+    first = [tensor for tensor in tensors if tensor.file == first_file]
+    first = first if first_file.endswith(".bin") else sorted(first, key=lambda tensor: tensor.name)
+    loads_as = (index.dtype if index else "") or dtype_of_first(first)
     component = Component(*names, metadata, total_parameters, loads_as)
     findings += [*disagreements, *conflicts, *describe_archives(files, archives), *twice]
     return component, files, tensors, findings
-
-
-def _dtype_of_first(tensors: Iterable[Tensor], files: Sequence[str]) -> str:
-    """Return the dtype in which transformers loads these `files`, if nothing names one."""
-    first = [tensor for tensor in tensors if tensor.file == min(files)]
-    return dtype_of_first(first if min(files).endswith(".bin") else sorted(first, key=lambda tensor: tensor.name))
 
 
 def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:
@@ -203,16 +194,15 @@ def _read_ranks(
     """Return the same as `_read_component` for files that the ranks of a training run saved."""
     if weight_set.ranks == [DCP_METADATA_NAME]:
         _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
-        files, contents = read_dcp(source, by_path)
         component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole)
-        return component, files, contents.tensors, contents.findings
+        return component, *read_dcp(source, by_path)
     files = [by_path[path] for path in weight_set.ranks]
     headers = read_headers(source, files, most_tensors)
-    contents = read_rank_shards(files, headers)
+    tensors, findings = read_rank_shards(files, headers)
     plain_headers = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
     metadata, conflicts = merge_metadata(plain_headers)
     component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole, metadata=metadata)
-    return component, files, contents.tensors, [*contents.findings, *conflicts]
+    return component, files, tensors, [*findings, *conflicts]
 
 
 def named_weights(source: Files) -> list[str]:
@@ -284,13 +274,11 @@ def _at_source(header: Header, file: FileEntry) -> Header:
 
 
 def _refuse_long(source: Files, description_bytes: int, most_tensors: int) -> None:
-    """Raise TooManyTensors if a header or an index is too long for `most_tensors`."""
     if most_tensors < MAX_TENSORS and description_bytes > most_tensors * TENSOR_DESCRIPTION_BYTES:
         raise _too_many_tensors(source, most_tensors)
 
 
 def _too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
-    """Return the error for a checkpoint with more than `most_tensors`."""
     if most_tensors >= MAX_TENSORS:
         message = f"{source.ref.repo_id} has more than {most_tensors:,} tensors, which no single model has."
         return TooManyTensors(message, "Shard its models one by one.")

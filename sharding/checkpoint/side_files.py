@@ -1,15 +1,24 @@
-"""Decide which files beside the weights are copied and which are left out. Touches no files."""
+"""Decide which files and links beside the weights are copied and which are left out. Touches no files."""
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 
+from sharding.checkpoint.documents import (
+    MODULES_NAME,
+    OPEN_CLIP_NAME,
+    PIPELINE_NAME,
+    ROUTER_NAME,
+    SPACY_NAME,
+)
 from sharding.checkpoint.loaders import is_of_earlier_step
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SIDE_FILE_BYTES, MAX_SIDE_FILES_BYTES
-from sharding.core.text import format_bytes, name_some
+from sharding.core.text import format_bytes, name_some, shown_name
 from sharding.core.values import FileEntry, Finding, folders_around
 from sharding.formats.known_files import likely, may_be_missed
+from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import (
     CARD_NAME,
+    DCP_METADATA_NAME,
     DIGESTS_NAME,
     MAP_NAME,
     PICTURE_NAME,
@@ -125,3 +134,36 @@ def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:
     if file.bytes > MAX_SIDE_FILE_BYTES:
         return f"larger than {format_bytes(MAX_SIDE_FILE_BYTES)}, the limit for a side file"
     return None
+
+
+def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
+    """Raise SourceError if one of `links` (`Source.links_out`) is a weight file, or a file that describes the weights.
+
+    `folders` ("" or ending in "/") hold the weights. A link in place of one of them, or of a folder above it, is
+    refused too.
+    """
+    folders = set(folders)
+    above = {place for folder in folders for place in folders_around(folder)}
+    inside = (folder + name for folder in ("", *folders) for name in (CONFIG_NAME, ROUTER_NAME))
+    documents = {PIPELINE_NAME, MODULES_NAME, OPEN_CLIP_NAME, SPACY_NAME, *inside}
+    for link in links:
+        if link in above:
+            hint = "Replace the link with the folder itself."
+            raise SourceError(f"{shown_name(link)} is a link to a folder. Such links are not followed.", hint)
+        has_weights = is_weights(link) or link.rpartition("/")[2] == DCP_METADATA_NAME
+        is_needed = has_weights and not (is_duplicate(link) or is_training_state(link))
+        if not link.endswith("/") and (link in documents or is_needed):
+            raise SourceError(
+                f"{shown_name(link)} is a link to a file outside the folder.",
+                "Replace the link with the file itself. Links are followed only within the folder or in a Hub cache.",
+            )
+
+
+def describe_links(links: Sequence[str]) -> list[Finding]:
+    """Return a finding about the links that are left out, if there are any."""
+    if not links:
+        return []
+    names = name_some([link.rstrip("/") for link in links])
+    message = f"Left out: {names} (a link to a folder, or to a file outside the source)."
+    hint = "If the copy needs it, replace the link with the file or folder itself."
+    return [Finding("warning", "link-outside", message, hint)]

@@ -136,12 +136,3 @@ def _is_wrapped(names: Sequence[str], prefix: str) -> bool:
         return False
     # Most models call their own body "model". So "model." is a wrapper only if a second one or a head is inside it.
     return prefix != "model." or any(name.startswith(("model.model.", "model.lm_head.")) for name in names)
-
-
-def clashes(names: Mapping[str, str]) -> Iterable[tuple[str, str, str]]:
-    """Yield pairs of tensors that would get the same name, each with that name."""
-    seen: dict[str, str] = {}
-    for saved, name in names.items():
-        if name in seen:
-            yield seen[name], saved, name
-        seen.setdefault(name, saved)

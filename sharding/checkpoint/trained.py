@@ -3,9 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from sharding.checkpoint.state_dict import clashes, model_names, short_names, state_in
+from sharding.checkpoint.state_dict import model_names, short_names, state_in
 from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DCP_BYTES
@@ -14,7 +14,6 @@ from sharding.core.text import count, format_bytes, name_some, source_name
 from sharding.core.values import Checkpoint, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_archives import find_boxes
 from sharding.formats.dcp_metadata import parse_metadata
-from sharding.formats.dcp_safetensors import assemble_headers, missing_names
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.quantization import (
     QUANTIZERS_FILES,
@@ -23,7 +22,7 @@ from sharding.formats.quantization import (
     quantization_of,
     without_quantization,
 )
-from sharding.formats.rank_boxes import SavedBoxes, assemble
+from sharding.formats.rank_boxes import SavedBoxes, assemble, assemble_headers, missing_names
 from sharding.formats.torch_checkpoint import HEADS
 from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid
@@ -33,16 +32,11 @@ _OF_LORA = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vecto
 """Parts of names that PEFT gives to what it wraps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The weights that ranks saved, each tensor once, and findings about them."""
+def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> tuple[list[Tensor], list[Finding]]:
+    """Return the weights in the safetensors files of all ranks, each tensor once, and findings about them.
 
-    tensors: list[Tensor]
-    findings: list[Finding]
-
-
-def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> Trained:
-    """Return the weights in the safetensors files of all ranks. Raises SourceError if they are incomplete."""
+    Raises SourceError if they are incomplete.
+    """
     stored = dict.fromkeys(tensor.name for header in headers for tensor in header.tensors)
     # Each name is one key of a flat dictionary, because a wrapper and a module of that name look the same.
     state = state_in({name: (name,) for name in stored})
@@ -61,11 +55,11 @@ def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> T
         message = f"Some ranks saved fewer files than others. Missing files: {name_some(missing, total=number)}."
         hint = "No piece is missing in the middle. One may be missing at the end. To check that, add --base owner/name."
         findings.append(Finding("warning", "ranks-uneven", message, hint))
-    return Trained(tensors, findings)
+    return tensors, findings
 
 
-def read_dcp(source: Files, by_path: dict[str, FileEntry]) -> tuple[list[FileEntry], Trained]:
-    """Return the files of a checkpoint with `.metadata`, and the weights in them. Other entries are left out.
+def read_dcp(source: Files, by_path: dict[str, FileEntry]) -> tuple[list[FileEntry], list[Tensor], list[Finding]]:
+    """Return the files of a checkpoint with `.metadata`, the weights in them, and findings about what is left out.
 
     Raises SourceError if a file is missing, or does not match `.metadata`.
     """
@@ -99,7 +93,7 @@ def read_dcp(source: Files, by_path: dict[str, FileEntry]) -> tuple[list[FileEnt
         entry.name: sum(chunk.bytes for chunk in entry.chunks) for entry in metadata.entries if entry.name in state
     }
     findings = [_pieces(files, tensors), *_left_out(left_out, metadata.others), *_renamed(names)]
-    return files, Trained(tensors, findings)
+    return files, tensors, findings
 
 
 def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
@@ -200,15 +194,6 @@ def _refuse_other_names(ours: Collection[str], theirs: Collection[str], base: st
         )
 
 
-def _refuse_adapters(names: Iterable[str]) -> None:
-    """Raise SourceError for the weights of a LoRA, which would lie beside a base that no class loads."""
-    if found := next((name for name in names if _OF_LORA.search(name)), None):
-        raise SourceError(
-            f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run.",
-            "Export the adapter with the trainer, then merge it into its base.",
-        )
-
-
 def _refuse_cut_short(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     cut = {name: tensor.recipe for name, tensor in ours.items() if isinstance(tensor.recipe, Laid)}
     cut = {name: recipe for name, recipe in cut.items() if len(recipe.boxes) > 1}
@@ -237,7 +222,11 @@ def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, 
 
     Raises SourceError if there is only training state, or two tensors would get the same name.
     """
-    _refuse_adapters(names)
+    if found := next((name for name in names if _OF_LORA.search(name)), None):  # no class loads them beside a base
+        raise SourceError(
+            f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run.",
+            "Export the adapter with the trainer, then merge it into its base.",
+        )
     if state and not names:
         raise SourceError(
             "The source has no weights, only training state such as that of an optimizer.",
@@ -247,11 +236,13 @@ def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, 
     wrapped = {saved: name for saved, name in names.items() if saved != name} or names
     short = short_names(wrapped.values())
     final_names = {saved: short[name] if saved in wrapped else name for saved, name in names.items()}
-    for first, second, name in clashes(final_names):
-        raise SourceError(
-            f"{first} and {second} would both be called {name} in the result.",
-            "Save only the one that you want, or save each in its own folder.",
-        )
+    seen: dict[str, str] = {}
+    for saved, name in final_names.items():
+        if (first := seen.setdefault(name, saved)) != saved:
+            raise SourceError(
+                f"{first} and {saved} would both be called {name} in the result.",
+                "Save only the one that you want, or save each in its own folder.",
+            )
     return final_names
 
 

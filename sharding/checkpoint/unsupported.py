@@ -37,12 +37,6 @@ _ELSEWHERE = {
 }
 
 
-def _format_and_hint(files: Sequence[str]) -> tuple[str, str]:
-    """Return the format of weights that are not safetensors, and a hint."""
-    known = (entry for suffix, entry in _ELSEWHERE.items() if any(path.endswith(suffix) for path in files))
-    return next(known, ("weights in another format", "Convert them to safetensors with their own library."))
-
-
 def no_weights(paths: Sequence[str]) -> SourceError:
     """Return the error for a repo with files at `paths` but without weights that can be streamed."""
     top = [path for path in paths if "/" not in path]
@@ -51,7 +45,8 @@ def no_weights(paths: Sequence[str]) -> SourceError:
     tensors = [path for path in paths if path.endswith(".safetensors")]
     others = [path for path in tensors if "/" not in path]
     if len(others) == 1 and (elsewhere := of_other_formats(top, others[0])):
-        what, hint = _format_and_hint(elsewhere)
+        known = (entry for suffix, entry in _ELSEWHERE.items() if any(path.endswith(suffix) for path in elsewhere))
+        what, hint = next(known, ("weights in another format", "Convert them to safetensors with their own library."))
         message = f"The model is stored as {what}: {name_some(elsewhere)}. {others[0]} is only another part of it."
         return SourceError(message, hint)
     if others:

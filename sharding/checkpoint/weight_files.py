@@ -1,21 +1,31 @@
-"""Choose one set of weight files that belong together from each folder that is loaded. Touches no files.
+"""Choose one set of weight files from each folder that is loaded, and those that are copied as they are. Pure.
 
 The choice follows the library that loads them: see `loaders`. Later, the index is compared with the headers. If they
 disagree, the headers win.
 """
 
-from collections.abc import Container, Iterable, Sequence
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sharding.checkpoint.beside import weights_beside
 from sharding.checkpoint.library import Layout
-from sharding.checkpoint.loaders import ONE_FILE, Loader
+from sharding.checkpoint.loaders import ONE_FILE, Loader, as_safetensors, is_found_by_name, is_of_earlier_step
 from sharding.checkpoint.unsupported import component_without_weights, no_variant, no_weights, of_other_formats
 from sharding.checkpoint.weight_sets import Folders, WeightSet, own_names, sets_by_variant
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Finding, Library
-from sharding.formats.names import DCP_METADATA_NAME, RANK_SHARD_NAME, SHARD_NAME, is_duplicate, may_be_model
+from sharding.formats.names import (
+    BIN_SHARD_NAME,
+    DCP_METADATA_NAME,
+    RANK_SHARD_NAME,
+    SHARD_NAME,
+    is_duplicate,
+    is_index,
+    is_reserved,
+    is_training_state,
+    may_be_model,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +164,64 @@ def _remarks(
         message = "No loader is known: the source does not say which library loads these weights."
         hint = "They are cut as for transformers. If your loader reads only one file, add --single-file."
         yield Finding("warning", "no-known-loader", message, hint)
+
+
+_PICKLED = (".bin", ".pt", ".pth")
+
+
+def weights_beside(
+    inside: Folders, loaders: Mapping[str, Loader], absent: Container[str] = frozenset()
+) -> frozenset[str]:
+    """Return the weights beside a model that are copied unchanged, because a program loads them by name.
+
+    `inside` lists the files of each folder. `loaders` has the loader of each folder of the model itself. Files in an
+    `absent` folder are ignored.
+
+    In a folder of the model, these are the files that a library finds by name. In other folders, they are all adapters,
+    heads and codecs, with their index if there is one. There, pickled files need a configuration or a known name.
+    """
+    weights = set[str]()
+    for folder, paths in inside.items():
+        files = [path for path in paths if not (is_duplicate(path) or is_reserved(path) or is_of_earlier_step(path))]
+        if folder in loaders or not folder:
+            weights |= _weights_by_name(folder, files, loaders.get(folder))
+        elif folder not in absent:
+            weights |= _all_of(files)
+    return frozenset(weights)
+
+
+def _weights_by_name(folder: str, files: Iterable[str], loader: Loader | None) -> set[str]:
+    files = set(files)
+    weights = {path for path in files if is_found_by_name(path.removeprefix(folder))}
+    weights -= {path for path in weights if as_safetensors(path) != path and as_safetensors(path) in weights}
+    if loader and loader.any_name:
+        weights |= set(own_names(loader, folder, files))
+    if loader and loader.may_take_more:
+        weights |= _all_of(files, takes_pickles=True)
+    return weights
+
+
+def _all_of(files: Iterable[str], takes_pickles: bool = False) -> set[str]:
+    """Return the weights among `files`: safetensors, arrays of numbers, and pickles without a safetensors version.
+
+    A pickle counts if a configuration lies beside it or its name is known. With `takes_pickles`, every pickle counts.
+    """
+    files = list(files)
+    has_config = takes_pickles or any(path.endswith(".json") and not is_index(path) for path in files)
+    safe = {path for path in files if path.endswith(".safetensors")}
+    known = set(map(_without_number, safe))
+    pickled = {
+        path
+        for path in files
+        if path.endswith(_PICKLED)
+        and not is_training_state(path.rpartition("/")[2])
+        and _without_number(as_safetensors(path)) not in known
+        if has_config or is_found_by_name(path.rpartition("/")[2])
+    }
+    endings = [".safetensors."] * bool(safe) + [".bin."] * any(map(BIN_SHARD_NAME.fullmatch, pickled))
+    indexes = {path for path in files if is_index(path) and any(ending in path for ending in endings)}
+    return safe | pickled | indexes | {path for path in files if path.endswith((".npy", ".npz"))}
+
+
+def _without_number(path: str) -> str:
+    return re.sub(r"-\d{5,}-of-\d{5,}", "", path)

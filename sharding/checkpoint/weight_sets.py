@@ -1,7 +1,7 @@
 """Find the weight files in a folder that belong together by name: one file, an index, shards. Touches no files."""
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -9,7 +9,7 @@ from itertools import islice
 from sharding.checkpoint.loaders import DIFFUSION_STEM, TRANSFORMERS, Loader
 from sharding.core.errors import SourceError
 from sharding.core.text import MOST_NAMES, name_some
-from sharding.core.values import Finding, folder_of
+from sharding.core.values import Finding, Library, folder_of
 from sharding.formats.index import Index
 from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME, is_rank_index
 
@@ -117,7 +117,8 @@ def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
     """Return the safetensors files `inside` a folder that are no shards and have no name that `loader` looks for."""
     weights, _ = _names("safetensors", loader.stems)
     others = [path for path in inside if path.endswith(".safetensors") and not SHARD_NAME.fullmatch(path)]
-    return sorted(path for path in others if not _is_plain(weights.fullmatch(path.removeprefix(folder))))
+    matches = ((path, weights.fullmatch(path.removeprefix(folder))) for path in others)
+    return sorted(path for path, match in matches if match is None or match["variant"] or match["old"])
 
 
 def _matching(
@@ -142,10 +143,6 @@ def _matching(
         else:
             weight_set.single = path
     return sets
-
-
-def _is_plain(match: re.Match[str] | None) -> bool:
-    return match is not None and not match["variant"] and not match["old"]
 
 
 @lru_cache(maxsize=64)
@@ -182,3 +179,33 @@ def _complete(shards: Sequence[str]) -> list[str]:
             f"{missing} of the {count} shards are missing, and there is no index: {names}.", "Download them again."
         )
     return sorted(shards)
+
+
+_ADAPTER = re.compile(
+    r"(?:^|[._])lora[._]|hada_w|lokr_w|oft_blocks|dora_scale|\.(?:alpha|diff|diff_b)$|(?:^|\.)(?:image_proj|ip_adapter)\."
+)
+"""Names of tensors in LoRAs, similar adapters and IP-Adapters, as written by kohya's scripts, diffusers and peft."""
+_OLD_ATTENTION = re.compile(r"\.attentions\.\d+\.(?:query|key|value|proj_attn)\.(?:weight|bias)$")
+
+
+def why_one_file(library: Library, weight_set: WeightSet, names: Collection[str]) -> str:
+    """Return why a set of weights with tensors of these `names` must stay in one file, or "" if it need not.
+
+    Without an index, diffusers 0.42 (`ModelMixin._fix_state_dict_keys_on_load`) renames the tensors of old attention
+    blocks. It also notices that an autoencoder has no encoder. With an index, it does neither.
+
+    >>> why_one_file("unknown", WeightSet("", single="style.safetensors"), ["unet.lora_A.weight", "unet.lora_B.weight"])
+    'they belong to an adapter'
+    """
+    if weight_set.single is None or weight_set.takes_index or weight_set.is_whole:
+        return ""
+    if library == "unknown" and all(map(_ADAPTER.search, names)):
+        return "they belong to an adapter"
+    if weight_set.stem != DIFFUSION_STEM:
+        return ""
+    if any(map(_OLD_ATTENTION.search, names)):
+        return "diffusers renames the tensors of old attention blocks only in a single file"
+    tops = {name.removeprefix(weight_set.folder).partition(".")[0] for name in names}
+    if "decoder" in tops and "encoder" not in tops:
+        return "diffusers detects a missing encoder only in a single file"
+    return ""

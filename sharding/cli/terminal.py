@@ -25,7 +25,7 @@ from sharding.core.text import (
 from sharding.core.values import Checkpoint, Difference, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
-from sharding.planning.oversized import gathered
+from sharding.planning.explain import gathered
 from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import Report
 

@@ -12,8 +12,8 @@ from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.model_class.architecture import stored_names
-from sharding.planning.adapters.classifiers import as_classifier
 from sharding.planning.adapters.merged import unknown_names
+from sharding.planning.adapters.replaced import as_classifier
 from sharding.report.fetch import Result
 from sharding.report.schema import Report
 from sharding.verify.structure import Likeness, sentence_of

@@ -25,7 +25,7 @@ from sharding.desk.overview import Overview, Question, ask_overview
 from sharding.desk.questions import Questions
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.devices import DevicePlan
-from sharding.planning.planned import planned
+from sharding.planning.plan import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source

@@ -133,21 +133,15 @@ class _Machine(Machine):
         # An _Instance hashes by identity, so nobody can choose its hash.
         return key if isinstance(key, _Instance) else super()._key(key)
 
-    def _memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
-
-    def _add(self) -> None:
-        self._since_mark()
-
 
 _Machine.steps = STEPS | {
     ord("c"): _Machine._push_global,
     ord("R"): _Machine._call,
     ord("\x81"): _Machine._make,
     ord("b"): _Machine._build,
-    ord("\x90"): _Machine._add,
+    ord("\x90"): _Machine._since_mark,
     ord("\x93"): _Machine._push_named,
-    ord("\x94"): _Machine._memoize,
+    ord("\x94"): lambda m: m._remember(len(m._memo)),
     ord("\x95"): lambda m: m._skip(8),
     ord("\x8c"): lambda m: m._push(text_of(m._take(m._number(1)))),
     ord("\x8d"): lambda m: m._push(text_of(m._take(m._number(8)))),

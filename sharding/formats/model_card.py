@@ -69,7 +69,8 @@ def _metadata(front: str) -> dict[str, Any]:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if number > MAX_METADATA_VALUES or depth > MAX_METADATA_DEPTH:
             raise _Unread(f"it has more than {MAX_METADATA_VALUES:,} values, or more than {MAX_METADATA_DEPTH} levels")
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or _is_merge(event):
+        is_merge = getattr(event, "value", "") == "<<" and event.style is None
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or is_merge:
             raise _Unread("it uses anchors, aliases or merge keys of YAML")
         if getattr(event, "tag", None):
             raise _Unread("it uses tags of YAML")
@@ -79,10 +80,6 @@ def _metadata(front: str) -> dict[str, Any]:
     if metadata is not None and not isinstance(metadata, dict):
         raise _Unread("it is not a list of keys and values")
     return metadata or {}
-
-
-def _is_merge(event: Any) -> bool:
-    return getattr(event, "value", "") == "<<" and event.style is None
 
 
 def _loader() -> Any:

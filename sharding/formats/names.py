@@ -188,17 +188,14 @@ def trained_folder(paths: Collection[str]) -> str | None:
     'pytorch_model_fsdp_0/'
     """
     relevant = [path for path in paths if not is_training_state(path)]
-    if any("/" not in path and _is_ordinary(path) for path in relevant):
+    top = [path for path in relevant if "/" not in path and not is_of_ranks(path)]
+    if any(is_index(name) or name.endswith((".safetensors", ".bin")) for name in top):
         return None
     folders = {path[: path.rfind("/") + 1] for path in relevant if is_of_ranks(path.rpartition("/")[2])}
     if sum(_ACCELERATE_FOLDERS.fullmatch(folder) is not None for folder in folders) > 1:
         return None
     known = [folder for folder in ("", _ACCELERATE_FOLDER) if folder in folders]
     return known[0] if known else folders.pop() if len(folders) == 1 else None
-
-
-def _is_ordinary(name: str) -> bool:
-    return is_index(name) or (name.endswith((".safetensors", ".bin")) and not is_of_ranks(name))
 
 
 def is_of_ranks(name: str) -> bool:

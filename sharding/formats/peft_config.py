@@ -57,28 +57,19 @@ _REFUSED = {
 }
 """Keys that make an adapter one that a sum of its base and low-rank updates does not equal."""
 
-_HARMLESS_KEYS = frozenset(
+_HARMLESS_KEYS = {
     # Of PEFT 0.21. A merge does not read them, or they say only how the training started or ran.
-    [
-        "auto_mapping",
-        "peft_version",
-        "revision",
-        "inference_mode",
-        "lora_dropout",
-        "fan_in_fan_out",
-        "bias",
-        "lora_bias",
-    ]
-    + ["megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"]
-    + ["runtime_config", "velora_config", "monteclora_config"]
-    # Of older versions of PEFT: a module is merged as it is loaded, or not.
-    + ["merge_weights"]
-    # Of ms-swift: the dtype and the learning rates of the training.
-    + ["lora_dtype", "lorap_lr_ratio", "lorap_emb_lr"]
-    # Of Unsloth: which version it is, and whether it changed the base's configuration.
-    + ["unsloth_fixed", "unsloth_version"]
-)
+    *("auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "fan_in_fan_out", "bias"),
+    *("lora_bias", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+    *("qalora_group_size", "runtime_config", "velora_config", "monteclora_config"),
+    "merge_weights",  # of older versions of PEFT: a module is merged as it is loaded, or not
+    *("lora_dtype", "lorap_lr_ratio", "lorap_emb_lr"),  # of ms-swift: the dtype and the learning rates of the training
+    *("unsloth_fixed", "unsloth_version"),  # of Unsloth: its version, and whether it changed the base's configuration
+}
 """Keys that do not change the result of a merge, beside those that are read or refused."""
+
+_OF_PATTERNS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern")
+"""Keys whose entries are regular expressions."""
 
 _GROUPED, _RANK_MAJOR = "grouped_by_expert", "rank_major"
 """What Unsloth calls the two orders of the columns of `lora_B` for fused experts. The second is PEFT's."""
@@ -177,15 +168,11 @@ class LoraConfig(BaseModel):
     @property
     def patterns(self) -> Iterator[tuple[str, str]]:
         """The regular expressions in it that are more than a name, each with its key."""
-        return ((key, pattern) for key, pattern in self._patterns if not is_plain(pattern))
-
-    @property
-    def _patterns(self) -> Iterator[tuple[str, str]]:
-        for key in ("target_modules", "exclude_modules"):
-            if isinstance(value := getattr(self, key), str):
-                yield key, value
-        for key in ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern"):
-            yield from ((key, pattern) for pattern in getattr(self, key))
+        for key in ("target_modules", "exclude_modules", *_OF_PATTERNS):
+            value = getattr(self, key)
+            if isinstance(value, str) or key in _OF_PATTERNS:
+                patterns = [value] if isinstance(value, str) else value
+                yield from ((key, pattern) for pattern in patterns if not is_plain(pattern))
 
     def rank_of(self, module: str, match: Match) -> int:
         """Return the rank of `module`."""
@@ -203,7 +190,10 @@ class LoraConfig(BaseModel):
 
         A module is named as in memory. For "all-linear", every module counts that is no output head.
         """
-        if self.exclude_modules and self._is_excluded(module, match):
+        if isinstance(self.exclude_modules, str):
+            if self.exclude_modules and match(self.exclude_modules, module):
+                return False
+        elif self._excluded.first_ending(module) is not None:
             return False
         if any(self._is_inside(module, saved, match) for saved in self.modules_to_save):
             return False
@@ -217,11 +207,6 @@ class LoraConfig(BaseModel):
             return False
         # A name that is in the list as a whole counts in every layer.
         return module in self._targets or not self.layers_to_transform or self._is_in_layers(module, match)
-
-    def _is_excluded(self, module: str, match: Match) -> bool:
-        if isinstance(self.exclude_modules, str):
-            return match(self.exclude_modules, module) is not None
-        return self._excluded.first_ending(module) is not None
 
     def _is_inside(self, module: str, saved: str, match: Match) -> bool:
         """Return whether `module` is the module `saved`, or inside it."""

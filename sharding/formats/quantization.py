@@ -141,7 +141,7 @@ def quantization_of(config: str) -> Mapping[str, Any] | None:
         document = json.loads(config or "{}")
     except (ValueError, RecursionError):
         return None
-    for level in _levels(document):
+    for level in levels(document):
         for key in _KEYS:
             if section := level.get(key):
                 return section if isinstance(section, dict) else {}
@@ -173,20 +173,16 @@ def method_of(quantization: Mapping[str, Any]) -> str:
     return method[:50] if isinstance(method, str) and method else "an unnamed method"
 
 
-def drop_quantization(document: Any) -> bool:
-    """Remove every quantization entry from the parsed config.json `document`. Return whether there was one."""
-    dropped = [level.pop(key) for level in _levels(document) for key in _KEYS if key in level]
-    return bool(dropped)
-
-
 def without_quantization(config: str) -> str:
     """Return the text of a config.json without its quantization entries."""
     document = json.loads(config)
-    drop_quantization(document)
+    for level in levels(document):
+        for key in _KEYS:
+            level.pop(key, None)
     return json.dumps(document)
 
 
-def _levels(document: Any) -> list[dict[str, Any]]:
+def levels(document: Any) -> list[dict[str, Any]]:
     """Return the document and all dictionaries inside it, at any depth, the outermost first."""
     levels = [document] if isinstance(document, dict) else []
     for level in levels:

@@ -18,7 +18,7 @@ from sharding.formats.known_files import POINTER_BYTES, what_is
 from sharding.formats.torch_file import Locate, Place, open_bin
 from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused
-from sharding.recipes.laid import Box, Laid
+from sharding.recipes.laid import Box, Laid, is_contiguous
 from sharding.recipes.stored import Stored
 
 _HINT = "Ask its author for safetensors, or load it on an isolated machine and save it as safetensors."
@@ -195,8 +195,7 @@ def _identity(name: str, tensor: StoredTensor) -> Any:
     """Return a value that is equal for all names of one tensor."""
     if not prod(tensor.shape):
         return name
-    strides = tuple(stride for stride, length in zip(tensor.strides, tensor.shape, strict=True) if length > 1)
-    return tensor.storage.key, tensor.dtype, tensor.offset, tensor.shape, strides
+    return tensor.storage.key, tensor.dtype, tensor.offset, tensor.shape, moving_strides(tensor)
 
 
 def _main_name(names: Sequence[str]) -> str:
@@ -232,9 +231,4 @@ def lies_in_order(tensor: StoredTensor) -> bool:
         if stride and stride < expected:
             raise PickleRefused("it has a tensor that overlaps itself")
         expected = stride * length if stride else expected
-    expected = 1
-    for stride, length in reversed(moving):
-        if stride != expected:
-            return False
-        expected *= length
-    return True
+    return is_contiguous(tensor.shape, tensor.strides)

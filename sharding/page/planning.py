@@ -51,7 +51,7 @@ from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
-from sharding.planning.oversized import gathered
+from sharding.planning.explain import gathered
 from sharding.planning.plan import identify_plan
 from sharding.planning.sizes import size_stops, stop_for, usual_size
 from sharding.report.report import summarize_source

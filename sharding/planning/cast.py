@@ -1,12 +1,15 @@
-"""Decide which dtype each tensor of a copy gets. Pure."""
+"""Decide which dtype each tensor of a copy gets, and which one its config.json names. Pure."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import Hints, ModelHints
-from sharding.core.text import name_some
-from sharding.core.values import Checkpoint, Finding, Tensor
+from sharding.core.text import json_file, name_some, parsed_json
+from sharding.core.values import Checkpoint, Finding, Plan, Tensor
+from sharding.formats.model_config import CONFIG_NAME, dtype_of_first
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.planning.schemes import can_help
 from sharding.recipes.cast import Cast
@@ -89,3 +92,24 @@ def refuse_cast(checkpoint: Checkpoint) -> None:
             hint,
             remedy,
         )
+
+
+def stated_dtypes(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, bytes, Finding]]:
+    """Yield path and content of each config.json that must name a dtype, and a finding that says so.
+
+    Without it, the copy would load in another dtype than the original: its first tensor is another one.
+    """
+    for component in plan.components:
+        config = checkpoint.configs.get(component.folder, "")
+        document: Any = parsed_json(config or "null")
+        is_open = isinstance(document, dict) and "model_type" in document and not {"dtype", "torch_dtype"} & {*document}
+        files = sorted((shard for shard in plan.shards if shard.folder == component.folder), key=lambda one: one.file)
+        first = sorted(files[0].tensors if files else (), key=lambda tensor: tensor.name)
+        if is_open and component.loads_as and component.loads_as != dtype_of_first(first):
+            path = component.folder + CONFIG_NAME
+            written = json.loads(plan.written.get(path, config)) | {"dtype": component.loads_as}
+            message = (
+                f"{path} names no dtype, and the original loads in {component.loads_as}. The copy's {CONFIG_NAME} "
+            )
+            message += "says so, because its first tensor has another dtype."
+            yield path, json_file(written), Finding("info", "dtype-written", message)

@@ -1,6 +1,6 @@
 """Decide which tensors a quantized checkpoint has after it is dequantized. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -39,22 +39,22 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     schemes = {folder: scheme_of(quantization) for folder, quantization in stated.items() if quantization is not None}
     if not schemes:
         _refuse_unknown(checkpoint)
-    configs = {
-        folder: without_quantization(config) if folder in schemes else config
-        for folder, config in checkpoint.configs.items()
-    }
     components = [
         replace(component, total_parameters=None) if component.folder in schemes else component
         for component in checkpoint.components
     ]
     return replace(
-        checkpoint,
+        _without_quantization(checkpoint, schemes),
         tensors=tuple(_ordinary_tensors(checkpoint, schemes)),
         components=tuple(components),
-        configs=configs,
-        reconfigured=checkpoint.reconfigured | schemes.keys(),
         dequantized="; ".join(dict.fromkeys(scheme.words for scheme in schemes.values())),
     )
+
+
+def _without_quantization(checkpoint: Checkpoint, folders: Collection[str]) -> Checkpoint:
+    plain = {folder: without_quantization(checkpoint.configs[folder]) for folder in folders}
+    configs, reconfigured = {**checkpoint.configs, **plain}, checkpoint.reconfigured.union(folders)
+    return replace(checkpoint, configs=configs, reconfigured=reconfigured)
 
 
 def without_left_over(checkpoint: Checkpoint, *, drops: bool = True) -> Checkpoint:
@@ -71,19 +71,11 @@ def without_left_over(checkpoint: Checkpoint, *, drops: bool = True) -> Checkpoi
     methods = dict.fromkeys(method_of(quantization_of(config) or {}) for config in of.values())
     message = f"config.json says that the weights are quantized with {name_some(list(methods))}, but they are not."
     hint = "With --dtype or --dequantize, the copy's does not say it."
-    finding = Finding("warning", "quantization-left-over", f"{message} Loaders may refuse them.", hint)
-    if drops:
-        finding = Finding("info", "quantization-dropped", f"{message} The copy's does not say it any more.")
-    findings = (*checkpoint.findings, finding)
     if not drops:
-        return replace(checkpoint, findings=findings)
-    plain = {folder: without_quantization(config) for folder, config in of.items()}
-    return replace(
-        checkpoint,
-        configs={**checkpoint.configs, **plain},
-        reconfigured=checkpoint.reconfigured | plain.keys(),
-        findings=findings,
-    )
+        finding = Finding("warning", "quantization-left-over", f"{message} Loaders may refuse them.", hint)
+        return replace(checkpoint, findings=(*checkpoint.findings, finding))
+    finding = Finding("info", "quantization-dropped", f"{message} The copy's does not say it any more.")
+    return _without_quantization(replace(checkpoint, findings=(*checkpoint.findings, finding)), of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +125,6 @@ def offering(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _refuse_unknown(checkpoint: Checkpoint) -> None:
-    """Raise the error for a checkpoint with no quantization in any config.json: UsageError, or SourceError."""
     if telling := quantized_in(checkpoint.tensors):
         raise SourceError(
             f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how.",
@@ -150,8 +141,9 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
     used: set[str] = set()
     for tensor in checkpoint.tensors:
         scheme = schemes.get(tensor.folder)
-        scales = by_name.get(_scales_of(tensor.name, scheme)) if scheme and _is_weight(tensor, scheme) else None
-        if scheme and scales:
+        if not scheme or not (tensor.name.endswith(scheme.packed) if scheme.packed else tensor.dtype == "F8_E4M3"):
+            continue
+        if scales := by_name.get(tensor.name.removesuffix(scheme.packed) + scheme.scale):
             pairs[tensor.name] = scales, scheme
             used |= {scales.name, *_beside(tensor.name, scheme)}
     if not pairs:
@@ -164,13 +156,19 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
         scheme = schemes.get(tensor.folder)
         if tensor.name in pairs:
             yield _computed(tensor, *pairs[tensor.name])
-        elif tensor.name not in used and not (scheme and _is_dropped(tensor.name, scheme)):
-            if scheme and (is_quantized(tensor) or _is_half(tensor, scheme)):
+        elif tensor.name not in used and not tensor.name.endswith(_of_cache(scheme)):
+            halves = (scheme.packed, scheme.scale) if scheme and scheme.packed and tensor.dtype == "U8" else ()
+            if scheme and (is_quantized(tensor) or tensor.name.endswith(halves)):
                 raise SourceError(
                     f"{tensor.name} is not quantized as config.json says ({scheme.words}).",
                     f"This tool dequantizes only models with one kind of quantization. {OF_ORIGIN}",
                 )
             yield tensor
+
+
+def _of_cache(scheme: Scheme | None) -> tuple[str, ...]:
+    """Return the endings of tensors that belong to the cache of keys and values. No weight stands beside those."""
+    return tuple(f".{ending}" for ending in (scheme.dropped if scheme else ()) if ending[:2] in ("k_", "v_", "q_"))
 
 
 def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
@@ -193,29 +191,11 @@ def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
     return Tensor(name, "F32", (experts, groups * GROUP, rows), recipe, packed.folder)
 
 
-def _is_weight(tensor: Tensor, scheme: Scheme) -> bool:
-    return tensor.name.endswith(scheme.packed) if scheme.packed else tensor.dtype == "F8_E4M3"
-
-
-def _is_half(tensor: Tensor, scheme: Scheme) -> bool:
-    """Return whether a tensor is half of a weight: packed numbers, or their scales."""
-    return bool(scheme.packed) and tensor.dtype == "U8" and tensor.name.endswith((scheme.packed, scheme.scale))
-
-
-def _scales_of(name: str, scheme: Scheme) -> str:
-    return name.removesuffix(scheme.packed) + scheme.scale
-
-
 def _beside(name: str, scheme: Scheme) -> Iterator[str]:
     """Yield the names of tensors beside a weight that only a kernel reads: x.input_scale, x_input_scale."""
     stem = name.removesuffix("weight")
     for ending in scheme.dropped:
         yield f"{stem}{ending}" if stem != name else f"{name}_{ending}"
-
-
-def _is_dropped(name: str, scheme: Scheme) -> bool:
-    """Return whether a tensor belongs to the cache of keys and values. No weight stands beside such a tensor."""
-    return name.endswith(tuple(f".{ending}" for ending in scheme.dropped if ending[:2] in ("k_", "v_", "q_")))
 
 
 def _product_dtype(packed: Tensor, scales: Tensor, scheme: Scheme) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sharding.core.errors import UsageError
@@ -84,9 +84,11 @@ def plan_devices(
     file_of = {tensor.name: tensor.file for tensor in tensors}
     loads: dict[str, int] = dict.fromkeys([*budgets, DISK], 0)
     files: dict[str, set[str]] = {device: set() for device in loads}
-    homes = _homes(architecture)
     for weight in architecture.weights:
-        device = homes[weight.name]
+        module = weight.name  # the longest entry of the map that is a prefix of the name decides
+        while module not in architecture.device_map and module:
+            module = module.rpartition(".")[0]
+        device = architecture.device_map[module]
         loads[device] += weight.bytes
         names = (_stored_name(saved, file_of) for saved in weight.saved_as)
         files[device] |= {file_of[stored] for stored in names if stored}
@@ -116,30 +118,12 @@ def device_plan_json(plan: DevicePlan) -> dict[str, Any]:
         "no_split_classes": list(plan.no_split_classes),
         "blocks": plan.blocks,
         "devices": [
-            {
-                "device": load.device,
-                "budget_bytes": load.budget_bytes,
-                "bytes": load.bytes,
-                "modules": list(load.modules),
-                "files": list(load.files),
-            }
-            for load in plan.devices
+            {**asdict(load), "modules": list(load.modules), "files": list(load.files)} for load in plan.devices
         ],
         "device_map": dict(plan.device_map),
         "snippet": plan.snippet,
         "trouble": plan.trouble,
     }
-
-
-def _homes(architecture: Architecture) -> dict[str, str]:
-    """Return weight name to device. The longest entry of the device map that is a prefix of the name decides."""
-    homes = {}
-    for weight in architecture.weights:
-        module = weight.name
-        while module not in architecture.device_map and module:
-            module = module.rpartition(".")[0]
-        homes[weight.name] = architecture.device_map[module]
-    return homes
 
 
 def _stored_name(name: str, stored: Mapping[str, str]) -> str | None:

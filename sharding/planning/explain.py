@@ -1,9 +1,10 @@
-"""Explain how the tensors of a plan are made. Pure."""
+"""Say in words what a plan does. Pure."""
 
 from fnmatch import fnmatchcase
 
 from sharding.core.errors import UsageError
-from sharding.core.values import Plan, Tensor
+from sharding.core.text import format_bytes
+from sharding.core.values import Finding, Plan, Tensor
 
 
 def sentence(tensor: Tensor) -> str:
@@ -27,3 +28,19 @@ def explained(plan: Plan, pattern: str) -> dict[str, str]:
         example = plan.shards[0].tensors[0].name
         raise UsageError(f"No tensor of the plan matches {pattern!r}.", f"A name is, for example, {example}. Try '*'.")
     return matches
+
+
+def gathered(plan: Plan) -> tuple[Finding, ...]:
+    """Return the findings of a plan for a person: one for all tensors that are larger than the limit."""
+    several = [finding for finding in plan.findings if finding.code == "oversized-tensor"]
+    if len(several) < 2:
+        return plan.findings
+    limit = plan.options.max_shard_bytes
+    largest = max(shard.bytes for shard in plan.shards)
+    message = (
+        f"{len(several):,} tensors are larger than your limit ({format_bytes(limit)}), so each gets its own file. "
+        f"The largest has {format_bytes(largest)}."
+    )
+    hint = f"A tensor is never cut. For no file above the limit, choose more than {format_bytes(largest)}."
+    others = tuple(finding for finding in plan.findings if finding.code != "oversized-tensor")
+    return (Finding("warning", "oversized-tensor", message, hint), *others)

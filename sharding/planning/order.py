@@ -1,11 +1,15 @@
-"""Sort tensors: in natural order, as stored, or as transformers saves them. Pure."""
+"""Sort tensors: in natural order, as stored, or as transformers saves them with their companions. Pure."""
 
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from sharding.core.errors import Remedy, SourceError
-from sharding.core.hints import ModelHints
+from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.text import count, name_some
 from sharding.core.values import Finding, Tensor
+from sharding.formats.quantization import holds_quantized, is_quantized
 
 _LONGEST_NUMBER = 18
 """The most digits of a name that count as a number. No layer has more, and Python refuses very long ones."""
@@ -69,3 +73,93 @@ def _by_value(digits: str) -> str:
     # A longer number is a larger one.
     number = str(int(digits))
     return chr(len(number)) + number
+
+
+_MOST_WORDS = 4
+"""The most words joined by `_` after the name of a weight: `gate_up_proj_weight_global_scale` has three."""
+
+_CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
+"""The scales of compressed-tensors for the cache of keys and values. They are beside the projection, not inside it."""
+
+
+def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
+    """Return `hints` with the companions of quantized weights among `tensors`, which no class saves.
+
+    Companions come right after their weight, in natural order. They are in the same block, and every rank that loads
+    the weight loads them.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> stored = [Tensor(n, d, (1,), Stored(0, "f", 0, 1)) for n, d in (("q.weight", "F8_E4M3"), ("q.scale", "F32"))]
+    >>> hints = ModelHints("M", (SavedTensor("q.weight", "BF16", 0), SavedTensor("norm.weight", "BF16", 1)))
+    >>> [saved.name for saved in with_companions(hints, stored).saved]
+    ['q.weight', 'q.scale', 'norm.weight']
+    """
+    known = {saved.name for saved in hints.saved}.union(*hints.loads)
+    beside = companions(tensors, known) if known else {}
+    if not beside:
+        return hints
+    return replace(
+        hints,
+        saved=tuple(_with_those_of_each(hints.saved, beside)),
+        loads=tuple(
+            names.union(tensor.name for name in names for tensor in beside.get(name, ())) for names in hints.loads
+        ),
+    )
+
+
+def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, list[Tensor]]:
+    """Return the tensors that belong to each quantized weight, by the `known` name of the weight, in natural order.
+
+    The weight may be stored by another name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. A tensor
+    counts as a companion only if the weight, or another tensor beside it, is quantized.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> stored = [Tensor(f"{name}.scale", "F32", (), Stored(0, "f", 0, 4)) for name in ("q", "k")]
+    >>> stored += [Tensor(f"{n}.weight", d, (1,), Stored(0, "f", 4, 5)) for n, d in (("q", "F8_E4M3"), ("k", "F32"))]
+    >>> beside = companions(stored, {"q.weight", "k.weight"})
+    >>> {weight: [tensor.name for tensor in group] for weight, group in beside.items()}
+    {'q.weight': ['q.scale']}
+    """
+    tensors = list(tensors)
+    beside: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.name in known:
+            continue
+        if weight := next((name for name in _weights_of(tensor.name) if name in known), None):
+            beside.setdefault(weight, []).append(tensor)
+    stored = {tensor.name: tensor for tensor in tensors if tensor.name in beside}
+    return {
+        weight: sorted(group, key=lambda tensor: natural_key(tensor.name)) if len(group) > 1 else group
+        for weight, group in beside.items()
+        if (weight in stored and _is_quantized(stored[weight])) or any(map(_is_quantized, group))
+    }
+
+
+def _weights_of(name: str) -> Iterator[str]:
+    """Yield the possible names of the weight that a tensor belongs to, the nearest first."""
+    yield name.rpartition(":")[0]  # torchao: x:scale
+    module, _, last = name.rpartition(".")
+    if not module:
+        return
+    words = last.rsplit("_", _MOST_WORDS)
+    for joined in range(len(words) - 1, 0, -1):  # x_scale_inv
+        yield f"{module}.{'_'.join(words[:joined])}"
+    yield module  # bitsandbytes: x.absmax
+    yield module.rpartition(".")[0]  # and x.quant_state.bitsandbytes__nf4
+    yield f"{module}.weight"
+    if cache := _CACHE.search(name):
+        yield f"{module}.{cache[1]}_proj.weight"
+
+
+def _is_quantized(tensor: Tensor) -> bool:
+    return is_quantized(tensor) or holds_quantized(tensor) or tensor.name.endswith("_qdata")
+
+
+def _with_those_of_each(saved: tuple[SavedTensor, ...], beside: Mapping[str, list[Tensor]]) -> Iterator[SavedTensor]:
+    """Yield each of `saved`, then the tensors `beside` it: in the same block, each in memory of its own."""
+    storage = max((tensor.storage for tensor in saved), default=-1)
+    for tensor in saved:
+        yield tensor
+        for companion in beside.get(tensor.name, ()):
+            storage += 1
+            yield SavedTensor(companion.name, companion.dtype, storage, tensor.block)

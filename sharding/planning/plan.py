@@ -1,13 +1,18 @@
-"""Decide which shard holds which tensor. Touches no files."""
+"""Decide which shard holds which tensor of a copy, and how each is made."""
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from typing import Any
+
+from huggingface_hub import split_state_dict_into_shards_factory
 
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import UsageError
+from sharding.core.extras import require
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, json_file, name_some
@@ -15,14 +20,14 @@ from sharding.core.values import Checkpoint, Component, Finding, Plan, Shard, Te
 from sharding.formats.model_config import CONFIG_NAME, configured
 from sharding.formats.quantization import QUANTIZERS_FILES
 from sharding.formats.safetensors_file import shards_of
-from sharding.planning.blocks import known_blocks, whole_blocks
-from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
-from sharding.planning.companions import with_companions
-from sharding.planning.cut import Units, cut
-from sharding.planning.dequantize import in_bf16
-from sharding.planning.loading_dtype import stated_dtypes
-from sharding.planning.order import in_order
-from sharding.planning.stages import cut_ranks, of_rank, with_files
+from sharding.model_class.architecture import hints_for, stored_names
+from sharding.planning.adapters.merged import merged, unknown_names
+from sharding.planning.adapters.replaced import as_classifier
+from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast, stated_dtypes
+from sharding.planning.dequantize import dequantized, in_bf16, without_left_over
+from sharding.planning.order import in_order, with_companions
+from sharding.planning.stages import cut_ranks, known_blocks, of_rank, whole_blocks, with_files
+from sharding.recipes.dora import Dora
 
 
 def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | None = None) -> Plan:
@@ -46,7 +51,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
         tensors = of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
     is_plain = checkpoint.dequantized or checkpoint.reconfigured or options.dtype != "keep"
-    unfit = _describing_quantized(checkpoint) if is_plain else []
+    beside = sorted(file.path for file in checkpoint.side_files) if is_plain else []
+    unfit = [path for path in beside if path.rpartition("/")[2] in QUANTIZERS_FILES]
     if unfit:
         message = f"Left out: {name_some(unfit, len(unfit))}, because the weights of the copy are not quantized."
         findings += (Finding("info", "left-out", message),)
@@ -64,12 +70,6 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     return replace(plan, written=written, findings=(*plan.findings, *(finding for *_, finding in stated)))
 
 
-def _describing_quantized(checkpoint: Checkpoint) -> list[str]:
-    """Return the files beside the weights that tell loaders how the weights are quantized."""
-    paths = (file.path for file in checkpoint.side_files)
-    return sorted(path for path in paths if path.rpartition("/")[2] in QUANTIZERS_FILES)
-
-
 def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes]:
     """Return path to content of each config.json that changes: its dtype, weight names or quantization are new."""
     written = {}
@@ -83,7 +83,6 @@ def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes
 
 
 def _complete(hints: Hints, tensors: Iterable[Tensor]) -> Hints:
-    """Return `hints` with the companions of quantized weights."""
     inside: dict[str, list[Tensor]] = {folder: [] for folder in hints}
     for tensor in tensors if hints else ():
         inside.setdefault(tensor.folder, []).append(tensor)
@@ -217,3 +216,52 @@ def _name(shard: Shard) -> str:
     if len(names) == 1:
         return f"The tensor {names[0]} ({size}) is"
     return f"The tensors {name_some(names, 1)} ({size}), one piece of memory in transformers, are"
+
+
+Units = Mapping[str, object]
+"""Tensor name to its unit, which stays in one group. A tensor that is not in here is a unit on its own."""
+
+
+def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Units) -> list[list[Tensor]]:
+    """Return `queue` in groups of at most `max_shard_bytes`, as the Hub's splitter cuts it. Units stay whole."""
+    by_name = {tensor.name: tensor for tensor in queue}
+    sizes: dict[object, int] = {}
+    for tensor in queue:
+        if tensor.name in units:
+            sizes[units[tensor.name]] = sizes.get(units[tensor.name], 0) + tensor.bytes
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: sizes[units[tensor.name]] if tensor.name in units else tensor.bytes,
+        get_storage_id=lambda tensor: units.get(tensor.name),
+        filename_pattern="{suffix}",
+        max_shard_size=max_shard_bytes,
+    )
+    return [[by_name[name] for name in names] for names in split.filename_to_tensors.values()]
+
+
+def planned(
+    checkpoint: Checkpoint,
+    options: Options,
+    ask: Callable[[Checkpoint, Options], Hints] = hints_for,
+    run: Callable[[str, Callable[[], Any]], Any] = lambda what, make: make(),
+    ask_names: Callable[[Checkpoint], Mapping[str, str]] = stored_names,
+) -> Plan:
+    """Return the plan for a copy of `checkpoint` with `options`: where each tensor goes, and how it is made.
+
+    `ask` returns what transformers knows of the model class. That takes seconds, if the options need it. `ask_names`
+    returns the stored names of names in memory, if an adapter has names that the checkpoint does not. `run` does a step
+    that takes seconds for a hundred thousand tensors, given its name. Raises UsageError, SourceError, and Refused if a
+    library is missing.
+    """
+    after = without_left_over(checkpoint, drops=options.dequantize or options.dtype != "keep" or bool(options.adapter))
+    if options.dequantize and after.reconfigured > checkpoint.reconfigured:
+        options = replace(options, dequantize=False)  # the weights are ordinary ones already
+    after = dequantized(after) if options.dequantize else after
+    if checkpoint.adapter:
+        known = ask_names(as_classifier(checkpoint)) if run("names", partial(unknown_names, checkpoint)) else {}
+        after = run("merge", partial(merged, after, may_overflow=options.allow_overflow, known=known))
+    if any(isinstance(tensor.recipe, Dora) for tensor in after.tensors):
+        require("Merging a DoRA")
+    plan: Plan = run("plan", partial(plan_checkpoint, after, options, ask(after, options)))
+    about_merge = after.findings[len(checkpoint.findings) :]
+    return replace(plan, findings=(*about_merge, *plan.findings)) if about_merge else plan

@@ -1,12 +1,50 @@
-"""Cut a model into pipeline stages where transformers cuts it. Pure."""
+"""Find the blocks of tensors that should stay in one file, and the pipeline stages of a model. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.hints import ModelHints
 from sharding.core.values import Shard, Stage, Tensor, TiedTensor
-from sharding.planning.blocks import blocks_around
+
+
+def known_blocks(hints: ModelHints | None) -> dict[str, str]:
+    """Return tensor name to block for the blocks that transformers knows."""
+    return {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
+
+
+def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:
+    """Return the blocks around a tensor, the outermost first: its `known` block, then the numbered modules inside it.
+
+    >>> blocks_around("model.layers.2.mlp.experts.7.up_proj.weight", {})
+    ['model.layers.2', 'model.layers.2.mlp.experts.7']
+    """
+    modules = name.split(".")
+    numbered = [".".join(modules[: depth + 1]) for depth, module in enumerate(modules[:-1]) if module.isdecimal()]
+    if name not in known:
+        return numbered
+    return [known[name], *(block for block in numbered if block.startswith(f"{known[name]}."))]
+
+
+def whole_blocks(tensors: Iterable[Tensor], limit_bytes: int, known: Mapping[str, str]) -> dict[str, str]:
+    """Return tensor name to the largest block around it that fits into `limit_bytes`. Leaves out tensors without one.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> layers = [Tensor(f"h.0.{n}.w", "U8", (6,), Stored(0, "f", 0, 6)) for n in range(2)]
+    >>> whole_blocks(layers, 12, {}), whole_blocks(layers, 6, {})
+    ({'h.0.0.w': 'h.0', 'h.0.1.w': 'h.0'}, {'h.0.0.w': 'h.0.0', 'h.0.1.w': 'h.0.1'})
+    """
+    around = {tensor.name: (tensor.bytes, blocks_around(tensor.name, known)) for tensor in tensors}
+    sizes: Counter[str] = Counter()
+    for size, blocks in around.values():
+        sizes.update(dict.fromkeys(blocks, size))
+    fitting = {
+        name: next((block for block in blocks if sizes[block] <= limit_bytes), None)
+        for name, (_, blocks) in around.items()
+    }
+    return {name: block for name, block in fitting.items() if block}
+
 
 Needs = Mapping[str, tuple[str, ...]]
 """Names of tensors of other stages, each to the names of the weights that it serves as in this stage."""
@@ -54,11 +92,10 @@ def cut_ranks(tensors: Sequence[Tensor], hints: ModelHints | None, known: Mappin
         own = [tensor for tensor in tensors if ranks_of[tensor.name] == (rank,)]
         shared = [tensor for tensor in tensors if len(ranks_of[tensor.name]) > 1 and ranks_of[tensor.name][0] == rank]
         block_of = {tensor.name: _layer_around(tensor.name, known) for tensor in (*shared, *own)}
-        needs = {
-            tensor.name: _used_as(tensor.name, hints.tied if hints else (), ranks_of)
-            for tensor in tensors
-            if rank in ranks_of[tensor.name][1:]
-        }
+        needs = {}
+        for name in (tensor.name for tensor in tensors if rank in ranks_of[tensor.name][1:]):
+            group = next((names for names in hints.tied if name in names), ()) if hints else ()
+            needs[name] = tuple(other for other in group if other not in ranks_of) or (name,)
         stages.append(
             PlannedStage(
                 blocks=tuple(dict.fromkeys(filter(None, block_of.values()))),
@@ -100,8 +137,3 @@ def _layer_around(name: str, known: Mapping[str, str]) -> str:
 def _ranks_of(name: str, loads: Sequence[frozenset[str]]) -> tuple[int, ...]:
     """Return the ranks that load a tensor: all of them if transformers names none."""
     return tuple(rank for rank, names in enumerate(loads) if name in names) or tuple(range(len(loads)))
-
-
-def _used_as(name: str, tied: Iterable[Sequence[str]], stored: Mapping[str, object]) -> tuple[str, ...]:
-    group = next((names for names in tied if name in names), ())
-    return tuple(other for other in group if other not in stored) or (name,)

@@ -1,6 +1,7 @@
 """Cast numbers to another dtype, as `tensor.to(dtype)` of torch 2.13 does. A NaN stays a NaN."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from typing_extensions import override
@@ -9,7 +10,24 @@ from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import Feed, made_by
-from sharding.recipes.numbers import numbers
+
+
+def numbers(data: bytes | memoryview, dtype: str) -> Any:
+    """Return `data` as an array of `dtype`, a name of safetensors. Copies nothing."""
+    import numpy as np
+
+    return np.frombuffer(data, numpy_dtype(dtype))
+
+
+@cache
+def numpy_dtype(dtype: str) -> Any:
+    """Return the numpy dtype for `dtype`, a name of safetensors."""
+    import ml_dtypes
+    import numpy as np
+
+    name = BY_NAME[dtype].torch
+    return np.dtype(getattr(ml_dtypes, name, name))
+
 
 _PIECE_ELEMENTS = 32768
 """Numbers to cast at a time. They fit into a processor's cache."""

@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.cast import settle
+from sharding.recipes.cast import numbers, numpy_dtype, settle
 from sharding.recipes.feed import made_by
-from sharding.recipes.numbers import numbers, numpy_dtype
 
 _PIECE_ELEMENTS = 32768
 """Numbers to compute at a time. They fit into a processor's cache."""

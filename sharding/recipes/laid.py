@@ -106,8 +106,9 @@ class Laid(Recipe):
         """Return where the boxes are in their files, if they follow one another in the tensor in order; else []."""
         position, extents = 0, list[Extent]()
         for box in self.boxes:
-            offset = sum(at * stride for at, stride in zip(box.offsets, strides_of(self.shape), strict=True))
-            if offset != position or not _follows(box, self.shape):
+            strides = strides_of(self.shape)
+            offset = sum(at * stride for at, stride in zip(box.offsets, strides, strict=True))
+            if offset != position or not (is_contiguous(box.shape, strides) and is_contiguous(box.shape, box.strides)):
                 return []
             position += prod(box.shape)
             end = box.origin + prod(box.shape) * self.item_bytes
@@ -146,15 +147,10 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides[: len(shape)]))
 
 
-def _follows(box: Box, shape: Sequence[int]) -> bool:
-    """Return whether the elements of a box have the same order in the tensor and in the file, without gaps."""
-    expected = 1
-    for length, stride, own in zip(*map(reversed, (box.shape, strides_of(shape), box.strides)), strict=True):
-        if length > 1:
-            if not stride == own == expected:
-                return False
-            expected *= length
-    return True
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements with these strides lie one after another. Strides of dimensions of length 1 are free."""
+    steps = zip(shape, strides, strides_of(shape), strict=True)
+    return all(stride == expected for length, stride, expected in steps if length > 1)
 
 
 def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:

@@ -25,11 +25,6 @@ def product(first: Any, second: Any) -> Any:
     return _best()(first, second)
 
 
-def multiplier() -> str:
-    """Return what `product` uses here: "torch" or "numpy"."""
-    return "numpy" if _best() is _of_numpy else "torch"
-
-
 @cache
 def _best() -> _Product:
     try:

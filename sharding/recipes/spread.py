@@ -49,23 +49,6 @@ def last_place(numbers: Any, dtype: str) -> Any:
     return np.ldexp(numbers.dtype.type(1), np.maximum(exponents, least) - fraction)
 
 
-def _may_be_unsure(reach: Any, weight: Any, change: Any, dtype: str) -> bool:
-    """Return whether many numbers of a row may be unsure. `reach` (rows, 1) is at least the spread of each. Fast."""
-    import numpy as np
-
-    step = max(1, weight.shape[1] // _SAMPLED)
-    largest = np.maximum(np.abs(weight[:, ::step]), np.abs(change[:, ::step]))
-    return bool(np.any(_is_unsure(reach, np.mean(largest, axis=1, keepdims=True) * _TYPICAL, dtype)))
-
-
-def _has_unsure_row(spread: Any, weight: Any, change: Any, dtype: str) -> bool:
-    """Return whether many numbers of one row have a `spread` so large that nobody can judge them."""
-    import numpy as np
-
-    unsure = _is_unsure(spread, np.maximum(np.abs(weight), np.abs(change)), dtype)
-    return bool(np.any(np.mean(unsure, axis=1) > _MANY))
-
-
 def _is_unsure(spread: Any, largest: Any, dtype: str) -> Any:
     return ~(spread <= _UNSURE_UNITS * last_place(largest, dtype))
 
@@ -100,6 +83,11 @@ class Spread:
             else:
                 reach = np.abs(self.b) @ np.max(np.abs(self.a), axis=1, initial=0)
             reach = reach[:, None] * usual_spread_of(len(self.a), self.scale)
-            return _may_be_unsure(reach, weight, change, dtype) and _has_unsure_row(
-                self.numbers(usual_spread_of), weight, change, dtype
-            )
+            # `reach` is at least the spread of each number. With a few numbers of each row, most weights are done here.
+            step = max(1, weight.shape[1] // _SAMPLED)
+            sample = np.maximum(np.abs(weight[:, ::step]), np.abs(change[:, ::step]))
+            if not np.any(_is_unsure(reach, np.mean(sample, axis=1, keepdims=True) * _TYPICAL, dtype)):
+                return False
+            largest = np.maximum(np.abs(weight), np.abs(change))
+            unsure = _is_unsure(self.numbers(usual_spread_of), largest, dtype)
+            return bool(np.any(np.mean(unsure, axis=1) > _MANY))

@@ -16,8 +16,8 @@ from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Extent
 from sharding.core.text import count
 from sharding.core.values import NOT_FINITE, Difference, Shard, Tensor
+from sharding.recipes.cast import numbers
 from sharding.recipes.feed import Feed
-from sharding.recipes.numbers import numbers
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.making import Making
 from sharding.transfer.room import Room

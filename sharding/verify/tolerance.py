@@ -8,8 +8,8 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
 from sharding.core.limits import COMPARED_BYTES
 from sharding.core.values import Mismatch, Shard, Tensor
+from sharding.recipes.cast import numbers
 from sharding.recipes.feed import Feed
-from sharding.recipes.numbers import numbers
 from sharding.recipes.tolerance import is_merged, tolerance_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.making import Making

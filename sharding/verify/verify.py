@@ -15,7 +15,7 @@ from sharding.core.repo import Repo
 from sharding.core.text import count
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
 from sharding.planning.order import natural_key
-from sharding.planning.planned import planned
+from sharding.planning.plan import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
 from sharding.transfer.progress import progress_of_part

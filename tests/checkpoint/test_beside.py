@@ -15,7 +15,7 @@ from sharding.core.errors import SourceError
 from sharding.core.events import Verified
 from sharding.core.values import Verification
 from tests.conftest import listing
-from tests.folders import finish, reshard, said
+from tests.folders import finish, reshard
 from tests.storage.publications import write_pipeline
 
 ADAPTER = {"lora_A.weight": np.arange(9000, dtype=np.float32)}
@@ -41,31 +41,30 @@ def compared(one: Path, other: Path, **options: bool) -> Verification:
 
 
 @pytest.mark.parametrize(
-    "path",
+    "paths",
     [
-        "speech-lora/adapter_model.safetensors",
-        "adapters/adapter_model.bin",
-        "speech_tokenizer/model.safetensors",
-        "deep/er/head.safetensors",
-        "speaker_embeddings/v2/en_speaker_0.npy",
-        "adapter_model.safetensors",
-        "value_head.safetensors",
-        "value_head.bin",
-        "adapter.fra.safetensors",
-        "spk_dict.pt",
-        "pytorch_lora_weights.safetensors",
-        "open_clip_model.safetensors",
+        [
+            *(
+                "speech-lora/adapter_model.safetensors",
+                "adapters/adapter_model.bin",
+                "speech_tokenizer/model.safetensors",
+            ),
+            *("deep/er/head.safetensors", "speaker_embeddings/v2/en_speaker_0.npy", "adapter_model.safetensors"),
+            *("value_head.safetensors", "adapter.fra.safetensors", "spk_dict.pt", "pytorch_lora_weights.safetensors"),
+            "open_clip_model.safetensors",
+        ],
+        ["value_head.bin"],
     ],
 )
 def test_weights_that_something_finds_by_name_are_copied_byte_for_byte(
-    checkpoint: Path, tmp_path: Path, path: str
+    checkpoint: Path, tmp_path: Path, paths: list[str]
 ) -> None:
-    data = put(checkpoint, path)
+    data = {path: put(checkpoint, path) for path in paths}
     report = reshard(checkpoint, tmp_path / "out")
-    assert (tmp_path / "out" / path).read_bytes() == data
-    assert path in said(checkpoint)["kept-whole"]
-    assert path in report.files
-    assert len(report.plan.shards) > 2
+    assert {path: (tmp_path / "out" / path).read_bytes() for path in paths} == data
+    [kept] = [finding for finding in job.inspect(str(checkpoint)).findings if finding.code == "kept-whole"]
+    assert [path for path in sorted(paths)[:2] if path not in kept.message] == []
+    assert {*paths} <= {*report.files} and len(report.plan.shards) > 2
     assert compared(checkpoint, tmp_path / "out").identical
 
 
@@ -75,27 +74,20 @@ def test_a_folder_with_an_index_keeps_it_and_the_shards(checkpoint: Path, tmp_pa
     assert listing(tmp_path / "out/codec") == listing(checkpoint / "codec")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "onnx/model.safetensors",
-        "original/consolidated.00.pth",
-        "checkpoint-500/model.safetensors",
-        "global_step100/zero_pp_rank_0_mp_rank_00_optim_states.pt",
-        "speech-lora/optimizer.pt",
+def test_the_model_once_more_and_states_of_the_training_are_left_out_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    paths = [
+        *("onnx/model.safetensors", "original/consolidated.00.pth", "checkpoint-500/model.safetensors"),
+        *("global_step100/zero_pp_rank_0_mp_rank_00_optim_states.pt", "speech-lora/optimizer.pt"),
         "single_file.safetensors",
-    ],
-)
-def test_the_model_once_more_and_states_of_the_training_are_left_out_by_name(
-    checkpoint: Path, tmp_path: Path, path: str
-) -> None:
-    put(checkpoint, path)
-    if "global_step" in path:
-        (checkpoint / path).with_name("adapter_config.json").unlink()
+    ]
+    for path in paths:
+        put(checkpoint, path)
+    for folder in ("global_step100", "onnx", "original"):
+        (checkpoint / folder / "adapter_config.json").unlink()
     reshard(checkpoint, tmp_path / "out")
-    assert not (tmp_path / "out" / path).exists()
+    assert not [path for path in paths if (tmp_path / "out" / path).exists()]
     messages = [finding.message for finding in job.inspect(str(checkpoint)).findings if finding.code == "left-out"]
-    assert any(path in message for message in messages)
+    assert [path for path in paths if not any(path in message for message in messages)] == []
 
 
 def test_pickled_twins_of_safetensors_are_left_out(checkpoint: Path, tmp_path: Path) -> None:

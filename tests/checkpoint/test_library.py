@@ -20,12 +20,7 @@ from tests import models
 from tests.conftest import listing, write_checkpoint
 from tests.folders import in_folders, reshard, said
 
-pytestmark = [
-    # transformers and diffusers warn about themselves.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 SIZE = "50kB"
 PLAIN = {"model.safetensors": {"w": np.zeros(3, np.float32)}}
 

@@ -19,12 +19,7 @@ from tests import models
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import in_folders, reshard, said, write_ranks
 
-pytestmark = [
-    # transformers and diffusers warn about themselves.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 LARGE = {f"layers.{n}.weight": np.full(9000, n, np.float32) for n in range(3)}
 LORA = {f"unet.{n}.lora_A.weight": np.full(9000, n, np.float32) for n in range(3)}
 

@@ -1,7 +1,6 @@
 """The regular expressions of a stranger's adapter are matched as Python matches them, and never for long."""
 
 import re
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -23,7 +22,8 @@ SWIFT = r"^(model.language_model(?=\.).*\.(?:q_proj|v_proj))$"
 
 @pytest.fixture
 def patterns() -> Iterator[Patterns]:
-    with Patterns(ADAPTER_NAME, LAYERS) as patterns:
+    with Patterns(ADAPTER_NAME) as patterns:
+        patterns.expect(LAYERS)
         yield patterns
 
 
@@ -61,7 +61,7 @@ def test_a_pattern_that_takes_years_is_refused_in_time(pattern: str, monkeypatch
 
 def test_all_patterns_of_an_adapter_share_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_MATCHES", 100)
-    with Patterns(ADAPTER_NAME, LAYERS) as patterns, pytest.raises(SourceError, match="too many patterns"):
+    with Patterns(ADAPTER_NAME) as patterns, pytest.raises(SourceError, match="too many patterns"):
         for number in range(3):
             for name in LAYERS:
                 patterns.match(f".*{number}.*", name)
@@ -80,8 +80,7 @@ def test_huge_repeats_are_refused_before_anything_is_compiled(pattern: str) -> N
 )
 def test_no_pattern_takes_memory_or_time_beyond_the_limits(pattern: str) -> None:
     """Whether it is refused or not, the process that matches it stays small."""
-    began = time.monotonic()
-    with Patterns(ADAPTER_NAME, LAYERS) as patterns:
+    with Patterns(ADAPTER_NAME) as patterns:
         try:
             patterns.check("target_modules", pattern)
             patterns.match(pattern, "a" * 2000)
@@ -90,7 +89,7 @@ def test_no_pattern_takes_memory_or_time_beyond_the_limits(pattern: str) -> None
         child = patterns._child
         if child and child.poll() is None:
             assert psutil.Process(child.pid).memory_info().rss < 300e6
-    assert time.monotonic() - began < 60 and child and child.poll() is not None
+    assert child and child.poll() is not None
 
 
 def test_what_is_no_regular_expression_is_named_with_its_key(patterns: Patterns) -> None:
@@ -115,7 +114,7 @@ PATTERNS = (
 
 
 @given(st.lists(PATTERNS, max_size=6), st.lists(NAMES, min_size=1, max_size=6))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=100)
 def test_the_first_pattern_for_a_module_is_that_of_peft(given_patterns: list[str], modules: list[str]) -> None:
     """PEFT looks for it with `re.match(rf"(.*\\.)?({key})$", module)` (0.21, `get_pattern_key`)."""
     endings = Endings(given_patterns)
@@ -127,7 +126,7 @@ def test_the_first_pattern_for_a_module_is_that_of_peft(given_patterns: list[str
 
 
 @given(st.lists(PATTERNS, max_size=3), NAMES)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=100)
 def test_a_module_that_is_saved_as_a_whole_gets_no_update(saved: list[str], module: str) -> None:
     document = {"peft_type": "LORA", "target_modules": [module], "modules_to_save": saved}
     own = any(re.match(rf"(^|.*\.){one}($|\..*)", module) for one in saved)

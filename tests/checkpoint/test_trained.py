@@ -18,6 +18,7 @@ from sharding.formats.names import is_training_state, trained_folder
 from sharding.job import inspect
 from tests.conftest import listing, write_checkpoint
 from tests.folders import finish, said
+from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -257,6 +258,7 @@ def test_every_difference_from_a_base_is_a_finding_and_the_same_is_none(tmp_path
     assert {"no-base"} <= said(tmp_path / "run").keys()
 
 
+@promise("docs/formats.md#name-the-base-model")
 def test_a_base_is_only_for_what_ranks_have_saved(checkpoint: Path, tmp_path: Path) -> None:
     base = str(write_checkpoint(tmp_path / "base", {"model.safetensors": {"w": np.ones(3, "f4")}}, index=False))
     with pytest.raises(UsageError):

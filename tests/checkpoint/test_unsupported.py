@@ -12,12 +12,7 @@ from sharding.job import inspect
 from tests.conftest import write_checkpoint
 from tests.promises import promise
 
-pytestmark = [
-    # transformers and diffusers warn about themselves.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 @pytest.mark.parametrize("name", ["consolidated.safetensors", "consolidated.00.pth"])

@@ -21,12 +21,7 @@ from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import in_folders, reshard, said, weights
 from tests.promises import promise
 
-pytestmark = [
-    # transformers and diffusers warn about themselves.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 SIZE = "50kB"
@@ -137,14 +132,6 @@ def test_an_adapter_stays_one_file_and_that_is_explained(tmp_path: Path, place: 
     assert "AutoPeftModel" in (tmp_path / "out/README.md").read_text()
 
 
-def test_an_adapter_beside_a_model_is_copied_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
-    save_file({"lora": np.ones(3)}, checkpoint / "adapter_model.safetensors")
-    reshard(checkpoint, tmp_path / "out")
-    copied = (tmp_path / "out/adapter_model.safetensors").read_bytes()
-    assert copied == (checkpoint / "adapter_model.safetensors").read_bytes()
-    assert "adapter_model.safetensors" in said(checkpoint)["kept-whole"]
-
-
 @pytest.mark.parametrize("size", ["100kB", "1GB"])
 def test_weights_that_the_configuration_names_are_taken_and_the_result_has_the_usual_names(
     tmp_path: Path, size: str
@@ -187,17 +174,7 @@ def test_weights_in_folders_that_nothing_names_are_refused(tmp_path: Path) -> No
         job.inspect(str(tmp_path))
 
 
-FP8 = {"w": torch.ones(64, 8).to(torch.float8_e4m3fn), "w_scale_inv": torch.ones(1)}
-
-
 QUANTIZED: dict[str, dict[str, torch.Tensor]] = {
-    "gptq": {
-        "q.qweight": torch.arange(512, dtype=torch.int32),
-        "q.scales": torch.ones(64).half(),
-        "q.g_idx": torch.arange(64),
-    },
-    "awq": {"q.qweight": torch.arange(512, dtype=torch.int32), "q.qzeros": torch.arange(64, dtype=torch.int32)},
-    "fp8": FP8,
     "bitsandbytes": {
         "q.weight": torch.arange(200, dtype=torch.uint8).view(-1, 1),
         "q.weight.absmax": torch.ones(4),

@@ -213,7 +213,7 @@ def test_of_files_that_are_missing_only_the_first_are_named(tmp_path: Path) -> N
         rank = 99_999 if number == 1 else number
         path.rename(tmp_path / f"shard-{rank:05d}-model-{number:05d}-of-99999.safetensors")
     made = []
-    with patch("sharding.formats.dcp_safetensors.product", lambda *ranges: made_of(ranges, made)):
+    with patch("sharding.formats.rank_boxes.product", lambda *ranges: made_of(ranges, made)):
         result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
     assert result.exit_code == 0, result.output
     first = [f"shard-00001-model-{number:05d}-of-99999.safetensors" for number in (1, 2, 3)]

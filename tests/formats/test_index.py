@@ -33,13 +33,7 @@ def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:
 
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-
 INDEX = "model.safetensors.index.json"
-
-
-def codes(folder: Path) -> list[str]:
-    return [finding.code for finding in inspect(str(folder)).findings]
 
 
 def edit_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None:
@@ -49,23 +43,20 @@ def edit_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None
     path.write_text(json.dumps(document))
 
 
-def test_an_entry_for_the_wrong_file_is_reported_and_the_header_is_right(checkpoint: Path) -> None:
-    edit_index(checkpoint, lambda weights: weights.update({"layers.0.weight": TWO}))
+WRONG: dict[str, Callable[[dict[str, str]], object]] = {
+    "index-wrong-file": lambda weights: weights.update({"layers.0.weight": TWO}),
+    "index-unlisted-tensor": lambda weights: weights.pop("layers.0.weight"),
+    "index-absent-tensor": lambda weights: weights.update({"ghost": TWO}),
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_what_an_index_has_wrong_is_reported_and_the_headers_are_right(code: str, checkpoint: Path) -> None:
+    edit_index(checkpoint, WRONG[code])
     found = inspect(str(checkpoint))
-    assert [finding.code for finding in found.findings] == ["index-wrong-file"]
-    assert {tensor.name: tensor.file for tensor in found.tensors}["layers.0.weight"] == ONE
-
-
-def test_a_tensor_that_the_index_does_not_list_is_kept_and_reported(checkpoint: Path) -> None:
-    edit_index(checkpoint, lambda weights: weights.pop("layers.0.weight"))
-    found = inspect(str(checkpoint))
-    assert [finding.code for finding in found.findings] == ["index-unlisted-tensor"]
-    assert "layers.0.weight" in {tensor.name for tensor in found.tensors}
-
-
-def test_a_tensor_that_no_file_holds_is_reported(checkpoint: Path) -> None:
-    edit_index(checkpoint, lambda weights: weights.update({"ghost": TWO}))
-    assert codes(checkpoint) == ["index-absent-tensor"]
+    assert [finding.code for finding in found.findings] == [code]
+    files = {tensor.name: tensor.file for tensor in found.tensors}
+    assert files["layers.0.weight"] == ONE and "ghost" not in files
 
 
 @pytest.mark.parametrize(

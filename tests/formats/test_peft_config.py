@@ -35,7 +35,7 @@ def match(pattern: str, text: str) -> tuple[str | None] | None:
     return found and (found.groupdict().get("idx"),)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(
     target=NAMES | st.sampled_from(FORMS),
     exclude=NAMES | st.sampled_from(FORMS) | st.none(),
@@ -81,23 +81,49 @@ def test_every_linear_layer_but_the_head_may_be_meant() -> None:
     ("key", "value", "words"),
     [
         ("peft_type", "IA3", "peft_type IA3"),
+        ("peft_type", None, "peft_type"),
         ("alora_invocation_tokens", [1], "alora_invocation_tokens"),
         ("use_qalora", True, "QALoRA"),
         ("arrow_config", {"top_k": 1}, "arrow_config"),
+        ("kasa_config", {}, "kasa_config"),
+        ("use_bdlora", {"nblocks": 2}, "use_bdlora"),
         ("layer_replication", [[0, 2]], "layer_replication"),
         ("megatron_config", {"a": 1}, "megatron_config"),
         ("init_lora_weights", "pissa_niter_4", "pissa_niter_4"),
         ("init_lora_weights", "OLoRA", "OLoRA"),
         ("init_lora_weights", "loftq", "loftq"),
+        ("init_lora_weights", "corda", "corda"),
         ("init_lora_weights", "brand-new", "does not know"),
         ("r", 0, "r: "),
+        ("r", "eight", "r: .*eight"),
         ("lora_alpha", "many", "lora_alpha"),
+        ("lora_alpha", float("nan"), "lora_alpha"),
+        ("use_rslora", "false", "use_rslora"),
         ("target_modules", "x" * (MAX_PATTERN_CHARACTERS + 1), "target_modules"),
     ],
 )
 def test_what_is_no_plain_sum_or_not_valid_is_refused_by_name(key: str, value: Any, words: str) -> None:
     with pytest.raises(SourceError, match=words):
         parse_config({**LORA, key: value})
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {"lora_B_layout": "mixed"},
+        {
+            "lora_B_layout": "mixed",
+            "unsloth_fused_expert_lora": {"parameters": {"down_proj": {"lora_B_layout": "rank_major"}}},
+        },
+        {"lora_B_layout": "column_major"},
+        {"lora_B_layout": "rank_major", "auto_mapping": {"lora_B_layout": "grouped_by_expert"}},
+        {"auto_mapping": {"unsloth_fixed": True}},
+    ],
+)
+def test_experts_in_an_order_that_is_unknown_are_refused(marks: dict[str, Any]) -> None:
+    with pytest.raises(SourceError, match="order of the columns of lora_B") as refused:
+        parse_config({**LORA, **marks}).groups_by_expert("down_proj")
+    assert "lora_B_layout" in refused.value.hint
 
 
 @pytest.mark.parametrize("value", [True, False, "gaussian", "eva", "orthogonal", "lora_ga", "mica", "True", None])

@@ -77,6 +77,8 @@ def test_a_part_of_an_update_that_nobody_knows_is_refused(name: str) -> None:
         parts_of([*PAIR, name])
 
 
-def test_two_names_for_the_same_tensor_are_refused() -> None:
+def test_no_names_and_two_for_the_same_tensor_are_refused() -> None:
+    with pytest.raises(SourceError, match="no tensors"):
+        parts_of([])
     with pytest.raises(SourceError, match="for the same tensor"):
         parts_of([*PAIR, f"{Q}.lora_A.default.weight"])

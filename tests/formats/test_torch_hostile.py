@@ -332,7 +332,7 @@ def mutations(draw: st.DrawFn) -> bytes:
 
 
 @promise("docs/formats.md#pickled-weights")
-@settings(max_examples=800)
+@settings(max_examples=200)
 @given(data=mutations())
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_is_accepted_of_a_mutated_pickle_is_what_torch_reads(data: bytes) -> None:

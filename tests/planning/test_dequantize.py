@@ -13,8 +13,7 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint
 from sharding.planning.dequantize import dequantized, offer
-from sharding.planning.plan import identify_plan
-from sharding.planning.planned import planned
+from sharding.planning.plan import identify_plan, planned
 from sharding.recipes.fp8 import Fp8
 from tests.promises import promise
 from tests.quantized import compressed, write

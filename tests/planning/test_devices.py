@@ -29,11 +29,7 @@ from sharding.storage.folder_source import open_folder
 from tests import models, quantized
 from tests.conftest import environment
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 SHARES: list[dict[str, float]] = [
     {"cuda:0": 1.5, "cpu": 1.0},

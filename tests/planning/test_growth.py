@@ -36,6 +36,6 @@ def work(act: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("kind", [kind for kind in hostile_adapters.KINDS if kind not in LIMITED])
 def test_the_work_of_a_merge_grows_in_step_with_its_adapter(kind: str) -> None:
-    small, large = (hostile_adapters.build(kind, number) for number in (200, 800))
+    small, large = (hostile_adapters.build(kind, number) for number in (100, 400))
     first, last = (work(partial(hostile_adapters.plan_merge, held)) for held in (small, large))
     assert last < 4.5 * first

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sharding.planning.adapters.module_names import ModuleNames
+from sharding.planning.adapters.merging import ModuleNames
 
 LLAMA = "model.layers.0.self_attn.q_proj.weight"
 

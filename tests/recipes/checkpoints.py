@@ -6,7 +6,7 @@ import torch
 
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef, Tensor
-from sharding.planning.planned import planned
+from sharding.planning.plan import planned
 from tests.folders import bits
 from tests.recipes.executor import FILE, ShortChunks, outcome
 from tests.tensors import stored_tensor

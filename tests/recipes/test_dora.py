@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.recipes import low_rank
@@ -13,11 +13,8 @@ from tests.promises import promise
 from tests.recipes.executor import bytes_of
 from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
-ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
-
 
 @promise("docs/formats.md#what-becomes-of-each-tensor")
-@ANY
 @given(
     rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 72, 200])),
     columns=st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),

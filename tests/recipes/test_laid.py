@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.formats.torch_checkpoint import read_archive
@@ -23,7 +23,6 @@ from tests.fuzz.targets import Memory
 from tests.promises import promise
 from tests.recipes.executor import FILE, ShortChunks, bytes_of, shard_of, tensor_of
 
-ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 SMALL = {"tile": st.integers(8, 64), "span": st.integers(8, 64), "batch": st.sampled_from([1, 7, 64, 1 << 20])}
 
 
@@ -59,7 +58,6 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 
 
 @promise("docs/formats.md#pickled-weights")
-@ANY
 @given(view=views(), **SMALL)
 def test_any_view_is_written_in_any_memory(view: torch.Tensor, tile: int, span: int, batch: int, bounds) -> None:  # type: ignore[no-untyped-def]
     bounds(tile, span)
@@ -94,7 +92,6 @@ def in_pieces(tensor: torch.Tensor, places: Iterable[Place]) -> tuple[Laid, byte
     return Laid(tuple(boxes), tuple(tensor.shape), tensor.element_size()), data
 
 
-@ANY
 @given(cut=cuts(), **SMALL)
 def test_any_tensor_in_pieces_is_put_together(
     cut: tuple[torch.Tensor, list[Place]],

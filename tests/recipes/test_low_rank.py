@@ -6,7 +6,7 @@ from weakref import WeakSet
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.limits import BATCH_BYTES
@@ -21,7 +21,6 @@ from tests.promises import promise
 from tests.recipes.executor import FILE, bytes_of
 from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
-ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120, deadline=None)
 DTYPE, ADAPTER = st.sampled_from(list(DTYPES)), st.sampled_from(["F32", "BF16", "F16"])
 SEEDS, SCALES = st.integers(0, 2**32 - 1), st.sampled_from([0.5, 2.0, 16 / 3, -1.25, 16 / 17**0.5])
 CUTS = {"tile": st.sampled_from([1, 100, 1000, 9000, MERGED_BYTES]), "batch": st.sampled_from([64, 1000, BATCH_BYTES])}
@@ -43,7 +42,6 @@ def added(weight: torch.Tensor, change: torch.Tensor, twice: bool = False) -> by
 
 
 @promise("docs/formats.md#what-becomes-of-each-tensor")
-@ANY
 @given(
     rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 71, 72, 200])),
     columns=st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
@@ -84,7 +82,6 @@ def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
     assert bytes_of(recipe, file.source(1003, 4096)) == expected
 
 
-@ANY
 @given(
     experts=st.integers(1, 5),
     rows=st.sampled_from([1, 5, 8, 17, 40]),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.values import Tensor
@@ -15,7 +15,6 @@ from tests.recipes.executor import FILE, ShortChunks
 CONFIG = '{"quantization_config": {"quant_method": "mxfp4"}}'
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 @given(
     experts=st.integers(1, 3),
     rows=st.integers(1, 9),

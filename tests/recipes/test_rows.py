@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.recipes import rows as room
@@ -15,7 +15,6 @@ from tests.recipes.updates import Tensors
 
 
 @promise("docs/formats.md#what-becomes-of-each-tensor")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 @given(
     count=st.integers(1, 40),
     width=st.integers(1, 9),

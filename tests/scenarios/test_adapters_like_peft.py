@@ -13,7 +13,7 @@ from sharding import job
 from sharding.formats.peft_config import USUAL_TARGETS
 from tests.folders import bits, finish, tensors
 from tests.lora import DTYPES, MODELS, Case, Edit, build, by_expert, configured, edited, fused, save_adapter, save_base
-from tests.lora_cases import BOTH, CASES, CONVOLUTIONS, REAL
+from tests.lora_cases import BOTH, CASES, CONVOLUTIONS, REAL, sampled
 from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -56,7 +56,7 @@ def differences(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 
 @promise("README.md#what-to-type", "docs/formats.md#lora-adapters")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES))
 def test_a_merged_model_is_bit_for_bit_what_peft_makes_of_it(name: str, tmp_path: Path) -> None:
     case, out = CASES[name], tmp_path / "out"
     base, adapter, peft = build(case, tmp_path)
@@ -67,7 +67,7 @@ def test_a_merged_model_is_bit_for_bit_what_peft_makes_of_it(name: str, tmp_path
     assert {kind: keys for kind, keys in told.items() if keys} == {}
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", sampled(CONVOLUTIONS))
 def test_merged_convolutions_are_peft_s_but_for_the_last_bit(name: str, tmp_path: Path) -> None:
     # PEFT multiplies with torch's convolution, which adds up in another order.
     case = CONVOLUTIONS[name]
@@ -92,21 +92,21 @@ def test_a_merged_model_of_real_size_is_bit_for_bit_what_peft_makes_of_it(name: 
     assert differences(ours, like_the_base(case, tensors(peft))) == {}
 
 
-@pytest.mark.parametrize("name", ["large", "large, fp32", "DoRA, large", "DoRA, gpt2, large", "embedding, large"])
+@pytest.mark.parametrize("name", ["large, fp32", "DoRA, gpt2, large"])
 def test_how_many_threads_compute_changes_no_bit(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    base, adapter, peft = build(case, tmp_path)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     try:
-        ours = merged(base, adapter, tmp_path / "out")
+        base, adapter, peft = build(CASES[name], tmp_path)
     finally:
         torch.set_num_threads(threads)
-    assert differences(ours, like_the_base(case, tensors(peft))) == {}
+    assert threads == 1 and differences(merged(base, adapter, tmp_path / "out"), tensors(peft)) == {}
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", ["fp32", "embedding, fp32", "DoRA, fp32", "experts, fp32", "lora_bias, fp32"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("fp32", "fp16"), ("embedding, fp32", "bf16"), ("DoRA, fp32", "fp16"), ("experts, fp32", "bf16")],
+)
 def test_a_cast_comes_after_the_merge(name: str, dtype: str, tmp_path: Path) -> None:
     base, adapter, peft = build(CASES[name], tmp_path)
     theirs = {each: tensor.to(DTYPES[dtype]) for each, tensor in tensors(peft).items()}
@@ -123,8 +123,9 @@ TEXT = {
 }
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize(
+    ("name", "tied"), [*zip(TEXT, (False, True, False, True, False), strict=True), ("embedding and head", False)]
+)
 def test_an_adapter_of_the_text_part_alone_is_merged_into_the_model_with_its_vision(
     name: str, tied: bool, tmp_path: Path
 ) -> None:
@@ -141,12 +142,9 @@ def test_an_adapter_of_the_text_part_alone_is_merged_into_the_model_with_its_vis
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("llama", {"use_dora": None, "use_rslora": None}),
-        ("llama", {"use_dora": 0, "use_rslora": 0}),
-        ("llama", {"use_rslora": 1}),
-        ("llama", {"target_modules": None}),
+        ("llama", {"use_dora": None, "use_rslora": 1}),
+        ("llama", {"use_dora": 0, "use_rslora": None, "target_modules": None}),
         ("gpt2", {"target_modules": None}),
-        ("bert", {"target_modules": None}),
         ("t5", {"target_modules": None}),
     ],
 )
@@ -156,8 +154,7 @@ def test_null_and_numbers_in_a_configuration_mean_what_they_mean_to_peft(
     targets = {} if "target_modules" not in says else {"target_modules": None}
     base, adapter, peft = build(Case(name, targets, adapter=configured(**says)), tmp_path)
     ours = merged(base, adapter, tmp_path / "out")
-    assert differences(ours, tensors(peft)) == {}
-    assert differences(ours, tensors(base)) != {}
+    assert differences(ours, tensors(peft)) == {} and differences(ours, tensors(base)) != {}
 
 
 def test_what_peft_targets_by_default_is_what_its_table_says() -> None:
@@ -188,12 +185,12 @@ def untrained(every: int) -> Edit:
     return edited(reset)
 
 
-@pytest.mark.parametrize(("every", "dtype"), [(1, "keep"), (2, "keep"), (2, "fp32")])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "every", "dtype"),
     [
-        *("bf16", "gpt2", "embedding", "DoRA, gpt2", "experts, gate and up", "qwen3_moe, by its modules, fused"),
-        *("trainable_token_indices", "modules_to_save, embedding"),
+        *[("bf16", 1, "keep"), ("bf16", 2, "keep"), ("gpt2", 2, "fp32"), ("embedding", 1, "fp32")],
+        *[("DoRA, gpt2", 2, "keep"), ("experts, gate and up", 2, "keep"), ("modules_to_save, embedding", 2, "fp32")],
+        *[("qwen3_moe, by its modules, fused", 2, "keep"), ("trainable_token_indices", 1, "keep")],
     ],
 )
 def test_what_a_merge_changes_is_counted_in_the_result(name: str, every: int, dtype: str, tmp_path: Path) -> None:
@@ -227,18 +224,15 @@ UNSLOTH = {
 """Of which parameters the columns are grouped by expert, and the marks that say so."""
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
-@pytest.mark.parametrize("name", UNSLOTH)
+@pytest.mark.parametrize(("name", "is_fused"), [*zip(UNSLOTH, (True, False, True, False, True), strict=True)])
 def test_experts_of_unsloth_become_what_peft_makes_of_the_same_sum(name: str, is_fused: bool, tmp_path: Path) -> None:
     parameters, marks = UNSLOTH[name]
     case = Case(
         "qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": BOTH}, edit=fused if is_fused else None
     )
     base, adapter, peft = build(case, tmp_path)
-    before = merged(base, adapter, tmp_path / "before")
     by_expert(4, *(one.rpartition(".")[2] for one in parameters), **marks)(adapter)
-    ours = merged(base, adapter, tmp_path / "out")
-    assert differences(ours, before) == {} and differences(ours, tensors(peft)) == {}
+    assert differences(merged(base, adapter, tmp_path / "out"), tensors(peft)) == {}
 
 
 def test_where_the_shards_are_cut_changes_no_bit(tmp_path: Path) -> None:

@@ -33,9 +33,18 @@ def save_mixed(folder: Path, wide: str, *, shards: str = "1GB", pickled: bool = 
     return folder
 
 
-@pytest.mark.parametrize("size", ["9kB", "single-file"])
-@pytest.mark.parametrize("wide", ["lm_head", "norm", "embed_tokens", "layers.0"])
-@pytest.mark.parametrize("form", ["one file", "shards", "pickle", "index"])
+FORMS, SIZES, WIDE = (
+    ("one file", "shards", "pickle", "index"),
+    ("9kB", "single-file"),
+    ("lm_head", "norm", "embed_tokens", "layers.0"),
+)
+PAIRS = [(FORMS[n], wide, SIZES[(n // 2 + m) % 2]) for n in range(4) for m, wide in enumerate(WIDE)]
+
+
+@pytest.mark.parametrize(
+    ("form", "wide", "size"),
+    [pytest.param(*pair, marks=pytest.mark.thorough if number % 2 else ()) for number, pair in enumerate(PAIRS)],
+)
 def test_a_copy_loads_in_the_dtype_of_its_original(form: str, wide: str, size: str, tmp_path: Path) -> None:
     of_several = form in ("shards", "index")
     source = save_mixed(tmp_path / "in", wide, shards="9kB" if of_several else "1GB", pickled=form == "pickle")

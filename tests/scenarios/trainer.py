@@ -24,17 +24,18 @@ warnings.filterwarnings("ignore")
 
 
 def main() -> None:
-    """Save it in every way, each in processes of its own."""
+    """Save it in every way, that of accelerate in processes of its own."""
     folder, out, ranks, ways = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     if "accelerate" in ways:  # once for all ranks
         import accelerate  # noqa: F401
         from transformers import AutoModelForCausalLM  # noqa: F401
-    sys.exit(any([_save(folder, out / how, ranks, how) for how in ways]))
+    groups = [how for how in ways if how != "accelerate"], [how for how in ways if how == "accelerate"]
+    sys.exit(any([_save(folder, out, ranks, group) for group in groups if group]))
 
 
-def _save(folder: Path, out: Path, ranks: int, how: str) -> bool:
+def _save(folder: Path, out: Path, ranks: int, ways: list[str]) -> bool:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -43,7 +44,7 @@ def _save(folder: Path, out: Path, ranks: int, how: str) -> bool:
         child = os.fork()
         if not child:
             try:
-                _work(rank, ranks, port, folder, out, how)
+                _work(rank, ranks, port, folder, out, ways)
             except BaseException as error:
                 traceback.print_exception(error)
                 os._exit(1)
@@ -52,14 +53,20 @@ def _save(folder: Path, out: Path, ranks: int, how: str) -> bool:
     return any([os.waitpid(child, 0)[1] for child in children])
 
 
-def _work(rank: int, ranks: int, port: int, folder: Path, out: Path, how: str) -> None:
+def _work(rank: int, ranks: int, port: int, folder: Path, out: Path, ways: list[str]) -> None:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    if how == "accelerate":
-        _accelerate(folder, out)
+    if ways == ["accelerate"]:
+        _accelerate(folder, out / "accelerate")
         return
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (ranks,))
+    for how in ways:
+        _distribute(folder, out / how, mesh, how)
+    dist.destroy_process_group()
+
+
+def _distribute(folder: Path, out: Path, mesh: Any, how: str) -> None:
     state = {name: _placed(name, tensor, mesh, how) for name, tensor in _loaded(folder).items()}
     if how.startswith("hf"):
         state |= {"model.steps": torch.arange(3), "model.scale": torch.tensor(7, dtype=torch.int16)}
@@ -71,7 +78,6 @@ def _work(rank: int, ranks: int, port: int, folder: Path, out: Path, how: str) -
         optimizer = {"state": {name: {"exp_avg": moments[name], "step": torch.tensor(3.0)} for name in state}}
         whole = {"model": state, "optimizer": optimizer, "step": 3, "lr_scheduler": {"last": [1, 2]}}
         dcp.save(whole, storage_writer=dcp.FileSystemWriter(str(out), thread_count=1 + (how == "columns")))
-    dist.destroy_process_group()
 
 
 def _loaded(folder: Path) -> dict[str, torch.Tensor]:

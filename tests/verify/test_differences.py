@@ -22,7 +22,7 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import UsageError
 from sharding.core.events import Verified
 from sharding.core.values import Difference, Verification
-from sharding.recipes.numbers import numbers
+from sharding.recipes.cast import numbers
 from sharding.verify import differences
 from sharding.verify.differences import Sums
 from tests.casts import MIXED, save_mixed

@@ -17,7 +17,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
-from sharding.planning.adapters.merging import IN_UPDATES, SAVE_AGAIN, Merging, refuse_large, refuse_odd
+from sharding.planning.adapters.merging import SAVE_AGAIN, Merging, refuse_large, refuse_odd, refuse_unusable
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
@@ -99,7 +99,7 @@ class Experts:
             leaf = "down_proj" if match["part"] in ("down_proj", "w2") else "gate_up_proj"
             if not (stored := self._stored(container, leaf)) or len(stored.shape) != 3:
                 return False
-            _refuse_unusable(a, b)
+            _refuse_unless_matrices(a, b)
             self._single.setdefault(container, []).append((int(match["number"]), match["part"], a, b))
             return True
         container = module
@@ -107,7 +107,7 @@ class Experts:
             container = container.removesuffix(".base_layer")
         if not self._parameters(container):
             return False
-        _refuse_unusable(a, b)
+        _refuse_unless_matrices(a, b)
         self._fused.setdefault(container, []).append((module, a, b))
         return True
 
@@ -130,21 +130,18 @@ class Experts:
 
     def _one_by_one(self, container: str, leaf: str) -> list[list[Tensor]]:
         """Return the tensors of each expert that make up a fused tensor, or [] if they are not stored like that."""
-        key = container, leaf
-        if key not in self._found:
-            self._found[key] = self._find_one_by_one(container, leaf)
-        return self._found[key]
-
-    def _find_one_by_one(self, container: str, leaf: str) -> list[list[Tensor]]:
+        if (key := (container, leaf)) in self._found:
+            return self._found[key]
+        found: list[list[Tensor]] = []
         for parts in _PARTS.get(leaf, ()):
             for place in (container, container.replace(".mlp.", ".block_sparse_moe.")):
                 experts: list[list[Tensor]] = []
                 while all(names := [self._work.names.find(f"{place}.{len(experts)}.{part}.weight") for part in parts]):
                     experts.append([self._work.tensors[name] for name in names if name])
                 shapes = {tuple(part.shape for part in expert) for expert in experts}
-                if len(shapes) == 1 and all(len(shape) == 2 for shape in next(iter(shapes))):
-                    return experts
-        return []
+                if not found and len(shapes) == 1 and all(len(shape) == 2 for shape in next(iter(shapes))):
+                    found = experts
+        return self._found.setdefault(key, found)
 
     def _of_fused(self, container: str, updates: list[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str, LowRank]]:
         """Yield the recipes for an adapter that was trained on fused experts."""
@@ -184,12 +181,16 @@ class Experts:
         count = len(experts)
         rank, scale = self._rank_and_scale(f"{container}.{leaf}", a, count)
         grouped = count > 1 and rank > 1 and self._work.config.groups_by_expert(leaf)
+        rows_of_a, row_bytes = _in_one_piece(a), a.bytes // a.shape[0]
         for number, parts in enumerate(experts):
             first = 0
             columns = (number * rank, 1) if grouped else (number, count)
             for part in parts:
                 last = first + part.shape[0]
-                of_a = _rows_of(a, number * rank, (number + 1) * rank)
+                of_a = rows_of_a._replace(
+                    start_byte=rows_of_a.start_byte + number * rank * row_bytes,
+                    end_byte=rows_of_a.start_byte + (number + 1) * rank * row_bytes,
+                )
                 of_b = _columns_of(b, first, last, rank, *columns)
                 update = Update(of_a, of_b, a.dtype, b.dtype, rank, scale, 0, part.shape[0])
                 yield part.name, self._twice(part, (update,))
@@ -208,11 +209,7 @@ class Experts:
             half = stored.shape[1] // (2 if leaf == "gate_up_proj" else 1)
             first = half if part in ("up_proj", "w3") else 0
             if (b.shape, a.shape[1:]) != ((half, rank), stored.shape[2:]) or not number < stored.shape[0]:
-                raise SourceError(
-                    f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}, but {stored.name} of the base is "
-                    f"{list(stored.shape)}.",
-                    self._work.hint,
-                )
+                raise self._work.other_update(stored, a, b)
             update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half, number, number + 1)
             updates.setdefault(stored.name, []).append(update)
         for name, changes in updates.items():
@@ -247,17 +244,10 @@ class Experts:
         return outputs == inputs and self._work.type in _TRANSPOSED
 
 
-def _refuse_unusable(a: Tensor, b: Tensor) -> None:
-    refuse_odd(a, b, known=IN_UPDATES)
-    refuse_large(f"{a.name} and {b.name}", 4 * (a.parameters + b.parameters))
+def _refuse_unless_matrices(a: Tensor, b: Tensor) -> None:
+    refuse_unusable(a, b)
     if odd := next((tensor for tensor in (a, b) if len(tensor.shape) != 2), None):
         raise SourceError(f"{odd.name} is {list(odd.shape)}, but an update of experts has two matrices.", SAVE_AGAIN)
-
-
-def _rows_of(a: Tensor, first: int, last: int) -> Recipe:
-    place, row_bytes = _in_one_piece(a), a.bytes // a.shape[0]
-    start = place.start_byte
-    return Stored(place.source, place.file, start + first * row_bytes, start + last * row_bytes)
 
 
 def _columns_of(b: Tensor, first: int, last: int, rank: int, start: int, step: int) -> Recipe:

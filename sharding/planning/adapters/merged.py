@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +16,7 @@ from sharding.formats.quantization import method_of, quantization_of, quantized_
 from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import tied_names, ties
 from sharding.planning.adapters.experts import IN_FUSED
-from sharding.planning.adapters.merging import Merging
-from sharding.planning.adapters.module_names import ModuleNames
+from sharding.planning.adapters.merging import TEXT, Merging, ModuleNames
 from sharding.planning.adapters.replaced import (
     refuse_uneven_vocabulary,
     refuse_unknown_tie,
@@ -63,11 +61,7 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
     assert adapter is not None
     checkpoint = without_left_over(checkpoint)
     _refuse_base(checkpoint, named_base(parsed_json(adapter.config)))
-    with ExitStack() as stack:
-
-        def patterns(names: Iterable[str]) -> Patterns:
-            return stack.enter_context(Patterns(ADAPTER_NAME, names))
-
+    with Patterns(ADAPTER_NAME) as patterns:
         work = Merging(checkpoint, adapter, known or {}, patterns, may_overflow=may_overflow)
         refuse_unknown_tie(work)
         replace_whole(work)
@@ -91,7 +85,11 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
 
     It warns of tensors that nobody can judge on another machine.
     """
-    plan = _warned(plan, [name for record in records.values() for name in record.unsure])
+    if unsure := sorted(name for record in records.values() for name in record.unsure):
+        tensors = f"{count(len(unsure), 'merged tensor')} {'has' if len(unsure) == 1 else 'have'}"
+        message = f"{tensors} many numbers that depend on the order of summation: {name_some(unsure)}."
+        hint = "Another machine may get other numbers there, and `verify` cannot tell whether these are right."
+        plan = replace(plan, findings=(*plan.findings, Finding("warning", "cannot-be-judged", message, hint)))
     same = changed_names(plan) & {name for record in records.values() for name in record.unchanged}
     if plan.merged is None or not same:
         return plan
@@ -100,15 +98,6 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
     hint = "Check the training, and when it saved the adapter."
     none = Finding("warning", "no-change", message[0].upper() + message[1:], hint)
     return replace(plan, merged=merge, findings=(*plan.findings, *([] if merge.changed else [none])))
-
-
-def _warned(plan: Plan, unsure: list[str]) -> Plan:
-    if not unsure:
-        return plan
-    tensors = f"{count(len(unsure), 'merged tensor')} {'has' if len(unsure) == 1 else 'have'}"
-    message = f"{tensors} many numbers that depend on the order of summation: {name_some(sorted(unsure))}."
-    hint = "Another machine may get other numbers there, and `verify` cannot tell whether these are right."
-    return replace(plan, findings=(*plan.findings, Finding("warning", "cannot-be-judged", message, hint)))
 
 
 def _refuse_base(checkpoint: Checkpoint, named: str) -> None:
@@ -173,10 +162,8 @@ def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
         hint = "Ask the program that saved the adapter, or compare the result with its own merge."
         yield Finding("warning", "unknown-settings", message, hint)
     if work.names.prefixed:
-        message = (
-            f"{work.names.prefixed} of the adapter has another prefix in the base. PEFT merges it only into a class "
-        )
-        message += "with names like the adapter's."
+        message = f"{work.names.prefixed} of the adapter has another prefix in the base. PEFT merges it only into a "
+        message += "class with names like the adapter's."
         yield Finding("warning", "other-prefix", message, "Check that the adapter was trained on this model.")
     if idle := _idle_targets(work):
         message = f"The adapter has no weights for {count(len(idle), 'module')} that {ADAPTER_NAME} targets: "
@@ -201,7 +188,9 @@ def _idle_targets(work: Merging) -> list[str]:
         is_layer = module != name and len(tensor.shape) > 1 and not IN_FUSED.search(name)
         is_layer = is_layer and not (work.config.target_modules == ALL_LINEAR and EMBEDDINGS.search(name))
         in_memory = work.names.in_memory(module)
-        is_left = is_layer and name not in work.updated and work.names.may_be_trained(name)
+        # Of a model with more parts, the adapter was trained on the language model alone.
+        is_layer = is_layer and (not work.names.is_of_text or name.startswith(TEXT))
+        is_left = is_layer and name not in work.updated
         if is_left and work.config.targets(in_memory, work.match):
             idle.append(module)
     return idle

@@ -1,7 +1,7 @@
-"""The tensors of a model while an adapter is merged into them. Pure."""
+"""The tensors of a model while an adapter is merged into them, and their names. Pure."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from sharding.checkpoint.adapter import stored_heads
@@ -14,13 +14,88 @@ from sharding.core.text import format_bytes, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
+from sharding.formats.quantization import levels
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import known_class, tied_names, ties
-from sharding.planning.adapters.module_names import ModuleNames
 from sharding.recipes.cast import Cast
 
+_MOVED = (
+    ("model.language_model.", "language_model.model."),
+    ("model.language_model.", "model."),
+    ("model.vision_tower.", "vision_tower."),
+    ("model.visual.", "visual."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+    ("lm_head.", "language_model.lm_head."),
+)
+"""Names in memory and in files of models with several parts (transformers 5.23, `conversion_mapping`)."""
+
+
+TEXT, _TEXT_ALONE = "model.language_model.", "model."
+"""How the names of the language model start in a model with several parts, and in the class of that part alone."""
+
+_INSIDE = ((".mlp.", ".block_sparse_moe."), (".block_sparse_moe.", ".mlp."))
+"""The same in the middle of a name: Mixtral in transformers 5 and 4."""
+
+
+class ModuleNames:
+    """The names of stored tensors, searched by the names of the modules in memory.
+
+    >>> names = ModuleNames(["h.0.attn.c_attn.weight"])
+    >>> names.find("transformer.h.0.attn.c_attn.weight"), names.find("transformer.h.9.attn.c_attn.weight")
+    ('h.0.attn.c_attn.weight', None)
+    """
+
+    def __init__(self, names: Iterable[str], known: Mapping[str, str] | None = None) -> None:
+        """Search among `names`. `known` are the stored names of names in memory, as transformers knows them."""
+        self._known = known or {}
+        self._names = dict.fromkeys(names)
+        self._inside: dict[str, str | None] = {}
+        for name in self._names:
+            _, dot, inside = name.partition(".")
+            if dot:  # several names may be the same but for their first part
+                self._inside[inside] = None if inside in self._inside else name
+        self._prefix = ""
+        self.prefixed = ""
+        """The last name that was found with another prefix than the stored one."""
+        self.is_of_text = False
+        """Whether a name was one of the class of the language model alone, and was found in a model with more parts."""
+
+    def find(self, name: str) -> str | None:
+        """Return the stored name of `name`, or None if there is none.
+
+        A stored name may lack the prefix of the model with a head, or have one more. If several names fit like that, it
+        may be any of them, so none is returned.
+        """
+        if exact := next((other for other in self._moved(name) if other in self._names), None):
+            return exact
+        if name.startswith(_TEXT_ALONE) and (inside := TEXT + name.removeprefix(_TEXT_ALONE)) in self._names:
+            self.is_of_text = True
+            return inside
+        shorter = name.partition(".")[2]
+        if shorter in self._names:
+            self._prefix = name.removesuffix(shorter)
+            self.prefixed = name
+            return shorter
+        longer = self._inside.get(name)
+        self.prefixed = self.prefixed if longer is None else name
+        return longer
+
+    def in_memory(self, name: str) -> str:
+        """Return what a stored name would be in memory, by the prefix that `find` has seen."""
+        return _TEXT_ALONE + name.removeprefix(TEXT) if self.is_of_text else self._prefix + name
+
+    def _moved(self, name: str) -> Iterator[str]:
+        yield name
+        if name in self._known:
+            yield self._known[name]
+        yield from (name.replace(old, new) for old, new in _INSIDE if old in name)
+        for old, new in _MOVED:
+            if name.startswith(old):
+                yield new + name.removeprefix(old)
+
+
 OTHER_BASE = "Name the base that the adapter was trained on, in the same version."
-IN_UPDATES = (*CASTABLE, "F8_E4M3", "F8_E5M2")
+_IN_UPDATES = (*CASTABLE, "F8_E4M3", "F8_E5M2")
 """Dtypes of updates. PEFT casts all of them to float32."""
 SAVE_AGAIN = "Save the adapter again, or download it again."
 WITH_PEFT = "Merge it with PEFT and check the result."
@@ -36,6 +111,7 @@ class Merging:
       inside it. `settings` are new values in it.
     - `is_tied`: the output head is the embeddings. None if this is not known.
     - `head`: the name of the output head in memory.
+    - `named_base`: the base that the adapter names, see `peft_config.named_base`.
     - `updated`: the stored names of the tensors that got an update.
     """
 
@@ -44,28 +120,30 @@ class Merging:
         checkpoint: Checkpoint,
         adapter: Adapter,
         known: Mapping[str, str],
-        patterns: Callable[[Iterable[str]], Patterns],
+        patterns: Patterns,
         *,
         may_overflow: bool,
     ) -> None:
         """Start with the tensors of `checkpoint`. `known` are the stored names of names in memory.
 
-        `patterns` matches the adapter's expressions with names that are known now. Raises SourceError if the
-        configuration or the names of the adapter are not those of a LoRA of PEFT.
+        `patterns` matches the adapter's expressions. Raises SourceError if the configuration or the names of the
+        adapter are not those of a LoRA of PEFT.
         """
         self.checkpoint, self.adapter, self.may_overflow = checkpoint, adapter, may_overflow
         self.known = known
         document = parsed_json(checkpoint.configs[""])
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))
-        self.config = parse_config(parsed_json(adapter.config)).for_type(self.type)
+        config = parsed_json(adapter.config)
+        self.named_base = named_base(config)
+        self.config = parse_config(config).for_type(self.type)
         self.given = {tensor.name: tensor for tensor in adapter.tensors}
         self.parts = parts_of(self.given)
-        matching = patterns(part.of for part in self.parts)
+        patterns.expect(part.of for part in self.parts)
         for key, pattern in self.config.patterns:
-            matching.check(key, pattern)
-        self.match = matching.match
-        self.types = set(_types_in(self.model))
+            patterns.check(key, pattern)
+        self.match = patterns.match
+        self.types = {str(level.get("model_type")) for level in levels(self.model)}
         is_tied = ties(self.model)
         unties = is_tied is True and adapter.head_is_copy is False
         self.settings: dict[str, Any] = {"tie_word_embeddings": False} if unties else {}
@@ -94,11 +172,6 @@ class Merging:
             if tensor and any(re.search(pattern, tensor.name) for pattern in kept):
                 recipe = Cast(tensor.recipe, tensor.dtype, "F32")
                 self.tensors[tensor.name] = tensor._replace(dtype="F32", recipe=recipe)
-
-    @property
-    def named_base(self) -> str:
-        """The base that the adapter's configuration names: a repo, or the last part of a path on somebody's disk."""
-        return named_base(parsed_json(self.adapter.config))
 
     @property
     def tied_head(self) -> str | None:
@@ -152,6 +225,11 @@ class Merging:
         message = f"{new.name} of the adapter is {list(new.shape)}, but {old.name} of the base is {list(old.shape)}."
         return SourceError(message, self.hint)
 
+    def other_update(self, old: Tensor, a: Tensor, b: Tensor) -> SourceError:
+        """Return the error for the two matrices of an update that do not fit."""
+        pair = f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}"
+        return SourceError(f"{pair}, but {old.name} of the base is {list(old.shape)}.", self.hint)
+
     @property
     def hint(self) -> str:
         """What to do if the adapter does not fit: another base, unless this is the one that it names."""
@@ -163,16 +241,6 @@ class Merging:
         """Return the error for a tensor of the adapter that PEFT would ignore."""
         message = f"The adapter has {name}, but {why} in {ADAPTER_NAME}. PEFT would ignore it."
         return SourceError(message, f"Put the adapter's own {ADAPTER_NAME} beside its weights.")
-
-
-def _types_in(config: Any) -> Iterator[str]:
-    """Yield the model types in a configuration, at any depth."""
-    waiting = [config]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            yield from [value["model_type"]] if isinstance(value.get("model_type"), str) else []
-            waiting += value.values()
 
 
 def heads_last(module: str) -> bool:
@@ -191,3 +259,9 @@ def refuse_large(what: str, memory_bytes: int) -> None:
     if memory_bytes > MAX_UPDATE_BYTES:
         message = f"{what} would take more than {format_bytes(MAX_UPDATE_BYTES)} of memory."
         raise SourceError(message, "Merge this adapter with PEFT.")
+
+
+def refuse_unusable(a: Tensor, b: Tensor) -> None:
+    """Raise SourceError if the matrices of an update are no floating-point numbers, or take too much memory."""
+    refuse_odd(a, b, known=_IN_UPDATES)
+    refuse_large(f"{a.name} and {b.name}", 4 * (a.parameters + b.parameters))

@@ -1,16 +1,18 @@
-"""Put whole tensors and rows of an adapter in place of those of its base. Pure."""
+"""Put whole tensors and rows of an adapter in place of those of its base, and the head of a classifier. Pure."""
 
-from collections.abc import Container
+import json
+import re
+from collections.abc import Container, Mapping
+from dataclasses import replace
 
 from sharding.core.errors import SourceError
-from sharding.core.text import name_some
-from sharding.core.values import Tensor
+from sharding.core.text import name_some, parsed_json
+from sharding.core.values import Checkpoint, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
-from sharding.formats.peft_keys import PREFIX
+from sharding.formats.peft_keys import PREFIX, parts_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import always_ties
-from sharding.planning.adapters.classifiers import make_classifier
-from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, Merging, heads_last
+from sharding.model_class.class_table import always_ties, known_class
+from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, WITH_PEFT, Merging, ModuleNames, heads_last
 from sharding.recipes.rows import Rows
 
 
@@ -24,7 +26,8 @@ def replace_whole(work: Merging) -> None:
     _refuse_ignored(work)
     make_classifier(work, whole)
     head = work.tied_head
-    unties = head is not None and not work.config.ensure_weight_tying and _is_saved_apart(work)
+    unties = head is not None and not work.config.ensure_weight_tying
+    unties = unties and any(work.is_saved(name.removesuffix(".weight")) for name in (work.head, work.embedding.name))
     if unties:
         _refuse_more_ties(work)
         work.tensors[work.head] = work.embedding._replace(name=work.head)
@@ -117,11 +120,6 @@ def _refuse_ignored(work: Merging) -> None:
             raise SourceError(message, SAVE_AGAIN)
 
 
-def _is_saved_apart(work: Merging) -> bool:
-    modules = (work.head.removesuffix(".weight"), work.embedding.name.removesuffix(".weight"))
-    return any(map(work.is_saved, modules))
-
-
 def _refuse_missing(work: Merging, replaced: Container[str]) -> None:
     """Raise SourceError if the adapter was trained with a copy of a module and does not hold all of it."""
     for name in work.before if work.config.modules_to_save else ():
@@ -139,3 +137,72 @@ def _in_place_of(work: Merging, old: Tensor, new: Tensor) -> Tensor:
             raise work.other_shape(old, new)
         work.settings["vocab_size"] = new.shape[0]
     return old._replace(shape=new.shape, recipe=work.in_dtype_of(old, new))
+
+
+_TASKS = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+}
+"""The ends of the classes that transformers has for these tasks of an adapter."""
+_OF_IMAGES = "ForImageClassification"
+"""PEFT has no task for it."""
+_OTHER_ENDS = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
+_OF_LABELS = re.compile(r"(?:^|\.)(?:score|classifier|out_proj|qa_outputs)\.weight$")
+_SCORES = ("score.weight", "score.bias")
+
+
+def classifier_of(checkpoint: Checkpoint) -> str:
+    """Return the class that the adapter was trained as, if it brings the head that makes the model a classifier."""
+    config = parsed_json(checkpoint.configs.get("", ""))
+    named = config.get("architectures") if isinstance(config, dict) else None
+    if checkpoint.adapter is None or not isinstance(named, list) or not named:
+        return ""
+    stored = ModuleNames(tensor.name for tensor in checkpoint.tensors)
+    parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
+    new = [part.of for part in parts if part.kind == "whole" and stored.find(part.of) is None]
+    said = parsed_json(checkpoint.adapter.config)
+    task = said.get("task_type") if isinstance(said, dict) else None
+    end = _TASKS.get(str(task), "" if task else _OF_IMAGES)
+    name = _OTHER_ENDS.sub("", str(named[0])) + end
+    known = known_class({**config, "architectures": [name]}) if end and any(map(_OF_LABELS.search, new)) else None
+    return name if known and known.name == name != named[0] else ""
+
+
+def as_classifier(checkpoint: Checkpoint) -> Checkpoint:
+    """Return `checkpoint` with the class that its adapter was trained as in its config.json."""
+    if not (name := classifier_of(checkpoint)):
+        return checkpoint
+    config = json.dumps({**parsed_json(checkpoint.configs[""]), "architectures": [name]})
+    return replace(checkpoint, configs={**checkpoint.configs, "": config})
+
+
+def make_classifier(work: Merging, whole: Mapping[str, Tensor]) -> None:
+    """Turn the model into the classifier that the adapter was trained as, with places for the tensors of its head.
+
+    `work.known` has the names of all weights of that class. If nobody knows them, it is {}, and only a causal model
+    with a `score` becomes a classifier. Raises SourceError if neither the base nor the adapter has one of its weights.
+    """
+    if not (name := classifier_of(work.checkpoint)):
+        return
+    if work.known:
+        found = {stored: work.names.find(stored) for stored in work.known.values()}
+        absent = sorted(stored for stored, old in found.items() if old is None and stored not in whole)
+        if absent:
+            message = f"The adapter makes the base a {name}, which also has {name_some(absent)}. Neither holds that."
+            raise SourceError(message, WITH_PEFT)
+        tensors = {stored: work.tensors[old]._replace(name=stored) for stored, old in found.items() if old}
+        new = [stored for stored, old in found.items() if old is None]
+    elif str(work.model["architectures"][0]).endswith("ForCausalLM") and work.embeddings:
+        tensors = {stored: tensor for stored, tensor in work.tensors.items() if stored not in work.heads}
+        new = [stored for stored in _SCORES if stored in whole]
+    else:
+        return
+    like = next(iter(tensors.values()))
+    work.tensors = tensors | {stored: like._replace(name=stored, shape=whole[stored].shape) for stored in new}
+    work.before = {stored: tensor for stored, tensor in work.tensors.items() if stored not in new}
+    work.names = ModuleNames(work.tensors, work.known)
+    work.settings["architectures"] = [name]
+    for stored in filter(_OF_LABELS.search, new):  # the last one has a row for each label
+        labels = {number: f"LABEL_{number}" for number in range(whole[stored].shape[0])}
+        work.settings |= {"id2label": labels, "label2id": {label: number for number, label in labels.items()}}

@@ -1,6 +1,6 @@
 """Add the low-rank updates of an adapter to the weights of its base. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 
 from sharding.core.errors import SourceError
@@ -10,12 +10,11 @@ from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
 from sharding.planning.adapters.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
 from sharding.planning.adapters.merging import (
-    IN_UPDATES,
     SAVE_AGAIN,
     Merging,
     heads_last,
-    refuse_large,
     refuse_odd,
+    refuse_unusable,
 )
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
@@ -34,7 +33,8 @@ def add_updates(work: Merging) -> None:
     for part in work.parts:
         if part.kind not in ("whole", "ignored", "tokens"):
             modules.setdefault(part.of, {})[part.kind] = work.given[part.name]
-    if work.config.ensure_weight_tying and work.is_tied and _shares(work, modules):
+    ties = work.config.ensure_weight_tying and work.is_tied
+    if ties and any(work.weight_of(module) == work.embedding.name for module in modules):
         raise SourceError(
             f"ensure_weight_tying is set in {ADAPTER_NAME}, for an update of tied embeddings. PEFT adds it once to "
             "some models and twice to others.",
@@ -56,11 +56,6 @@ def add_updates(work: Merging) -> None:
         work.updated.add(name)
 
 
-def _shares(work: Merging, modules: Iterable[str]) -> bool:
-    """Return whether one of `modules` is the embeddings that are the output head too."""
-    return any(work.weight_of(module) == work.embedding.name for module in modules)
-
-
 class _Adding:
     def __init__(self, work: Merging) -> None:
         self._work, self._config = work, work.config
@@ -80,7 +75,7 @@ class _Adding:
             return
         if name is None:
             raise work.other_base(f"{module}.weight", first.name)
-        if not self._is_target(module, name):
+        if not (self._is_parameter(module) or self._config.targets(module, work.match)):
             raise work.untargeted(first.name)
         if "embedding_a" in kinds:
             self._add_to_embedding(module, name, kinds)
@@ -88,9 +83,6 @@ class _Adding:
             self._add_to_layer(module, name, kinds)
         if bias := kinds.get("b_bias"):
             self._add_to_bias(module, bias, kinds["a"])
-
-    def _is_target(self, module: str, name: str) -> bool:
-        return self._is_parameter(module) or self._config.targets(module, self._work.match)
 
     def _is_parameter(self, module: str) -> bool:
         return self._config.targets_parameter(f"{module}.weight")
@@ -110,7 +102,7 @@ class _Adding:
         is_conv1d = not self._work.types.isdisjoint(_BY_COLUMNS) and module.rpartition(".")[2] in _CONV1D
         transposed = fits_swapped and (is_conv1d or not fits)
         if not (fits or transposed):
-            raise _other_update(self._work, old, a, b)
+            raise self._work.other_update(old, a, b)
         update = self._update(a, b, rank, scale, old, transposed=transposed)
         rounds_twice = self._config.rounds_twice or self._is_parameter(module) or is_router or in_fused
         self._change(module, old, update, kinds, rounds_twice=rounds_twice)
@@ -119,7 +111,7 @@ class _Adding:
         a, b, old = kinds["embedding_a"], kinds["embedding_b"], self._work.tensors[name]
         rank, scale = self._rank_and_scale(module, a)
         if len(b.shape) != 2 or old.shape != (*a.shape[1:], b.shape[0]) or b.shape[1:] != (rank,):
-            raise _other_update(self._work, old, a, b)
+            raise self._work.other_update(old, a, b)
         update = self._update(a, b, rank, scale, old, transposed=True)
         self._change(module, old, update, kinds, rounds_twice=True)
 
@@ -134,7 +126,11 @@ class _Adding:
         work.tensors[name] = old._replace(recipe=self._low_rank(old, update, rounds_twice=False))
 
     def _change(self, module: str, old: Tensor, update: Update, kinds: Kinds, *, rounds_twice: bool) -> None:
-        self._claim(old.name, module)
+        other = self._claimed.setdefault(old.name, module)
+        # Embeddings and a head that is tied to them are one tensor, and both may change it.
+        if other != module and not (self._work.is_tied and heads_last(other) != heads_last(module)):
+            message = f"The adapter has two updates of {old.name}: for {other} and for {module}."
+            raise SourceError(message, "Keep only one of them.")
         recipe = (
             self._dora(module, old, update, kinds)
             if self._config.use_dora
@@ -143,16 +139,6 @@ class _Adding:
         self._work.tensors[old.name] = old._replace(recipe=recipe)
         self._work.updated.add(old.name)
 
-    def _claim(self, name: str, by: str) -> None:
-        """Note that module `by` changes the tensor `name`. Raises SourceError if another one does already.
-
-        Embeddings and a head that is tied to them are one tensor, and both may change it.
-        """
-        other = self._claimed.setdefault(name, by)
-        if other != by and not (self._work.is_tied and heads_last(other) != heads_last(by)):
-            message = f"The adapter has two updates of {name}: for {other} and for {by}."
-            raise SourceError(message, "Keep only one of them.")
-
     def _dora(self, module: str, old: Tensor, update: Update, kinds: Kinds) -> Dora:
         if not (magnitude := kinds.get("magnitude")):
             message = f"use_dora is set in {ADAPTER_NAME}, but {PREFIX}{module}.lora_magnitude_vector is missing."
@@ -160,8 +146,8 @@ class _Adding:
         if prod(magnitude.shape) != old.shape[1 if update.transposed else 0]:
             raise self._work.other_shape(old, magnitude)
         refuse_odd(old, magnitude)
-        fields = old.recipe, old.dtype, old.shape, update, magnitude.recipe, magnitude.dtype, self._work.may_overflow
-        recipe = Dora(*fields)
+        of = old.recipe, old.dtype, old.shape
+        recipe = Dora(*of, update, magnitude.recipe, magnitude.dtype, self._work.may_overflow)
         if recipe.is_whole:
             self.whole.append(old)
         return recipe
@@ -171,8 +157,7 @@ class _Adding:
         return LowRank(old.recipe, old.dtype, old.shape, (update,), False, rounds_twice, self._work.may_overflow)
 
     def _update(self, a: Tensor, b: Tensor, rank: int, scale: float, old: Tensor, *, transposed: bool) -> Update:
-        refuse_odd(a, b, known=IN_UPDATES)
-        refuse_large(f"{a.name} and {b.name}", 4 * (a.parameters + b.parameters))
+        refuse_unusable(a, b)
         return Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, old.shape[0], transposed=transposed)
 
     def _rank_and_scale(self, module: str, a: Tensor, experts: int = 1) -> tuple[int, float]:
@@ -199,8 +184,3 @@ class _Adding:
         ):
             message = f"rank_pattern or alpha_pattern in {ADAPTER_NAME} matches {module}. PEFT's merge is then unclear."
             raise SourceError(message, "Merge it with PEFT and check the result.")
-
-
-def _other_update(work: Merging, old: Tensor, a: Tensor, b: Tensor) -> SourceError:
-    pair = f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}"
-    return SourceError(f"{pair}, but {old.name} of the base is {list(old.shape)}.", work.hint)
