@@ -26,9 +26,9 @@ def main() -> None:
     asked = parser.parse_args()
     endpoint, token = hub_endpoint(), get_token() or ""
     with Desk(Settings(asked.desk, endpoint)) as desk:
-        read = desk.inspect(asked.source, token=token)
+        read = desk.models.inspect(asked.source, token=token)
         size = usual_size(read.total_bytes, max(tensor.bytes for tensor in read.tensors))
-        checkpoint, plan = desk.plan(asked.source, Options(size), token)
+        checkpoint, plan = desk.models.plan(asked.source, Options(size), token)
         forecast = desk.forecast(checkpoint, plan)
         told = {
             "lower": forecast.lower_seconds,

@@ -10,11 +10,15 @@ from sharding.core.options import TargetDtype
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED, Checkpoint
+from sharding.desk.gauge import this_machine
+from sharding.desk.header_cache import fingerprint
+from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading, reading_of
+from sharding.desk.models import Models
 from sharding.model_class.architecture import stored_names
 from sharding.planning.adapters.classifiers import as_classifier
 from sharding.planning.adapters.merged import unknown_names
-from sharding.report.fetch import Result
+from sharding.report.fetch import Result, read_result
 from sharding.report.schema import Report
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered
@@ -23,6 +27,49 @@ BESIDE = "The files beside the weights, such as the configuration and the tokeni
 """What a job that copies does not prove."""
 
 _UNSTATED = "The Hub states no hash for some of the files that were read, so only what was read is known to match."
+
+
+class Results:
+    """The copies that visitors ask about, judged by their headers and by the records of this desk."""
+
+    def __init__(self, endpoint: str, models: Models, shelf: Shelf) -> None:
+        """Read reports from the Hub at `endpoint`, headers through `models`, and records from `shelf`."""
+        self._endpoint, self._models, self._shelf = endpoint, models, shelf
+
+    def read(self, place: str, token: str | None) -> Result:
+        """Return the result in `place`, whose report may be anybody's. Raises SourceError."""
+        this_machine()  # is measured meanwhile
+        return read_result(place, endpoint=self._endpoint, token=token)
+
+    def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
+        """Return the result in `place`, and how far you can trust it. Raises SourceError."""
+        result = self.read(place, token)
+        return result, self.trust(result, token)
+
+    def trust(self, result: Result, token: str | None) -> Trust:
+        """Return how far you can trust a result. Raises SourceError if its headers cannot be read."""
+
+        def inspect(source: str, variant: str = "", base: str = "", adapter: str = "") -> Checkpoint:
+            return self._models.inspect(source, variant, token, base, adapter)
+
+        names = partial(self._models.names, caller=fingerprint(token) or "trust")
+        # All who ask for one result wait for the same answer, so the result itself is the caller.
+        place = f"{result.repo_id}@{result.revision}"
+        run = partial(self._models.in_turn, ("trust", place), place)
+        return judge_result(result, inspect, self._shelf.records(), names, run)
+
+    def compare(
+        self, original: str, copy: str, token: str | None, session: str | None = None, variant: str = ""
+    ) -> tuple[Likeness, Trust]:
+        """Return how alike two repos are, as `Models.compare` does, and how far you can rely on that."""
+        likeness = self._models.compare(original, copy, variant, token, session)
+        return likeness, judge_likeness(likeness, self._shelf.records())
+
+    def seconds_of(self, result: Result) -> float | None:
+        """Return the time of the whole job that made `result` here, or None if no record of it is kept."""
+        commit = f"{result.repo_id}@{result.revision}"
+        records = (record for record in self._shelf.records() if record.result == commit)
+        return next((record.whole_seconds for record in records if record.request.kind == "shard"), None)
 
 
 def judge_result(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sharding.core.destination import Destination
 from sharding.core.lent import LentSource
@@ -29,7 +30,7 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
         header, lent = shard_header(prepared.plan, shard), _lent(shard, prepared.sources)
         return Part("transfer", shard, header, lent, target.lend(), bool(prepared.noted))
 
-    return [_task(shard, part) for shard in shards]
+    return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
 
 
 def tasks_to_read(
@@ -43,11 +44,7 @@ def tasks_to_read(
     def part(shard: Shard) -> Part:
         return Part(phase, shard, header(shard), _lent(shard, sources))
 
-    return [_task(shard, part) for shard in shards]
-
-
-def _task(shard: Shard, part: Callable[[Shard], Part]) -> Task:
-    return Task(shard.file, shard.bytes, lambda: part(shard))
+    return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
 
 
 def _lent(shard: Shard, sources: Sequence[Source]) -> tuple[LentSource, ...]:

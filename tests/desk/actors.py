@@ -85,6 +85,11 @@ class Actor:
         """Run a line of the shell."""
         self._tell(f"do {command}")
 
+    def ignore_stop(self) -> None:
+        """Have it go on when it is told to stop, from now on; its job must have begun."""
+        self.do(f"trap '' TERM; : > '{self.place}.deaf'")
+        until(Path(f"{self.place}.deaf").exists)
+
     def exit(self, status: int = 0) -> None:
         self._tell(f"exit {status}")
 
@@ -140,7 +145,7 @@ class Stage:
             os.close(actor.pipe)
 
 
-def until(found: Callable[[], _T], seconds: float = 15) -> _T:
+def until(found: Callable[[], _T], seconds: float = 60) -> _T:
     """Return what `found` returns as soon as it is something; fail where it never is."""
     last = time.monotonic() + seconds
     while not (seen := found()):

@@ -214,7 +214,7 @@ def test_a_forecast_counts_whole_jobs_only(
     assert {who for who, record in costs.items() if record.seconds is not None} == {"whole"}
     whole = costs["whole"]
     assert (whole.seconds, whole.peak_anon_bytes) == (whole.whole_seconds, said["peak_anon_bytes"])
-    planned = desk.plan(small, Options("60kB"))
+    planned = desk.models.plan(small, Options("60kB"))
     until(lambda: "from 1 job done" in desk.forecast(*planned).basis)
     desk.close()
     with Desk(settings) as later:

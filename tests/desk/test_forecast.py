@@ -170,7 +170,7 @@ def test_a_desk_takes_the_answers_of_its_hub_into_account(
 ) -> None:
     def asked(*rules: str) -> Forecast:
         with Desk(replace(settings, folder=tmp_path / str(len(rules)))) as desk, hub.failing(*rules):
-            return desk.forecast(*desk.plan(small, Options("60kB"), ALICE))
+            return desk.forecast(*desk.models.plan(small, Options("60kB"), ALICE))
 
     quick, slow = asked(), asked("delay:0.5@GET /api/models")
     assert slow.lower_seconds - quick.lower_seconds > 5

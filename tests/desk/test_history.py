@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.core.events import Planned, ShardFinished, Verified
@@ -35,12 +35,13 @@ PROGRESS = {
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
+    max_leaves=5,
 )
 EVENTS = st.sampled_from(["planned", "progress", "shard-finished", "verified", "published", "report", "error", "x"])
 KEYS = st.sampled_from([*PROGRESS, "plan", "source", "ref", "place", "error", "file", "bytes", "number", "kept"])
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(KEYS, ANYTHING), st.none() | EVENTS)
 def test_an_event_is_taken_or_refused_whatever_it_is(event: dict[str, object], name: str | None) -> None:
     if name:

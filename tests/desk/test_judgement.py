@@ -167,10 +167,10 @@ def test_what_nobody_can_tell_hides_no_difference_and_is_hidden_by_no_reading_th
 ) -> None:
     differs = record(kind="verify", state="failed", error=("The copy differs.", ""))
     open_ = record(kind="verify", state="failed", error=("It cannot be told.", ""), is_undecided=True)
-    equal = record(kind="verify")
-    for records in permutations((differs, open_, equal)):
+    equal, made = record(kind="verify"), record()
+    for records in permutations((differs, open_, equal, made)):
         assert judged(*records).level == "contradicted"
-    for records in permutations((open_, equal)):
+    for records in permutations((open_, equal, made)):
         assert judged(*records).level == "fits"
 
 

@@ -48,7 +48,7 @@ def trained(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
 
 
 def test_a_job_runs_the_plan_that_was_shown_or_is_refused(desk: Desk, stage: Stage, small: str, name: str) -> None:
-    shown = identify_plan(desk.plan(small, SIZE)[1])
+    shown = identify_plan(desk.models.plan(small, SIZE)[1])
     with pytest.raises(Refused, match="have changed since this plan was made"):
         desk.submit(JobRequest(small, name, Options("90kB"), expect=shown), *AS_ALICE)
     assert desk.jobs_of("alice") == []
@@ -76,8 +76,8 @@ def test_who_has_a_job_gets_no_second_one_until_it_has_ended(
     first, second = stage(name), stage("bobs-second")
     running = desk.submit(JobRequest(small, name, SIZE), *AS_ALICE)
     waiting = desk.submit(JobRequest(small, "bob/bobs-second", SIZE), *AS_BOB)
-    first.do("trap '' TERM")
     state(desk, running, "running")
+    first.ignore_stop()
     are_refused(AS_ALICE, f"{name}-2", running)
     are_refused(AS_BOB, "bob/another", waiting)
     desk.cancel(running, "alice")
@@ -111,8 +111,8 @@ def test_a_repo_has_one_writer_until_its_job_has_ended(hub: InHouse, desk: Desk,
     actor = stage(shared)
     job_id = desk.submit(JobRequest(small, f"{hub.address}/{shared}", SIZE), *AS_ALICE)
     assert desk.status(job_id, "alice").request.destination == shared  # type: ignore[union-attr]
-    actor.do("trap '' TERM")
     state(desk, job_id, "running")
+    actor.ignore_stop()
     is_refused()
     desk.cancel(job_id, "alice")
     state(desk, job_id, "cancelling")
@@ -183,7 +183,7 @@ def test_the_limit_is_for_every_visitor_and_to_the_byte(
 ) -> None:
     """Copy or check, and also where the machine has no host; the host has no limit."""
     with Desk(settings) as desk:
-        size = desk.plan(small, SIZE)[1].total_bytes
+        size = desk.models.plan(small, SIZE)[1].total_bytes
     for host, limit, is_taken in (
         (None, size, True),
         (None, size - 1, False),

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.options import Options
+from sharding.core.options import Options, Request
 from sharding.demo import samples
 from sharding.report.schema import Report, parse_report
 from tests.conftest import ROOT, environment, listing
@@ -157,7 +157,7 @@ def test_a_base_is_for_what_has_no_configuration(base: Path, saved: Path, tmp_pa
     with pytest.raises(UsageError, match="configuration of its own"):
         list(job.shard(str(base), str(tmp_path / "out"), Options(base=str(base))))
     assert not (tmp_path / "out").exists()
-    job.check(str(saved / "hf"), str(tmp_path / "out"), base=str(base))
+    job.check(Request(str(saved / "hf"), str(tmp_path / "out"), Options(base=str(base))))
 
 
 def copied(folder: Path, out: Path, leave_out: Callable[[str], bool] = lambda name: False) -> Path:

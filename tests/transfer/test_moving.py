@@ -18,6 +18,7 @@ from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import digest_shards, move_shards
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
+from tests.promises import promise
 from tests.tensors import stored_tensor
 
 LONG = 30.0
@@ -204,6 +205,7 @@ def read_ahead(source: Memory, shards: list[Shard], sink: Sink) -> dict[str, lis
     return ahead
 
 
+@promise("README.md#what-you-can-rely-on")
 @pytest.mark.parametrize("bound", [1, 2 * 64, 3 * 64])
 def test_all_shards_together_have_so_much_fetched_and_not_written_and_each_a_batch_beyond_it(
     bound: int, each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
