@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -14,7 +14,7 @@ from typing import Self
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
-from sharding.core.limits import MAX_ACTIVE_JOBS, VIEW_SECONDS
+from sharding.core.limits import MAX_ACTIVE_JOBS
 from sharding.core.options import Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
@@ -244,16 +244,6 @@ class Desk:
         status = status or self._ended(job_id)
         return status if status and status.owner == viewer else None
 
-    def watch(self, job_id: str, viewer: str | None) -> Iterator[JobStatus]:
-        """Yield the status of a job, at once and after each change, until the job has ended or the desk is closed."""
-        last = None
-        while seen := self.status(job_id, viewer):
-            if seen != last:
-                yield seen
-            if seen.state not in ACTIVE or self._closing.wait(VIEW_SECONDS):
-                return
-            last = seen
-
     def jobs_of(self, owner: str) -> list[JobRecord]:
         """Return the jobs of `owner` that are kept here, newest first."""
         with self._lock:
@@ -298,14 +288,6 @@ class Desk:
             private=staged.private,
             confirmed=True,  # the unfinished job was confirmed already
         )
-
-    def discard(self, repo_id: str, token: str) -> str:
-        """Remove the staged files of an unfinished job in `repo_id`. Return a remark on what is left to do.
-
-        Raises DestinationError, and Refused if a job is writing to `repo_id`.
-        """
-        self._refuse_written(repo_id)
-        return job.discard(repo_id, endpoint=self._settings.endpoint, token=token).remark
 
     def sweep(self) -> None:
         """Remove jobs that ended long ago, and stop jobs that hang."""

@@ -1,6 +1,6 @@
 """Judge how far you can trust a result or a copy: by this desk's own records if there are some."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -9,13 +9,12 @@ from sharding.core.errors import SourceError
 from sharding.core.options import TargetDtype
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
-from sharding.core.values import UNCHECKED, Checkpoint
+from sharding.core.values import UNCHECKED
 from sharding.desk.gauge import this_machine
 from sharding.desk.header_cache import fingerprint
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.desk.models import Models
-from sharding.model_class.architecture import stored_names
 from sharding.planning.adapters.classifiers import as_classifier
 from sharding.planning.adapters.merged import unknown_names
 from sharding.report.fetch import Result, read_result
@@ -47,16 +46,41 @@ class Results:
         return result, self.trust(result, token)
 
     def trust(self, result: Result, token: str | None) -> Trust:
-        """Return how far you can trust a result. Raises SourceError if its headers cannot be read."""
+        """Return how far you can trust a result. Raises SourceError if its headers cannot be read.
 
-        def inspect(source: str, variant: str = "", base: str = "", adapter: str = "") -> Checkpoint:
-            return self._models.inspect(source, variant, token, base, adapter)
-
-        names = partial(self._models.names, caller=fingerprint(token) or "trust")
+        A record counts only if it is about this commit of the result, and read exactly what the report names.
+        """
+        source, merge, copy = result.report.source, result.report.plan.merged, f"{result.repo_id}@{result.revision}"
+        original, why_not, known = None, "", dict[str, str]()
+        # Only the headers of quantized weights need the configuration, and the base has it.
+        base = source.base if result.report.plan.dequantized else None
+        inspect = partial(self._models.inspect, token=token)
+        with readers(1) as pool:  # beside the source: a slow Hub takes as long for one as for both
+            reading = pool.submit(inspect, copy)
+            if source.kind == "folder":
+                why_not = "the source was a folder on somebody's machine."
+            elif base and base.kind == "folder":
+                why_not = "the base model was a folder on somebody's machine."
+            elif merge and merge.adapter.kind == "folder":
+                why_not = "the adapter was a folder on somebody's machine."
+            else:
+                try:
+                    beside = {"base": base.pinned if base else "", "adapter": merge.path if merge else ""}
+                    original = inspect(source.ref.pinned, source.variant, **beside)
+                    if original.adapter and unknown_names(original):
+                        known = dict(self._models.names(as_classifier(original), fingerprint(token) or "trust"))
+                except SourceError as error:
+                    why_not = error.message
+            held = pool.result(reading)
+        judged = partial(judge, result.report, result.files, held, original, why_not, known)
         # All who ask for one result wait for the same answer, so the result itself is the caller.
-        place = f"{result.repo_id}@{result.revision}"
-        run = partial(self._models.in_turn, ("trust", place), place)
-        return judge_result(result, inspect, self._shelf.records(), names, run)
+        is_merged = original and original.adapter
+        trust = self._models.in_turn(("trust", copy), copy, judged) if is_merged else judged()
+        if trust.level != "contradicted":
+            for record in _decisive(self._shelf.records(), _read_for(result.report), copy):
+                now = (*held.unreached, *(original.unreached if original else ()))
+                return lowered(_own(record, held.other_weights), (*record.unreached, *now))
+        return lowered(trust, result.report.verification.unreached)  # it may name commits, of its base for example
 
     def compare(
         self, original: str, copy: str, token: str | None, session: str | None = None, variant: str = ""
@@ -70,51 +94,6 @@ class Results:
         commit = f"{result.repo_id}@{result.revision}"
         records = (record for record in self._shelf.records() if record.result == commit)
         return next((record.whole_seconds for record in records if record.request.kind == "shard"), None)
-
-
-def judge_result(
-    result: Result,
-    inspect: Callable[..., Checkpoint],
-    records: Iterable[JobRecord],
-    ask_names: Callable[[Checkpoint], Mapping[str, str]] = stored_names,
-    run: Callable[[Callable[[], Trust]], Trust] = lambda judged: judged(),
-) -> Trust:
-    """Return how far you can trust `result`. `inspect` reads the headers of a source, given its variant, base, adapter.
-
-    A record counts only if it is about this commit of the result, and read exactly what the report names. `ask_names`
-    returns the stored names of names in memory, if an adapter has other names than the source. `run` plans a merge.
-    """
-    source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
-    known: Mapping[str, str] = {}
-    pinned = source.ref.pinned
-    # Only the headers of quantized weights need the configuration, and the base has it.
-    base = source.base if result.report.plan.dequantized else None
-    merge = result.report.plan.merged
-    adapter = merge.path if merge else ""
-    with readers(1) as pool:  # beside the source: a slow Hub takes as long for one as for both
-        reading = pool.submit(inspect, copy)
-        if source.kind == "folder":
-            why_not = "the source was a folder on somebody's machine."
-        elif base and base.kind == "folder":
-            why_not = "the base model was a folder on somebody's machine."
-        elif merge and merge.adapter.kind == "folder":
-            why_not = "the adapter was a folder on somebody's machine."
-        else:
-            try:
-                trained = base.pinned if base else ""
-                with_it = {"adapter": adapter} if adapter else {}
-                original = inspect(pinned, source.variant, trained, **with_it)
-                known = ask_names(as_classifier(original)) if original.adapter and unknown_names(original) else {}
-            except SourceError as error:
-                why_not = error.message
-        held = pool.result(reading)
-    judged = partial(judge, result.report, result.files, held, original, why_not, known)
-    trust = run(judged) if original and original.adapter else judged()
-    if trust.level != "contradicted":
-        for record in _decisive(records, _read_for(result.report), copy):
-            now = (*held.unreached, *(original.unreached if original else ()))
-            return lowered(_own(record, held.other_weights), (*record.unreached, *now))
-    return lowered(trust, result.report.verification.unreached)  # the report may name commits, of its base for example
 
 
 def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:

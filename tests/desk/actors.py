@@ -52,6 +52,17 @@ PROGRESS = {
     "bytes_deduplicated": 1,
 }
 
+PROBED = {
+    "event": "probed",
+    "side": "original",
+    "round": 0,
+    "rounds": 3,
+    "cost": {
+        **{"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"},
+        **{"memory_limited_by": None, "seconds": {}, "peak_anon_bytes": 1, "peak_file_bytes": 1, "peak_total_bytes": 2},
+    },
+}
+
 
 @dataclass
 class Actor:
@@ -145,7 +156,7 @@ class Stage:
             os.close(actor.pipe)
 
 
-def until(found: Callable[[], _T], seconds: float = 60) -> _T:
+def until(found: Callable[[], _T], seconds: float = 120) -> _T:
     """Return what `found` returns as soon as it is something; fail where it never is."""
     last = time.monotonic() + seconds
     while not (seen := found()):

@@ -1,7 +1,7 @@
 """A Hub, sources on it, and a desk that takes jobs there."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
@@ -17,6 +17,7 @@ from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, JobStatus, Settings
 from sharding.desk.gauge import this_machine
+from sharding.desk.jobs import ACTIVE
 from sharding.report.events import event_json
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import STAGING_BRANCH
@@ -90,9 +91,8 @@ def desk(settings: Settings) -> Iterator[Desk]:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    """Actors play the processes of jobs, and the desk is looked at often."""
+    """Actors play the processes of jobs."""
     this_machine().result()  # is measured with the real Python, once
-    monkeypatch.setattr("sharding.desk.desk.VIEW_SECONDS", 0.005)
     (tmp_path / "stage").mkdir()
     stage = Stage(tmp_path / "stage", monkeypatch)
     yield stage
@@ -155,24 +155,28 @@ def seen(desk: Desk, job_id: str, viewer: str = "a") -> JobStatus:
     return status
 
 
+def watched(desk: Desk, job_id: str, viewer: str, wanted: Callable[[JobStatus], bool]) -> JobStatus:
+    """Return the status of a job as soon as it is `wanted`."""
+
+    def found() -> JobStatus | None:
+        status = desk.status(job_id, viewer)
+        return status if status and wanted(status) else None
+
+    return wait(found)  # type: ignore[return-value]
+
+
 def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobStatus:
-    *_, last = desk.watch(job_id, viewer)
-    return last
+    return watched(desk, job_id, viewer, lambda status: status.state not in ACTIVE)
 
 
 def until(desk: Desk, job_id: str, shards: int, viewer: str = "alice") -> JobStatus:
     """Wait until a job has finished so many shards."""
-    return next(status for status in desk.watch(job_id, viewer) if len(status.shards) >= shards)
+    return watched(desk, job_id, viewer, lambda status: len(status.shards) >= shards)
 
 
 def state(desk: Desk, job_id: str, wanted: str, viewer: str = "alice") -> JobStatus:
-    """Wait until a job is as it is wanted; fail where it is not in half a minute."""
-
-    def found() -> JobStatus | None:
-        status = desk.status(job_id, viewer)
-        return status if status and status.state == wanted else None
-
-    return wait(found)  # type: ignore[return-value]
+    """Wait until a job is as it is wanted."""
+    return watched(desk, job_id, viewer, lambda status: status.state == wanted)
 
 
 def process_of(settings: Settings, job_id: str) -> int:

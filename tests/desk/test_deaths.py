@@ -69,7 +69,8 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
         "alice = Person('alice', ('alice',))\n"
         f"desk = Desk(Settings(Path({str(settings.folder)!r}), {settings.endpoint!r}))\n"
         f"id = desk.submit(JobRequest({large!r}, {name!r}, Options({SLOW!r})), alice, sys.stdin.readline())\n"
-        "next(status for status in desk.watch(id, 'alice') if status.shards); print(id, flush=True); time.sleep(600)\n"
+        "while not desk.status(id, 'alice').shards: time.sleep(0.01)\n"
+        "print(id, flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", script]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

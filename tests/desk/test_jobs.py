@@ -64,7 +64,6 @@ def test_the_id_names_the_destination_and_cannot_be_guessed(desk: Desk, stage: S
 @pytest.mark.parametrize("job_id", ["", "..", "../..", "desk.lock", "x/alice/y", "\0" * 22 + "/a/b", "../desk/a/b"])
 def test_what_is_no_job_id_is_no_job(desk: Desk, job_id: str) -> None:
     assert desk.status(job_id, "alice") is None
-    assert list(desk.watch(job_id, "alice")) == []
 
 
 def test_what_the_job_said_is_told_to_its_owner_after_a_restart(
@@ -180,15 +179,6 @@ def test_what_cannot_be_planned_is_refused_before_a_job_is_made(
 def test_nobody_submits_without_a_login(desk: Desk, small: str) -> None:
     with pytest.raises(Refused, match="signed in"):
         desk.submit(JobRequest(small, "alice/x", Options("60kB")), AS_ALICE[0], "")
-
-
-def test_a_folder_of_this_machine_is_never_taken_for_a_repo(
-    desk: Desk, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_checkpoint(tmp_path / small, {"model.safetensors": random_tensors(3)}, False)
-    monkeypatch.chdir(tmp_path)
-    checkpoint, _ = desk.models.plan(small, Options("60kB"))
-    assert (checkpoint.source.kind, len(checkpoint.tensors)) == ("hub", 14)
 
 
 # --- Cancelling ---------------------------------------------------------------------------------------------

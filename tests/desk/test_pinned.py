@@ -84,7 +84,8 @@ def test_what_is_unfinished_goes_on_with_its_choices_and_as_hidden_as_it_was(
     assert ("--private" if private else "--public") in actor.arguments
     actor.exit()
     state(desk, job_id, "failed")
-    assert desk.discard(name, ALICE) == "" and desk.unfinished(name, ALICE) is None
+    job.discard(name, endpoint=hub.address, token=ALICE)
+    assert desk.unfinished(name, ALICE) is None
 
 
 def test_what_was_begun_from_a_folder_cannot_go_on_here(

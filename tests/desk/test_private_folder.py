@@ -35,62 +35,33 @@ def link(folder: Path) -> None:
     folder.symlink_to("elsewhere")
 
 
-def open_to_all(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o777)
-
-
-def open_to_a_group(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o770)
-
-
-def of_somebody_else(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    os.chown(folder, NOBODY, NOBODY)
-
-
-def below_a_folder_open_to_all(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    folder.parent.chmod(0o777)
-
-
-def below_a_folder_of_somebody_else(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    os.chown(folder.parent, NOBODY, NOBODY)
-
-
-def with_a_job_of_somebody_else(folder: Path) -> None:
-    (folder / "planted").mkdir(parents=True)
-    folder.chmod(0o700)
-    os.chown(folder / "planted", NOBODY, NOBODY)
-
-
-def with_a_job_open_to_all(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    open_to_all(folder / "planted")
-
-
-def with_a_job_open_to_a_group(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    open_to_a_group(folder / "planted")
-
-
 def a_file(folder: Path) -> None:
     folder.write_text("")
 
 
+def changed(place: str, mode: int | None) -> Callable[[Path], None]:
+    """Make a folder in which or above which `place` has this mode, or another owner."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir(mode=0o700)
+        (folder / place).mkdir(mode=0o700, exist_ok=True)
+        (folder / place).chmod(mode) if mode else os.chown(folder / place, NOBODY, NOBODY)
+
+    return make
+
+
+open_to_all = changed("", 0o777)
 REFUSED = [
     pytest.param(link, "is a link", id="link"),
     pytest.param(open_to_all, "can be written to by others", id="open"),
-    pytest.param(open_to_a_group, "can be written to by others", id="group"),
-    pytest.param(below_a_folder_open_to_all, "can be written to by others", id="open-above"),
-    pytest.param(with_a_job_open_to_all, "planted can be written to by others", id="open-inside"),
-    pytest.param(with_a_job_open_to_a_group, "planted can be written to by others", id="group-inside"),
+    pytest.param(changed("", 0o770), "can be written to by others", id="group"),
+    pytest.param(changed("..", 0o777), "can be written to by others", id="open-above"),
+    pytest.param(changed("planted", 0o777), "planted can be written to by others", id="open-inside"),
+    pytest.param(changed("planted", 0o770), "planted can be written to by others", id="group-inside"),
     pytest.param(a_file, "Not a directory", id="file"),
-    pytest.param(of_somebody_else, "belongs to another user", id="theirs", marks=as_root),
-    pytest.param(below_a_folder_of_somebody_else, "belongs to another user", id="theirs-above", marks=as_root),
-    pytest.param(with_a_job_of_somebody_else, "planted belongs to another user", id="theirs-inside", marks=as_root),
+    pytest.param(changed("", None), "belongs to another user", id="theirs", marks=as_root),
+    pytest.param(changed("..", None), "belongs to another user", id="theirs-above", marks=as_root),
+    pytest.param(changed("planted", None), "planted belongs to another user", id="theirs-inside", marks=as_root),
 ]
 
 

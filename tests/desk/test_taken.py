@@ -16,10 +16,9 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.planning.plan import identify_plan
 from sharding.storage.hub.answers import Person
-from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
-from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, push, state, stop_short
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, push, state
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
@@ -105,8 +104,6 @@ def test_a_repo_has_one_writer_until_its_job_has_ended(hub: InHouse, desk: Desk,
             with pytest.raises(Refused, match=f"Another job is writing to {shared}") as refusal:
                 desk.submit(JobRequest(small, called, SIZE), *AS_BOB)
             assert refusal.value.remedy is None and job_id not in str(refusal.value.document())
-        with pytest.raises(Refused, match=f"Another job is writing to {shared}"):
-            desk.discard(shared, ALICE)
 
     actor = stage(shared)
     job_id = desk.submit(JobRequest(small, f"{hub.address}/{shared}", SIZE), *AS_ALICE)
@@ -155,24 +152,6 @@ def test_of_jobs_handed_in_at_the_same_time_one_is_taken(
         )
         desk.cancel(job_id, person.name)
         state(desk, job_id, "cancelled", person.name)
-
-
-def test_nothing_is_discarded_where_a_job_is_writing(
-    hub: InHouse, desk: Desk, stage: Stage, small: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_short(hub, small, name, monkeypatch)
-    staged = hub.api().list_repo_files(name, revision=STAGING_BRANCH)
-    actor = stage(name)
-    job_id = desk.submit(JobRequest(small, name, SIZE), *AS_ALICE)
-    state(desk, job_id, "running")
-    before = len(hub.log)
-    with pytest.raises(Refused, match="Another job is writing"):
-        desk.discard(name, ALICE)
-    assert not [line for line in hub.log[before:] if not line.startswith("GET")]
-    assert hub.api().list_repo_files(name, revision=STAGING_BRANCH) == staged
-    actor.exit()
-    state(desk, job_id, "failed")
-    assert desk.discard(name, ALICE) == "" and not hub.api().repo_exists(name)
 
 
 # --- What is too large, or hopeless -------------------------------------------------------------------------
