@@ -7,18 +7,19 @@ import sys
 from dataclasses import replace
 
 import psutil
+import pytest
 
 from sharding import job
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings, destination_of
 from tests.conftest import environment, listing
 from tests.desk.actors import Stage, Told
-from tests.desk.conftest import ALICE, AS_ALICE, SLOW, at_work, end, is_identical, process_of, sha256s, until
+from tests.desk.conftest import ALICE, AS_ALICE, SLOW, Hand, at_work, end, is_identical, process_of, sha256s, until
 from tests.inhouse import InHouse
 
 
 def test_a_killed_job_fails_and_goes_on_where_it_was(
-    hub: InHouse, desk: Desk, settings: Settings, large: str, name: str
+    hub: InHouse, desk: Desk, settings: Settings, large: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with at_work(hub, large):
         job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
@@ -28,13 +29,14 @@ def test_a_killed_job_fails_and_goes_on_where_it_was(
     assert status.state == "failed"
     assert status.error and "signal 9" in status.error[0]
     assert status.error[1]
+    monkeypatch.setattr("sharding.desk.runner.Child", Hand)
     again = end(desk, desk.submit(status.request, *AS_ALICE))
     assert again.state == "done"
     assert len([shard for shard in again.shards if shard.kept]) >= 1  # what the Hub was told of
 
 
 def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
-    hub: InHouse, settings: Settings, large: str, name: str
+    hub: InHouse, settings: Settings, large: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with at_work(hub, large), Desk(settings) as desk:
         job_id = desk.submit(JobRequest(large, name, Options(SLOW), private=False), *AS_ALICE)
@@ -45,6 +47,7 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
         assert status.error and status.error[1]
         assert desk.status(job_id, "bob") is None
     # Another machine, which knows the link only.
+    monkeypatch.setattr("sharding.desk.runner.Child", Hand)
     with Desk(replace(settings, folder=settings.folder / "elsewhere")) as desk:
         assert desk.status(job_id, "alice") is None
         destination = destination_of(job_id)

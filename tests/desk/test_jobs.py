@@ -78,6 +78,7 @@ def test_what_the_job_said_is_told_to_its_owner_after_a_restart(
         assert desk.status(job_id, "bob") is None
 
 
+@pytest.mark.usefixtures("at_hand")
 def test_an_error_of_the_job_is_told_with_its_hint(hub: Server, settings: Settings, name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "gone", {"model.safetensors": random_tensors()}, False)
     source = push(hub, folder, f"{name}-gone")
