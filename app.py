@@ -39,7 +39,7 @@ def main() -> None:
         gc.freeze()
         close_side_doors()
         page.launch(
-            app_kwargs={"lifespan": guarded(site, desk.judge), "exception_handlers": MALFORMED},
+            app_kwargs={"lifespan": guarded(site, desk.results.judge), "exception_handlers": MALFORMED},
             max_threads=MAX_CALLS,
             state_session_capacity=MAX_SESSIONS_KEPT,
             theme=theme(),

@@ -9,7 +9,7 @@ work only while you ask for the next event. Nothing here prints.
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.read import read_checkpoint
@@ -30,7 +30,7 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
-from sharding.core.options import Engine, Options, Request, WorkersOf
+from sharding.core.options import Options, Request
 from sharding.core.repo import Repo
 from sharding.core.values import Address, Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
@@ -66,7 +66,6 @@ __all__ = [
     "Options",
     "Request",
     "check",
-    "check_request",
     "compare",
     "devices",
     "discard",
@@ -124,8 +123,7 @@ def plan(
     """
     options = _as_options(options)
     _require(options.extras())
-    request = Request(source, "", options)
-    request.refuse_contradictions()
+    Request(source, "", options).refuse_contradictions()
     hub = Hub(endpoint or hub_endpoint(), token)
     checkpoint = offering(_read(open_source(source, hub, options.base, options.adapter), options.variant))
     return checkpoint, planned(checkpoint, options)
@@ -136,49 +134,21 @@ def shard(
     destination: str,
     options: Options | str = DEFAULT_MAX_SHARD_SIZE,
     *,
-    private: bool | None = None,
-    confirmed: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    engine: Engine = "stream",
-    compare_rounds: int = 0,
-    workers: WorkersOf | None = None,
-    expect: str = "",
     endpoint: str | None = None,
     token: str | None = None,
+    **chosen: Any,
 ) -> Generator[Event, None, None]:
     """Re-shard `source` into `destination` with `options`, which may be just a size ("200MB").
+
+    `chosen` are the other options of a job, by the names of the fields of `Request`: `private=True` for example.
 
     Yields events, and the `Report` last. The result is published only if the verification finds it identical; the
     report says whether it did. If the job ends early (you close the generator, an exception, a kill), finished shards
     are kept. Make the same call again to go on from them.
 
-    - `private`: the visibility of a new repo. None: as the source, or private if the source is a folder.
-    - `confirmed`: a copy of a gated or private source may be public.
-    - `overwrite`: replace the copy of another model, or a checkpoint in a folder that this tool did not write.
-    - `restart`: discard what an earlier run left.
-    - `engine`: "classic" loads the whole model and saves it again.
-    - `compare_rounds`: how many times to load the original and the result, for the report and the card. This happens
-      before the result is published.
-    - `workers`: "ray" lets the machines of the cluster at RAY_ADDRESS move and read the bytes. They get no login.
-    - `expect`: the `plan_id` that the plan must have.
-
     Raises UsageError, SourceError, DestinationError, and Refused if an extra is missing or the plan is not `expect`.
     """
-    request = Request(
-        source,
-        destination,
-        _as_options(options),
-        private=private,
-        confirmed=confirmed,
-        overwrite=overwrite,
-        restart=restart,
-        engine=engine,
-        compare_rounds=compare_rounds,
-        workers=workers,
-        expect=expect,
-    )
-    yield from run(request, endpoint=endpoint, token=token)
+    return run(Request(source, destination, _as_options(options), **chosen), endpoint=endpoint, token=token)
 
 
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
@@ -316,24 +286,7 @@ def compare(
     yield Compared(comparison)
 
 
-def check(
-    source: str,
-    destination: str,
-    *,
-    private: bool | None = None,
-    confirmed: bool = False,
-    overwrite: bool = False,
-    base: str = "",
-    endpoint: str | None = None,
-    token: str | None = None,
-) -> None:
-    """Check the arguments of `shard`: raise what it would raise before it reads a header. Changes nothing."""
-    options = Options(base=base)
-    request = Request(source, destination, options, private=private, confirmed=confirmed, overwrite=overwrite)
-    check_request(request, endpoint=endpoint, token=token)
-
-
-def check_request(request: Request, *, endpoint: str | None = None, token: str | None = None) -> None:
+def check(request: Request, *, endpoint: str | None = None, token: str | None = None) -> None:
     """Check a request: raise what `run` would raise before it reads a header. Changes nothing."""
     _, target = _open(replace(request, restart=False), Hub(endpoint or hub_endpoint(), token))
     target.close()

@@ -1,5 +1,6 @@
 """A loopback Hub in this very process: its faults change from one job to the next, and its requests are counted."""
 
+import asyncio
 import re
 import threading
 import time
@@ -27,6 +28,7 @@ class InHouse(Server):
 
     rules: list[Fault] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    gates: list["_Gate"] = field(default_factory=list)
     hub: Hub | None = None
 
     @contextmanager
@@ -38,9 +40,29 @@ class InHouse(Server):
         finally:
             self.rules.clear()
 
+    @contextmanager
+    def holding(self, pattern: str, after: int = 0) -> Iterator[None]:
+        """Have requests in which `pattern` is found wait until the block ends, all but the first `after`."""
+        self.gates.append(gate := _Gate(re.compile(pattern), after))
+        try:
+            yield
+        finally:
+            self.gates.remove(gate)
+
     def asked(self, pattern: str) -> int:
         """Return how many requests in the log `pattern` is found in."""
         return sum(bool(re.search(pattern, line)) for line in self.log)
+
+
+@dataclass(eq=False)
+class _Gate:
+    pattern: re.Pattern[str]
+    left: int
+
+    def holds(self, line: str) -> bool:
+        """Whether this request has to wait; called once for each."""
+        self.left -= bool(self.pattern.search(line))
+        return self.left < 0 and bool(self.pattern.search(line))
 
 
 @contextmanager
@@ -54,7 +76,7 @@ def hub_in_house(folder: Path, **settings: object) -> Iterator[InHouse]:
         address = f"http://{HOST}:{listener.getsockname()[1]}"
         hub = Hub.open(address, folder, Settings(**settings))  # type: ignore[arg-type]
         served = InHouse(folder, address=address, hub=hub)
-        middleware = [Middleware(_Log, served.log), Middleware(Faults, served.rules)]
+        middleware = [Middleware(_Log, served.log, served.gates), Middleware(Faults, served.rules)]
         app = make_app(hub, middleware)
         config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_keep_alive=IDLE_SECONDS)
         server = uvicorn.Server(config)
@@ -72,15 +94,18 @@ def hub_in_house(folder: Path, **settings: object) -> Iterator[InHouse]:
 
 
 class _Log:
-    """Middleware that notes every request."""
+    """Middleware that notes every request, and holds those that have to wait."""
 
-    def __init__(self, app: ASGIApp, log: list[str]) -> None:
-        self._app = app
-        self._log = log
+    def __init__(self, app: ASGIApp, log: list[str], gates: list[_Gate]) -> None:
+        self._app, self._log, self._gates = app, log, gates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            self._log.append(f"{scope['method']} {scope['path']}")
+            line = f"{scope['method']} {scope['path']}"
+            self._log.append(line)
+            shut = [gate for gate in self._gates if gate.holds(line)]
+            while any(gate in self._gates for gate in shut):
+                await asyncio.sleep(0.02)
         await self._app(scope, receive, send)
 
 

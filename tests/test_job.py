@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from sharding import job
 from sharding.core.errors import ShardingError, SourceError, UsageError
 from sharding.core.events import Progress, Published, ShardFinished, Verified
-from sharding.core.options import Options
+from sharding.core.options import Options, Request
 from sharding.job import Event
 from sharding.report.schema import Report
 from sharding.storage import folder_source
@@ -25,7 +25,7 @@ from tests.promises import promise
 
 
 @promise("docs/formats.md#the-bits")
-@pytest.mark.parametrize("size", ["1B", "10kB", "50kB", "100kB", "1GB"])
+@pytest.mark.parametrize("size", ["1B", "50kB", "1GB"])
 @pytest.mark.parametrize("order", ["natural", "stored"])
 def test_every_tensor_of_the_result_is_bit_identical(checkpoint: Path, tmp_path: Path, size: str, order: str) -> None:
     report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), Options(size, order=order)))  # type: ignore[arg-type]
@@ -60,6 +60,7 @@ models = st.dictionaries(
 )
 
 
+@settings(max_examples=30)
 @given(tensors=models, limit=st.integers(1, 5000), data=st.data())
 def test_any_checkpoint_comes_out_identical(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, np.ndarray], limit: int, data: st.DataObject
@@ -267,7 +268,7 @@ def test_a_result_that_differs_is_not_published(
         lambda source, empty: list(job.shard(empty, "out")),
         lambda source, empty: list(job.shard(source, "out", empty)),
         lambda source, empty: list(job.verify(source, empty)),
-        lambda source, empty: job.check(source, empty),
+        lambda source, empty: job.check(Request(source, empty)),
         lambda source, empty: job.find_unfinished(empty),
         lambda source, empty: job.discard(empty),
         lambda source, empty: list(job.compare(source, empty)),

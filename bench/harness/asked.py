@@ -5,6 +5,7 @@ python -m bench.harness.asked SOURCE DESK [DESTINATION], with HF_ENDPOINT and HF
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -13,6 +14,7 @@ from sharding.core.environment import hub_endpoint
 from sharding.core.options import Options
 from sharding.core.text import time_range
 from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk.jobs import ACTIVE
 from sharding.planning.sizes import usual_size
 from sharding.storage.hub.answers import person_of
 
@@ -26,9 +28,9 @@ def main() -> None:
     asked = parser.parse_args()
     endpoint, token = hub_endpoint(), get_token() or ""
     with Desk(Settings(asked.desk, endpoint)) as desk:
-        read = desk.inspect(asked.source, token=token)
+        read = desk.models.inspect(asked.source, token=token)
         size = usual_size(read.total_bytes, max(tensor.bytes for tensor in read.tensors))
-        checkpoint, plan = desk.plan(asked.source, Options(size), token)
+        checkpoint, plan = desk.models.plan(asked.source, Options(size), token)
         forecast = desk.forecast(checkpoint, plan)
         told = {
             "lower": forecast.lower_seconds,
@@ -42,7 +44,8 @@ def main() -> None:
         if asked.destination:
             who = person_of(HfApi(endpoint, token).whoami())
             job = desk.submit(JobRequest(asked.source, asked.destination, Options(size)), who, token)
-            *_, last = desk.watch(job, who.name)
+            while (last := desk.status(job, who.name)) is None or last.state in ACTIVE:
+                time.sleep(0.2)
             if last.state != "done" or last.ended is None:
                 raise SystemExit(f"The job has {last.state}: {last.error}")
             told["seconds"] = last.ended - last.created

@@ -337,7 +337,18 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job with its source, its destination and all its options, as `job.shard` takes it."""
+    """A job with its source, its destination and all its options.
+
+    - `private`: the visibility of a new repo. None: as the source, or private if the source is a folder.
+    - `confirmed`: a copy of a gated or private source may be public.
+    - `overwrite`: replace the copy of another model, or a checkpoint in a folder that this tool did not write.
+    - `restart`: discard what an earlier run left.
+    - `engine`: "classic" loads the whole model and saves it again.
+    - `compare_rounds`: how many times to load the original and the result, for the report and the card. This happens
+      before the result is published.
+    - `workers`: "ray" lets the machines of the cluster at RAY_ADDRESS move and read the bytes. They get no login.
+    - `expect`: the `plan_id` that the plan must have.
+    """
 
     source: str
     destination: str
@@ -424,7 +435,9 @@ class Request:
     @classmethod
     def of(cls, source: str, destination: str, chosen: Mapping[str, Any]) -> Self:
         """Return a request with the `chosen` options, given by name."""
-        return cls(source, destination, **_sorted_out(chosen))
+        of_copy = {name: value for name, value in chosen.items() if name in _declared(Options)}
+        of_job = {name: value for name, value in chosen.items() if name not in of_copy}
+        return cls(source, destination, Options(**of_copy), **of_job)
 
     def refuse_contradictions(self) -> None:
         """Raise UsageError for a value that is no choice, and for options that contradict each other."""
@@ -454,11 +467,6 @@ class Request:
 
     def _value(self, option: Option) -> Any:
         return getattr(self.options if option.name in _declared(Options) else self, option.name)
-
-
-def _sorted_out(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    inner = {name: value for name, value in chosen.items() if name in _declared(Options)}
-    return {"options": Options(**inner), **{name: value for name, value in chosen.items() if name not in inner}}
 
 
 @cache

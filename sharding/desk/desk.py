@@ -2,10 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
@@ -14,24 +14,21 @@ from typing import Self
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
-from sharding.core.limits import MAX_ACTIVE_JOBS, VIEW_SECONDS
+from sharding.core.limits import MAX_ACTIVE_JOBS
 from sharding.core.options import Options
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan, RepoRef
+from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import (
     Forecast,
     Rates,
-    Work,
     correction,
     expected_seconds,
     forecast,
     seconds_left,
     seconds_until_start,
     work_of,
-    work_of_reading,
 )
 from sharding.desk.gauge import this_machine
-from sharding.desk.header_cache import fingerprint
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import (
@@ -44,19 +41,14 @@ from sharding.desk.jobs import (
     new_job_id,
     reading_of,
 )
-from sharding.desk.judgement import judge_likeness, judge_result
+from sharding.desk.judgement import Results
 from sharding.desk.models import Models
-from sharding.desk.overview import Overview
 from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
-from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import identify_plan
-from sharding.report.fetch import Result, read_result
 from sharding.report.report import summarize_source
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
-from sharding.verify.structure import Likeness
-from sharding.verify.trust import Trust
 
 JOB_SECONDS = 24 * 3600
 """Longest time that a job runs, so that other jobs get their turn. You can resume it. At 50 GB, the largest job of a
@@ -79,7 +71,8 @@ class Desk:
     """Takes jobs, runs them from a queue, and reports their status to their owners.
 
     Use it as a context manager: leaving it stops the jobs. If a desk is closed or dies, its jobs count as interrupted.
-    Their staged files stay on the Hub, so they can be resumed.
+    Their staged files stay on the Hub, so they can be resumed. `models` answers questions about checkpoints, `results`
+    about copies, and `lookup` about the Hub.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
@@ -91,7 +84,8 @@ class Desk:
         self._finished: deque[JobRecord] = deque(maxlen=JOBS_REMEMBERED)
         self._lock = RLock()
         self._closing = Event()
-        self._models = Models(settings.endpoint)
+        self.models = Models(settings.endpoint)
+        self.results = Results(settings.endpoint, self.models, self._shelf)
         self._ended = lru_cache(maxsize=4)(self._read_ended)
         self.lookup = Lookup(settings.endpoint)
         self._runner = Runner(self._shelf, settings.endpoint, clock, self._lock, self._closing)
@@ -121,61 +115,22 @@ class Desk:
             for taken in self._jobs.values():
                 if taken.child:
                     taken.child.stop()
-        self._models.close()
+        self.models.close()
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
         self._shelf.close()
 
-    def inspect(
-        self, source: str, variant: str = "", token: str | None = None, base: str = "", adapter: str = ""
-    ) -> Checkpoint:
-        """Return the contents of `source`, as `job.inspect` does, but only for repos. Raises UsageError, SourceError.
-
-        The headers are cached for a few minutes.
-        """
-        return self._models.inspect(source, variant, token, base, adapter)
-
-    def overview(
-        self, source: str, variant: str = "", token: str | None = None, base: str = "", session: str | None = None
-    ) -> Overview:
-        """Return the counts of a checkpoint with too many tensors for `inspect` and `plan`. Raises as `plan` does."""
-        return self._models.overview(source, variant, token, base, session)
-
-    def plan(
-        self, source: str, options: Options, token: str | None = None, session: str | None = None
-    ) -> tuple[Checkpoint, Plan]:
-        """Return the contents of `source` and the plan of its copy, as `job.plan` does, but only for repos.
-
-        A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
-        without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
-        """
-        this_machine()  # is measured while the headers are read
-        return self._models.plan(source, options, token, session)
-
-    def forecast(self, checkpoint: Checkpoint, plan: Plan) -> Forecast:
-        """Return the expected cost of the job that makes `plan` from `checkpoint` on this machine."""
-        return self._forecast(work_of(checkpoint, plan), checkpoint.source.repo_id)
-
-    def forecast_reading(self, original: Checkpoint, copy: Checkpoint) -> Forecast:
-        """Return the expected cost of the job that reads every byte of both on this machine."""
-        return self._forecast(work_of_reading(original, copy), copy.source.repo_id)
-
-    def _forecast(self, work: Work, repo_id: str) -> Forecast:
+    def forecast(self, original: Checkpoint, made: Plan | Checkpoint) -> Forecast:
+        """Return what it costs here to make the plan `made` from `original`, or to read it and the copy `made`."""
         with self._lock:
             finished = list(self._finished)
-        return forecast(work, self._rates(repo_id), finished)
+        return forecast(work_of(original, made), self._rates(original, made), finished)
 
-    def _rates(self, repo_id: str) -> Rates:
+    def _rates(self, original: Checkpoint, made: Plan | Checkpoint) -> Rates:
+        repo_id = (original if isinstance(made, Plan) else made).source.repo_id
         return Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)
-
-    def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
-        """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
-
-        Raises UsageError, SourceError and Refused, as `plan` does.
-        """
-        return self._models.devices(source, budget, token, session)
 
     def submit(self, request: JobRequest, who: Person, token: str) -> str:
         """Accept a job of `who`, whose token is `token`. Return its id.
@@ -189,7 +144,7 @@ class Desk:
         destination = self.lookup.repo_id(request.destination, who)
         self._refuse_busy(who.name)
         self._refuse_written(destination)
-        checkpoint, plan = self.plan(request.source, request.options, token)
+        checkpoint, plan = self.models.plan(request.source, request.options, token)
         if request.expect not in ("", identify_plan(plan)):
             hint = "Look at the new plan, then start again."
             raise Refused("The model or your choices have changed since this plan was made.", hint)
@@ -203,22 +158,35 @@ class Desk:
             adapter=self.lookup.link(adapter) if adapter else "",
         )
         asked = replace(request, source=self.lookup.link(pinned), destination=destination, options=linked)
-        job.check_request(asked, endpoint=self._settings.endpoint, token=token)
+        job.check(asked, endpoint=self._settings.endpoint, token=token)
         options = replace(request.options, base=base, adapter=adapter)
         request = replace(request, source=pinned, destination=destination, options=options)
-        expected = expected_seconds(work_of(checkpoint, plan), self._rates(checkpoint.source.repo_id))
-        record = JobRecord(new_job_id(destination), who.name, request, plan.total_bytes, self._clock())
-        read = reading_of(
-            summarize_source(checkpoint), options.dtype, _adapter(checkpoint), dequantizes=bool(plan.dequantized)
-        )
-        record = replace(record, expected_seconds=expected, unreached=checkpoint.unreached, read=read)
-        return self._queue_up(record, token)
+        return self._queue_up(request, checkpoint, plan, who, token)
 
-    def _queue_up(self, record: JobRecord, token: str) -> str:
+    def _queue_up(
+        self, request: JobRequest, original: Checkpoint, made: Plan | Checkpoint, who: Person, token: str
+    ) -> str:
+        """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
+        adapter = original.adapter
+        record = JobRecord(
+            new_job_id(request.destination.partition("@")[0]),
+            who.name,
+            request,
+            made.total_bytes,
+            self._clock(),
+            expected_seconds=expected_seconds(work_of(original, made), self._rates(original, made)),
+            unreached=tuple(dict.fromkeys((*original.unreached, *(() if isinstance(made, Plan) else made.unreached)))),
+            read=reading_of(
+                summarize_source(original),
+                request.options.dtype,
+                (adapter.source, adapter.file.path) if adapter else None,
+                dequantizes=bool(made.dequantized) if isinstance(made, Plan) else request.options.dequantize,
+            ),
+        )
         with self._lock:
-            self._refuse_busy(record.owner)
-            if record.request.kind == "shard":
-                self._refuse_written(record.request.destination)
+            self._refuse_busy(who.name)
+            if isinstance(made, Plan):
+                self._refuse_written(request.destination)
             if self.queue_length >= MAX_ACTIVE_JOBS:
                 hint = "Try again later. Or duplicate this Space: your own has no other visitors."
                 raise Refused(f"The queue is full: it has {MAX_ACTIVE_JOBS} jobs.", hint)
@@ -232,7 +200,7 @@ class Desk:
 
         Raises Refused as `submit` does, and if the source is a folder. Raises SourceError.
         """
-        result = read_result(place, endpoint=self._settings.endpoint, token=token)
+        result = self.results.read(place, token)
         source, plan = result.report.source, result.report.plan
         if result.report.needs_folder:
             hint = "Run `shard-my-repo verify` on the machine that has the folder."
@@ -240,7 +208,8 @@ class Desk:
         adapter = plan.merged.path if plan.merged else ""
         original, copy = source.ref.pinned, f"{result.repo_id}@{result.revision}"
         base = source.base.pinned if source.base and source.base.kind == "hub" else ""
-        read = self.inspect(original, source.variant, token, base, adapter), self.inspect(copy, "", token)
+        inspect = self.models.inspect
+        read = inspect(original, source.variant, token, base, adapter), inspect(copy, "", token)
         options = Options(
             dtype=plan.dtype_asked,
             variant=source.variant,
@@ -249,20 +218,8 @@ class Desk:
             adapter=adapter,
         )
         request = JobRequest(original, copy, options, kind="verify", of_result=True)
-        unreached = (*read[0].unreached, *read[1].unreached)
-        return self._queue_up(self._reading(request, read, unreached, who), token)
-
-    def _reading(
-        self, request: JobRequest, read: tuple[Checkpoint, Checkpoint], unreached: tuple[str, ...], who: Person
-    ) -> JobRecord:
-        """Return the record of a job that reads both checkpoints. Raises Refused if they are too large."""
         self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
-        repo_id = request.destination.partition("@")[0]
-        expected = expected_seconds(work_of_reading(*read), self._rates(repo_id))
-        record = JobRecord(new_job_id(repo_id), who.name, request, read[1].total_bytes, self._clock())
-        options, adapter = request.options, _adapter(read[0])
-        reads = reading_of(summarize_source(read[0]), options.dtype, adapter, dequantizes=options.dequantize)
-        return replace(record, expected_seconds=expected, unreached=unreached, read=reads)
+        return self._queue_up(request, *read, who, token)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
         """Accept a job that reads every byte of two repos and compares every tensor. Return its id.
@@ -270,53 +227,14 @@ class Desk:
         It reads the original as `compare` does: cast or dequantized, if that gives the dtypes of the copy. Raises
         Refused as `submit` does, and SourceError.
         """
-        likeness = self._models.compare(original, copy, variant, token, None)
+        likeness = self.models.compare(original, copy, variant, token)
         dtype = "keep" if likeness.keeps_others else likeness.dtype
         options = Options(dtype=dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
         pinned = likeness.original.pinned, likeness.copy.pinned
-        read = self.inspect(pinned[0], variant, token), self.inspect(pinned[1], "", token)
+        read = self.models.inspect(pinned[0], variant, token), self.models.inspect(pinned[1], "", token)
         request = JobRequest(*pinned, options, kind="verify")
-        return self._queue_up(self._reading(request, read, likeness.unreached, who), token)
-
-    def compare(
-        self, original: str, copy: str, token: str | None, session: str | None = None, variant: str = ""
-    ) -> tuple[Likeness, Trust]:
-        """Return how alike two repos are, without reading weights, and how far you can rely on that.
-
-        `variant` is that of the original. Raises UsageError, SourceError and Refused, as `plan` does.
-        """
-        likeness = self._models.compare(original, copy, variant, token, session)
-        return likeness, judge_likeness(likeness, self._shelf.records())
-
-    def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
-        """Return the result in `place`, and how far you can trust it. Raises SourceError."""
-        result = self.result(place, token)
-        return result, self.trust(result, token)
-
-    def result(self, place: str, token: str | None) -> Result:
-        """Return the result in `place`, whose report may be anybody's. Raises SourceError."""
-        this_machine()  # is measured meanwhile
-        return read_result(place, endpoint=self._settings.endpoint, token=token)
-
-    def trust(self, result: Result, token: str | None) -> Trust:
-        """Return how far you can trust a result. Raises SourceError if its headers cannot be read."""
-
-        def inspect(source: str, variant: str = "", base: str = "", adapter: str = "") -> Checkpoint:
-            return self.inspect(source, variant, token, base, adapter)
-
-        names = partial(self._models.names, caller=fingerprint(token) or "trust")
-        # All who ask for one result wait for the same answer, so the result itself is the caller.
-        place = f"{result.repo_id}@{result.revision}"
-        run = partial(self._models.in_turn, ("trust", place), place)
-        return judge_result(result, inspect, self._shelf.records(), names, run)
-
-    def seconds_of(self, result: Result) -> float | None:
-        """Return the time of the whole job that made `result` here, or None if no record of it is kept."""
-        commit = f"{result.repo_id}@{result.revision}"
-        made = (
-            record for record in self._shelf.records() if record.result == commit and record.request.kind == "shard"
-        )
-        return next((record.whole_seconds for record in made), None)
+        self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
+        return self._queue_up(request, *read, who, token)
 
     def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
         """Return the status of a job, or None if `viewer` has no job with this id."""
@@ -325,16 +243,6 @@ class Desk:
             status = self._status(taken) if taken else None
         status = status or self._ended(job_id)
         return status if status and status.owner == viewer else None
-
-    def watch(self, job_id: str, viewer: str | None) -> Iterator[JobStatus]:
-        """Yield the status of a job, at once and after each change, until the job has ended or the desk is closed."""
-        last = None
-        while seen := self.status(job_id, viewer):
-            if seen != last:
-                yield seen
-            if seen.state not in ACTIVE or self._closing.wait(VIEW_SECONDS):
-                return
-            last = seen
 
     def jobs_of(self, owner: str) -> list[JobRecord]:
         """Return the jobs of `owner` that are kept here, newest first."""
@@ -380,14 +288,6 @@ class Desk:
             private=staged.private,
             confirmed=True,  # the unfinished job was confirmed already
         )
-
-    def discard(self, repo_id: str, token: str) -> str:
-        """Remove the staged files of an unfinished job in `repo_id`. Return a remark on what is left to do.
-
-        Raises DestinationError, and Refused if a job is writing to `repo_id`.
-        """
-        self._refuse_written(repo_id)
-        return job.discard(repo_id, endpoint=self._settings.endpoint, token=token).remark
 
     def sweep(self) -> None:
         """Remove jobs that ended long ago, and stop jobs that hang."""
@@ -460,7 +360,7 @@ class Desk:
 
     def _tidy_now_and_then(self) -> None:
         while not self._closing.wait(TIDY_SECONDS):
-            self._models.tidy()
+            self.models.tidy()
 
     def _read_ended(self, job_id: str) -> JobStatus | None:
         record = self._shelf.load(job_id) if destination_of(job_id) else None
@@ -477,8 +377,3 @@ class Desk:
         return status_of(
             taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
         )
-
-
-def _adapter(checkpoint: Checkpoint) -> tuple[RepoRef, str] | None:
-    adapter = checkpoint.adapter
-    return (adapter.source, adapter.file.path) if adapter else None

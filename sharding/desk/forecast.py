@@ -1,4 +1,4 @@
-"""Estimate the cost of a job on this machine, from what was measured here and the jobs that were done before."""
+"""Estimate the cost of a job on this machine, and of loading the model and saving it again instead."""
 
 import heapq
 from collections.abc import Iterable, Sequence
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from math import ceil, floor, inf, sqrt
 from statistics import median
 
+from sharding.core.dtypes import BY_OPTION
 from sharding.core.events import Progress
 from sharding.core.limits import RANGES_AT_ONCE, THREADS
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.gauge import Machine
 from sharding.desk.jobs import JobRecord
+from sharding.loading.predict import predict, stored_dtypes
 
 HUB_JOB_ANON_BYTES = 427_000_000
 """Measured peak of anonymous memory in a job between two Hub repos. The job copied 3 GB in shards of 1 GB over a slow
@@ -32,6 +34,9 @@ _SPREAD = sqrt(2)
 
 _STEPS = ((20, 1), (60, 2), (120, 5), (240, 10), (600, 30), (7200, 60), (inf, 600))
 """Upper ends, and what a range below each is rounded to. All in seconds."""
+
+CLASSIC_TIMES = 2.3
+"""How many times as long loading and saving takes as streaming: 2.1 to 2.6 in bench/RESULTS.md, without a network."""
 
 MOST_SECONDS = 1e9
 """No range is around a longer time, which no job takes. A broken rate may name any time."""
@@ -68,15 +73,10 @@ class Forecast:
     basis: str
 
 
-def work_of(checkpoint: Checkpoint, plan: Plan) -> Work:
-    """Return the size of the job that makes `plan` from `checkpoint`."""
-    return Work(max(checkpoint.input_bytes, plan.total_bytes), len(checkpoint.weight_files), len(plan.shards))
-
-
-def work_of_reading(original: Checkpoint, copy: Checkpoint) -> Work:
-    """Return the size of the job that reads every byte of both."""
-    largest = max(original.input_bytes, copy.total_bytes)
-    return Work(largest, len(original.weight_files), len(copy.weight_files))
+def work_of(original: Checkpoint, made: Plan | Checkpoint) -> Work:
+    """Return the size of the job that makes the plan `made` from `original`, or reads it and the copy `made` whole."""
+    files = made.shards if isinstance(made, Plan) else made.weight_files
+    return Work(max(original.input_bytes, made.total_bytes), len(original.weight_files), len(files))
 
 
 def expected_seconds(work: Work, rates: Rates) -> float:
@@ -177,3 +177,36 @@ def seconds_until_start(left: Sequence[float | None], jobs_at_once: int) -> floa
             return None
         heapq.heapreplace(free_at, free_at[0] + seconds)
     return free_at[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicForecast:
+    """The predicted cost of `from_pretrained(low_cpu_mem_usage=True)` followed by `save_pretrained`.
+
+    `mapped_bytes` are the weights in the page cache, `disk_bytes` the downloaded files and the copy.
+    """
+
+    lower_seconds: float
+    upper_seconds: float
+    peak_anon_bytes: int
+    mapped_bytes: int
+    disk_bytes: int
+
+
+def classic_forecast(checkpoint: Checkpoint, plan: Plan, ours: Forecast) -> ClassicForecast | None:
+    """Return the prediction for the copy that `plan` makes, beside `ours`. None if transformers alone cannot load it.
+
+    Its time is that of our job, times the ratio of both that was measured on another machine.
+    """
+    if not checkpoint.is_plain_model or plan.options.dequantize:
+        return None
+    asked = BY_OPTION[plan.options.dtype].torch if plan.options.dtype in BY_OPTION else None
+    largest = max((file.bytes for file in checkpoint.weight_files), default=0)
+    predicted = predict(stored_dtypes(checkpoint.tensors), largest, asked)
+    return ClassicForecast(
+        ours.lower_seconds * CLASSIC_TIMES,
+        ours.upper_seconds * CLASSIC_TIMES,
+        predicted.peak_anon_bytes,
+        checkpoint.total_bytes,
+        checkpoint.total_bytes + plan.total_bytes,
+    )

@@ -135,23 +135,12 @@ class History:
 
     def _time(self, event: JobEvent, seconds: float) -> None:
         """Note when something happened first, and the last load."""
-        match event:
-            case PlanMade():
-                self.times.setdefault("planned", seconds)
-            case Progress():
-                self.times.setdefault(event.phase, seconds)
-            case ShardFinished():
-                self.times.setdefault("transfer", seconds)
-                if len(self.shards) >= event.shards:
-                    self.times.setdefault("written", seconds)
-            case Verification():
-                self.times.setdefault("verified", seconds)
-            case Probed():
-                self.times["loaded"] = seconds
-            case ComparisonSummary():
-                self.times.setdefault("compared", seconds)
-            case Published():
-                self.times.setdefault("published", seconds)
+        if isinstance(event, Probed):
+            self.times["loaded"] = seconds
+        elif name := event.phase if isinstance(event, Progress) else _NOTED.get(type(event)):
+            self.times.setdefault(name, seconds)
+        if isinstance(event, ShardFinished) and len(self.shards) >= event.shards:
+            self.times.setdefault("written", seconds)
 
 
 def status_of(
@@ -191,4 +180,12 @@ _PHASES = {
     "transfer": "Writing the files.",
     "verify": "Reading the copy again to verify it.",
     "numbers": "Comparing the numbers that differ.",
+}
+
+_NOTED: dict[type[JobEvent], str] = {
+    PlanMade: "planned",
+    ShardFinished: "transfer",
+    Verification: "verified",
+    ComparisonSummary: "compared",
+    Published: "published",
 }

@@ -1,6 +1,6 @@
 """Judge how far you can trust a result or a copy: by this desk's own records if there are some."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -9,12 +9,15 @@ from sharding.core.errors import SourceError
 from sharding.core.options import TargetDtype
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
-from sharding.core.values import UNCHECKED, Checkpoint
+from sharding.core.values import UNCHECKED
+from sharding.desk.gauge import this_machine
+from sharding.desk.header_cache import fingerprint
+from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading, reading_of
-from sharding.model_class.architecture import stored_names
+from sharding.desk.models import Models
 from sharding.planning.adapters.merged import unknown_names
 from sharding.planning.adapters.replaced import as_classifier
-from sharding.report.fetch import Result
+from sharding.report.fetch import Result, read_result
 from sharding.report.schema import Report
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered
@@ -25,49 +28,72 @@ BESIDE = "The files beside the weights, such as the configuration and the tokeni
 _UNSTATED = "The Hub states no hash for some of the files that were read, so only what was read is known to match."
 
 
-def judge_result(
-    result: Result,
-    inspect: Callable[..., Checkpoint],
-    records: Iterable[JobRecord],
-    ask_names: Callable[[Checkpoint], Mapping[str, str]] = stored_names,
-    run: Callable[[Callable[[], Trust]], Trust] = lambda judged: judged(),
-) -> Trust:
-    """Return how far you can trust `result`. `inspect` reads the headers of a source, given its variant, base, adapter.
+class Results:
+    """The copies that visitors ask about, judged by their headers and by the records of this desk."""
 
-    A record counts only if it is about this commit of the result, and read exactly what the report names. `ask_names`
-    returns the stored names of names in memory, if an adapter has other names than the source. `run` plans a merge.
-    """
-    source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
-    known: Mapping[str, str] = {}
-    pinned = source.ref.pinned
-    # Only the headers of quantized weights need the configuration, and the base has it.
-    base = source.base if result.report.plan.dequantized else None
-    merge = result.report.plan.merged
-    adapter = merge.path if merge else ""
-    with readers(1) as pool:  # beside the source: a slow Hub takes as long for one as for both
-        reading = pool.submit(inspect, copy)
-        if source.kind == "folder":
-            why_not = "the source was a folder on somebody's machine."
-        elif base and base.kind == "folder":
-            why_not = "the base model was a folder on somebody's machine."
-        elif merge and merge.adapter.kind == "folder":
-            why_not = "the adapter was a folder on somebody's machine."
-        else:
-            try:
-                trained = base.pinned if base else ""
-                with_it = {"adapter": adapter} if adapter else {}
-                original = inspect(pinned, source.variant, trained, **with_it)
-                known = ask_names(as_classifier(original)) if original.adapter and unknown_names(original) else {}
-            except SourceError as error:
-                why_not = error.message
-        held = pool.result(reading)
-    judged = partial(judge, result.report, result.files, held, original, why_not, known)
-    trust = run(judged) if original and original.adapter else judged()
-    if trust.level != "contradicted":
-        for record in _decisive(records, _read_for(result.report), copy):
-            now = (*held.unreached, *(original.unreached if original else ()))
-            return lowered(_own(record, held.other_weights), (*record.unreached, *now))
-    return lowered(trust, result.report.verification.unreached)  # the report may name commits, of its base for example
+    def __init__(self, endpoint: str, models: Models, shelf: Shelf) -> None:
+        """Read reports from the Hub at `endpoint`, headers through `models`, and records from `shelf`."""
+        self._endpoint, self._models, self._shelf = endpoint, models, shelf
+
+    def read(self, place: str, token: str | None) -> Result:
+        """Return the result in `place`, whose report may be anybody's. Raises SourceError."""
+        this_machine()  # is measured meanwhile
+        return read_result(place, endpoint=self._endpoint, token=token)
+
+    def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
+        """Return the result in `place`, and how far you can trust it. Raises SourceError."""
+        result = self.read(place, token)
+        return result, self.trust(result, token)
+
+    def trust(self, result: Result, token: str | None) -> Trust:
+        """Return how far you can trust a result. Raises SourceError if its headers cannot be read.
+
+        A record counts only if it is about this commit of the result, and read exactly what the report names.
+        """
+        source, merge, copy = result.report.source, result.report.plan.merged, f"{result.repo_id}@{result.revision}"
+        original, why_not, known = None, "", dict[str, str]()
+        # Only the headers of quantized weights need the configuration, and the base has it.
+        base = source.base if result.report.plan.dequantized else None
+        inspect = partial(self._models.inspect, token=token)
+        with readers(1) as pool:  # beside the source: a slow Hub takes as long for one as for both
+            reading = pool.submit(inspect, copy)
+            if source.kind == "folder":
+                why_not = "the source was a folder on somebody's machine."
+            elif base and base.kind == "folder":
+                why_not = "the base model was a folder on somebody's machine."
+            elif merge and merge.adapter.kind == "folder":
+                why_not = "the adapter was a folder on somebody's machine."
+            else:
+                try:
+                    beside = {"base": base.pinned if base else "", "adapter": merge.path if merge else ""}
+                    original = inspect(source.ref.pinned, source.variant, **beside)
+                    if original.adapter and unknown_names(original):
+                        known = dict(self._models.names(as_classifier(original), fingerprint(token) or "trust"))
+                except SourceError as error:
+                    why_not = error.message
+            held = pool.result(reading)
+        judged = partial(judge, result.report, result.files, held, original, why_not, known)
+        # All who ask for one result wait for the same answer, so the result itself is the caller.
+        is_merged = original and original.adapter
+        trust = self._models.in_turn(("trust", copy), copy, judged) if is_merged else judged()
+        if trust.level != "contradicted":
+            for record in _decisive(self._shelf.records(), _read_for(result.report), copy):
+                now = (*held.unreached, *(original.unreached if original else ()))
+                return lowered(_own(record, held.other_weights), (*record.unreached, *now))
+        return lowered(trust, result.report.verification.unreached)  # it may name commits, of its base for example
+
+    def compare(
+        self, original: str, copy: str, token: str | None, session: str | None = None, variant: str = ""
+    ) -> tuple[Likeness, Trust]:
+        """Return how alike two repos are, as `Models.compare` does, and how far you can rely on that."""
+        likeness = self._models.compare(original, copy, variant, token, session)
+        return likeness, judge_likeness(likeness, self._shelf.records())
+
+    def seconds_of(self, result: Result) -> float | None:
+        """Return the time of the whole job that made `result` here, or None if no record of it is kept."""
+        commit = f"{result.repo_id}@{result.revision}"
+        records = (record for record in self._shelf.records() if record.result == commit)
+        return next((record.whole_seconds for record in records if record.request.kind == "shard"), None)
 
 
 def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:

@@ -20,6 +20,7 @@ from sharding.core.limits import (
 from sharding.core.options import Options, Request
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Plan
+from sharding.desk.gauge import this_machine
 from sharding.desk.header_cache import Headers, fingerprint
 from sharding.desk.overview import Overview, Question, ask_overview
 from sharding.desk.questions import Questions
@@ -42,8 +43,7 @@ class Models:
     def __init__(self, endpoint: str) -> None:
         """Read from the Hub at `endpoint`."""
         self._endpoint = endpoint
-        lookup = Lookup(endpoint)
-        self._link: Callable[[str], str] = lookup.link
+        self._link: Callable[[str], str] = Lookup(endpoint).link
         self._headers = Headers(endpoint)
         self._questions = Questions()
         self._large = Questions()
@@ -53,27 +53,32 @@ class Models:
         self._weights = Questions()
         """What a plan must know of many bytes of weights is read for one visitor at a time."""
 
+    def _all_questions(self) -> tuple[Questions, ...]:
+        return self._questions, self._large, self._comparisons, self._weights
+
     def tidy(self) -> None:
         """Drop what nobody has asked for in a while, and return freed memory to the system."""
         self._headers.forget()
-        self._questions.forget()
-        self._large.forget()
-        self._comparisons.forget()
-        self._weights.forget()
+        for questions in self._all_questions():
+            questions.forget()
         with suppress(AttributeError):  # musl and macOS return it on their own
             ctypes.CDLL(None).malloc_trim(0)
 
     def close(self) -> None:
         """Answer no more questions."""
-        self._questions.close()
-        self._large.close()
-        self._comparisons.close()
-        self._weights.close()
+        for questions in self._all_questions():
+            questions.close()
 
     def inspect(
-        self, source: str, variant: str, token: str | None, base: str, adapter: str = "", session: str | None = None
+        self,
+        source: str,
+        variant: str = "",
+        token: str | None = None,
+        base: str = "",
+        adapter: str = "",
+        session: str | None = None,
     ) -> Checkpoint:
-        """Return the contents of `source`, as `job.inspect` does, for repos only.
+        """Return the contents of `source`, as `job.inspect` does, but only for repos. Headers are cached for minutes.
 
         Raises UsageError, SourceError, and Refused if it must read weights and too many visitors wait for that.
         """
@@ -88,13 +93,16 @@ class Models:
             ask = partial(read, most_bytes=MAX_PAGE_WEIGHT_BYTES)
             return self._weights.ask(key, _caller(token, session), ask, weight=None)
 
-    def plan(self, source: str, options: Options, token: str | None, session: str | None) -> tuple[Checkpoint, Plan]:
+    def plan(
+        self, source: str, options: Options, token: str | None = None, session: str | None = None
+    ) -> tuple[Checkpoint, Plan]:
         """Return the contents of `source` and the plan of its copy, as `job.plan` does, but only for repos.
 
         A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
         without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
         """
         Request(source, "", options).refuse_contradictions()
+        this_machine()  # is measured while the headers are read
         checkpoint = self.inspect(source, options.variant, token, options.base, options.adapter, session)
         caller = _caller(token, session)
         is_large = checkpoint.adapter is not None or checkpoint.input_tensors >= LARGE_PLAN_TENSORS
@@ -110,7 +118,9 @@ class Models:
         """Return the result of `make`, which nobody else's runs beside. Raises Refused if too many wait."""
         return self._large.ask(key, caller, make, weight=None)
 
-    def compare(self, original: str, copy: str, variant: str, token: str | None, session: str | None) -> Likeness:
+    def compare(
+        self, original: str, copy: str, variant: str, token: str | None, session: str | None = None
+    ) -> Likeness:
         """Return how alike two repos are, without reading weights. `variant` is that of the original.
 
         Reads what `inspect` reads, and the stored digests if only the bytes are unknown. Raises as `plan` does.
@@ -121,8 +131,8 @@ class Models:
 
     def _compared(self, original: str, copy: str, variant: str, token: str | None) -> Likeness:
         with readers(1) as pool:
-            beside = pool.submit(self.inspect, copy, "", token, "")
-            sides = self.inspect(original, variant, token, ""), pool.result(beside)
+            beside = pool.submit(self.inspect, copy, "", token)
+            sides = self.inspect(original, variant, token), pool.result(beside)
         likeness = compare_structure(*sides)
         if likeness.verdict != "same-structure":
             return likeness
@@ -155,18 +165,20 @@ class Models:
         key = "names", checkpoint.configs.get("", ""), *_weights(checkpoint)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
-    def overview(self, source: str, variant: str, token: str | None, base: str, session: str | None) -> Overview:
+    def overview(
+        self, source: str, variant: str = "", token: str | None = None, base: str = "", session: str | None = None
+    ) -> Overview:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
         link = self._link(source), variant, self._link(base) if base else ""
         ask = partial(ask_overview, Question(*link, self._endpoint, token))
         return self._large.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 
-    def devices(self, source: str, budget: str, token: str | None, session: str | None) -> DevicePlan:
+    def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
 
         Raises as `plan` does.
         """
-        self.inspect(source, "", token, "")  # first, so that a model that cannot be read keeps nobody waiting
+        self.inspect(source, "", token)  # first, so that a model that cannot be read keeps nobody waiting
         place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=QUESTION_SECONDS)
         link = self._link(source)
         key = "devices", link, budget, fingerprint(token)

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from typing_extensions import override
 
@@ -24,8 +24,18 @@ from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Source
 from sharding.core.values import FleetCost, NodeCost, Shard, ShardRecord
-from sharding.fleet.cutting import Task, tasks_to_make, tasks_to_read
-from sharding.fleet.parts import PartDone, PartEvent, PartFailed, Spent, UnderWay, part_json
+from sharding.fleet.parts import (
+    PartDone,
+    PartEvent,
+    PartFailed,
+    Spent,
+    Task,
+    UnderWay,
+    part_json,
+    tasks_to_make,
+    tasks_to_read,
+)
+from sharding.fleet.ray_workers import RayWorkers
 from sharding.transfer.lanes import Done, collected
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import Pace
@@ -37,33 +47,6 @@ ATTEMPTS = 3
 
 WORKERS_SECONDS = 60.0
 """Longest time that a job waits for a cluster without any processor. After it, a job with no running part ends."""
-
-
-class Workers(Protocol):
-    """Runs parts on other machines."""
-
-    name: str
-    """The engine's name, with its version."""
-
-    @property
-    def count(self) -> int:
-        """How many parts can run now."""
-        ...
-
-    def start(self, part: str) -> Any:
-        """Send out a part, as JSON; return a handle to it."""
-        ...
-
-    def stop(self, part: Any) -> None:
-        """End a part, if it is still running."""
-        ...
-
-    def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, PartEvent | None]]:
-        """Wait up to `seconds` for news of `parts`. Yield each part with its event, None if its worker has died.
-
-        Raises Refused if a worker cannot do parts of this job.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -132,7 +115,7 @@ class _Queue:
 class Crew(Reader):
     """The workers of one job. It yields and returns the same as one machine: see `transfer` and `verify`."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: RayWorkers) -> None:
         """Lead `workers`."""
         self._workers = workers
         self._nodes: dict[str, NodeCost] = {}

@@ -1,20 +1,27 @@
-"""Define the parts of a job and the events of each, as frozen values with JSON both ways. Pure.
+"""Define the parts of a job and the events of each, as frozen values with JSON both ways, and cut a job into them.
 
 A part is one file: a shard of the result to write, or a file to read once more. It has everything that a worker needs,
 and nobody's login. Its access to a store is for this part alone, and expires.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import Base64Bytes, TypeAdapter
 
 import sharding.recipes  # noqa: F401 - every kind, so that it can be read from text
 from sharding.core.bounds import Count, Line, Seconds
+from sharding.core.destination import Destination
 from sharding.core.errors import Remedy
 from sharding.core.events import Phase
 from sharding.core.lent import LentDestination, LentSource
+from sharding.core.protocols import Source
 from sharding.core.values import Shard, ShardRecord
+from sharding.formats.safetensors_file import shard_header
+from sharding.transfer.prepare import Prepared
+from sharding.transfer.stream import ReadingPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +128,46 @@ def parse_event(line: str) -> PartEvent:
     name, _, text = line.partition(" ")
     event: PartEvent = _EVENTS[name].validate_json(text)
     return event
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A part that can be made several times. `make` gives it new access each time."""
+
+    file: str
+    bytes: int
+    make: Callable[[], Part]
+
+
+def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destination) -> list[Task]:
+    """Return a task for each of `shards`, to be made as in `prepared` and written to `target`."""
+
+    def part(shard: Shard) -> Part:
+        header, lent = shard_header(prepared.plan, shard), _lent(shard, prepared.sources)
+        return Part("transfer", shard, header, lent, target.lend(), bool(prepared.noted))
+
+    return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
+
+
+def tasks_to_read(
+    phase: ReadingPhase,
+    shards: Iterable[Shard],
+    header: Callable[[Shard], bytes],
+    sources: Sequence[Source],
+) -> list[Task]:
+    """Return a task for each of `shards`, which makes its tensors from `sources` without writing them."""
+
+    def part(shard: Shard) -> Part:
+        return Part(phase, shard, header(shard), _lent(shard, sources))
+
+    return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
+
+
+def _lent(shard: Shard, sources: Sequence[Source]) -> tuple[LentSource, ...]:
+    """Return access to the files that a part reads, for each source up to the last one that it uses."""
+    files = {place: None for tensor in shard.tensors for place in sorted(tensor.recipe.files())}
+    last = max((number for number, _ in files), default=0)
+    return tuple(
+        source.lend([file for place, file in files if place == number])
+        for number, source in enumerate(sources[: last + 1])
+    )

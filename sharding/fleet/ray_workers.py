@@ -8,12 +8,9 @@ from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from typing import Any
 
-from typing_extensions import override
-
 from sharding import __version__
 from sharding.core.environment import prepare_for_ray, ray_address, without_login
 from sharding.core.errors import Refused
-from sharding.fleet.crew import Workers
 from sharding.fleet.parts import PartEvent, parse_event
 
 ANSWER_SECONDS = 10.0
@@ -77,8 +74,8 @@ _HINT = (
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-class RayWorkers(Workers):
-    """Runs parts on a cluster. The handle of a part is what `start` returns."""
+class RayWorkers:
+    """Runs parts on a cluster. `name` is the engine with its version."""
 
     def __init__(self) -> None:
         """Use the cluster that this process is connected to."""
@@ -95,20 +92,19 @@ class RayWorkers(Workers):
         )
 
     @property
-    @override
     def count(self) -> int:
+        """How many parts can run now."""
         return int(self._ray.cluster_resources().get("CPU", 0))
 
-    @override
     def start(self, part: str) -> Any:
+        """Send out a part, as JSON; return a handle to it."""
         return self._enter.remote(part, __version__)
 
-    @override
     def stop(self, part: Any) -> None:
+        """End a part, if it is still running."""
         with suppress(self._ray.exceptions.RayError, TypeError, ValueError):
             self._ray.cancel(part, force=True)
 
-    @override
     def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, PartEvent | None]]:
         """Wait up to `seconds` for news of `parts`. Yield each part with its event, None if its worker has died.
 

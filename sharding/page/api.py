@@ -55,9 +55,9 @@ class Endpoints:
         with _api_errors(source, *_texts(chosen)):
             token = self._site.token(request)
             try:
-                return to_json(summarize_source(self._desk.inspect(source, token=token, **chosen)))
+                return to_json(summarize_source(self._desk.models.inspect(source, token=token, **chosen)))
             except TooManyTensors:
-                overview = self._desk.overview(source, token=token, session=_session(request), **chosen)
+                overview = self._desk.models.overview(source, token=token, session=_session(request), **chosen)
                 return to_json(overview.source)
 
     @taking_options("plan")
@@ -77,7 +77,7 @@ class Endpoints:
         """
         with _api_errors(source, *_texts(chosen)):
             token = self._site.token(request)
-            checkpoint, plan = self._desk.plan(source, Options(**chosen), token, _session(request))
+            checkpoint, plan = self._desk.models.plan(source, Options(**chosen), token, _session(request))
             return to_json(summarize_plan(plan, checkpoint.findings))
 
     @taking_options("shard")
@@ -148,7 +148,7 @@ class Endpoints:
             repo: the copy, as "owner/name", "owner/name@revision" or a link to it
         """
         with _api_errors(repo):
-            result, trust = self._desk.judge(repo, self._site.token(request))
+            result, trust = self._desk.results.judge(repo, self._site.token(request))
             return {
                 "repo_id": result.repo_id,
                 "revision": result.revision,
@@ -177,7 +177,7 @@ class Endpoints:
         """
         with _api_errors(original, copy, variant):
             token = self._site.token(request)
-            likeness, trust = self._desk.compare(original, copy, token, _session(request), variant)
+            likeness, trust = self._desk.results.compare(original, copy, token, _session(request), variant)
             shown = replace(likeness, mismatches=likeness.mismatches[:_MOST_MISMATCHES])
             return {**to_json(shown), "mismatched": len(likeness.mismatches), "trust": to_json(trust)}
 

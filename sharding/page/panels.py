@@ -13,8 +13,7 @@ from sharding.core.errors import Remedy, ShardingError
 from sharding.core.text import count, format_bytes, parameters, time_range
 from sharding.core.values import Address, Checkpoint, Finding, Plan, Tensor
 from sharding.desk import JobStatus
-from sharding.desk.classic import ClassicForecast
-from sharding.desk.forecast import Forecast
+from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.overview import Overview
 from sharding.drawing.brackets import stretches
 from sharding.drawing.model_map import ModelMap, today_of

@@ -14,7 +14,7 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan, Tensor
 from sharding.desk import Desk
-from sharding.desk.classic import classic_forecast
+from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.choices import (
     adapter_in,
@@ -158,7 +158,7 @@ class Planning:
             of_ranks = needs_base(checkpoint)
             values = {**values, form.base: base if of_ranks else ""}
             if of_ranks and base:
-                checkpoint = self._desk.inspect(source, taken, token, base)
+                checkpoint = self._desk.models.inspect(source, taken, token, base)
             if values[form.seen] == self._choices(values, checkpoint):
                 return {form.repo_message: remark}  # asked twice, for example by a click that also leaves the field
             card = self._desk.lookup.card(source, token)
@@ -242,7 +242,7 @@ class Planning:
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
         """Return the panel of a model that is too large to plan here."""
         try:
-            overview = self._desk.overview(source, variant, token, base, request.session_hash)
+            overview = self._desk.models.overview(source, variant, token, base, request.session_hash)
             return overview_panel(overview, self._desk.lookup.card(source, token))
         except ShardingError as error:
             return problem(error)
@@ -328,7 +328,7 @@ class Planning:
     def _plan(
         self, options: Options, values: Mapping[Any, Any], token: str | None, request: gr.Request
     ) -> tuple[Checkpoint, Plan]:
-        return self._desk.plan(source_in(self._form, values), options, token, request.session_hash)
+        return self._desk.models.plan(source_in(self._form, values), options, token, request.session_hash)
 
     def _hidden(self) -> dict[Any, Any]:
         form = self._form
@@ -362,18 +362,18 @@ class Planning:
         try:
             token, session = self._site.token(request, login), request.session_hash
             copy = f"{owner}/{name.strip()}" if owner and name.strip() else ""
-            return devices_panel(self._desk.devices(repo.strip(), budget, token, session), copy)
+            return devices_panel(self._desk.models.devices(repo.strip(), budget, token, session), copy)
         except ShardingError as error:
             return problem(error)
 
     def _read(self, source: str, variant: str, token: str | None) -> tuple[Checkpoint, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
         try:
-            return self._desk.inspect(source, variant, token), variant, ""
+            return self._desk.models.inspect(source, variant, token), variant, ""
         except VariantMissing as error:
             taken = error.there[0]  # the plain weights, if there are some
             remark = message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
-            return self._desk.inspect(source, taken, token), taken, remark
+            return self._desk.models.inspect(source, taken, token), taken, remark
 
     def _examples(self) -> tuple[str, ...]:
         try:

@@ -48,7 +48,7 @@ class Showing:
             yield {form.result: "", **hidden}
             return
         try:
-            result = await patient(self._desk.result)(wanted, token)
+            result = await patient(self._desk.results.read)(wanted, token)
             places, claimed = self._places(result, wanted, request), claim(result.report, result.files)
             yield {form.result: _certificate(result, claimed, places), **hidden}
             if claimed.level != "contradicted":
@@ -61,16 +61,16 @@ class Showing:
         form, report = self._form, result.report
         with readers(1) as pool:
             pool.submit(self._desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it
-            trust = self._desk.trust(result, token)
+            trust = self._desk.results.trust(result, token)
         if trust.level == "contradicted":
             return {form.result: _certificate(result, trust, places)}
         copy, original, changed = self._both(result, token)
         checkable = can_check(report, trust)
-        reading = self._desk.forecast_reading(original, copy) if checkable and original else None
+        reading = self._desk.forecast(original, copy) if checkable and original else None
         drawn = map_of_copy(copy, original, report.plan.stages, changed)
         return {
             form.result: _certificate(result, trust, places, reading),
-            form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),
+            form.result_details: details_panel(report, places, trust, self._desk.results.seconds_of(result)),
             form.result_map: map_panel(drawn, result.repo_id, sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
             form.check_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
@@ -98,7 +98,7 @@ class Showing:
         """List the tensors in the chosen column of the map."""
         token = self._site.token(request, login)
         try:
-            copy, original, _ = self._both(self._desk.judge(wanted, token)[0], token)
+            copy, original, _ = self._both(self._desk.results.judge(wanted, token)[0], token)
         except ShardingError as error:
             return problem(error)
         placed = [(tensor, tensor.file) for tensor in copy.tensors]
@@ -111,11 +111,11 @@ class Showing:
         if source.kind == "hub":
             pinned = source.ref.pinned
             with suppress(ShardingError):
-                original = self._desk.inspect(pinned, source.variant, token)
+                original = self._desk.models.inspect(pinned, source.variant, token)
                 if merge and merge.changed and merge.adapter.kind == "hub":
                     options = Options(variant=source.variant, adapter=merge.path)
-                    changed = changed_names(self._desk.plan(pinned, options, token)[1])
-        return self._desk.inspect(copy, "", token), original, changed
+                    changed = changed_names(self._desk.models.plan(pinned, options, token)[1])
+        return self._desk.models.inspect(copy, "", token), original, changed
 
     def _places(self, result: Result, wanted: str, request: gr.Request) -> Places:
         report, endpoint = result.report, self._site.endpoint

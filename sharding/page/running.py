@@ -191,7 +191,7 @@ class Running:
         if status.request.kind == "verify":
             return {}
         try:
-            checkpoint, plan = self._desk.plan(status.request.source, status.request.options, token)
+            checkpoint, plan = self._desk.models.plan(status.request.source, status.request.options, token)
         except ShardingError:
             return {}
         name = status.request.destination
@@ -201,7 +201,7 @@ class Running:
         """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""
         asked, form, names = status.request, self._form, set[str]()
         with suppress(ShardingError):
-            names = {tensor.name for tensor in self._desk.inspect(asked.destination, "", token).tensors}
+            names = {tensor.name for tensor in self._desk.models.inspect(asked.destination, "", token).tensors}
         shown = {form.result: differences_panel(status, names), form.result_details: ""}
         return {form.outcome: gr.Column(visible=True), **shown}
 

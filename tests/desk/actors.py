@@ -52,6 +52,17 @@ PROGRESS = {
     "bytes_deduplicated": 1,
 }
 
+PROBED = {
+    "event": "probed",
+    "side": "original",
+    "round": 0,
+    "rounds": 3,
+    "cost": {
+        **{"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"},
+        **{"memory_limited_by": None, "seconds": {}, "peak_anon_bytes": 1, "peak_file_bytes": 1, "peak_total_bytes": 2},
+    },
+}
+
 
 @dataclass
 class Actor:
@@ -84,6 +95,11 @@ class Actor:
     def do(self, command: str) -> None:
         """Run a line of the shell."""
         self._tell(f"do {command}")
+
+    def ignore_stop(self) -> None:
+        """Have it go on when it is told to stop, from now on; its job must have begun."""
+        self.do(f"trap '' TERM; : > '{self.place}.deaf'")
+        until(Path(f"{self.place}.deaf").exists)
 
     def exit(self, status: int = 0) -> None:
         self._tell(f"exit {status}")
@@ -140,7 +156,7 @@ class Stage:
             os.close(actor.pipe)
 
 
-def until(found: Callable[[], _T], seconds: float = 15) -> _T:
+def until(found: Callable[[], _T], seconds: float = 120) -> _T:
     """Return what `found` returns as soon as it is something; fail where it never is."""
     last = time.monotonic() + seconds
     while not (seen := found()):

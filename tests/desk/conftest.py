@@ -1,19 +1,23 @@
 """A Hub, sources on it, and a desk that takes jobs there."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from sharding import job
+from sharding.cli.commands import app
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, JobStatus, Settings
 from sharding.desk.gauge import this_machine
+from sharding.desk.jobs import ACTIVE
 from sharding.report.events import event_json
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import STAGING_BRANCH
@@ -43,17 +47,15 @@ def small(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def large(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A public source of 60 MB, which `SLOW` cuts into so many shards that there is time to interfere."""
-    tensors = {
-        f"layers.{n}.weight": np.frombuffer(np.random.default_rng(n).bytes(300_000), np.uint8) for n in range(200)
-    }
+    """A public source that `SLOW` cuts into 24 shards. `at_work` holds a job that copies it among them."""
+    tensors = {f"layers.{n}.weight": np.frombuffer(np.random.default_rng(n).bytes(90_000), np.uint8) for n in range(24)}
     folder = write_checkpoint(tmp_path_factory.mktemp("in") / "large", {"model.safetensors": tensors}, False)
     return push(hub, folder, "alice/large")
 
 
 @pytest.fixture(scope="module")
 def variants(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A public source of 100 small tensors, plain and as the variant fp16, for which `TINY` makes 100 shards."""
+    """A public source of 100 small tensors, plain and as the variant fp16, with 100 tensors."""
     plain = {f"layers.{n}.weight": np.full(500, n, np.float32) for n in range(100)}
     files = {
         "model.safetensors": plain,
@@ -62,7 +64,12 @@ def variants(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     return push(hub, write_checkpoint(tmp_path_factory.mktemp("in") / "variants", files, False), "alice/variants")
 
 
-SLOW, TINY = "1MB", "1kB"
+SLOW = "100kB"
+
+
+def at_work(hub: InHouse, source: str) -> AbstractContextManager[None]:
+    """Let a job that copies `source` finish a few shards, and no more until the block ends."""
+    return hub.holding(rf"GET /{source}/resolve/.*\.safetensors", after=10)
 
 
 def push(hub: Server, folder: Path, repo_id: str, token: str = ALICE, **options: object) -> str:
@@ -84,13 +91,42 @@ def desk(settings: Settings) -> Iterator[Desk]:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    """Actors play the processes of jobs, and the desk is looked at often."""
+    """Actors play the processes of jobs."""
     this_machine().result()  # is measured with the real Python, once
-    monkeypatch.setattr("sharding.desk.desk.VIEW_SECONDS", 0.005)
     (tmp_path / "stage").mkdir()
     stage = Stage(tmp_path / "stage", monkeypatch)
     yield stage
     stage.close()
+
+
+class Hand:
+    """The process of a job, played by the command line in this very process. See `desk.process.Child`."""
+
+    identity, last_words, status = None, "", 0
+
+    def __init__(self, arguments: Sequence[str], folder: Path, endpoint: str, token: str) -> None:
+        self._words = arguments
+        self._variables = {"HF_ENDPOINT": endpoint, "HF_TOKEN": token}
+
+    def lines(self) -> Iterator[bytes]:
+        done = CliRunner().invoke(app, list(self._words), env=self._variables)
+        self.status = done.exit_code
+        yield from done.stdout_bytes.splitlines(keepends=True)
+
+    def wait(self) -> int:
+        return self.status
+
+    def stop(self) -> None:
+        """It ends by itself."""
+
+    kill = stop
+
+
+@pytest.fixture
+def at_hand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs run in this process: what they find is the same, and only their processes are not tested."""
+    if "stage" not in request.fixturenames and not request.node.get_closest_marker("own_process"):
+        monkeypatch.setattr("sharding.desk.runner.Child", Hand)
 
 
 @pytest.fixture(scope="module")
@@ -119,24 +155,28 @@ def seen(desk: Desk, job_id: str, viewer: str = "a") -> JobStatus:
     return status
 
 
+def watched(desk: Desk, job_id: str, viewer: str, wanted: Callable[[JobStatus], bool]) -> JobStatus:
+    """Return the status of a job as soon as it is `wanted`."""
+
+    def found() -> JobStatus | None:
+        status = desk.status(job_id, viewer)
+        return status if status and wanted(status) else None
+
+    return wait(found)  # type: ignore[return-value]
+
+
 def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobStatus:
-    *_, last = desk.watch(job_id, viewer)
-    return last
+    return watched(desk, job_id, viewer, lambda status: status.state not in ACTIVE)
 
 
 def until(desk: Desk, job_id: str, shards: int, viewer: str = "alice") -> JobStatus:
     """Wait until a job has finished so many shards."""
-    return next(status for status in desk.watch(job_id, viewer) if len(status.shards) >= shards)
+    return watched(desk, job_id, viewer, lambda status: len(status.shards) >= shards)
 
 
 def state(desk: Desk, job_id: str, wanted: str, viewer: str = "alice") -> JobStatus:
-    """Wait until a job is as it is wanted; fail where it is not in half a minute."""
-
-    def found() -> JobStatus | None:
-        status = desk.status(job_id, viewer)
-        return status if status and status.state == wanted else None
-
-    return wait(found)  # type: ignore[return-value]
+    """Wait until a job is as it is wanted."""
+    return watched(desk, job_id, viewer, lambda status: status.state == wanted)
 
 
 def process_of(settings: Settings, job_id: str) -> int:

@@ -32,7 +32,7 @@ from tests.lora import Case, edited, save_adapter, save_base
 from tests.promises import promise
 
 SIZE = "30kB"
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("at_hand")]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def edit_report(hub: InHouse, copy: str, changed: int) -> None:
 
 
 def test_a_plan_says_which_tensors_an_adapter_changes(desk: Desk, base: str, adapter: str) -> None:
-    _, plan = desk.plan(base, Options(SIZE, adapter=adapter))
+    _, plan = desk.models.plan(base, Options(SIZE, adapter=adapter))
     assert plan.merged and (plan.merged.changed, plan.merged.tensors) == (4, len(plan.tensors))
     assert plan.merged.adapter.repo_id == adapter
 
@@ -105,10 +105,10 @@ def test_an_adapter_in_a_folder_of_its_repo_is_named_like_that_or_by_its_link(
     pinned = commit(hub, "alice/many")
     link = f"{hub.address}/alice/many/tree/main/loras/small"
     for named in ("alice/many/loras/small", f"{pinned}/loras/small", link):
-        _, plan = desk.plan(base, Options(SIZE, adapter=named))
+        _, plan = desk.models.plan(base, Options(SIZE, adapter=named))
         assert plan.merged and plan.merged.path == f"{pinned}/loras/small"
     with pytest.raises(SourceError, match="its adapter in loras/small"):
-        desk.plan(base, Options(SIZE, adapter="alice/many"))
+        desk.models.plan(base, Options(SIZE, adapter="alice/many"))
 
 
 def test_another_commit_of_an_adapter_is_another_plan(
@@ -123,7 +123,7 @@ def test_another_commit_of_an_adapter_is_another_plan(
     config = json.loads((place / "adapter_config.json").read_text())
     (place / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 99}))
     hub.api().upload_folder(repo_id=mine, folder_path=place)
-    plans = [desk.plan(base, Options(SIZE, adapter=at))[1] for at in (first, commit(hub, mine))]
+    plans = [desk.models.plan(base, Options(SIZE, adapter=at))[1] for at in (first, commit(hub, mine))]
     assert plans[0].merged != plans[1].merged
     assert [tensor.recipe for tensor in plans[0].tensors] != [tensor.recipe for tensor in plans[1].tensors]
 
@@ -150,7 +150,7 @@ def test_an_answer_about_one_adapter_is_none_about_another(
 
 def test_a_base_and_an_adapter_together_are_refused(desk: Desk, base: str, adapter: str) -> None:
     with pytest.raises(UsageError, match="not a base for an adapter"):
-        desk.plan(base, Options(SIZE, adapter=adapter, base=base))
+        desk.models.plan(base, Options(SIZE, adapter=adapter, base=base))
 
 
 def test_an_unfinished_merge_goes_on_with_its_adapter(
@@ -176,7 +176,7 @@ def test_no_folder_of_the_server_is_an_adapter(
     (folders[1].parent / "nobody/lora").symlink_to(folders[1])
     for named in (str(folders[1]), "./lora", "~/lora", "lora", "nobody/lora"):
         with pytest.raises(SourceError):
-            desk.plan(base, Options(SIZE, adapter=named), ALICE)
+            desk.models.plan(base, Options(SIZE, adapter=named), ALICE)
         with pytest.raises(SourceError):
             desk.submit(JobRequest(base, name, Options(SIZE, adapter=named)), *AS_ALICE)
 
@@ -186,10 +186,10 @@ def test_a_private_adapter_is_read_only_with_a_token_that_may(
 ) -> None:
     secret = push(hub, folders[1], "alice/secret-lora", private=True)
     options = Options(SIZE, adapter=secret)
-    assert desk.plan(base, options, ALICE)[1].merged
+    assert desk.models.plan(base, options, ALICE)[1].merged
     for token in (BOB, None):  # also after its owner has read it
         with pytest.raises(SourceError, match="alice/secret-lora"):
-            desk.plan(base, options, token)
+            desk.models.plan(base, options, token)
     with pytest.raises(SourceError, match="alice/secret-lora"):
         desk.submit(JobRequest(base, "bob/of-secret", options), *AS_BOB)
 
@@ -214,9 +214,9 @@ def test_a_page_does_not_read_a_large_adapter_whole(
     monkeypatch.setattr("sharding.desk.header_cache.Headers.read.__defaults__", ("", "", "", 100))
     options = Options(SIZE, adapter="alice/in-git")
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors takes reading"):
-        desk.plan(base, options)
+        desk.models.plan(base, options)
     monkeypatch.undo()
-    assert desk.plan(base, options)[1].merged
+    assert desk.models.plan(base, options)[1].merged
 
 
 @promise("docs/security.md#make-a-page-read-the-same")
@@ -246,7 +246,7 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
     monkeypatch.setattr(adapter_room, "_sha256", slowly)
     asked = [f"alice/{name}" for name in ("first", "second")] + [commit(hub, "alice/first"), "alice/first@main"]
     with Desk(settings) as desk, ThreadPoolExecutor(4) as pool:
-        plans = list(pool.map(lambda name: desk.plan(base, Options(SIZE, adapter=name))[1], asked))
+        plans = list(pool.map(lambda name: desk.models.plan(base, Options(SIZE, adapter=name))[1], asked))
     assert all(plan.merged for plan in plans)
     assert most == 1 and sorted(read) == ["alice/first", "alice/second"]
 
@@ -256,7 +256,7 @@ def test_the_bytes_of_an_adapter_count_in_the_limit_of_a_job(
     settings: Settings, base: str, adapter: str, name: str
 ) -> None:
     with Desk(settings) as desk:
-        checkpoint, plan = desk.plan(base, Options(SIZE, adapter=adapter))
+        checkpoint, plan = desk.models.plan(base, Options(SIZE, adapter=adapter))
         assert checkpoint.adapter
         size = max(checkpoint.total_bytes, plan.total_bytes) + checkpoint.adapter.file.bytes
     for limit in (size - 1, size):
@@ -273,7 +273,7 @@ def test_the_bytes_of_an_adapter_count_in_the_limit_of_a_job(
 
 
 def test_a_merged_result_is_held_to_the_headers_of_base_and_adapter(hub: InHouse, desk: Desk, merged: str) -> None:
-    result, trust = desk.judge(merged, None)
+    result, trust = desk.results.judge(merged, None)
     assert trust.level == "fits", trust.reasons
     assert "once the adapter is merged" in " ".join(trust.reasons)
     assert result.report.plan.merged
@@ -291,38 +291,37 @@ def test_visitors_without_a_login_look_at_merged_results_at_the_same_time(
 
     monkeypatch.setattr(judgement, "judge", slowly)
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda place: desk.judge(place, None)[1].level, (merged, name, merged)))
+        found = list(pool.map(lambda place: desk.results.judge(place, None)[1].level, (merged, name, merged)))
     assert found == ["fits"] * 3
 
 
 def test_a_report_of_another_merge_is_contradicted(hub: InHouse, desk: Desk, base: str, adapter: str) -> None:
     *_, _ = job.shard(base, "bob/lies", Options(SIZE, adapter=adapter), endpoint=hub.address, token=BOB)
     edit_report(hub, "bob/lies", 5)
-    trust = desk.judge("bob/lies", None)[1]
+    trust = desk.results.judge("bob/lies", None)[1]
     assert trust.level == "contradicted"
     assert trust.reasons == ("The adapter's headers do not give the merge that the report names.",)
 
 
 @promise("docs/security.md#get-a-merge-that-never-happened")
-@pytest.mark.parametrize(("named", "level"), [(".", ""), ("", ""), ("alice/lora", ""), ("lora", "claims")])
 def test_a_merge_that_never_happened_is_not_proved_by_reading_a_plain_copy(
-    hub: InHouse, desk: Desk, base: str, name: str, named: str, level: str
+    hub: InHouse, desk: Desk, base: str, name: str
 ) -> None:
     *_, _ = job.shard(base, name, SIZE, endpoint=hub.address, token=ALICE)
     assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
-    assert desk.judge(name, None)[1].level == "read-now"
+    assert desk.results.judge(name, None)[1].level == "read-now"
     report = json.loads(hub.ask("GET", f"/{name}/resolve/main/{REPORT_NAME}").body)
-    merge = {"adapter": {"kind": "folder", "repo_id": named, "revision": ""}, "file": "adapter_model.safetensors"}
-    merge |= {"sha256": "0a" * 32, "changed": 1, "tensors": report["verification"]["tensors"], "named_base": ""}
-    report["plan"]["merged"] = report["verification"]["merged"] = merge
-    text = json.dumps(report).encode()
-    hub.api(ALICE).upload_file(repo_id=name, path_in_repo=REPORT_NAME, path_or_fileobj=text)
+    for named in (".", "", "alice/lora", "lora"):
+        merge = {"adapter": {"kind": "folder", "repo_id": named, "revision": ""}, "file": "adapter_model.safetensors"}
+        merge |= {"sha256": "0a" * 32, "changed": 1, "tensors": report["verification"]["tensors"], "named_base": ""}
+        report["plan"]["merged"] = report["verification"]["merged"] = merge
+        text = json.dumps(report).encode()
+        hub.api(ALICE).upload_file(repo_id=name, path_in_repo=REPORT_NAME, path_or_fileobj=text)
+        if named != "lora":
+            with pytest.raises(SourceError, match="not the name of a folder"):
+                desk.results.judge(name, None)
     assert end(desk, desk.submit_comparison(base, name, "", *AS_ALICE)).state == "done"
-    if not level:
-        with pytest.raises(SourceError, match="not the name of a folder"):
-            desk.judge(name, None)
-    else:
-        assert desk.judge(name, None)[1].level == level
+    assert desk.results.judge(name, None)[1].level == "claims"
 
 
 def test_a_merge_that_changes_less_than_its_headers_say_is_held_to_them_too(
@@ -332,11 +331,11 @@ def test_a_merge_that_changes_less_than_its_headers_say_is_held_to_them_too(
     edited(lambda held: {each: weight * ("lora_B" not in each) for each, weight in held.items()})(tmp_path / "idle")
     idle = push(hub, tmp_path / "idle", f"{name}-idle")
     *_, _ = job.shard(base, name, Options(SIZE, adapter=idle), endpoint=hub.address, token=ALICE)
-    result, trust = desk.judge(name, None)
+    result, trust = desk.results.judge(name, None)
     assert result.report.plan.merged and result.report.plan.merged.changed == 0
     assert trust.level == "fits", trust.reasons
     assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
-    assert desk.judge(name, None)[1].level == "read-now"
+    assert desk.results.judge(name, None)[1].level == "read-now"
 
 
 def test_without_its_adapter_a_result_is_only_a_claim(
@@ -345,7 +344,7 @@ def test_without_its_adapter_a_result_is_only_a_claim(
     lost = push(hub, folders[1], "alice/lost-lora")
     *_, _ = job.shard(base, "bob/lost", Options(SIZE, adapter=lost), endpoint=hub.address, token=BOB)
     hub.api().delete_repo(lost)
-    trust = desk.judge("bob/lost", None)[1]
+    trust = desk.results.judge("bob/lost", None)[1]
     assert trust.level == "claims"
     assert "cannot be compared" in trust.reasons[1] and lost in trust.reasons[1]
 
@@ -357,7 +356,7 @@ def test_a_check_merges_the_adapter_first_and_is_remembered(
     assert (done.state, done.error) == ("done", None)
     assert done.request.options.adapter == commit(hub, adapter)
     assert done.verification and done.verification.holds and done.verification.merged
-    trust = desk.judge(merged, None)[1]
+    trust = desk.results.judge(merged, None)[1]
     assert trust.level == "read-now" and f"It merged the adapter {commit(hub, adapter)}" in trust.reasons[0]
 
 
@@ -366,10 +365,10 @@ def test_a_base_and_its_merged_copy_differ_and_that_says_nothing_against_the_res
 ) -> None:
     done = end(desk, desk.submit_comparison(base, merged, "", *AS_ALICE))
     assert done.state == "failed" and done.error and "differs from the original in 4 tensors" in done.error[0]
-    assert desk.compare(base, merged, ALICE)[1].level == "contradicted"
-    assert desk.judge(merged, ALICE)[1].level == "fits"
+    assert desk.results.compare(base, merged, ALICE)[1].level == "contradicted"
+    assert desk.results.judge(merged, ALICE)[1].level == "fits"
     assert end(desk, desk.submit_check(merged, *AS_ALICE)).state == "done"
-    assert desk.compare(base, merged, ALICE)[1].level == "contradicted"
+    assert desk.results.compare(base, merged, ALICE)[1].level == "contradicted"
 
 
 def test_what_is_equal_only_within_the_tolerance_of_a_merge_is_never_called_identical(
@@ -385,7 +384,7 @@ def test_what_is_equal_only_within_the_tolerance_of_a_merge_is_never_called_iden
     total = verification.tensors
     words = f"equal within the tolerance of a merge: {total - 3} tensors bit-equal, 3 within it"
     assert words in done.log[-1] and "identical" not in " ".join(done.log)
-    result, trust = desk.judge(merged, ALICE)
+    result, trust = desk.results.judge(merged, ALICE)
     assert (trust.level, trust.within) == ("read-now", 3) and "3 tensors differ" in trust.caveats[0]
     panel = result_panel(result.report, trust, Places(merged, "", "", None))
     assert words in panel.replace("<wbr>", "") and "identical" not in panel and "state good" not in panel
@@ -409,7 +408,7 @@ def test_what_nobody_can_tell_is_neither_equal_nor_different(
     assert "Cannot be told" in panel and sentence in panel and "They differ" not in panel
     listed = jobs_panel(desk.jobs_of("alice"))
     assert "cannot be told" in listed and "differs" not in listed
-    result, trust = desk.judge(name, ALICE)
+    result, trust = desk.results.judge(name, ALICE)
     assert trust.level == "fits" and sentence in trust.reasons[1]
     shown = result_panel(result.report, trust, Places(name, "", "", None))
     assert "state good" not in shown and not is_proved(result.report, trust)

@@ -22,6 +22,8 @@ from tests.hubs import download, propose
 from tests.localhub.conftest import Server
 from tests.promises import promise
 
+pytestmark = pytest.mark.usefixtures("at_hand")
+
 
 @pytest.fixture
 def copy(hub: Server, small: str, name: str) -> str:
@@ -31,17 +33,18 @@ def copy(hub: Server, small: str, name: str) -> str:
     return repo_id
 
 
+@pytest.mark.own_process
 def test_a_check_reads_both_whole_and_is_remembered(desk: Desk, settings: Settings, small: str, copy: str) -> None:
-    assert desk.judge(copy, ALICE)[1].level == "fits"
+    assert desk.results.judge(copy, ALICE)[1].level == "fits"
     done = end(desk, desk.submit_check(copy, *AS_ALICE))
     assert (done.state, done.error) == ("done", None)
     assert done.verification and done.verification.identical and done.verification.tensors == 14
     assert done.request.source.startswith(f"{small}@") and done.request.destination.startswith(f"{copy}@")
-    result, trust = desk.judge(copy, ALICE)
+    result, trust = desk.results.judge(copy, ALICE)
     assert (trust.level, result.repo_id) == ("read-now", copy)
     desk.close()
     with Desk(settings) as later:
-        assert later.judge(copy, None)[1].level == "read-now"
+        assert later.results.judge(copy, None)[1].level == "read-now"
 
 
 def test_a_check_that_finds_a_difference_fails_and_stays_red(
@@ -57,18 +60,19 @@ def test_a_check_that_finds_a_difference_fails_and_stays_red(
     before = sha256(hub.ask("GET", f"/{copy}/resolve/main/{shard.name}").body).hexdigest()
     (folder / "sharding_report.json").write_text(report.replace(before, sha256(shard.read_bytes()).hexdigest()))
     hub.api(BOB).upload_folder(repo_id=copy, folder_path=folder, ignore_patterns=[".cache/*"])
-    assert desk.judge(copy, ALICE)[1].level == "fits"
+    assert desk.results.judge(copy, ALICE)[1].level == "fits"
     failed = end(desk, desk.submit_check(copy, *AS_ALICE))
     assert failed.state == "failed" and failed.error
     assert failed.error[0] == f"The copy differs from its source in 1 tensor. The first is {changed}: its bytes differ."
-    trust = desk.judge(copy, ALICE)[1]
+    trust = desk.results.judge(copy, ALICE)[1]
     assert trust.level == "contradicted" and failed.error[0] in trust.reasons
 
 
 def test_what_was_made_here_is_known_to_be(desk: Desk, small: str, name: str) -> None:
     made = end(desk, desk.submit(JobRequest(small, name, Options("70kB")), *AS_ALICE))
     assert made.state == "done"
-    assert desk.judge(name, BOB)[1].level == "made-here"
+    assert desk.results.judge(name, BOB)[1].level == "made-here"
+    assert desk.results.compare(small, name, None)[1].level == "made-here"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,7 @@ def test_what_is_said_of_a_copy_with_a_base_is_held_to_both(desk: Desk, hub: Ser
     copy = name.replace("alice/", "bob/")
     options = Options("1MB", base="alice/base", dequantize=True)
     *_, _ = job.shard("alice/run", copy, options, endpoint=hub.address, token=BOB)
-    result, trust = desk.judge(copy, ALICE)
+    result, trust = desk.results.judge(copy, ALICE)
     assert trust.level == "fits", trust.reasons
     assert "--base alice/base@" in how_to_check(result.report, copy)["check every byte"]
     done = end(desk, desk.submit_check(copy, *AS_ALICE))
@@ -99,7 +103,7 @@ def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it(
 ) -> None:
     options = Options("1MB", base=str(trained), dequantize=True)
     *_, _ = job.shard("alice/run", name, options, endpoint=hub.address, token=ALICE)
-    result, trust = desk.judge(name, ALICE)
+    result, trust = desk.results.judge(name, ALICE)
     assert trust.level == "claims" and "the base model was a folder" in trust.reasons[1]
     assert how_to_check(result.report, name) == {}
     with pytest.raises(Refused, match="folder, which is not on this machine"):
@@ -110,9 +114,9 @@ def test_a_base_that_was_a_folder_does_not_matter_where_no_number_depends_on_it(
     desk: Desk, hub: Server, trained: Path, name: str
 ) -> None:
     *_, _ = job.shard("alice/run", name, Options("1MB", base=str(trained)), endpoint=hub.address, token=ALICE)
-    assert desk.judge(name, ALICE)[1].level == "fits"
+    assert desk.results.judge(name, ALICE)[1].level == "fits"
     assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
-    assert desk.judge(name, ALICE)[1].level == "read-now"
+    assert desk.results.judge(name, ALICE)[1].level == "read-now"
 
 
 @pytest.fixture
@@ -130,13 +134,13 @@ def test_weights_of_a_pull_request_are_never_green(
     said = f"No known branch or tag of alice/small contains commit {commit[:12]}"
     made = end(desk, desk.submit(JobRequest(unmerged, name, Options("70kB")), *AS_ALICE))
     assert (made.state, made.unreached) == ("done", (unmerged,))
-    trust = desk.judge(name, BOB)[1]
+    trust = desk.results.judge(name, BOB)[1]
     assert trust.level == "unreached" and said in trust.reasons[0] and "This page made the copy" in trust.reasons[1]
     with Desk(Settings(settings.folder.parent / "elsewhere", hub.address)) as other:
-        assert other.judge(name, BOB)[1].level == "unreached"
+        assert other.results.judge(name, BOB)[1].level == "unreached"
         done = end(other, other.submit_check(name, *AS_ALICE))
         assert (done.state, done.unreached) == ("done", (unmerged,))
-        trust = other.judge(name, BOB)[1]
+        trust = other.results.judge(name, BOB)[1]
         assert trust.level == "unreached" and "read every tensor of both" in trust.reasons[1]
 
 
@@ -144,7 +148,7 @@ def test_a_base_of_a_pull_request_counts_too(desk: Desk, hub: Server, trained: P
     (trained / "README.md").write_text("---\nlicense: mit\n---\n")
     base = f"alice/base@{propose(hub, trained, 'alice/base')}"
     *_, _ = job.shard("alice/run", name, Options("1MB", base=base), endpoint=hub.address, token=ALICE)
-    trust = desk.judge(name, ALICE)[1]
+    trust = desk.results.judge(name, ALICE)[1]
     assert trust.level == "unreached" and "alice/base" in trust.reasons[0]
 
 
@@ -158,7 +162,7 @@ def test_a_report_that_says_nothing_of_it_is_held_to_what_the_hub_says(
     report["plan"]["findings"] = []
     (folder / "sharding_report.json").write_text(json.dumps(report))
     hub.api(ALICE).upload_folder(repo_id=name, folder_path=folder, ignore_patterns=[".cache/*"])
-    trust = desk.judge(name, ALICE)[1]
+    trust = desk.results.judge(name, ALICE)[1]
     assert trust.level == "unreached" and "alice/small" in trust.reasons[0]
 
 
@@ -170,11 +174,11 @@ def test_what_was_merged_once_and_is_gone_from_the_history_is_not_green(
     hub.api(ALICE).create_branch(source, branch="kept", revision=commit)
     hub.api(ALICE).super_squash_history(source)
     assert end(desk, desk.submit(JobRequest(f"{source}@{commit}", name, Options("70kB")), *AS_ALICE)).unreached == ()
-    assert desk.judge(name, ALICE)[1].level == "made-here"
+    assert desk.results.judge(name, ALICE)[1].level == "made-here"
     hub.api(ALICE).delete_branch(source, branch="kept")
     desk.close()
     with Desk(Settings(tmp_path / "later", hub.address)) as later:
-        assert later.judge(name, ALICE)[1].level == "unreached"
+        assert later.results.judge(name, ALICE)[1].level == "unreached"
 
 
 @promise("docs/security.md#get-a-result-in-a-pull")
@@ -183,11 +187,11 @@ def test_a_result_in_a_pull_request_is_not_that_repos(
 ) -> None:
     hub.api(ALICE).create_repo(name)
     place = f"{name}@{propose(hub, download(hub, copy, tmp_path / 'copy'), name)}"
-    trust = desk.judge(place, ALICE)[1]
+    trust = desk.results.judge(place, ALICE)[1]
     assert trust.level == "unreached" and f"No known branch or tag of {name} contains" in trust.reasons[0]
     done = end(desk, desk.submit_check(place, *AS_ALICE))
-    assert done.state == "done" and desk.judge(place, ALICE)[1].level == "unreached"
-    assert desk.judge(f"{name}@refs/pr/1", ALICE)[1].level == "unreached"
+    assert done.state == "done" and desk.results.judge(place, ALICE)[1].level == "unreached"
+    assert desk.results.judge(f"{name}@refs/pr/1", ALICE)[1].level == "unreached"
 
 
 def test_there_is_nothing_to_check_where_there_is_no_result_or_no_source(
@@ -199,4 +203,4 @@ def test_there_is_nothing_to_check_where_there_is_no_result_or_no_source(
     *_, _ = job.shard(str(folder), name, "70kB", private=False, endpoint=hub.address, token=ALICE)
     with pytest.raises(Refused, match="made from a folder"):
         desk.submit_check(name, *AS_ALICE)
-    assert desk.judge(name, ALICE)[1].level == "claims"
+    assert desk.results.judge(name, ALICE)[1].level == "claims"

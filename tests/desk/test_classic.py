@@ -6,8 +6,7 @@ import pytest
 
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef
-from sharding.desk.classic import classic_forecast
-from sharding.desk.forecast import Forecast
+from sharding.desk.forecast import Forecast, classic_forecast
 from sharding.planning.plan import plan_shards
 from tests.tensors import stored_tensor
 

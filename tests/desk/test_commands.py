@@ -53,51 +53,29 @@ def asked(request: JobRequest) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     return name, given, more
 
 
-def copied(request: JobRequest) -> Request:
-    """Return what the command line of a copy asks for."""
+WORDS: list[dict[str, Any]] = [
+    *({}, {"confirmed": True}, {"overwrite": True}, {"restart": True}, {"compare_rounds": ROUNDS}),
+    {"source": "--help", "destination": "--overwrite"},  # what looks like an option is taken for a repo
+    {
+        **{"confirmed": True, "overwrite": True, "restart": True, "compare_rounds": ROUNDS},
+        "options": Options("2MB", "blocks", "stored", "fp16", "fp32", allow_overflow=True, base="d/e"),
+    },
+]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *({"options": options} for options in EACH_OPTION),
+        *({"private": private, **words} for private in (None, True, False) for words in WORDS),
+    ],
+)
+def test_a_process_is_told_each_word_that_was_given_and_no_other(words: dict[str, Any]) -> None:
+    """Nobody has chosen a visibility where it is None: then the copy is as hidden as its source."""
+    request = replace(PLAIN, **words)
     name, (asks,), more = asked(request)
     assert (name, more) == ("run", {"token": "hf_alice"}) and isinstance(asks, Request)
-    return asks
-
-
-def as_asked(request: JobRequest) -> Request:
-    """The same request, of a copy."""
-    return Request(**{field.name: getattr(request, field.name) for field in fields(Request)})
-
-
-@pytest.mark.parametrize("options", EACH_OPTION)
-def test_a_process_is_told_each_option_that_was_chosen(options: Options) -> None:
-    request = replace(PLAIN, options=options)
-    assert copied(request) == as_asked(request)
-
-
-@pytest.mark.parametrize("private", [None, True, False])
-@pytest.mark.parametrize(
-    "words", [{}, {"confirmed": True}, {"overwrite": True}, {"restart": True}, {"compare_rounds": ROUNDS}]
-)
-def test_a_process_is_told_each_word_that_was_given_and_no_other(private: bool | None, words: dict[str, Any]) -> None:
-    """Nobody has chosen a visibility where it is None: then the copy is as hidden as its source."""
-    request = replace(PLAIN, private=private, **words)
-    assert copied(request) == as_asked(request)
-
-
-def test_a_process_is_told_all_words_at_once() -> None:
-    request = JobRequest(
-        SOURCE,
-        COPY,
-        Options("2MB", "blocks", "stored", "fp16", "fp32", allow_overflow=True, base="d/e"),
-        private=False,
-        confirmed=True,
-        overwrite=True,
-        restart=True,
-        compare_rounds=ROUNDS,
-    )
-    assert copied(request) == as_asked(request)
-
-
-def test_what_looks_like_an_option_is_taken_for_a_repo() -> None:
-    request = replace(PLAIN, source="--help", destination="--overwrite")
-    assert copied(request) == as_asked(request)
+    assert asks == Request(**{field.name: getattr(request, field.name) for field in fields(Request)})
 
 
 @pytest.mark.parametrize(

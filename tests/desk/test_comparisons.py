@@ -13,17 +13,20 @@ from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
 from sharding.core.text import json_file
-from sharding.desk import Desk, JobRequest, Settings, models
+from sharding.desk import Desk, Settings, models
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import to_json
 from sharding.storage.locate import open_source
 from sharding.verify.structure import Claims
 from tests.conftest import random_tensors, write_checkpoint
-from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push
+from tests.desk.actors import Stage
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state
 from tests.hubs import download, propose
 from tests.inhouse import InHouse
 from tests.localhub.conftest import Server
 from tests.promises import promise
+
+pytestmark = pytest.mark.usefixtures("at_hand")
 
 
 @pytest.fixture
@@ -50,34 +53,34 @@ def changed(hub: Server, small: str, name: str, folder: Path) -> str:
 
 
 def test_equal_files_are_known_by_the_hashes_that_the_hub_states(desk: Desk, small: str, same: str) -> None:
-    likeness, trust = desk.compare(small, same, None)
+    likeness, trust = desk.results.compare(small, same, None)
     assert (likeness.verdict, trust.level) == ("same-files", "fits")
     assert likeness.original.repo_id == small and likeness.copy.repo_id == same
 
 
 def test_a_sharded_copy_fits_until_every_byte_is_read(desk: Desk, settings: Settings, small: str, cut: str) -> None:
-    likeness, trust = desk.compare(small, cut, None)
+    likeness, trust = desk.results.compare(small, cut, None)
     assert (likeness.verdict, trust.level) == ("same-structure", "fits")
     done = end(desk, desk.submit_comparison(small, cut, "", *AS_ALICE))
     assert (done.state, done.error, done.request.of_result) == ("done", None, False)
-    assert desk.compare(small, cut, None)[1].level == "read-now"
+    assert desk.results.compare(small, cut, None)[1].level == "read-now"
     # The other way round, nobody has read them.
-    assert desk.compare(cut, small, None)[1].level == "fits"
+    assert desk.results.compare(cut, small, None)[1].level == "fits"
     desk.close()
     with Desk(settings) as later:
-        assert later.compare(small, cut, BOB)[1].level == "read-now"
+        assert later.results.compare(small, cut, BOB)[1].level == "read-now"
 
 
 def test_a_job_says_by_how_much_tensors_differ(desk: Desk, hub: Server, small: str, name: str, tmp_path: Path) -> None:
     copy = changed(hub, small, name, tmp_path / "copy")
-    assert desk.compare(small, copy, None)[1].level == "fits"
+    assert desk.results.compare(small, copy, None)[1].level == "fits"
     failed = end(desk, desk.submit_comparison(small, copy, "", *AS_ALICE))
     assert failed.state == "failed" and failed.verification and failed.error
     assert failed.error[0].startswith("The copy differs from the original in 2 tensors.")
     differences = failed.verification.differences
     assert differences and [one.tensor for one in differences] == ["layers.3.weight", "layers.7.weight"]
     assert differences[0].cosine == pytest.approx(1) and differences[0].equal == 0
-    likeness, trust = desk.compare(small, copy, None)
+    likeness, trust = desk.results.compare(small, copy, None)
     assert (likeness.verdict, trust.level) == ("same-structure", "contradicted")
     assert failed.error[0] in trust.reasons
     *_, last = job.verify(small, copy, numeric=True, endpoint=hub.address)
@@ -89,22 +92,22 @@ def test_a_cast_is_read_as_a_cast(desk: Desk, hub: Server, small: str, name: str
     (folder / "config.json").unlink()  # nothing for transformers to be asked about
     source, cast = push(hub, folder, f"{name}-plain"), f"{name}-fp16"
     *_, _ = job.shard(source, cast, Options("70kB", dtype="fp16"), endpoint=hub.address, token=ALICE)
-    likeness, trust = desk.compare(source, cast, None)
+    likeness, trust = desk.results.compare(source, cast, None)
     assert (likeness.verdict, likeness.dtype, trust.level) == ("converted", "fp16", "fits")
     done = end(desk, desk.submit_comparison(source, cast, "", *AS_ALICE))
     assert (done.state, done.request.options.dtype) == ("done", "fp16")
-    assert desk.compare(source, cast, None)[1].level == "read-now"
+    assert desk.results.compare(source, cast, None)[1].level == "read-now"
 
 
 def test_a_variant_is_compared_by_its_name(desk: Desk, hub: Server, variants: str, name: str) -> None:
     *_, _ = job.shard(variants, name, Options("9kB", variant="fp16"), endpoint=hub.address, token=ALICE)
-    likeness, _ = desk.compare(variants, name, None, variant="fp16")
+    likeness, _ = desk.results.compare(variants, name, None, variant="fp16")
     assert (likeness.verdict, likeness.variant) == ("same-structure", "fp16")
-    assert desk.compare(variants, name, None)[0].verdict == "converted"  # of the plain weights
+    assert desk.results.compare(variants, name, None)[0].verdict == "converted"  # of the plain weights
     done = end(desk, desk.submit_comparison(variants, name, "fp16", *AS_ALICE))
     assert (done.state, done.request.options.variant) == ("done", "fp16")
-    assert desk.compare(variants, name, None, variant="fp16")[1].level == "read-now"
-    assert desk.compare(variants, name, None)[1].level == "fits"
+    assert desk.results.compare(variants, name, None, variant="fp16")[1].level == "read-now"
+    assert desk.results.compare(variants, name, None)[1].level == "fits"
 
 
 @promise("docs/security.md#get-a-copy-of-other-weights")
@@ -128,14 +131,9 @@ def test_what_was_read_of_the_plain_weights_proves_no_report_of_a_variant(
     (folder / REPORT_NAME).write_text(json.dumps(told))
     hub.api(ALICE).upload_file(repo_id=f"{name}-cast", path_in_repo=REPORT_NAME, path_or_fileobj=folder / REPORT_NAME)
     assert end(desk, desk.submit_comparison(both, f"{name}-cast", "", *AS_ALICE)).state == "done"
-    assert desk.judge(f"{name}-cast", None)[1].level != "read-now"
+    assert desk.results.judge(f"{name}-cast", None)[1].level != "read-now"
     end(desk, desk.submit_check(f"{name}-cast", *AS_ALICE))
-    assert desk.judge(f"{name}-cast", None)[1].level == "contradicted"
-
-
-def test_what_was_made_here_is_known(desk: Desk, small: str, name: str) -> None:
-    assert end(desk, desk.submit(JobRequest(small, name, Options("70kB")), *AS_ALICE)).state == "done"
-    assert desk.compare(small, name, None)[1].level == "made-here"
+    assert desk.results.judge(f"{name}-cast", None)[1].level == "contradicted"
 
 
 @promise("docs/security.md#get-a-copy-shown-in-green")
@@ -143,18 +141,18 @@ def test_stored_digests_are_a_claim_and_a_forged_one_lifts_nothing(
     desk: Desk, hub: Server, small: str, cut: str, name: str, tmp_path: Path
 ) -> None:
     *_, _ = job.shard(small, f"{name}-other", "50kB", endpoint=hub.address, token=ALICE)
-    likeness, trust = desk.compare(cut, f"{name}-other", None)
+    likeness, trust = desk.results.compare(cut, f"{name}-other", None)
     assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", Claims(14, ()), "fits")
     # Other numbers, beside the digests and the report of the true ones.
     folder = download(hub, cut, tmp_path / "forged")
     for path in folder.glob("*.safetensors"):
         save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
     forged = push(hub, folder, f"{name}-forged")
-    likeness, trust = desk.compare(cut, forged, None)
+    likeness, trust = desk.results.compare(cut, forged, None)
     assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", Claims(14, ()), "fits")
     assert end(desk, desk.submit_comparison(cut, forged, "", *AS_ALICE)).state == "failed"
     assert not desk.jobs_of("alice")[0].can_resume  # it would find the same differences again
-    assert desk.compare(cut, forged, None)[1].level == "contradicted"
+    assert desk.results.compare(cut, forged, None)[1].level == "contradicted"
 
 
 @pytest.mark.parametrize(
@@ -167,9 +165,9 @@ def test_digests_that_describe_nothing_here_are_no_claim(
     (folder / "sharding_digests.json").write_bytes(text)
     (folder / "more.txt").write_bytes(blake2b(text).digest())
     odd = push(hub, folder, f"{name}-odd-{len(text)}")
-    likeness, trust = desk.compare(small, odd, None)
+    likeness, trust = desk.results.compare(small, odd, None)
     assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", None, "fits")
-    likeness, _ = desk.compare(cut, odd, None)
+    likeness, _ = desk.results.compare(cut, odd, None)
     assert likeness.claims is None
 
 
@@ -177,13 +175,13 @@ def test_a_private_repo_of_somebody_else_is_as_one_that_does_not_exist(
     desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
 ) -> None:
     private = push(hub, download(hub, small, tmp_path / "private"), f"{name}-private", private=True)
-    assert desk.compare(small, private, ALICE)[0].verdict == "same-files"  # which the desk now remembers
+    assert desk.results.compare(small, private, ALICE)[0].verdict == "same-files"  # which the desk now remembers
     for token in (None, BOB):
         for pair in ((small, private), (private, small)):
             with pytest.raises(SourceError) as hidden:
-                desk.compare(*pair, token)
+                desk.results.compare(*pair, token)
             with pytest.raises(SourceError) as missing:
-                desk.compare(*(f"{name}-absent" if repo == private else repo for repo in pair), token)
+                desk.results.compare(*(f"{name}-absent" if repo == private else repo for repo in pair), token)
             assert hidden.value.message.replace(private, f"{name}-absent") == missing.value.message
             assert hidden.value.hint == missing.value.hint
     with pytest.raises(SourceError):
@@ -195,10 +193,10 @@ def test_the_claims_of_a_private_repo_are_for_those_who_may_read_it(
     desk: Desk, hub: Server, small: str, cut: str, name: str
 ) -> None:
     *_, _ = job.shard(small, f"{name}-own", "50kB", private=True, endpoint=hub.address, token=ALICE)
-    assert desk.compare(cut, f"{name}-own", ALICE)[0].claims == Claims(14, ())
+    assert desk.results.compare(cut, f"{name}-own", ALICE)[0].claims == Claims(14, ())
     for token in (None, BOB):
         with pytest.raises(SourceError):
-            desk.compare(cut, f"{name}-own", token)
+            desk.results.compare(cut, f"{name}-own", token)
 
 
 def test_a_gated_repo_is_named_and_its_weights_are_not_compared(
@@ -207,8 +205,8 @@ def test_a_gated_repo_is_named_and_its_weights_are_not_compared(
     gated = push(hub, download(hub, small, tmp_path / "gated"), f"{name}-gated")
     hub.api(ALICE).update_repo_settings(gated, gated="auto")
     with pytest.raises(SourceError, match="gated"):
-        desk.compare(small, gated, None)
-    assert desk.compare(small, gated, ALICE)[0].verdict == "same-files"
+        desk.results.compare(small, gated, None)
+    assert desk.results.compare(small, gated, ALICE)[0].verdict == "same-files"
 
 
 def test_weights_of_a_pull_request_are_never_the_repos_own(
@@ -217,31 +215,27 @@ def test_weights_of_a_pull_request_are_never_the_repos_own(
     other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=5)}, False)
     place = f"{small}@{propose(hub, other, small)}"
     copy = push(hub, other, f"{name}-of-it")
-    likeness, trust = desk.compare(place, copy, None)
+    likeness, trust = desk.results.compare(place, copy, None)
     assert (likeness.verdict, trust.level) == ("same-files", "unreached")
     assert end(desk, desk.submit_comparison(place, copy, "", *AS_ALICE)).state == "done"
-    assert desk.compare(place, copy, None)[1].level == "unreached"
+    assert desk.results.compare(place, copy, None)[1].level == "unreached"
 
 
 def test_a_comparison_is_a_job_like_others(
-    desk: Desk, settings: Settings, hub: InHouse, large: str, small: str
+    desk: Desk, settings: Settings, hub: InHouse, stage: Stage, large: str, small: str
 ) -> None:
+    """Only that those who just read keep nobody waiting."""
     job_id = desk.submit_comparison(large, large, "", *AS_ALICE)
+    assert desk.status(desk.submit_comparison(large, large, "", *AS_BOB), "bob")
     with pytest.raises(Refused, match="You have a job here already"):
         desk.submit_comparison(small, small, "", *AS_ALICE)
     assert desk.status(job_id, "bob") is None
-    assert end(desk, job_id).state == "done"
+    stage(state(desk, job_id, "running").request.destination).exit(3)
+    state(desk, job_id, "failed")
     with Desk(Settings(settings.folder.parent / "limited", hub.address, max_job_bytes=1000)) as limited:
         with pytest.raises(Refused, match="This shared machine accepts up to"):
             limited.submit_comparison(small, small, "", *AS_ALICE)
-        assert limited.compare(small, small, None)[0].verdict == "same-files"
-
-
-def test_jobs_that_only_read_keep_nobody_waiting(desk: Desk, large: str, small: str) -> None:
-    first = desk.submit_comparison(small, large, "", *AS_ALICE)
-    second = desk.submit_comparison(large, large, "", *AS_BOB)
-    assert end(desk, first).state == "failed"  # it has read both: they are other models
-    assert end(desk, second, "bob").state == "done"
+        assert limited.results.compare(small, small, None)[0].verdict == "same-files"
 
 
 def test_digests_that_cannot_be_read_once_are_no_claim_then_and_are_asked_for_again(
@@ -257,12 +251,5 @@ def test_digests_that_cannot_be_read_once_are_no_claim_then_and_are_asked_for_ag
         return open_source(place, hub)
 
     monkeypatch.setattr(models, "open_source", fails_once)
-    assert desk.compare(cut, f"{name}-other", None)[0].claims is None
-    assert desk.compare(cut, f"{name}-other", None)[0].claims is not None
-
-
-def test_the_record_on_disk_is_read_back(settings: Settings, desk: Desk, small: str, same: str) -> None:
-    job_id = desk.submit_comparison(small, same, "", *AS_ALICE)
-    end(desk, job_id)
-    kept = json.loads((settings.folder / job_id.split("/")[0] / "job.json").read_text())
-    assert (kept["request"]["kind"], kept["request"]["of_result"]) == ("verify", False)
+    assert desk.results.compare(cut, f"{name}-other", None)[0].claims is None
+    assert desk.results.compare(cut, f"{name}-other", None)[0].claims is not None

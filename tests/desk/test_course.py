@@ -1,15 +1,14 @@
 """The course of a job: its turn, what is said of it meanwhile, and what ends it."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from threading import Event, Thread
+from threading import Event
 
 import pytest
 
 from sharding.core.options import Options
-from sharding.desk import Desk, JobStatus, Settings
+from sharding.desk import Desk, Settings
 from tests.desk.actors import Stage, Told, until
-from tests.desk.conftest import hand_in, seen, state
+from tests.desk.conftest import end, hand_in, seen, state
 
 SIZE = Options("60kB")
 NOON = 1_800_000_000.0
@@ -83,36 +82,6 @@ def test_so_many_jobs_run_side_by_side_as_the_settings_say(settings: Settings, s
 # --- What is told meanwhile -----------------------------------------------------------------------------------
 
 
-def test_who_watches_is_told_of_each_change_and_of_the_end(desk: Desk, stage: Stage, small: str, told: Told) -> None:
-    """At once, and never twice the same."""
-    job_id, destination = hand_in(desk, small, "a")
-    actor = stage(destination)
-    state(desk, job_id, "running", "a")
-    heard: list[JobStatus] = []
-    watcher = Thread(target=lambda: heard.extend(desk.watch(job_id, "a")), daemon=True)
-    watcher.start()
-
-    def hears(what: Callable[[JobStatus], object]) -> None:
-        until(lambda: heard and what(heard[-1]))
-
-    hears(lambda status: status.state == "running")
-    actor.progress()
-    hears(lambda status: status.progress)
-    actor.progress(stage="verify", bytes_done=2)
-    hears(lambda status: status.progress and status.progress.bytes_done == 2)
-    for number in (1, 2):
-        actor.shard(number)
-        hears(lambda status, number=number: [shard.number for shard in status.shards] == list(range(1, number + 1)))
-    actor.say(told["planned"])
-    hears(lambda status: status.planned)
-    actor.exit(3)
-    hears(lambda status: status.state == "failed")
-    watcher.join(30)
-    assert not watcher.is_alive()
-    assert all(one != other for one, other in zip(heard, heard[1:], strict=False))
-    assert list(desk.watch(job_id, "a")) == [heard[-1]]
-
-
 def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
     desk: Desk, stage: Stage, small: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +102,7 @@ def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
             desk.cancel(job_id, who)
         else:
             actor.exit(3)
-        *_, ends[who] = desk.watch(job_id, who)
+        ends[who] = end(desk, job_id, who)
         looked.set()
         assert cleared.wait(30)
         assert seen(desk, job_id, who) == ends[who]
@@ -143,21 +112,6 @@ def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
     assert [line.split(" ", 1)[1] for line in ends["failed"].log] == [
         "Planned: 240.1 kB in 5 shards.", "The job's process ended with status 3."
     ]  # fmt: skip
-
-
-def test_who_watches_when_the_desk_closes_is_let_go(settings: Settings, stage: Stage, small: str) -> None:
-    with Desk(settings) as desk:
-        job_id, destination = hand_in(desk, small, "a")
-        other, _ = hand_in(desk, small, "b")
-        stage(destination)
-        state(desk, job_id, "running", "a")
-        watchers = [Thread(target=lambda each=each, who=who: list(desk.watch(each, who))) for each, who in
-                    ((job_id, "a"), (other, "b"))]  # fmt: skip
-        for watcher in watchers:
-            watcher.start()
-    for watcher in watchers:
-        watcher.join(30)
-        assert not watcher.is_alive()
 
 
 # --- Jobs that hang -------------------------------------------------------------------------------------------

@@ -9,43 +9,45 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from sharding.core.errors import Refused
+from sharding import job
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings, destination_of
-from sharding.desk.process import kill_stray
 from tests.conftest import environment, listing
 from tests.desk.actors import Stage, Told
-from tests.desk.conftest import ALICE, AS_ALICE, SLOW, TINY, end, is_identical, process_of, sha256s, until
-from tests.localhub.conftest import Server
+from tests.desk.conftest import ALICE, AS_ALICE, SLOW, Hand, at_work, end, is_identical, process_of, sha256s, until
+from tests.inhouse import InHouse
 
 
 def test_a_killed_job_fails_and_goes_on_where_it_was(
-    hub: Server, desk: Desk, settings: Settings, large: str, name: str
+    hub: InHouse, desk: Desk, settings: Settings, large: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
-    until(desk, job_id, 3)
-    os.kill(process_of(settings, job_id), signal.SIGKILL)
-    status = end(desk, job_id)
+    with at_work(hub, large):
+        job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
+        until(desk, job_id, 2)
+        os.kill(process_of(settings, job_id), signal.SIGKILL)
+        status = end(desk, job_id)
     assert status.state == "failed"
     assert status.error and "signal 9" in status.error[0]
     assert status.error[1]
+    monkeypatch.setattr("sharding.desk.runner.Child", Hand)
     again = end(desk, desk.submit(status.request, *AS_ALICE))
     assert again.state == "done"
     assert len([shard for shard in again.shards if shard.kept]) >= 1  # what the Hub was told of
 
 
 def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
-    hub: Server, settings: Settings, large: str, name: str
+    hub: InHouse, settings: Settings, large: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Desk(settings) as desk:
+    with at_work(hub, large), Desk(settings) as desk:
         job_id = desk.submit(JobRequest(large, name, Options(SLOW), private=False), *AS_ALICE)
-        until(desk, job_id, 3)
+        until(desk, job_id, 2)
     with Desk(settings) as desk:
         status = desk.status(job_id, "alice")
-        assert status and (status.state, len(status.shards) >= 3) == ("interrupted", True)
+        assert status and (status.state, len(status.shards) >= 2) == ("interrupted", True)
         assert status.error and status.error[1]
         assert desk.status(job_id, "bob") is None
     # Another machine, which knows the link only.
+    monkeypatch.setattr("sharding.desk.runner.Child", Hand)
     with Desk(replace(settings, folder=settings.folder / "elsewhere")) as desk:
         assert desk.status(job_id, "alice") is None
         destination = destination_of(job_id)
@@ -55,49 +57,14 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
         resumed = end(desk, desk.submit(request, *AS_ALICE))
         assert resumed.state == "done"
         assert [shard for shard in resumed.shards if shard.kept]
-        whole = end(desk, desk.submit(replace(request, destination=f"{name}-whole"), *AS_ALICE))
-        assert whole.state == "done"
     assert hub.api().model_info(name).private is False
-    assert sha256s(hub, name) == sha256s(hub, f"{name}-whole")
-    assert is_identical(hub, large, name)
-
-
-def test_a_variant_and_what_was_allowed_of_it_outlive_the_desk(
-    hub: Server, settings: Settings, variants: str, name: str
-) -> None:
-    asked = JobRequest(variants, name, Options(TINY, variant="fp16", allow_overflow=True), private=False)
-    with Desk(settings) as desk:
-        job_id = desk.submit(asked, *AS_ALICE)
-        until(desk, job_id, 3)
-    with Desk(settings) as desk:
-        status = desk.status(job_id, "alice")
-        assert status and status.state == "interrupted"
-        assert status.request == replace(asked, source=status.request.source)
-    with Desk(replace(settings, folder=settings.folder / "elsewhere")) as desk:
-        request = desk.unfinished(name, ALICE)
-        assert request == replace(status.request, confirmed=True)
-        resumed = end(desk, desk.submit(request, *AS_ALICE))
-    assert resumed.state == "done"
-    assert [shard for shard in resumed.shards if shard.kept]
-    assert resumed.report and resumed.report.source.variant == "fp16"
-    assert "model.fp16-00001-of-00100.safetensors" in sha256s(hub, name)
-
-
-def test_what_is_staged_can_be_discarded_after_a_restart(
-    hub: Server, settings: Settings, large: str, name: str
-) -> None:
-    with Desk(settings) as desk:
-        job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
-        until(desk, job_id, 1)
-    with Desk(settings) as desk:
-        assert desk.unfinished(name, ALICE)
-        assert desk.discard(name, ALICE) == ""
-        assert desk.unfinished(name, ALICE) is None
-    assert not hub.api().repo_exists(name)
+    whole = f"{name}-whole"
+    *_, _ = job.shard(large, whole, SLOW, endpoint=hub.address, token=ALICE)
+    assert sha256s(hub, name) == sha256s(hub, whole) and is_identical(hub, large, name)
 
 
 def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
-    settings: Settings, large: str, name: str
+    hub: InHouse, settings: Settings, large: str, name: str
 ) -> None:
     script = (
         "import sys, time; from pathlib import Path; from sharding.core.options import Options; from sharding.desk import *\n"
@@ -105,12 +72,12 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
         "alice = Person('alice', ('alice',))\n"
         f"desk = Desk(Settings(Path({str(settings.folder)!r}), {settings.endpoint!r}))\n"
         f"id = desk.submit(JobRequest({large!r}, {name!r}, Options({SLOW!r})), alice, sys.stdin.readline())\n"
-        "next(status for status in desk.watch(id, 'alice') if status.shards); print(id, flush=True); time.sleep(600)\n"
+        "while not desk.status(id, 'alice').shards: time.sleep(0.01)\n"
+        "print(id, flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
-    ) as program:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with at_work(hub, large), subprocess.Popen(command, **pipes, text=True, env=environment()) as program:
         assert program.stdin and program.stdout
         program.stdin.write(ALICE)
         program.stdin.close()
@@ -123,21 +90,6 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
         status = desk.status(job_id, "alice")
         assert status and status.state == "interrupted"
         assert desk.queue_length == 0
-
-
-def test_a_process_that_has_only_the_number_of_an_old_one_is_left_alone() -> None:
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
-        started = psutil.Process(stranger.pid).create_time()
-        kill_stray((stranger.pid, started - 1))
-        assert stranger.poll() is None
-        kill_stray((stranger.pid, started))
-        assert stranger.wait(30) == -signal.SIGKILL
-    kill_stray((stranger.pid, started))
-
-
-def test_two_desks_do_not_share_a_folder(desk: Desk, settings: Settings) -> None:
-    with pytest.raises(Refused, match="Another page"):
-        Desk(settings)
 
 
 def test_jobs_are_kept_for_a_day_and_then_swept(

@@ -10,22 +10,11 @@ from sharding.core.options import Options
 from sharding.desk import Desk, Settings
 from sharding.report.schema import to_json
 from sharding.storage.hub.staging import STAGING_BRANCH
-from tests.desk.actors import Actor, Stage, is_gone, until
+from tests.desk.actors import PROBED, Actor, Stage, is_gone, until
 from tests.desk.conftest import AS_ALICE, branches, hand_in, process_of, seen, state
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
-
-PROBED = {
-    "event": "probed",
-    "side": "original",
-    "round": 0,
-    "rounds": 3,
-    "cost": {
-        **{"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"},
-        **{"memory_limited_by": None, "seconds": {}, "peak_anon_bytes": 1, "peak_file_bytes": 1, "peak_total_bytes": 2},
-    },
-}
 
 
 def children() -> set[int]:
@@ -214,7 +203,7 @@ def test_a_forecast_counts_whole_jobs_only(
     assert {who for who, record in costs.items() if record.seconds is not None} == {"whole"}
     whole = costs["whole"]
     assert (whole.seconds, whole.peak_anon_bytes) == (whole.whole_seconds, said["peak_anon_bytes"])
-    planned = desk.plan(small, Options("60kB"))
+    planned = desk.models.plan(small, Options("60kB"))
     until(lambda: "from 1 job done" in desk.forecast(*planned).basis)
     desk.close()
     with Desk(settings) as later:

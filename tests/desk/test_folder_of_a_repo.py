@@ -11,6 +11,7 @@ from tests.desk.conftest import ALICE, AS_ALICE, BOB, end
 from tests.inhouse import InHouse
 
 SIZE = "60kB"
+pytestmark = pytest.mark.usefixtures("at_hand")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def repo(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_copy_that_the_desk_makes_is_of_that_folder(hub: InHouse, desk: Desk, repo: str, name: str) -> None:
-    checkpoint, plan = desk.plan(f"{hub.address}/{repo}/tree/main/sub", Options(SIZE), ALICE)
+    checkpoint, plan = desk.models.plan(f"{hub.address}/{repo}/tree/main/sub", Options(SIZE), ALICE)
     assert checkpoint.source.name == f"{repo}/sub" and plan.shards
     done = end(desk, desk.submit(JobRequest(f"{repo}/sub", name, Options(SIZE)), *AS_ALICE))
     assert (done.state, done.error) == ("done", None)
@@ -35,19 +36,19 @@ def test_a_copy_that_the_desk_makes_is_of_that_folder(hub: InHouse, desk: Desk, 
 
 def test_a_copy_that_others_made_is_held_to_that_folder_and_to_no_other(hub: InHouse, desk: Desk, repo: str) -> None:
     *_, _ = job.shard(f"{repo}/sub", "bob/of-sub", SIZE, endpoint=hub.address, token=BOB)
-    trust = desk.judge("bob/of-sub", None)[1]
+    trust = desk.results.judge("bob/of-sub", None)[1]
     assert trust.level == "fits", trust.reasons
     # A reading of the repo's root proves nothing of the folder.
     assert end(desk, desk.submit_comparison(repo, "bob/of-sub", "", *AS_ALICE)).state == "failed"
-    assert desk.judge("bob/of-sub", None)[1].level == "fits"
+    assert desk.results.judge("bob/of-sub", None)[1].level == "fits"
     assert end(desk, desk.submit_check("bob/of-sub", *AS_ALICE)).state == "done"
-    assert desk.judge("bob/of-sub", None)[1].level == "read-now"
-    assert desk.compare(repo, "bob/of-sub", ALICE)[1].level == "contradicted"
+    assert desk.results.judge("bob/of-sub", None)[1].level == "read-now"
+    assert desk.results.compare(repo, "bob/of-sub", ALICE)[1].level == "contradicted"
 
 
 def test_a_result_is_no_folder(hub: InHouse, desk: Desk, repo: str) -> None:
     with pytest.raises(SourceError, match="A result is a whole repo"):
-        desk.judge(f"{repo}/sub", ALICE)
+        desk.results.judge(f"{repo}/sub", ALICE)
 
 
 def test_the_facts_of_a_folder_name_it_and_lead_to_it(hub: InHouse, desk: Desk, repo: str) -> None:

@@ -14,7 +14,7 @@ from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, RepoRef
 from sharding.desk import Desk, Settings
-from sharding.desk.header_cache import CACHED_CHECKPOINTS, Headers
+from sharding.desk.header_cache import Headers
 from sharding.desk.models import Models
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
@@ -85,15 +85,6 @@ def test_no_token_is_held(readings: Readings) -> None:
     headers = Headers("http://hub")
     headers.read("a/b", "hf_very_secret")
     assert "hf_very_secret" not in repr(vars(headers))
-
-
-def test_each_variant_and_base_is_read_for_itself(readings: Readings) -> None:
-    headers = Headers("http://hub")
-    wanted = [("", ""), ("fp16", ""), ("", "c/d")]
-    for variant, base in wanted * 2:
-        headers.read("a/b", None, variant, base)
-        headers.read("a/b", "alice", variant, base)
-    assert readings.variants == wanted
 
 
 def test_an_answer_is_that_of_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,36 +169,6 @@ def test_headers_are_read_again_when_they_are_old(readings: Readings) -> None:
     assert len(readings.seen) == 2
 
 
-def test_no_more_is_held_than_the_limits_allow(readings: Readings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def held() -> int:
-        """How many of the newest need no reading."""
-        headers, names = Headers("http://hub"), [f"a/b{number}" for number in range(3 * CACHED_CHECKPOINTS)]
-        for name in names:
-            headers.read(name, None)
-        readings.seen.clear()
-        for count, name in enumerate(reversed(names)):
-            headers.read(name, None)
-            if readings.seen:
-                return count
-        return len(names)
-
-    assert 1 <= held() <= CACHED_CHECKPOINTS + 1
-    monkeypatch.setattr("sharding.desk.header_cache.CACHED_TENSORS", 35)
-    assert 1 <= held() <= 4  # the newest stays
-
-
-def test_a_private_repo_is_planned_by_its_owner_and_by_nobody_after_him(hub: Server, tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    hub.api().create_repo("alice/hidden", private=True)
-    hub.api().upload_folder(repo_id="alice/hidden", folder_path=folder)
-    with Desk(Settings(tmp_path / "desk", hub.address)) as desk:
-        _, plan = desk.plan("alice/hidden", Options("60kB"), token="hf_alice")
-        assert len(plan.shards) == 5
-        for token in ("hf_bob", None):
-            with pytest.raises(SourceError, match="does not exist"):
-                desk.plan("alice/hidden", Options("60kB"), token=token)
-
-
 def test_what_transformers_knows_is_asked_for_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(
@@ -243,8 +204,8 @@ def test_another_size_is_planned_without_reading_anything(
     reads: list[str] = []
     monkeypatch.setattr(job, "inspect", lambda source, **options: reads.append(source) or real(source, **options))
     with Desk(Settings(tmp_path / "desk", hub.address)) as desk:
-        counts = [len(desk.plan("alice/open", Options(size))[1].shards) for size in ("20kB", "60kB", "1GB")]
-        desk.plan(f"{hub.address}/alice/open/tree/main", Options("60kB"))
+        counts = [len(desk.models.plan("alice/open", Options(size))[1].shards) for size in ("20kB", "60kB", "1GB")]
+        desk.models.plan(f"{hub.address}/alice/open/tree/main", Options("60kB"))
     assert counts == [14, 5, 1]
     assert reads == [f"{hub.address}/alice/open", f"{hub.address}/alice/open/tree/main"]
 

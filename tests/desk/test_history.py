@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.core.events import Planned, ShardFinished, Verified
@@ -16,31 +16,20 @@ from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.planning.plan import plan_shards
 from sharding.report.events import event_json
 from sharding.report.schema import to_json
+from tests.desk.actors import PROBED, PROGRESS
 from tests.tensors import stored_tensor
 
 NOON = 12 * 3600.0
-PROGRESS = {
-    "event": "progress",
-    "stage": "transfer",
-    "bytes_done": 1,
-    "bytes_total": 2,
-    "file": "f",
-    "bytes_per_second": 0.0,
-    "seconds_left": None,
-    "anon_bytes": 1,
-    "bytes_uploaded": 1,
-    "bytes_deduplicated": 1,
-}
-
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
+    max_leaves=5,
 )
 EVENTS = st.sampled_from(["planned", "progress", "shard-finished", "verified", "published", "report", "error", "x"])
 KEYS = st.sampled_from([*PROGRESS, "plan", "source", "ref", "place", "error", "file", "bytes", "number", "kept"])
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(KEYS, ANYTHING), st.none() | EVENTS)
 def test_an_event_is_taken_or_refused_whatever_it_is(event: dict[str, object], name: str | None) -> None:
     if name:
@@ -118,21 +107,13 @@ def test_the_log_ends_with_how_the_job_ended_and_says_it_once() -> None:
 
 
 def test_the_loads_of_a_comparison_are_counted_with_both_warm_ups() -> None:
-    cost = {"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"}
-    cost |= {
-        "memory_limited_by": None,
-        "seconds": {},
-        "peak_anon_bytes": 1,
-        "peak_file_bytes": 1,
-        "peak_total_bytes": 2,
-    }
     for rounds in (1, 3):
         history = History()
         assert history.loads is None
         seen = []
         for number in range(2 * (rounds + 1)):
             side = ("original", "sharded")[number % 2]
-            history.take({"event": "probed", "side": side, "round": number // 2, "rounds": rounds, "cost": cost}, NOON)
+            history.take({**PROBED, "side": side, "round": number // 2, "rounds": rounds}, NOON)
             seen.append(history.loads)
         assert seen == [(number, 2 * rounds + 2) for number in range(1, 2 * rounds + 3)]
         assert status_of(record(1, None), history).loads == (2 * rounds + 2, 2 * rounds + 2)

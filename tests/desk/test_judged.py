@@ -8,12 +8,11 @@ import pytest
 from sharding import job
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
-from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading, new_job_id, reading_of
 from sharding.report.events import event_json
 from sharding.report.fetch import read_result
 from tests.desk.actors import Stage
-from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, state
+from tests.desk.conftest import ALICE, AS_ALICE, state
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
@@ -59,77 +58,16 @@ def test_what_was_read_here_is_this_commit_and_no_other(
 ) -> None:
     """Of the result: what is pushed later is another. The record names the commit, and outlives the desk."""
     commit = hub.api().model_info(copy).sha
-    assert desk.judge(copy, ALICE)[1].level == "fits"
+    assert desk.results.judge(copy, ALICE)[1].level == "fits"
     assert check(desk, stage, copy, proof).result == f"{copy}@{commit}"
-    assert desk.judge(copy, None)[1].level == "read-now"
+    assert desk.results.judge(copy, None)[1].level == "read-now"
     hub.api().upload_file(repo_id=copy, path_in_repo="notes.txt", path_or_fileobj=b"Later.")
-    assert desk.judge(copy, ALICE)[1].level == "fits"
-    assert desk.judge(f"{copy}@{commit}", ALICE)[1].level == "read-now"
+    assert desk.results.judge(copy, ALICE)[1].level == "fits"
+    assert desk.results.judge(f"{copy}@{commit}", ALICE)[1].level == "read-now"
     desk.close()
     with Desk(settings) as later:
-        assert later.judge(copy, ALICE)[1].level == "fits"
-        assert later.judge(f"{copy}@{commit}", ALICE)[1].level == "read-now"
-
-
-def test_only_a_record_of_both_commits_says_more_than_what_is_stated(
-    hub: InHouse, settings: Settings, small: str, copy: str
-) -> None:
-    """One of another commit of the source, of another repo's, or without a result says nothing of this one."""
-    source, result = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (small, copy))
-    request = JobRequest(source, result, SIZE, kind="verify")
-    read = read_of(hub, copy)
-    whole = JobRecord(new_job_id(copy), "alice", request, 1, 5.0, "done", 6.0, 7.0, result=result, read=read)
-    failed = replace(whole, state="failed", error=DIFFERS)
-    others = [
-        replace(each, id=new_job_id(copy), read=other and replace(read, original=other))
-        for each in (whole, failed)
-        for other in (replace(read.original, revision="0" * 40), replace(read.original, repo_id="bob/small"), None)
-    ]
-    others += [replace(each, id=new_job_id(copy), result=other) for each in (whole, failed)
-               for other in (f"{copy}@{'0' * 40}", copy, result.replace(copy, "bob/copy"), "")]  # fmt: skip
-    levels = []
-    for records in (others, [*others, whole], [*others, replace(whole, request=replace(request, kind="shard"))]):
-        folder = settings.folder / str(len(levels))
-        shelf = Shelf(folder)
-        for record in records:
-            shelf.save(record)
-        shelf.close()
-        with Desk(replace(settings, folder=folder, keep_seconds=1e12)) as desk:
-            levels.append(desk.judge(copy, ALICE)[1].level)
-    assert levels == ["fits", "read-now", "made-here"]
-
-
-def test_what_was_found_different_here_is_not_relied_on_whatever_else_is_known_of_it(
-    hub: InHouse,
-    desk: Desk,
-    settings: Settings,
-    stage: Stage,
-    small: str,
-    copy: str,
-    proof: dict[str, Any],
-    difference: dict[str, Any],
-) -> None:
-    """Whether another job found it identical before or after, and also where it was made here."""
-    result = f"{copy}@{hub.api().model_info(copy).sha}"
-    for told, level in ((proof, "read-now"), (difference, "contradicted"), (proof, "contradicted")):
-        record = check(desk, stage, copy, told, AS_BOB)
-        assert (record.result, record.state) == (result, "done" if told["identical"] else "failed")
-        trust = desk.judge(copy, ALICE)[1]
-        assert trust.level == level
-        assert (DIFFERS[0] in trust.reasons) == (level == "contradicted")
-    desk.close()
-    with Desk(settings) as later:
-        assert later.judge(copy, None)[1].level == "contradicted"
-    shelf = Shelf(settings.folder / "made")
-    request = JobRequest(f"{small}@{hub.api().model_info(small).sha}", copy, SIZE)
-    made = JobRecord(new_job_id(copy), "alice", request, 1, 5.0, "done", 6.0, 7.0, result=result)
-    made = replace(made, read=read_of(hub, copy))
-    shelf.save(made)
-    shelf.close()
-    with Desk(replace(settings, folder=settings.folder / "made", keep_seconds=1e12)) as here:
-        assert here.judge(copy, ALICE)[1].level == "made-here"
-        check(here, stage, copy, difference)
-        assert here.judge(copy, ALICE)[1].level == "contradicted"
+        assert later.results.judge(copy, ALICE)[1].level == "fits"
+        assert later.results.judge(f"{copy}@{commit}", ALICE)[1].level == "read-now"
 
 
 def test_a_check_that_came_to_no_end_says_nothing_of_a_result(desk: Desk, stage: Stage, copy: str) -> None:
@@ -138,7 +76,7 @@ def test_a_check_that_came_to_no_end_says_nothing_of_a_result(desk: Desk, stage:
     state(desk, job_id, "failed")
     record = desk.jobs_of("alice")[0]
     assert record.result == "" and record.can_resume
-    assert desk.judge(copy, ALICE)[1].level == "fits"
+    assert desk.results.judge(copy, ALICE)[1].level == "fits"
 
 
 def test_the_time_of_a_result_is_that_of_the_job_here_that_made_this_commit(
@@ -151,10 +89,10 @@ def test_the_time_of_a_result_is_that_of_the_job_here_that_made_this_commit(
     checked = replace(made, id=new_job_id(copy), request=replace(asked, destination=result, kind="verify"), ended=9.0)
     other = replace(made, id=new_job_id(copy), result=f"{copy}@{'0' * 40}", ended=7.0)
     with Desk(settings) as desk:
-        wanted = desk.judge(copy, ALICE)[0]
+        wanted = desk.results.judge(copy, ALICE)[0]
         shelf = desk._shelf
         for record in (checked, other):
             shelf.save(record)
-        assert desk.seconds_of(wanted) is None
+        assert desk.results.seconds_of(wanted) is None
         shelf.save(made)
-        assert desk.seconds_of(wanted) == 110.0
+        assert desk.results.seconds_of(wanted) == 110.0

@@ -1,9 +1,9 @@
 """What the desk's own records say of a result counts for this very commit and this very source, and for nothing else."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from itertools import permutations
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +13,9 @@ from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint
 from sharding.desk.jobs import JobRecord, JobRequest, Reading, new_job_id, reading_of
-from sharding.desk.judgement import judge_result
+from sharding.desk.judgement import Results
 from sharding.report.fetch import Result, read_result
+from sharding.verify.trust import Trust
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, push, shard
 from tests.inhouse import InHouse, hub_in_house
@@ -45,7 +46,10 @@ def headers(hub: InHouse) -> dict[str, Checkpoint]:
     return {repo: job.inspect(repo, endpoint=hub.address, token=TOKEN) for repo in (MODEL, COPY)}
 
 
-Level = Callable[..., str]
+def trust_in(result: Result, inspect: Callable[..., Checkpoint], records: Sequence[JobRecord]) -> Trust:
+    """Judge a result by headers and records that the test gives."""
+    models, shelf = SimpleNamespace(inspect=inspect), SimpleNamespace(records=lambda: records)
+    return Results("", models, shelf).trust(result, None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -53,14 +57,14 @@ def judged(result: Result, headers: dict[str, Checkpoint]) -> Callable[..., Any]
     """Judge the result by records; `unreached` are commits, by repo, that no branch leads to now."""
 
     def judged(*records: JobRecord, unread: bool = False, unreached: dict[str, str] | None = None) -> Any:
-        def inspect(place: str, variant: str = "", base: str = "") -> Checkpoint:
+        def inspect(place: str, variant: str = "", **_: object) -> Checkpoint:
             repo = place.partition("@")[0]
             if unread and repo == MODEL:
                 raise SourceError("It cannot be read.")
             more = (unreached or {}).get(repo)
             return replace(headers[repo], unreached=(more,) if more else ())
 
-        return judge_result(result, inspect, records)
+        return trust_in(result, inspect, records)
 
     return judged
 
@@ -167,10 +171,10 @@ def test_what_nobody_can_tell_hides_no_difference_and_is_hidden_by_no_reading_th
 ) -> None:
     differs = record(kind="verify", state="failed", error=("The copy differs.", ""))
     open_ = record(kind="verify", state="failed", error=("It cannot be told.", ""), is_undecided=True)
-    equal = record(kind="verify")
-    for records in permutations((differs, open_, equal)):
+    equal, made = record(kind="verify"), record()
+    for records in permutations((differs, open_, equal, made)):
         assert judged(*records).level == "contradicted"
-    for records in permutations((open_, equal)):
+    for records in permutations((open_, equal, made)):
         assert judged(*records).level == "fits"
 
 
@@ -197,5 +201,5 @@ def test_a_report_that_names_such_a_commit_itself_is_believed_in_that(
 ) -> None:
     proof = replace(result.report.verification, unreached=(UNMERGED,))
     told = replace(result, report=replace(result.report, verification=proof))
-    found = judge_result(told, partial(lambda place, *_: headers[place.partition("@")[0]]), ())
+    found = trust_in(told, lambda place, *_, **__: headers[place.partition("@")[0]], ())
     assert found.level == "unreached"

@@ -82,15 +82,15 @@ def hidden(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def of_class(desk: Desk, source: str, number: int, token: str | None, session: str | None) -> Any:
-    return desk.plan(source, Options("60kB", f"pp:{number + 2}"), token, session)
+    return desk.models.plan(source, Options("60kB", f"pp:{number + 2}"), token, session)
 
 
 def of_devices(desk: Desk, source: str, number: int, token: str | None, session: str | None) -> Any:
-    return desk.devices(source, f"cpu={number + 1}GB", token, session)
+    return desk.models.devices(source, f"cpu={number + 1}GB", token, session)
 
 
 def of_counts(desk: Desk, source: str, number: int, token: str | None, session: str | None) -> Any:
-    return desk.overview(source, f"v{number}", token, "", session)
+    return desk.models.overview(source, f"v{number}", token, "", session)
 
 
 @pytest.mark.parametrize("question", [of_class, of_devices, of_counts])
@@ -127,7 +127,7 @@ def test_what_reads_or_plans_much_waits_for_no_class_and_no_class_for_it(
     held.go["overview"].set()
     assert ask(lambda: of_counts(desk, small, 1, None, "b")).answer.result(20) == "v1"
     monkeypatch.setattr("sharding.desk.models.LARGE_PLAN_TENSORS", 1)
-    assert ask(lambda: desk.plan(small, Options("60kB"), None, "c")).answer.result(20).shards
+    assert ask(lambda: desk.models.plan(small, Options("60kB"), None, "c")).answer.result(20).shards
     assert not waits.answer.done()
     held.go["overview"].clear()
     counts = ask(lambda: of_counts(desk, small, 2, None, "b"))
@@ -153,18 +153,18 @@ def test_counts_are_for_those_only_who_may_read_the_repo(
 
     monkeypatch.setattr("sharding.desk.models.ask_overview", count_tensors)
     for _ in range(2):
-        assert desk.overview(hidden, token=ALICE) == 5
+        assert desk.models.overview(hidden, token=ALICE) == 5
         for token in (BOB, None):
             with pytest.raises(SourceError) as refusal:
-                desk.overview(hidden, token=token)
+                desk.models.overview(hidden, token=token)
             with pytest.raises(SourceError) as usual:
-                desk.inspect(hidden, token=token)
+                desk.models.inspect(hidden, token=token)
             assert str(refusal.value) == str(usual.value)
     assert asked == [ALICE, BOB, None]
-    assert desk.overview(small, token=BOB) == 14
+    assert desk.models.overview(small, token=BOB) == 14
     for wrong in ("./small", "/etc", "~", "--help"):
         with pytest.raises(SourceError):
-            desk.overview(wrong)
+            desk.models.overview(wrong)
 
 
 def test_devices_are_refused_as_plans_are_before_anybody_waits(
@@ -176,12 +176,12 @@ def test_devices_are_refused_as_plans_are_before_anybody_waits(
     late = ask(lambda: of_devices(desk, small, 9, None, "late"))
     assert isinstance(late, Refused) and "too many visitors" in late.message
     for source, token in ((hidden, BOB), (hidden, None), ("alice/none", ALICE), ("./small", None), ("/etc", None)):
-        refused = ask(lambda source=source, token=token: desk.devices(source, "cpu=1GB", token))
-        usual = ask(lambda source=source, token=token: desk.plan(source, Options("60kB"), token))
+        refused = ask(lambda source=source, token=token: desk.models.devices(source, "cpu=1GB", token))
+        usual = ask(lambda source=source, token=token: desk.models.plan(source, Options("60kB"), token))
         assert isinstance(refused, SourceError) and str(refused) == str(usual)
     with monkeypatch.context() as context:
         context.setattr("sharding.desk.header_cache.MAX_PAGE_TENSORS", 3)
-        assert isinstance(ask(lambda: desk.devices(hidden, "cpu=1GB", ALICE)), TooManyTensors)
+        assert isinstance(ask(lambda: desk.models.devices(hidden, "cpu=1GB", ALICE)), TooManyTensors)
     assert held.asked == ["devices"]
     held.let_go()
     assert [answer.answer.result(20) for answer in waiting] == [f"cpu={number}GB" for number in range(1, 7)]
@@ -190,10 +190,10 @@ def test_devices_are_refused_as_plans_are_before_anybody_waits(
 def test_the_answer_on_devices_is_for_those_only_who_may_read_the_repo(desk: Desk, held: Held, hidden: str) -> None:
     held.go["devices"].set()
     for _ in range(2):
-        assert desk.devices(hidden, "cpu=1GB", ALICE) == "cpu=1GB"
+        assert desk.models.devices(hidden, "cpu=1GB", ALICE) == "cpu=1GB"
         for token in (BOB, None):
             with pytest.raises(SourceError, match="does not exist"):
-                desk.devices(hidden, "cpu=1GB", token)
+                desk.models.devices(hidden, "cpu=1GB", token)
     assert held.asked == ["devices"]
 
 
@@ -243,11 +243,11 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
 
 def test_a_base_that_makes_no_sense_is_refused_wherever_it_is_given(desk: Desk, small: str) -> None:
     with pytest.raises(UsageError, match="configuration of its own"):
-        desk.inspect(small, base=small)
+        desk.models.inspect(small, base=small)
     with pytest.raises(UsageError, match="configuration of its own"):
-        desk.plan(small, Options("60kB", base=small))
+        desk.models.plan(small, Options("60kB", base=small))
     with pytest.raises(SourceError):
-        desk.inspect(small, base="./small")
+        desk.models.inspect(small, base="./small")
 
 
 def test_a_folder_of_this_machine_is_read_by_no_question(
@@ -255,4 +255,4 @@ def test_a_folder_of_this_machine_is_read_by_no_question(
 ) -> None:
     write_checkpoint(tmp_path / small, {"model.safetensors": random_tensors(3)}, False)
     monkeypatch.chdir(tmp_path)
-    assert len(desk.inspect(small).tensors) == len(desk.plan(small, Options("60kB"))[0].tensors) == 14
+    assert len(desk.models.inspect(small).tensors) == len(desk.models.plan(small, Options("60kB"))[0].tensors) == 14

@@ -13,7 +13,6 @@ from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, branches, push, state, stop_short
-from tests.hubs import propose
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
@@ -58,28 +57,6 @@ def test_a_check_is_of_what_the_result_says_of_itself_at_the_commits_that_are_th
         state(desk, job_id, "failed")
 
 
-def test_commits_that_no_branch_leads_to_are_named_of_both_sides_of_a_check(
-    hub: InHouse, desk: Desk, stage: Stage, small: str, name: str, tmp_path: Path
-) -> None:
-    other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=9)}, False)
-    source = f"{small}@{propose(hub, other, small)}"
-    actor = stage(name)
-    job_id = desk.submit(JobRequest(source, name, SIZE), *AS_ALICE)
-    assert state(desk, job_id, "running").unreached == (source,)
-    actor.exit()
-    assert state(desk, job_id, "failed").unreached == (source,)
-    *_, _ = job.shard(source, name, SIZE, endpoint=hub.address, token=ALICE)
-    copy = Path(hub.api().snapshot_download(name, local_dir=tmp_path / "copy", cache_dir=tmp_path / "cache"))
-    (copy / "README.md").write_text("---\nlicense: mit\n---\n")
-    place = f"{name}@{propose(hub, copy, name)}"
-    for result, wanted in ((name, (source,)), (place, (source, place))):
-        check = desk.submit_check(result, *AS_ALICE)
-        status = state(desk, check, "running")
-        stage(status.request.destination).exit()
-        assert status.unreached == state(desk, check, "failed").unreached == wanted
-    assert [record.unreached for record in desk.jobs_of("alice")] == [(source, place), (source,), (source,)]
-
-
 # --- What is unfinished -------------------------------------------------------------------------------------
 
 
@@ -107,7 +84,8 @@ def test_what_is_unfinished_goes_on_with_its_choices_and_as_hidden_as_it_was(
     assert ("--private" if private else "--public") in actor.arguments
     actor.exit()
     state(desk, job_id, "failed")
-    assert desk.discard(name, ALICE) == "" and desk.unfinished(name, ALICE) is None
+    job.discard(name, endpoint=hub.address, token=ALICE)
+    assert desk.unfinished(name, ALICE) is None
 
 
 def test_what_was_begun_from_a_folder_cannot_go_on_here(

@@ -16,6 +16,7 @@ from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
 from tests.conftest import listing
 from tests.desk.actors import PROGRESS
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -67,16 +68,6 @@ def test_what_is_kept_comes_back_as_it_was_the_oldest_first(shelf: Shelf, tmp_pa
     again = Shelf(tmp_path / "desk")
     assert again.records() == [changed, whole, newest]
     again.close()
-
-
-def test_a_record_of_a_version_that_knew_no_remedies_is_read(shelf: Shelf, tmp_path: Path) -> None:
-    kept = record("earlier", state="failed", error=("a sentence", "a hint"))
-    shelf.save(kept)
-    file = place(tmp_path, kept) / "job.json"
-    fields = json.loads(file.read_text())
-    del fields["remedy"]
-    file.write_text(json.dumps(fields))
-    assert shelf.load(kept.id) == kept
 
 
 def test_a_folder_is_one_desks_until_it_lets_go(shelf: Shelf, tmp_path: Path) -> None:
@@ -164,6 +155,7 @@ def test_each_process_gets_an_empty_folder_and_what_it_left_is_removed(shelf: Sh
     assert {path.name for path in place(tmp_path, kept).iterdir()} == {"job.json", "events.jsonl"}
 
 
+@promise("docs/security.md#take-the-lock-of-the-page")
 def test_nobody_else_can_look_into_anything_that_is_kept(tmp_path: Path) -> None:
     """Whatever the mask of the one who starts the page."""
     before = os.umask(0)

@@ -16,10 +16,9 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.planning.plan import identify_plan
 from sharding.storage.hub.answers import Person
-from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
-from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, push, state, stop_short
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, push, state
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
@@ -48,7 +47,7 @@ def trained(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
 
 
 def test_a_job_runs_the_plan_that_was_shown_or_is_refused(desk: Desk, stage: Stage, small: str, name: str) -> None:
-    shown = identify_plan(desk.plan(small, SIZE)[1])
+    shown = identify_plan(desk.models.plan(small, SIZE)[1])
     with pytest.raises(Refused, match="have changed since this plan was made"):
         desk.submit(JobRequest(small, name, Options("90kB"), expect=shown), *AS_ALICE)
     assert desk.jobs_of("alice") == []
@@ -76,8 +75,8 @@ def test_who_has_a_job_gets_no_second_one_until_it_has_ended(
     first, second = stage(name), stage("bobs-second")
     running = desk.submit(JobRequest(small, name, SIZE), *AS_ALICE)
     waiting = desk.submit(JobRequest(small, "bob/bobs-second", SIZE), *AS_BOB)
-    first.do("trap '' TERM")
     state(desk, running, "running")
+    first.ignore_stop()
     are_refused(AS_ALICE, f"{name}-2", running)
     are_refused(AS_BOB, "bob/another", waiting)
     desk.cancel(running, "alice")
@@ -105,14 +104,12 @@ def test_a_repo_has_one_writer_until_its_job_has_ended(hub: InHouse, desk: Desk,
             with pytest.raises(Refused, match=f"Another job is writing to {shared}") as refusal:
                 desk.submit(JobRequest(small, called, SIZE), *AS_BOB)
             assert refusal.value.remedy is None and job_id not in str(refusal.value.document())
-        with pytest.raises(Refused, match=f"Another job is writing to {shared}"):
-            desk.discard(shared, ALICE)
 
     actor = stage(shared)
     job_id = desk.submit(JobRequest(small, f"{hub.address}/{shared}", SIZE), *AS_ALICE)
     assert desk.status(job_id, "alice").request.destination == shared  # type: ignore[union-attr]
-    actor.do("trap '' TERM")
     state(desk, job_id, "running")
+    actor.ignore_stop()
     is_refused()
     desk.cancel(job_id, "alice")
     state(desk, job_id, "cancelling")
@@ -157,24 +154,6 @@ def test_of_jobs_handed_in_at_the_same_time_one_is_taken(
         state(desk, job_id, "cancelled", person.name)
 
 
-def test_nothing_is_discarded_where_a_job_is_writing(
-    hub: InHouse, desk: Desk, stage: Stage, small: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_short(hub, small, name, monkeypatch)
-    staged = hub.api().list_repo_files(name, revision=STAGING_BRANCH)
-    actor = stage(name)
-    job_id = desk.submit(JobRequest(small, name, SIZE), *AS_ALICE)
-    state(desk, job_id, "running")
-    before = len(hub.log)
-    with pytest.raises(Refused, match="Another job is writing"):
-        desk.discard(name, ALICE)
-    assert not [line for line in hub.log[before:] if not line.startswith("GET")]
-    assert hub.api().list_repo_files(name, revision=STAGING_BRANCH) == staged
-    actor.exit()
-    state(desk, job_id, "failed")
-    assert desk.discard(name, ALICE) == "" and not hub.api().repo_exists(name)
-
-
 # --- What is too large, or hopeless -------------------------------------------------------------------------
 
 
@@ -183,7 +162,7 @@ def test_the_limit_is_for_every_visitor_and_to_the_byte(
 ) -> None:
     """Copy or check, and also where the machine has no host; the host has no limit."""
     with Desk(settings) as desk:
-        size = desk.plan(small, SIZE)[1].total_bytes
+        size = desk.models.plan(small, SIZE)[1].total_bytes
     for host, limit, is_taken in (
         (None, size, True),
         (None, size - 1, False),

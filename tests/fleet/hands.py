@@ -12,7 +12,7 @@ from sharding.fleet.worker import work
 
 
 class Hands:
-    """Two workers, which do parts a line at a time. See `crew.Workers`.
+    """Two workers, which do parts a line at a time. See `RayWorkers`.
 
     `loses` is asked of every line whether it gets lost with its worker, and of which attempt at the file it is.
     """

@@ -142,15 +142,6 @@ def test_a_source_that_changes_under_a_part_ends_the_job(checkpoint: Path, tmp_p
         reshard(checkpoint, tmp_path / "many", workers="ray")
 
 
-def test_a_cluster_without_processors_is_waited_for_and_then_left(
-    checkpoint: Path, tmp_path: Path, led: Led, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sharding.fleet.crew.WORKERS_SECONDS", 0.2)
-    led(Hands(count=0))
-    with pytest.raises(Refused, match="no processor"):
-        reshard(checkpoint, tmp_path / "many", workers="ray")
-
-
 def test_what_an_earlier_run_has_kept_is_checked_by_the_workers(checkpoint: Path, tmp_path: Path, led: Led) -> None:
     out = tmp_path / "many"
     led(Hands(lambda part, *_: part.phase == "verify", count=1))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from sharding.core.lent import Grant, LentDestination, LentFile, LentSource
 from sharding.core.recipe import Recipe
 from sharding.core.values import BytesRead, RepoRef, Shard, ShardRecord, Tensor
-from sharding.fleet.cutting import tasks_to_read
 from sharding.fleet.parts import (
     Part,
     PartDone,
@@ -22,6 +21,7 @@ from sharding.fleet.parts import (
     parse_event,
     parse_part,
     part_json,
+    tasks_to_read,
 )
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
@@ -99,7 +99,7 @@ SAID: st.SearchStrategy[PartEvent] = st.one_of(
 
 
 @given(PARTS)
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_a_part_is_the_same_after_its_journey(part: Part) -> None:
     after = parse_part(part_json(part))
     assert after == part
@@ -108,7 +108,7 @@ def test_a_part_is_the_same_after_its_journey(part: Part) -> None:
 
 
 @given(SAID)
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_what_is_said_of_it_is_the_same_after_its_journey(said: PartEvent) -> None:
     line = event_line(said)
     assert parse_event(line) == said and " " in line and "\n" not in line

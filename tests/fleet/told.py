@@ -29,7 +29,7 @@ def failed(kind: str = "GrantExpired", *, again: bool, hint: str = "", remedy: R
 
 
 class Told:
-    """Workers that say of each attempt at a part what `answer` says, one thing at a time. See `crew.Workers`."""
+    """Workers that say of each attempt at a part what `answer` says, one thing at a time. See `RayWorkers`."""
 
     name = "told 1"
 

@@ -47,7 +47,7 @@ def order(rooms: Rooms, source: str, destination: str, **values: object) -> dict
     """The form with `source` and `destination` filled in, with its plan, and else as it comes but for `values`."""
     namespace, _, name = destination.partition("/")
     given = rooms.given(repo=source, size="60kB", namespace=namespace, name=name, **values)
-    plan_id = identify_plan(rooms.desk.plan(source, options_in(rooms.form, given), "hf_alice")[1])
+    plan_id = identify_plan(rooms.desk.models.plan(source, options_in(rooms.form, given), "hf_alice")[1])
     return {**given, rooms.form.plan_id: plan_id}
 
 

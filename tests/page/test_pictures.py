@@ -70,7 +70,7 @@ def forge(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def result(rooms: Rooms) -> Result:
-    return rooms.desk.judge(COPY, None)[0]
+    return rooms.desk.results.judge(COPY, None)[0]
 
 
 async def page(scope: Any, receive: Any, send: Any) -> None:
@@ -114,22 +114,22 @@ def verdict(badge: httpx.Response) -> str:
 
 
 def test_a_result_has_a_badge_and_a_picture(rooms: Rooms) -> None:
-    badge, picture = (ask(rooms.desk.judge, path, COPY) for path in PATHS)
+    badge, picture = (ask(rooms.desk.results.judge, path, COPY) for path in PATHS)
     assert (badge.status_code, verdict(badge)) == (200, "structure matches")
     assert (picture.status_code, picture.headers["Content-Type"]) == (200, "image/png")
     assert Image.open(BytesIO(picture.content)).size == (1200, 630)
-    assert ask(rooms.desk.judge, "/badge.svg", f"https://huggingface.co/{COPY}").text == badge.text
+    assert ask(rooms.desk.results.judge, "/badge.svg", f"https://huggingface.co/{COPY}").text == badge.text
 
 
 def test_a_revision_that_was_asked_for_is_named_on_the_badge_and_on_the_picture(rooms: Rooms) -> None:
     """So what is true of an old commit is not taken for what main is now."""
     commit = str(rooms.hub.api().model_info(COPY).sha)
     for revision, shown in ((commit, commit[:12]), ("main", "main")):
-        badge, picture = (ask(rooms.desk.judge, path, f"{COPY}@{revision}") for path in PATHS)
+        badge, picture = (ask(rooms.desk.results.judge, path, f"{COPY}@{revision}") for path in PATHS)
         assert verdict(badge) == f"structure matches @{shown}"
         assert ET.fromstring(badge.text).get("aria-label") == f"Shard My Repo: {COPY}@{shown}, structure matches"
-        assert picture.content != ask(rooms.desk.judge, "/certificate.png", COPY).content
-        assert certificate_of(*rooms.desk.judge(COPY, None), revision).tail == f"@{shown}"
+        assert picture.content != ask(rooms.desk.results.judge, "/certificate.png", COPY).content
+        assert certificate_of(*rooms.desk.results.judge(COPY, None), revision).tail == f"@{shown}"
 
 
 @promise("docs/security.md#get-a-badge-or-a-picture")
@@ -139,13 +139,13 @@ def test_nobody_gets_a_verdict_on_a_repo_with_a_pull_request(rooms: Rooms, path:
     rooms.hub.api("hf_alice").create_repo(name := f"alice/target-{path[1:4]}")
     good = propose(rooms.hub, download(rooms.hub, COPY, tmp_path / "good"), name)
     bad = propose(rooms.hub, download(rooms.hub, FORGED, tmp_path / "bad"), name)
-    assert rooms.desk.judge(f"{name}@{bad}", None)[1].level == "contradicted"
+    assert rooms.desk.results.judge(f"{name}@{bad}", None)[1].level == "contradicted"
     rooms.hub.api("hf_alice").upload_folder(repo_id=name, folder_path=tmp_path / "good")
-    missing = ask(rooms.desk.judge, path, MISSING)
+    missing = ask(rooms.desk.results.judge, path, MISSING)
     for revision in (good, bad, "refs/pr/1", "refs/pr/2"):
-        answer = ask(rooms.desk.judge, path, f"{name}@{revision}")
+        answer = ask(rooms.desk.results.judge, path, f"{name}@{revision}")
         assert (answer.status_code, answer.headers, answer.content) == (404, missing.headers, missing.content), revision
-    assert ask(rooms.desk.judge, path, name).status_code == 200
+    assert ask(rooms.desk.results.judge, path, name).status_code == 200
 
 
 @promise("docs/security.md#get-a-badge-or-a-picture")
@@ -173,7 +173,7 @@ def test_a_commit_has_one_badge_and_no_other_for_its_shortened_ids(rooms: Rooms,
 
 
 def test_both_may_be_kept_for_as_long_as_headers_and_run_no_script(rooms: Rooms) -> None:
-    badge, picture = (ask(rooms.desk.judge, path, COPY) for path in PATHS)
+    badge, picture = (ask(rooms.desk.results.judge, path, COPY) for path in PATHS)
     for answer in (badge, picture):
         assert answer.headers["Cache-Control"] == f"public, max-age={CACHED_SECONDS}"
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -185,7 +185,7 @@ def test_both_may_be_kept_for_as_long_as_headers_and_run_no_script(rooms: Rooms)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("place", [COPY, MISSING])
 def test_head_is_answered_as_get_but_without_a_body(rooms: Rooms, path: str, place: str) -> None:
-    whole, head = (ask(rooms.desk.judge, path, place, method) for method in ("GET", "HEAD"))
+    whole, head = (ask(rooms.desk.results.judge, path, place, method) for method in ("GET", "HEAD"))
     assert (head.status_code, head.headers, head.content) == (whole.status_code, whole.headers, b"")
     assert whole.content
 
@@ -194,8 +194,8 @@ def test_head_is_answered_as_get_but_without_a_body(rooms: Rooms, path: str, pla
 def test_a_result_that_contradicts_the_repos_is_red_and_nothing_of_its_report_is_repeated(
     rooms: Rooms, path: str
 ) -> None:
-    assert verdict(ask(rooms.desk.judge, "/badge.svg", FORGED)) == "does not match"
-    certificate = certificate_of(*rooms.desk.judge(FORGED, None))
+    assert verdict(ask(rooms.desk.results.judge, "/badge.svg", FORGED)) == "does not match"
+    certificate = certificate_of(*rooms.desk.results.judge(FORGED, None))
     assert (certificate.tone, certificate.steps, certificate.facts) == ("bad", (), ())
     assert "famous" not in repr(certificate)
 
@@ -259,13 +259,13 @@ def test_a_private_result_a_missing_one_and_none_get_the_same_answer_from_everyb
 ) -> None:
     """Also if the machine is logged in as the owner, and if the owner asks."""
     monkeypatch.setenv("HF_TOKEN", "hf_alice")
-    assert rooms.desk.judge(HIDDEN, "hf_alice")[1].level == "fits"  # its headers are known here, to alice
+    assert rooms.desk.results.judge(HIDDEN, "hf_alice")[1].level == "fits"  # its headers are known here, to alice
     by_alice = {"Authorization": "Bearer hf_alice", "Cookie": "session=alice"}
     answers = [
         (answer.status_code, sorted(answer.headers.items()), answer.content)
         for place in (HIDDEN, MISSING, UNREPORTED)
         for headers in ({}, by_alice)
-        for answer in [ask(rooms.desk.judge, path, place, "GET", **headers)]
+        for answer in [ask(rooms.desk.results.judge, path, place, "GET", **headers)]
     ]
     assert answers[0][0] == 404
     assert answers == [answers[0]] * 6
@@ -299,7 +299,7 @@ def test_what_names_no_repo_is_not_judged(place: str) -> None:
 
 def test_a_folder_of_this_machine_is_no_result(rooms: Rooms, tmp_path: Path) -> None:
     for place in (str(tmp_path), ".", "..", "../in", "~"):
-        assert ask(rooms.desk.judge, "/badge.svg", place).status_code == 404
+        assert ask(rooms.desk.results.judge, "/badge.svg", place).status_code == 404
 
 
 @pytest.mark.parametrize(("origin", "status"), [(ORIGIN, 200), ("", 403)], ids=["space", "home"])
@@ -314,7 +314,7 @@ def test_other_sites_show_the_badges_of_a_space_and_none_of_a_page_at_home(
         app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("the page"))])
         app.middleware_stack = app.build_middleware_stack()
         headers = {"Host": origin.removeprefix("https://") or "127.0.0.1:7860"}
-        async with guarded(site, rooms.desk.judge)(app), client_of(app) as client:
+        async with guarded(site, rooms.desk.results.judge)(app), client_of(app) as client:
             asked = [
                 await client.request(method, f"{path}?result={COPY}", headers={**headers, **more})
                 for path in PATHS

@@ -207,7 +207,7 @@ def test_what_transformers_is_asked_has_half_a_minute(
     monkeypatch.setattr("sharding.model_class.architecture.ask_meta_model", answer)
     on_space.plan(llamas[9], asks(), "100kB", "blocks")
     with pytest.raises(SourceError, match="no class"):
-        rooms.desk.devices(llamas[9], "cuda:0=1GB,cpu=1GB")
+        rooms.desk.models.devices(llamas[9], "cuda:0=1GB,cpu=1GB")
     assert QUESTION_SECONDS == 30 and len(given) == 2
     assert all(29 < seconds <= 30 for seconds in given)
 

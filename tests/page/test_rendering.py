@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, FleetCost, NodeCost, RepoRef
-from sharding.desk.classic import ClassicForecast
-from sharding.desk.forecast import Forecast
+from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.drawing.model_map import map_of_plan

@@ -19,7 +19,7 @@ from sharding.core.errors import (
     UsageError,
 )
 from sharding.core.events import Planned, Verified
-from sharding.core.options import Options
+from sharding.core.options import Options, Request
 from sharding.planning.plan import plan_checkpoint
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub import retry as hub_retry
@@ -38,7 +38,7 @@ QUESTIONS: dict[str, Callable[[str, dict[str, Any]], object]] = {
     "plan": lambda out, at: job.plan("alice/hidden", "60kB", **at),
     "shard": lambda out, at: finish(job.shard("alice/hidden", out, "60kB", **at)),
     "verify": lambda out, at: list(job.verify("alice/hidden", "alice/hidden", **at)),
-    "check": lambda out, at: job.check("alice/hidden", out, **at),
+    "check": lambda out, at: job.check(Request("alice/hidden", out), **at),
     "find_unfinished": lambda out, at: job.find_unfinished("alice/hidden", **at),
     "discard": lambda out, at: job.discard("alice/hidden", **at),
 }

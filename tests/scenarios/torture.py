@@ -28,12 +28,14 @@ from sharding import job
 from sharding.core.events import Verified
 from sharding.core.limits import THREADS
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk import Desk, JobRequest, JobStatus, Settings
+from sharding.desk.jobs import ACTIVE
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from tests.conftest import environment, listing, write_checkpoint
+from tests.desk.conftest import end, watched
 from tests.folders import recorded_in
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
@@ -231,16 +233,18 @@ def torture_page(hub: Server, source: str, name: str, place: Path, kills: int, m
 
 def _killed_after(desk: Desk, folder: Path, job_id: str, shards: int, seconds: float) -> str:
     """Kill the process of a job once it has moved so many shards, and a little later; return how the job ended."""
-    for status in desk.watch(job_id, "alice"):
+
+    def is_due(status: JobStatus) -> bool:
         moved = [shard for shard in status.shards if not shard.kept]
-        if status.state == "running" and (len(moved) >= shards > 0 or (shards == 0 and status.planned)):
-            time.sleep(seconds)
-            process = json.loads((folder / job_id.split("/")[0] / "job.json").read_text())["process"]
-            if process:  # else it was quicker
-                with suppress(ProcessLookupError):
-                    os.kill(process[0], signal.SIGKILL)
-            break
-    *_, last = desk.watch(job_id, "alice")
+        return status.state not in ACTIVE or len(moved) >= shards > 0 or (shards == 0 and bool(status.planned))
+
+    if watched(desk, job_id, "alice", is_due).state == "running":
+        time.sleep(seconds)
+        process = json.loads((folder / job_id.split("/")[0] / "job.json").read_text())["process"]
+        if process:  # else it was quicker
+            with suppress(ProcessLookupError):
+                os.kill(process[0], signal.SIGKILL)
+    last = end(desk, job_id)
     assert last.state in ("done", "failed", "interrupted"), last.state
     return last.state
 

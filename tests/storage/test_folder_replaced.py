@@ -15,7 +15,7 @@ from sharding import job
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import ShardFinished
 from sharding.core.limits import DISK_FLOOR_BYTES
-from sharding.core.options import Options
+from sharding.core.options import Options, Request
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME, STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
@@ -78,7 +78,10 @@ def test_what_no_report_of_ours_is_beside_is_not_replaced(source: Path, out: Pat
     if report is not None:
         (out / REPORT_NAME).write_bytes(report)
     before = listing(out)
-    for ask in (lambda: job.check(str(source), str(out)), lambda: finish(job.shard(str(source), str(out), "200B"))):
+    for ask in (
+        lambda: job.check(Request(str(source), str(out))),
+        lambda: finish(job.shard(str(source), str(out), "200B")),
+    ):
         with pytest.raises(DestinationError, match="did not write"):
             ask()
     assert listing(out) == before
@@ -93,7 +96,7 @@ def test_asking_of_a_folder_what_is_done_there_writes_nothing(source: Path, tmp_
             target.check(RepoRef("folder", "in", ""))
             assert target.done("plan") == {} and target.unfinished() is None and not target.has_finished_shards
             target.close()
-        job.check(str(source), str(place))
+        job.check(Request(str(source), str(place)))
         assert job.find_unfinished(str(place)) is None and not job.discard(str(place)).found
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -106,7 +109,7 @@ def test_a_destination_that_is_a_file_or_below_one_is_refused(source: Path, tmp_
             finish(job.shard(str(source), str(tmp_path / place), "200B", overwrite=overwrite))
         if place == "out":
             with pytest.raises(DestinationError, match="is a file"):
-                job.check(str(source), str(tmp_path / place), overwrite=overwrite)
+                job.check(Request(str(source), str(tmp_path / place), overwrite=overwrite))
     assert (tmp_path / "out").read_text() == "mine"
 
 

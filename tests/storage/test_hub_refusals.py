@@ -7,6 +7,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.limits import THREADS
+from sharding.core.options import Request
 from sharding.core.values import RepoRef
 from tests.hubs import TOKEN, branches, shard
 from tests.inhouse import InHouse
@@ -24,7 +25,7 @@ def test_a_login_that_may_only_read_is_refused_at_the_check(hub: InHouse, name: 
     hub.api().create_repo(name, private=True)
     hub.log.clear()
     for ask in (
-        lambda: job.check(SOURCE, name, private=private, endpoint=hub.address, token="hf_alice_read"),
+        lambda: job.check(Request(SOURCE, name, private=private), endpoint=hub.address, token="hf_alice_read"),
         lambda: shard(hub, SOURCE, name, token="hf_alice_read", private=private),
     ):
         with pytest.raises(DestinationError, match="does not allow it"):
@@ -43,7 +44,7 @@ def test_a_repo_that_this_tool_did_not_write_stays_and_a_name_that_is_free_is_pr
         hub.api().create_repo(f"{name}-{number}")
     before, _ = hub.api().model_info(name).sha, hub.log.clear()
     for ask in (
-        lambda: job.check(SOURCE, name, overwrite=overwrite, endpoint=hub.address, token=TOKEN),
+        lambda: job.check(Request(SOURCE, name, overwrite=overwrite), endpoint=hub.address, token=TOKEN),
         lambda: shard(hub, SOURCE, name, overwrite=overwrite),
         lambda: shard(hub, SOURCE, name, overwrite=overwrite, restart=True),
     ):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sharding import job
 from sharding.cli.commands import app
 from sharding.core.errors import ShardingError
+from sharding.core.options import Request
 from tests import inhouse
 from tests.conftest import HOME, in_two_files
 from tests.folders import finish
@@ -49,7 +50,7 @@ FUNCTIONS: dict[str, Callable[[str, dict[str, Any]], object]] = {
     "plan": lambda out, at: job.plan(SECRET, "60kB", **at),
     "shard": lambda out, at: finish(job.shard(SECRET, out, "60kB", **at)),
     "verify": lambda out, at: list(job.verify(SECRET, SECRET, **at)),
-    "check": lambda out, at: job.check(SECRET, out, **at),
+    "check": lambda out, at: job.check(Request(SECRET, out), **at),
 }
 
 

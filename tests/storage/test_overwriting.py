@@ -11,6 +11,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import ShardFinished
+from sharding.core.options import Request
 from tests.conftest import ROOT, environment, listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, same
 from tests.hubs import TOKEN, download, files_of, push, shard
@@ -68,14 +69,14 @@ def test_in_a_repo_another_models_copy_stays_until_it_may_go(hub: InHouse, tmp_p
     hub.log.clear()
     for ask in (
         lambda: finish(job.shard("alice/other", "alice/copy", "60kB", **asks)),  # type: ignore[arg-type]
-        lambda: job.check("alice/other", "alice/copy", **asks),  # type: ignore[arg-type]
+        lambda: job.check(Request("alice/other", "alice/copy"), **asks),  # type: ignore[arg-type]
     ):
         with pytest.raises(ReplaceRefused, match=r"alice/copy holds a copy of alice/one\. A copy of alice/other") as no:
             ask()
         assert no.value.there == "alice/one"
     assert not hub.asked("^(POST|PUT|DELETE) .*(commit|branch|create|delete|settings)")
     assert hub.api().model_info("alice/copy").sha == before
-    job.check("alice/other", "alice/copy", overwrite=True, **asks)  # type: ignore[arg-type]
+    job.check(Request("alice/other", "alice/copy", overwrite=True), **asks)  # type: ignore[arg-type]
     shard(hub, "alice/other", "alice/copy", overwrite=True)
     assert same(arrays(download(hub, "alice/copy", tmp_path / "down")), random_tensors(2))
 

@@ -11,7 +11,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Published, Verified
-from sharding.core.options import Options
+from sharding.core.options import Options, Request
 from sharding.localhub import repos
 from sharding.storage.hub.repo import HubRepo
 from sharding.storage.hub.staging import STAGING_BRANCH
@@ -69,7 +69,7 @@ def test_a_repo_that_is_public_is_refused_where_the_copy_is_to_be_private(hub: I
     hub.log.clear()
     for ask in (
         lambda: shard(hub, "alice/open", "alice/copy", "70kB", private=True),
-        lambda: job.check("alice/open", "alice/copy", private=True, endpoint=hub.address, token=TOKEN),
+        lambda: job.check(Request("alice/open", "alice/copy", private=True), endpoint=hub.address, token=TOKEN),
     ):
         with pytest.raises(DestinationError, match="alice/copy exists and is public") as refusal:
             ask()

@@ -8,7 +8,7 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.options import Options
+from sharding.core.options import Options, Request
 from tests.conftest import write_checkpoint
 from tests.folders import write_ranks
 from tests.hubs import TOKEN, exists, push, shard
@@ -64,7 +64,8 @@ def make(hub: InHouse, kind: str, place: str, **choices: Any) -> None:
 
 def check(hub: InHouse, kind: str, place: str, **choices: Any) -> None:
     source, base, _, _ = SOURCES[kind]
-    job.check(FOLDERS.get(source, source), place, base=base, endpoint=hub.address, token=TOKEN, **choices)
+    request = Request(FOLDERS.get(source, source), place, Options(base=base), **choices)
+    job.check(request, endpoint=hub.address, token=TOKEN)
 
 
 @pytest.mark.parametrize("kind", SOURCES)

@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
 
 import pytest
 import torch
@@ -86,40 +85,6 @@ def test_verify_compares_a_copy_with_the_cast_source(tmp_path: Path) -> None:
         verified(dtype="bf16", quick=True)
 
 
-def test_numbers_that_become_infinite_are_counted_and_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    source = llama(tmp_path / "source", large=300)
-    with pytest.raises(OverflowRefused, match=r"model.layers.11.mlp.up_proj.weight has 300 finite numbers") as caught:
-        cast(source, tmp_path / "out", size="20kB")  # shards before it are finished by then
-    assert "bf16" in caught.value.hint
-    assert not (tmp_path / "out").exists()
-    assert cast(source, tmp_path / "bf16", "bf16").verification.identical
-
-
-def test_an_overflow_that_is_allowed_is_reported_also_after_an_interruption(tmp_path: Path) -> None:
-    source = llama(tmp_path / "source", large=300)
-    wanted = {"model.layers.11.mlp.up_proj.weight": 300}
-    events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16", allow_overflow=True))
-    shards = [event for event, _ in zip(events, range(10_000), strict=False) if isinstance(event, ShardFinished)]
-    (tmp_path / "out").rename(tmp_path / "whole")
-    holder = next(
-        number for number, shard in enumerate(shards, 1)
-        if "model.layers.11.mlp.up_proj.weight" in load_file(tmp_path / "whole" / shard.file)
-    )  # fmt: skip
-    events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16", allow_overflow=True))
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == holder:
-            events.close()
-    copytree(tmp_path / "out", tmp_path / "staged")
-    with pytest.raises(OverflowRefused):  # what is staged belongs to a job that was allowed to
-        cast(source, tmp_path / "staged", size="20kB")
-    events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16", allow_overflow=True))
-    *before, report = events
-    assert holder in [event.number for event in before if isinstance(event, ShardFinished) and event.kept]
-    assert isinstance(report, Report) and report.overflowed == wanted
-    assert json.loads((tmp_path / "out/sharding_report.json").read_text())["overflowed"] == wanted
-    assert "300 numbers were too large" in (tmp_path / "out/README.md").read_text()
-
-
 def test_another_dtype_is_another_job_and_the_same_one_goes_on(tmp_path: Path) -> None:
     source = llama(tmp_path / "source")
     events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16"))
@@ -192,9 +157,9 @@ def test_what_a_job_has_staged_that_was_allowed_to_overflow_is_not_taken_over_by
         list(job.shard("alice/wide", str(out), replace(options, allow_overflow=False), **at))  # type: ignore[arg-type]
 
 
-def test_the_command_casts_and_asks_transformers_in_a_process_of_its_own(run: Run, tmp_path: Path) -> None:
+def test_the_command_casts(run_here: Run, tmp_path: Path) -> None:
     source = models.save("t5", tmp_path / "source")
-    done = run(
+    done = run_here(
         "shard", source, tmp_path / "out", "-s", "60kB", "--dtype", "fp16", "--order", "transformers", "--events"
     )
     assert done.returncode == 0, done.stderr

@@ -44,8 +44,9 @@ def test_they_are_counted_by_tensor_however_many_reads_one_takes(length: int, tm
     copy = {key: array for path in (tmp_path / "out").glob("*.safetensors") for key, array in load_file(path).items()}
     assert np.isinf(copy["one"]).sum() == 5 and np.isnan(copy["one"]).sum() == 1
     assert (copy["three"][0], np.isinf(copy["two"]).all()) == (65504, True)
-    with pytest.raises(OverflowRefused, match=r"^(one has 3|two has 7) finite numbers too large for float16"):
+    with pytest.raises(OverflowRefused, match=r"^(one has 3|two has 7) finite numbers too large for float16") as no:
         cast(tmp_path / "in", tmp_path / "refused", size="20B")
+    assert "bf16" in no.value.hint
     assert not (tmp_path / "refused").exists()
     assert cast(tmp_path / "in", tmp_path / "wide", "bf16", allow_overflow=True).overflowed == {"one": 1}
 

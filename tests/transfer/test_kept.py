@@ -10,8 +10,7 @@ from sharding.core.recipe import Extent
 from sharding.recipes.feed import Feed
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.stored import Stored
-from sharding.transfer.kept import Kept
-from sharding.transfer.pages import Pages
+from sharding.transfer.pages import Kept, Pages
 from tests.fuzz.targets import Memory
 
 LONG = 30.0
@@ -98,16 +97,6 @@ def test_a_value_that_took_the_place_of_one_that_failed_is_kept() -> None:
     with pytest.raises(SourceError):
         kept.get("page", 10, fail)
     assert is_kept(kept, "page", 10)
-
-
-def test_what_could_not_be_made_is_made_again_by_who_asks_next() -> None:
-    kept: Kept[int] = Kept(100)
-    with pytest.raises(SourceError):
-        kept.get("page", 10, lambda: (_ for _ in ()).throw(SourceError("gone")))
-    assert kept.get("page", 10, lambda: 7) == 7
-    assert kept.get("page", 10, lambda: 8) == 7
-    kept.get("large", 95, lambda: 1)  # which leaves no room for the first
-    assert kept.get("page", 10, lambda: 9) == 9
 
 
 def test_who_asks_for_what_another_thread_makes_waits_for_it() -> None:

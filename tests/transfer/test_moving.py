@@ -9,7 +9,6 @@ import pytest
 from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
-from sharding.core.limits import BATCH_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.lanes import Done
@@ -18,6 +17,7 @@ from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import digest_shards, move_shards
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
+from tests.promises import promise
 from tests.tensors import stored_tensor
 
 LONG = 30.0
@@ -204,6 +204,7 @@ def read_ahead(source: Memory, shards: list[Shard], sink: Sink) -> dict[str, lis
     return ahead
 
 
+@promise("README.md#what-you-can-rely-on")
 @pytest.mark.parametrize("bound", [1, 2 * 64, 3 * 64])
 def test_all_shards_together_have_so_much_fetched_and_not_written_and_each_a_batch_beyond_it(
     bound: int, each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
@@ -239,9 +240,11 @@ def test_the_last_of_many_shards_is_read_ahead_as_the_first_one_is(
     assert {max(counts) for counts in ahead.values()} == {(1 + BATCHES_AHEAD) * 64}
 
 
-def test_small_pieces_are_written_together_and_large_ones_at_once() -> None:
-    small, large = 100, BATCH_BYTES // 8
-    count = 2 * BATCH_BYTES // small
+def test_small_pieces_are_written_together_and_large_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = 1 << 16
+    monkeypatch.setattr("sharding.transfer.stream.BATCH_BYTES", batch)
+    small, large = 100, batch // 8
+    count = 2 * batch // small
     tensors, end = [], 0
     for n, size in enumerate([small] * count + [large, small]):
         tensors.append(stored_tensor(f"t{n}", "U8", (size,), "in", end, end + size))
@@ -251,7 +254,7 @@ def test_small_pieces_are_written_together_and_large_ones_at_once() -> None:
     move(Memory(b"", {"in": data}), [Shard("out", tuple(tensors), end)], sink)
     assert sink.written["out"] == HEADER + data
     writes = [after - before for before, after in zip(lengths, [*lengths[1:], len(HEADER) + end], strict=True)]
-    assert len(writes) <= 6 and max(writes) < BATCH_BYTES + large
+    assert len(writes) <= 6 and max(writes) < batch + large
 
 
 def test_what_was_read_for_a_shard_is_noted_with_it_or_before_it() -> None:

@@ -106,9 +106,9 @@ class Comparing:
     def _compared(self, original: str, copied: str, token: str | None, session: str | None) -> tuple[Likeness, Trust]:
         """Compare two repos. If the original has no plain weights, take the first of its variants."""
         try:
-            return self._desk.compare(original, copied, token, session)
+            return self._desk.results.compare(original, copied, token, session)
         except VariantMissing as error:
-            return self._desk.compare(original, copied, token, session, error.there[0])
+            return self._desk.results.compare(original, copied, token, session, error.there[0])
 
 
 def _read_words(likeness: Likeness) -> str:
