@@ -53,7 +53,7 @@ from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.structure import compare_structure
 from sharding.verify.trust import Trust
 from tests.report.golden import FORECAST, terminal
-from tests.report.results import FOLDER, LIMIT, MERGE, Made, checkpoint, made, of, planned, proved
+from tests.report.results import FOLDER, MERGE, PIPED, Made, checkpoint, made, of, planned, proved
 
 HARMLESS = "harmless"
 EVIL = (
@@ -63,7 +63,6 @@ EVIL = (
     *("<img src=x onerror=evil()>\"'&", '</title><script>evil()</script>"&', "a&b]]>"),  # HTML and SVG
     *("\x1b]0;evil\x07\x1b[31m[bold red]evil", "\u202eevil\x00"),  # a terminal
 )
-PIPED = Options(LIMIT, strategy="pp:2")
 
 
 def result(name: str, options: Options | None = None) -> Made:

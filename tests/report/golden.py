@@ -145,7 +145,7 @@ def devices() -> Parts:
     disk = replace(fits, device_map={"a": "disk"}, devices=(*loads, DeviceLoad("disk", None, 10_000, ("d",), ("f",))))
     for plan in (fits, disk, replace(disk, trouble="No code can load it.", snippet="")):
         yield "terminal", terminal(lambda view, plan=plan: view.devices(plan))  # type: ignore[misc]
-        yield "page", page(devices_panel(plan, "" if plan.trouble else "me/copy"))
+        yield "page", page(devices_panel(plan, "" if plan.trouble else "me/copy"), has_code=True)
 
 
 def differences() -> Parts:

@@ -31,6 +31,7 @@ FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 MERGE = Merge(RepoRef("hub", "bob/lora", "b" * 40), "sub/adapter_model.safetensors", "c" * 64, 2, 6, "acme/model")
 LIMIT = 1000
 """Bytes of a shard, in which two of the tensors fit."""
+PIPED = Options(LIMIT, strategy="pp:2")
 
 
 def checkpoint(source: RepoRef = SOURCE, **changes: Any) -> Checkpoint:

@@ -20,8 +20,7 @@ from sharding.report.snippets import (
 from tests.conftest import environment
 from tests.hubs import TOKEN, push
 from tests.localhub.conftest import Server
-from tests.report.results import made, of, planned
-from tests.test_evil_names import PIPED
+from tests.report.results import PIPED, made, of, planned
 
 RUN = """import json, sys
 for code in json.load(sys.stdin):
