@@ -17,6 +17,7 @@ from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.core.values import (
     Address,
+    Component,
     Difference,
     Finding,
     Library,
@@ -53,7 +54,7 @@ from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.structure import compare_structure
 from sharding.verify.trust import Trust
 from tests.report.golden import FORECAST, terminal
-from tests.report.results import FOLDER, MERGE, PIPED, Made, checkpoint, made, of, planned, proved
+from tests.report.results import COPY, FOLDER, MERGE, PIPED, Made, checkpoint, made, of, planned, proved
 
 HARMLESS = "harmless"
 EVIL = (
@@ -121,6 +122,10 @@ def test_commands_hold_a_name_as_one_word(name: str) -> None:
     assert [word for before, word in zip(words, words[1:], strict=False) if before == "--include"] == [
         *("*.json", "token*", name, f"{name}.tied"),
     ]
+    chosen = checkpoint(components=(Component(variant=name),))
+    html = likeness_panel(compare_structure(chosen, checkpoint(COPY, tensors=())), Trust("contradicted", ()), "")
+    command = "shard-my-repo diff" + Tags(html).text.rpartition("shard-my-repo diff")[2]
+    assert shlex.split(command)[4:7] == ["--variant", name, "--json"]
     (download,) = download_snippet(planned(report, shards=(shard,)), f"me/{name}@{name}").values()
     assert {f"me/{name}", name} <= set(shlex.split(download, comments=True))
 
