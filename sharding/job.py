@@ -50,16 +50,15 @@ from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import identify_plan, planned
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
-from sharding.report.source_card import read_card
-from sharding.report.write import write_beside
+from sharding.report.write import read_card, write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder, parse_address
 from sharding.transfer.prepare import Prepared, overflowed_in
 from sharding.transfer.stream import transfer
 from sharding.verify.digests import ThisMachine
-from sharding.verify.sides import noting, sources_to_read
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
+from sharding.verify.stated import noting, sources_to_read
 from sharding.verify.verify import verify
 
 __all__ = [

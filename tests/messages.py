@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple, get_args
 
 from sharding.core import errors
@@ -35,20 +34,23 @@ class Message(NamedTuple):
 
 
 @cache
-def every_message() -> tuple[Message, ...]:
-    """Every error and finding, in the order of the rooms and of the lines."""
-    rooms = sorted(CODE.rglob("*.py"))
-    return tuple(each for path in rooms for each in _made_in(path.relative_to(CODE), ast.parse(path.read_text())))
+def _rooms() -> dict[str, ast.Module]:
+    return {str(path.relative_to(CODE)): ast.parse(path.read_text()) for path in sorted(CODE.rglob("*.py"))}
 
 
 @cache
-def every_text() -> tuple[str, ...]:
+def every_message() -> tuple[Message, ...]:
+    """Every error and finding, in the order of the rooms and of the lines."""
+    return tuple(each for name, room in _rooms().items() for each in _made_in(name, room))
+
+
+def every_text() -> list[str]:
     """Every text in the code, and every part of one into which something is put."""
-    nodes = (node for path in sorted(CODE.rglob("*.py")) for node in ast.walk(ast.parse(path.read_text())))
-    return tuple(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    nodes = (node for room in _rooms().values() for node in ast.walk(room))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
-def _made_in(path: Path, room: ast.Module) -> Iterator[Message]:
+def _made_in(name: str, room: ast.Module) -> Iterator[Message]:
     for part, function in _functions(room):
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
             of = ast.unparse(call.func)
@@ -63,7 +65,7 @@ def _made_in(path: Path, room: ast.Module) -> Iterator[Message]:
             hint, remedy = (*more, [], [])[:2]
             about = _texts([code]) if code else [text for text in _texts(remedy) if text in KINDS]
             has_hint = len(parts) > 1 and not (isinstance(parts[1], ast.Constant) and not parts[1].value)
-            yield Message(str(path), call.lineno, of, _texts(message), _texts(hint), (*about, "")[0], has_hint)
+            yield Message(name, call.lineno, of, _texts(message), _texts(hint), (*about, "")[0], has_hint)
 
 
 def _functions(room: ast.Module) -> Iterator[tuple[ast.stmt, ast.FunctionDef]]:

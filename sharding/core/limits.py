@@ -43,7 +43,7 @@ MAX_REPORT_BYTES = 100_000_000
 MAX_SHOWN_REPORT_BYTES = 16_000_000
 """Largest report that the page reads from a stranger's repo. One of 100,000 tensors has about 15 MB."""
 
-MAX_SHOWN_REPORT_VALUES = 220_000
+MAX_SHOWN_REPORT_VALUES = 216_000
 """Most JSON values in such a report: enough for 100,000 tensors in a thousand files. The limit is needed because a
 million zeros take little space in a file and much memory."""
 

@@ -30,7 +30,7 @@ from sharding.planning.plan import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source
-from sharding.verify.stored_digests import stored_digests
+from sharding.verify.sides import stored_digests
 from sharding.verify.structure import Claims, Likeness, claims_of, compare_structure
 
 LARGE_PLAN_TENSORS = 20_000

@@ -4,11 +4,12 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from io import BytesIO
 from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
+
+from sharding.drawing.picture import svg_text, visible
 
 NAME = "Shard My Repo"
 
@@ -78,8 +79,7 @@ def draw_badge(certificate: Certificate) -> str:
 
     If a revision was asked for, it stands behind the verdict.
     """
-    tail = _shown(certificate.tail)
-    verdict = f"{_shown(certificate.verdict)} {tail}".rstrip()
+    verdict = visible(f"{certificate.verdict} {certificate.tail}").rstrip()
     left, right = _badge_width(NAME), _badge_width(verdict)
     texts = _badge_text(NAME, left / 2, left) + _badge_text(verdict, left + right / 2, right)
     return _BADGE.format(
@@ -88,7 +88,7 @@ def draw_badge(certificate: Certificate) -> str:
         left=left,
         right=right,
         colour=_RIGHT[certificate.tone],
-        label=escape(f"{NAME}: {_shown(certificate.copy)}{tail}, {_shown(certificate.verdict)}"),
+        label=svg_text(f"{NAME}: {certificate.copy}{certificate.tail}, {certificate.verdict}"),
         texts=texts,
     )
 
@@ -98,12 +98,7 @@ def _badge_width(text: str) -> int:
 
 
 def _badge_text(text: str, middle: float, width: int) -> str:
-    return f'<text x="{middle:g}" y="14" textLength="{max(width - _PAD, 1)}">{escape(text)}</text>'
-
-
-def _shown(text: str) -> str:
-    """Return `text` without characters that XML forbids or nobody sees."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return f'<text x="{middle:g}" y="14" textLength="{max(width - _PAD, 1)}">{svg_text(text)}</text>'
 
 
 # --- The picture --------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, inf
 
 from sharding.core.text import count
 from sharding.core.values import NOT_FINITE, Difference
+from sharding.drawing.picture import svg_text
 from sharding.drawing.tensor_kinds import layer_of
 from sharding.planning.order import natural_key
 
@@ -109,7 +109,7 @@ def draw_heat(names: Iterable[str], differences: Sequence[Difference]) -> str:
     place = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     head = f'<svg class="heat" xmlns="http://www.w3.org/2000/svg" {place} role="img">'
     return "\n".join(
-        [head, f"<title>{escape(title)}</title>", f"<style>{_style()}</style>", _PATTERN, *drawn, "</svg>", ""]
+        [head, f"<title>{svg_text(title)}</title>", f"<style>{_style()}</style>", _PATTERN, *drawn, "</svg>", ""]
     )
 
 
@@ -164,19 +164,20 @@ def _size(stack: Stack) -> float:
 
 def _draw_stack(stack: Stack, y: float) -> Iterator[str]:
     size = _size(stack)
-    yield f'<text class="name" x="0" y="{y + 14:.0f}">{escape(_short(stack.name or "outside of layers"))}</text>'
+    yield f'<text class="name" x="0" y="{y + 14:.0f}">{svg_text(_short(stack.name or "outside of layers"))}</text>'
     every = max(ceil(30 / size), 1) if len(stack.columns) > 1 else 1
     for column, title in enumerate(stack.columns):
         if title and column % every == 0:
-            yield f'<text class="axis" x="{_LABEL + (column + 0.5) * size:.1f}" y="{y + 14:.0f}">{escape(title)}</text>'
+            middle = _LABEL + (column + 0.5) * size
+            yield f'<text class="axis" x="{middle:.1f}" y="{y + 14:.0f}">{svg_text(title)}</text>'
     y += 22
     for part, row in stack.rows.items():
         label = part.removesuffix(".weight")
-        yield f'<text x="0" y="{y + 14:.0f}">{escape(_short(label))}<title>{escape(part)}</title></text>'
+        yield f'<text x="0" y="{y + 14:.0f}">{svg_text(_short(label))}<title>{svg_text(part)}</title></text>'
         for column, cell in row.items():
             x, width = _LABEL + column * size, max(size - 1, 1)
             place = f'x="{x:.1f}" y="{y:.0f}" width="{width:.1f}" height="{_ROW - 1:.0f}"'
-            yield f'<rect class="h{cell.level}" {place}><title>{escape(cell.words)}</title></rect>'
+            yield f'<rect class="h{cell.level}" {place}><title>{svg_text(cell.words)}</title></rect>'
         y += _ROW
 
 

@@ -1,11 +1,11 @@
 """Draw the map of a checkpoint as a standalone SVG, with colours for light and for dark pages. Pure."""
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from sharding.core.text import count, format_bytes, share, source_name
 from sharding.core.values import Checkpoint, Plan
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box, Cell, Column, ModelMap, map_of_plan
+from sharding.drawing.picture import svg_text
 from sharding.drawing.tensor_kinds import Kind
 
 COLOURS: dict[Kind, tuple[str, str]] = {
@@ -50,11 +50,11 @@ def draw_map(model_map: ModelMap, title: str) -> str:
     width = WIDTH + 2 * _MARGIN
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{svg_text(title)}</title>",
         f"<style>{_style()}</style>",
         *([_HATCH] if model_map.changed else []),
         f'<rect class="ground" width="{width:.0f}" height="{height}" rx="12"/>',
-        f'<text class="title" x="{_MARGIN}" y="36">{escape(title)}</text>',
+        f'<text class="title" x="{_MARGIN}" y="36">{svg_text(title)}</text>',
     ]
     y = _TITLE
     for name, columns, cells in strips:

@@ -6,7 +6,7 @@ neighbouring layers. Neighbouring files then become one column.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sharding.core.text import count, ends, format_bytes
@@ -148,8 +148,7 @@ class ModelMap:
 def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
     """Return the map of a checkpoint and of its copy by `plan`."""
     placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
-    drawn = _map(placed, [shard.file for shard in plan.shards], checkpoint, changed_names(plan))
-    return _with_machines(drawn, plan.stages)
+    return _map(placed, [shard.file for shard in plan.shards], checkpoint, plan.stages, changed_names(plan))
 
 
 def map_of_copy(
@@ -160,17 +159,7 @@ def map_of_copy(
     `changed` are the names of the tensors that a merge changes.
     """
     placed = [(tensor, tensor.file) for tensor in copy.tensors]
-    return _with_machines(_map(placed, [file.path for file in copy.weight_files], original, changed), stages)
-
-
-def _with_machines(drawn: ModelMap, stages: Iterable[Stage]) -> ModelMap:
-    column_of = {name: column for column in drawn.after for name in column.names}
-    machines = []
-    for stage in stages:
-        if columns := [column_of[file] for file in stage.files if file in column_of]:
-            start, end = min(column.x for column in columns), max(column.x + column.width for column in columns)
-            machines.append(Machine(stage.blocks, stage.bytes, start, end - start))
-    return replace(drawn, machines=tuple(machines))
+    return _map(placed, [file.path for file in copy.weight_files], original, stages, changed)
 
 
 @dataclass(slots=True)
@@ -213,7 +202,8 @@ def _map(
     placed: Sequence[tuple[Tensor, str]],
     files: Sequence[str],
     original: Checkpoint | None,
-    changed: Collection[str] = (),
+    stages: Iterable[Stage],
+    changed: Collection[str],
 ) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
@@ -244,7 +234,12 @@ def _map(
         )
         for tensor, file in placed
     )
-    return ModelMap(tuple(cells), tuple(today), tuple(after), experts=experts)
+    machines = []
+    for stage in stages:
+        if held := [after[column_of[file]] for file in stage.files if file in column_of]:
+            start, end = min(column.x for column in held), max(column.x + column.width for column in held)
+            machines.append(Machine(stage.blocks, stage.bytes, start, end - start))
+    return ModelMap(tuple(cells), tuple(today), tuple(after), tuple(machines), experts)
 
 
 def _grouped(

@@ -1,7 +1,7 @@
 """Write the model card of a result. Pure."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -222,13 +222,11 @@ def _part(report: Report) -> str:
 def _shards(report: Report) -> Iterable[str]:
     total = sum(shard.bytes for shard in report.plan.shards) or 1
     yield "## Shards\n"
-    rows = ["| file | tensors | size | share |", "|---|---:|---:|---:|"]
-    for shard in report.plan.shards[:_MOST_ROWS]:
-        share = f"{100 * shard.bytes / total:.1f}%"
-        rows.append(f"| `{shard.file}` | {len(shard.tensors):,} | {format_bytes(shard.bytes)} | {share} |")
-    if len(report.plan.shards) > _MOST_ROWS:
-        rows.append(f"| and {len(report.plan.shards) - _MOST_ROWS:,} more | | | |")
-    yield "\n".join(rows) + "\n"
+    rows = [
+        f"| `{shard.file}` | {len(shard.tensors):,} | {format_bytes(shard.bytes)} | {100 * shard.bytes / total:.1f}% |"
+        for shard in report.plan.shards
+    ]
+    yield _table("| file | tensors | size | share |", "|---|---:|---:|---:|", rows)
 
 
 def _stages(report: Report) -> Iterable[str]:
@@ -244,19 +242,23 @@ def _stages(report: Report) -> Iterable[str]:
     besides = ", and the files that are named below the table" if needs else ""
     yield f"## Pipeline stages\n\nA machine that computes one stage needs only the files of that stage{besides}."
     yield f"The model is cut where transformers {cut.transformers} cuts it. Stage 1 is rank 0.\n"
-    rows = ["| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|"]
-    for number, stage in enumerate(report.plan.stages[:_MOST_ROWS], start=1):
+    rows = []
+    for number, stage in enumerate(report.plan.stages, start=1):
         files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))
         between = f" ({len(stage.files):,} in all)" if len(stage.files) > 2 else ""
         size = format_bytes(stage.bytes)
         rows.append(f"| {number} | {size} | {len(stage.blocks):,} | {len(stage.others):,} | {files}{between} |")
-    if len(report.plan.stages) > _MOST_ROWS:
-        rows.append(f"| and {len(report.plan.stages) - _MOST_ROWS:,} more | | | | |")
-    yield "\n".join(rows) + "\n"
+    yield _table("| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|", rows)
     if needs:
         more = [f"- and {len(needs) - _MOST_ROWS:,} more."] if len(needs) > _MOST_ROWS else []
         stored = "Weights that two stages share are stored and counted once:\n"
         yield "\n".join([stored, *needs[:_MOST_ROWS], *more]) + "\n"
+
+
+def _table(headings: str, columns: str, rows: Sequence[str]) -> str:
+    """Return a table of at most `_MOST_ROWS` rows; the others are counted."""
+    more = [f"| and {len(rows) - _MOST_ROWS:,} more {'| ' * (columns.count('|') - 1)}"] if rows[_MOST_ROWS:] else []
+    return "\n".join([headings, columns, *rows[:_MOST_ROWS], *(row.rstrip() for row in more)]) + "\n"
 
 
 def _comparison(comparison: ComparisonSummary) -> Iterable[str]:

@@ -123,7 +123,6 @@ def _loads(costs: Sequence[LoadCost]) -> LoadSummary | None:
     shown = middle_run(costs)
     same: dict[str, Any] = {name: getattr(shown, name) for name in _OF_THE_MIDDLE}
     figures: dict[str, Any] = {name: Spread.of([getattr(cost, name) for cost in costs]) for name in _FIGURES}
-
     return LoadSummary(
         runs=len(costs),
         outcome=next((cost.outcome for cost in costs if cost.outcome != "loaded"), "loaded"),
@@ -145,12 +144,8 @@ def _cells(loads: LoadSummary) -> tuple[str, ...]:
     files = f"{loads.files:,} {loads.format}"
     if loads.outcome != "loaded":
         return (files, loads.outcome)
-    memory = (loads.peak_anon_bytes, loads.peak_file_bytes)
-    return (
-        files,
-        _with_spread(loads.working_seconds, 1, "s", 1),
-        *(_with_spread(peak, 1e9, "GB", 2) for peak in memory),
-    )
+    memory = (_with_spread(peak, 1e9, "GB", 2) for peak in (loads.peak_anon_bytes, loads.peak_file_bytes))
+    return (files, _with_spread(loads.working_seconds, 1, "s", 1), *memory)
 
 
 def _with_spread(figure: Spread, unit: float, name: str, digits: int) -> str:

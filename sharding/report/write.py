@@ -1,20 +1,38 @@
-"""Write the files beside the shards of a result: report, digests, card, pictures, index."""
+"""Read the card of a source, and write the files beside the shards of a result: report, card, pictures, index."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from sharding.checkpoint.documents import read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
+from sharding.core.limits import MAX_CARD_BYTES
+from sharding.core.protocols import Files
 from sharding.core.repo import Repo
-from sharding.core.text import json_file
-from sharding.core.values import Checkpoint, Plan, ShardRecord
+from sharding.core.text import format_bytes, json_file
+from sharding.core.values import Checkpoint, Plan, RepoRef, ShardRecord
 from sharding.drawing.map_svg import draw_plan
 from sharding.formats.index import build_indexes
-from sharding.formats.model_card import ModelCard
+from sharding.formats.model_card import ModelCard, parse_card
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.report.card import Links, write_card
 from sharding.report.digests import digests_json
 from sharding.report.schema import Report, to_json
 from sharding.storage.hub.client import Hub
+
+
+def read_card(origin: Files) -> ModelCard:
+    """Return the card of `origin`, an empty one if it has none. Raises SourceError if it cannot be fetched.
+
+    If the card comes from the model that was trained, it keeps only the metadata: its text describes another model.
+    """
+    file = next((file for file in origin.files if file.path == CARD_NAME), None)
+    if file is None:
+        return ModelCard()
+    if file.bytes > MAX_CARD_BYTES:
+        return ModelCard(problem=f"the file is larger than {format_bytes(MAX_CARD_BYTES)}")
+    card = parse_card(read_small(origin, file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace"))
+    return replace(card, text="") if file.source else card
 
 
 def write_beside(
@@ -42,13 +60,12 @@ def write_beside(
 
 
 def _card(report: Report, original: ModelCard, origin: Repo, hub: Hub) -> str:
-    page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
-    target = report.destination
-    base = report.source.base
-    base_page = hub.page(base.repo_id) if base and base.kind == "hub" else None
-    adapter = report.plan.merged.adapter if report.plan.merged else None
-    adapter_page = hub.page(adapter.repo_id) if adapter and adapter.kind == "hub" else None
-    links = Links(page, result_page(target.repo_id) if target.kind == "hub" else None, base_page, adapter_page)
+    def page(ref: RepoRef | None) -> str | None:
+        return hub.page(ref.repo_id) if ref and ref.kind == "hub" else None
+
+    target, merged = report.destination, report.plan.merged
+    result = result_page(target.repo_id) if target.kind == "hub" else None
+    links = Links(page(origin.ref), result, page(report.source.base), page(merged.adapter if merged else None))
     card = write_card(report, original, links, is_private=bool(origin.is_private))
     if target.kind == "hub" and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
         return write_card(report, original, links, is_private=bool(origin.is_private), keeps_metadata=False)

@@ -1,32 +1,37 @@
-"""Say by how much the numbers of two checkpoints differ, tensor by tensor."""
+"""Say by how much the numbers of two checkpoints differ, and whether another order of summation explains that."""
 
 import math
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
-from sharding.core.limits import COMPARED_BYTES, SPAN_BYTES, THREADS
+from sharding.core.limits import COMPARED_BYTES, THREADS
 from sharding.core.protocols import Source
-from sharding.core.recipe import Chunk, Extent
+from sharding.core.recipe import Chunk
 from sharding.core.text import count
-from sharding.core.values import NOT_FINITE, Difference, Shard, Tensor
+from sharding.core.values import NOT_FINITE, Difference, Mismatch, Shard, Tensor
 from sharding.recipes.cast import numbers
 from sharding.recipes.feed import Feed
+from sharding.recipes.tolerance import is_merged, tolerance_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.making import Making
 from sharding.transfer.room import Room
+from sharding.verify.digests import first_read, in_groups, shard_of
 
 _ELEMENTS = 1 << 13
 """Numbers that are compared at a time: 64 KiB of float64 for each side. They fit into a processor's cache, and for
 larger arrays the system maps fresh memory each time, which takes longer than the figures."""
 
-_Pair = tuple[Tensor, Tensor]
+Streams = Iterable[tuple[Tensor, Iterator[Chunk]]]
+"""The tensors of a shard, each with its bytes as they are made."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +49,51 @@ def compare_numbers(
 
     Both sides of a tensor are read at the same time, a few MiB of each. Memory does not grow with the model.
     """
-    known, pairs = dict[str, Difference](), list[_Pair]()
+    known, ours = dict[str, Difference](), list[Tensor]()
     names = list(names)
     for name in names:
         one, other = first.tensors.get(name), second.tensors.get(name)
         if one and other and not (note := _incomparable(one, other)):
-            pairs.append((one, other))
+            ours.append(one)
         elif one and other:
             known[name] = Difference(name, note=note)
         else:
             known[name] = Difference(name, note=f"only in the {'first' if one else 'second'}")
-    groups = list(_in_groups(sorted(pairs, key=_first_read)))
+    groups = [
+        (shard, shard_of(shard.file, [second.tensors[tensor.name] for tensor in shard.tensors]))
+        for shard in in_groups(sorted(ours, key=first_read))
+    ]
     is_far = any(source.ranges_at_once > 1 for side in (first, second) for source in side.sources)
     # From a network, one pair at a time and one request of each side: every open request takes memory of its own.
     width = 1 if is_far else THREADS
-    lanes = Lanes("numbers", sum(tensor.bytes for pair in pairs for tensor in pair), width)
+    lanes = Lanes("numbers", sum(shard.bytes for pair in groups for shard in pair), width)
+    found = yield from _side_by_side(lanes, width, groups, (first, second), _compare)
+    known |= {difference.tensor: difference for differences in found for difference in differences}
+    return tuple(known[name] for name in names)
+
+
+def _side_by_side(
+    lanes: Lanes,
+    width: int,
+    groups: Sequence[tuple[Shard, ...]],
+    sides: Sequence[Numbers],
+    compare: Callable[[Lanes, tuple[Streams, ...]], Result],
+) -> Generator[Progress, None, list[Result]]:
+    """Make the shards of each group at the same time, one of each of `sides`; return what `compare` says of each."""
     room = Room(COMPARED_BYTES)
     making = [
         Making(lanes, shards, side.sources, room, width)
-        for shards, side in zip(zip(*groups, strict=True), (first, second), strict=False)
+        for shards, side in zip(zip(*groups, strict=True), sides, strict=False)
     ]
 
     def stop() -> None:
         for side in making:
             side.stop()
 
-    found = yield from collected(lanes.run([partial(_compare, lanes, making, group) for group in groups], stop))
-    known |= {difference.tensor: difference for differences in found for difference in differences}
-    return tuple(known[name] for name in names)
+    def compared(group: tuple[Shard, ...]) -> Result:
+        return compare(lanes, tuple(side.made(shard) for side, shard in zip(making, group, strict=True)))
+
+    return (yield from collected(lanes.run([partial(compared, group) for group in groups], stop)))
 
 
 def _incomparable(first: Tensor, second: Tensor) -> str:
@@ -82,54 +104,33 @@ def _incomparable(first: Tensor, second: Tensor) -> str:
     return f"{' and '.join(sorted(unknown))} cannot be compared as numbers" if unknown else ""
 
 
-def _first_read(pair: _Pair) -> Extent:
-    """Return where the first of a pair begins in its source. Sorting by it lets neighbours share a request."""
-    first = pair[0]
-    return next(first.recipe.reads(), Extent(0, first.file, 0, 0))
-
-
-def _in_groups(pairs: Iterable[_Pair]) -> Iterator[tuple[Shard, Shard]]:
-    """Yield `pairs` in groups, which are compared in parallel: the tensors of the first, and those of the second."""
-    group, size, number = list[_Pair](), 0, 0
-    for pair in pairs:
-        group.append(pair)
-        size += sum(tensor.bytes for tensor in pair)
-        if size >= SPAN_BYTES:
-            yield _shards(number, group)
-            group, size, number = [], 0, number + 1
-    if group:
-        yield _shards(number, group)
-
-
-def _shards(number: int, group: Sequence[_Pair]) -> tuple[Shard, Shard]:
-    first, second = (
-        Shard(str(number), side, sum(tensor.bytes for tensor in side)) for side in zip(*group, strict=True)
-    )
-    return first, second
-
-
-def _compare(lanes: Lanes, making: Sequence[Making], group: tuple[Shard, Shard]) -> list[Difference]:
-    sides = (side.made(shard) for side, shard in zip(making, group, strict=True))
-    return [_compared(lanes, pair) for pair in zip(*sides, strict=True)]
-
-
-def _compared(lanes: Lanes, pair: Sequence[tuple[Tensor, Iterator[Chunk]]]) -> Difference:
-    (first, _), (second, _) = pair
-    feeds = [Feed(chunk.data for chunk in chunks) for _, chunks in pair]
-    files = [tensor.file for tensor, _ in pair]
-    sums, left = Sums(), first.parameters
+def _pieces(
+    tensors: Sequence[tuple[Tensor, Iterator[Chunk]]], elements: int, count: Callable[[int, str], None]
+) -> Iterator[list[memoryview]]:
+    """Yield the bytes of the same numbers of all `tensors`, some at a time; count them."""
+    feeds = [Feed(chunk.data for chunk in chunks) for _, chunks in tensors]
+    left = tensors[0][0].parameters
     while left:
-        number = min(left, _ELEMENTS)
+        number = min(left, elements)
         left -= number
-        arrays = []
-        for (tensor, _), file, feed in zip(pair, files, feeds, strict=True):
-            data = feed.take(number * BY_NAME[tensor.dtype].bits // 8)
-            lanes.count(len(data), file)
-            arrays.append(numbers(data, tensor.dtype))
-        sums.add(*arrays)
-    for _, chunks in pair:
+        pieces = []
+        for (tensor, _), feed in zip(tensors, feeds, strict=True):
+            pieces.append(feed.take(number * BY_NAME[tensor.dtype].bits // 8))
+            count(len(pieces[-1]), tensor.file)
+        yield pieces
+    for _, chunks in tensors:
         deque(chunks, maxlen=0)  # a recipe ends before the next one reads
-    return sums.difference(first.name, _note(first.dtype, second.dtype, sums))
+
+
+def _compare(lanes: Lanes, sides: tuple[Streams, ...]) -> list[Difference]:
+    found = []
+    for pair in zip(*sides, strict=True):
+        (first, _), (second, _) = pair
+        sums = Sums()
+        for one, other in _pieces(pair, _ELEMENTS, lanes.count):
+            sums.add(numbers(one, first.dtype), numbers(other, second.dtype))
+        found.append(sums.difference(first.name, _note(first.dtype, second.dtype, sums)))
+    return found
 
 
 def _note(first: str, second: str, sums: "Sums") -> str:
@@ -228,3 +229,69 @@ def _scaled(numbers: Any) -> tuple[Any, int]:
 
 def _exactly(number: Any, exponent: int) -> Fraction:
     return Fraction(float(number)) * Fraction(2) ** exponent
+
+
+# --- Within the tolerance of a merge -----------------------------------------------------------------------
+
+_PAIR = "F64"
+"""A dtype of as many bits as the two numbers of a tolerance."""
+
+_MERGED_ELEMENTS = 1 << 16
+"""Numbers of merged tensors that are compared at a time."""
+
+
+def compare_within(
+    mismatches: Iterable[Mismatch], first: Numbers, second: Numbers
+) -> Generator[Progress, None, tuple[tuple[Mismatch, ...], int, int]]:
+    """Return which of `mismatches` stay, how many tensors are within the tolerance of a merge, and how many undecided.
+
+    An undecided tensor has no number that is wrong for sure, but some that nobody can judge. Yields progress. `first`
+    makes each tensor again, as its plan says, and `second` is the copy. Raises SourceError.
+    """
+    mismatches = list(mismatches)
+    groups = {
+        mismatch.tensor: (one, other, one._replace(dtype=_PAIR, recipe=tolerance_of(one.recipe, one.dtype)))
+        for mismatch in mismatches
+        if (one := first.tensors.get(mismatch.tensor))
+        and (other := second.tensors.get(mismatch.tensor))
+        and is_merged(one.recipe)
+        and (one.dtype, one.shape) == (other.dtype, other.shape)
+    }
+    lanes = Lanes("numbers", 2 * sum(tensors[0].bytes for tensors in groups.values()), 1)
+    shards = [tuple(_alone(tensor) for tensor in tensors) for tensors in groups.values()]
+    found = yield from _side_by_side(lanes, 1, shards, (first, second, first), _beyond)
+    beyond = dict(zip(groups, found, strict=True))
+    left = tuple(
+        Mismatch(mismatch.tensor, _problem(beyond[mismatch.tensor][0])) if mismatch.tensor in beyond else mismatch
+        for mismatch in mismatches
+        if mismatch.tensor not in beyond or beyond[mismatch.tensor][0]
+    )
+    unsure = [number for wrong, number in beyond.values() if not wrong]
+    return left, unsure.count(0), len(unsure) - unsure.count(0)
+
+
+def _problem(number: int) -> str:
+    return f"{number:,} of its numbers {'is' if number == 1 else 'are'} beyond the tolerance of a merge"
+
+
+def _alone(tensor: Tensor) -> Shard:
+    return Shard(tensor.name, (tensor,), tensor.bytes)
+
+
+def _beyond(lanes: Lanes, sides: tuple[Streams, ...]) -> tuple[int, int]:
+    """Return how many numbers of a tensor differ by more than a merge can explain, and how many nobody can judge."""
+    import numpy as np
+
+    tensors = [next(iter(side)) for side in sides]
+    dtype, beyond, undecided = tensors[0][0].dtype, 0, 0
+    for *both, tolerance in _pieces(tensors, _MERGED_ELEMENTS, lambda *_: None):
+        made, copied = (numbers(data, dtype).astype(np.float64) for data in both)
+        sure, most = np.frombuffer(tolerance, np.float32).reshape(-1, 2).T
+        lanes.count(sum(map(len, both)), tensors[1][0].file)
+        with np.errstate(all="ignore"):
+            differ = (made != copied) & ~(np.isnan(made) & np.isnan(copied))
+            is_wrong = differ & ~(np.abs(made - copied) <= most)
+            is_open = differ & ~is_wrong & ~(np.abs(made - copied) <= sure)
+        beyond += int(np.count_nonzero(is_wrong))
+        undecided += int(np.count_nonzero(is_open))
+    return beyond, undecided

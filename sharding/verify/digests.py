@@ -13,6 +13,7 @@ from sharding.core.events import Progress
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
+from sharding.core.recipe import Extent
 from sharding.core.values import FileEntry, Mismatch, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.formats.safetensors_file import structure_of
 from sharding.recipes.stored import Stored, place_of
@@ -20,7 +21,6 @@ from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.stream import ReadingPhase, digest_shards
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
-
 
 Ranges = Mapping[str, Collection[tuple[int, int]]]
 """Parts of files by path. Each is `[start_byte, end_byte)`."""
@@ -49,16 +49,11 @@ class Reader(ABC):
 
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         """Read `tensors` (in stored order); yield progress; return their digests by name."""
-        tensors = list(tensors)
         files: dict[str, list[Tensor]] = {}
         for tensor in tensors:
             files.setdefault(tensor.file, []).append(tensor)
-        shards = [Shard(file, tuple(held), sum(tensor.bytes for tensor in held)) for file, held in files.items()]
-        records = yield from self.digest_shards(shards, _no_header, [source])
-        return {
-            tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[tensor.file].tensor_blake3[tensor.name])
-            for tensor in tensors
-        }
+        shards = [shard_of(file, held) for file, held in files.items()]
+        return expected_digests(shards, (yield from self.digest_shards(shards, no_header, [source])))
 
     def digest_files(
         self,
@@ -73,7 +68,7 @@ class Reader(ABC):
         """
         asked = {file.path: set((ranges or {}).get(file.path, ())) for file in files}
         layers = [(file.path, layer) for file in files for layer in layers_of(file, asked[file.path])]
-        records = yield from self.digest_shards([layer for _, layer in layers], _no_header, sources, phase)
+        records = yield from self.digest_shards([layer for _, layer in layers], no_header, sources, phase)
         found = {path: WholeFile(records[path].sha256, {}) for path in asked}
         for path, layer in layers:
             for tensor in layer.tensors:
@@ -83,7 +78,7 @@ class Reader(ABC):
 
 
 class ThisMachine(Reader):
-    """A reader on this machine. See `Reader`."""
+    """A reader on this machine. It makes two shards at a time, and reads tensors in long streams, two at a time."""
 
     @override
     def digest_shards(
@@ -93,12 +88,10 @@ class ThisMachine(Reader):
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Make two shards at a time."""
         return digest_shards(shards, header, sources, phase)
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        """Read files in long streams, two at a time."""
         return digest_tensors(source, tensors)
 
 
@@ -211,9 +204,33 @@ def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Sh
             position = end
         taken += [(position, file.bytes)] * (not depth and position < file.bytes)
         tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(file.source, file.at, a, b)) for a, b in taken]
-        yield Shard(f"{file.path}//{depth}" if depth else file.path, tuple(tensors), sum(b - a for a, b in taken))
+        yield shard_of(f"{file.path}//{depth}" if depth else file.path, tensors)
         left, depth = later, depth + 1
 
 
-def _no_header(_: Shard) -> bytes:
+def no_header(_: Shard) -> bytes:
+    """Return the header of a shard that is only read: none."""
     return b""
+
+
+def shard_of(file: str, tensors: Sequence[Tensor]) -> Shard:
+    """Return a shard of these tensors."""
+    return Shard(file, tuple(tensors), sum(tensor.bytes for tensor in tensors))
+
+
+def in_groups(tensors: Iterable[Tensor]) -> Iterator[Shard]:
+    """Yield `tensors` in groups of some MiB, which are made in parallel. A group is called by its number."""
+    group, size, number = list[Tensor](), 0, 0
+    for tensor in tensors:
+        group.append(tensor)
+        size += tensor.bytes
+        if size >= SPAN_BYTES:
+            yield shard_of(str(number), group)
+            group, size, number = [], 0, number + 1
+    if group:
+        yield shard_of(str(number), group)
+
+
+def first_read(tensor: Tensor) -> Extent:
+    """Return where a tensor begins in its source. Sorting by it gives the order of the source."""
+    return next(tensor.recipe.reads(), Extent(0, tensor.file, 0, 0))

@@ -17,17 +17,11 @@ from sharding.recipes.stored import are_stored
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import progress_of_part
 from sharding.transfer.stream import Transfer
-from sharding.verify.digests import (
-    Reader,
-    ThisMachine,
-    check_structure,
-    expected_digests,
-)
+from sharding.verify.digests import Reader, ThisMachine, check_structure, expected_digests
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.read_back import ReadBack, read_back_meanwhile
-from sharding.verify.sides import Side, read_from_hub, stated_of
-from sharding.verify.source_hashes import digest_as_stored, stated_files
-from sharding.verify.source_reads import prove_reads
+from sharding.verify.sides import Side
+from sharding.verify.stated import digest_as_stored, prove_reads, read_from_hub, stated_files, stated_of
 
 _UNSTATED = "; the source's bytes were not compared with a hash that the Hub states"
 
@@ -62,16 +56,12 @@ def check_kept(
     if origin.ref.kind == "folder" and kept:
         shards = [shard for shard in plan.shards if shard.file in kept]
         fresh = yield from reader.digest_shards(shards, partial(shard_header, plan), origin.sources, "check")
-        kept = {file: record for file, record in kept.items() if _is_same(record, fresh[file])}
+        kept = {file: one for file, one in kept.items() if replace(one, reads=()) == replace(fresh[file], reads=())}
     if kept and prepared.noted:  # keep the reads of the other records: shards that stay may depend on them too
         file, first = next(iter(kept.items()))
         lost = [read for other, record in records.items() if other not in kept for read in record.reads]
         kept[file] = replace(first, reads=(*first.reads, *lost))
     return kept
-
-
-def _is_same(record: ShardRecord, other: ShardRecord) -> bool:
-    return replace(record, reads=()) == replace(other, reads=())
 
 
 def reading_back(
@@ -177,12 +167,11 @@ def verify_staged(
         method += _UNSTATED
     if kept and origin.ref.kind == "folder":
         method += f"; {count(len(kept), 'shard')} of an earlier run compared with the source's tensors first"
-    seconds, mismatches = meter.seconds - started, tuple(problems)
-    tensor_count, size, unreached = len(digests), plan.total_bytes, prepared.checkpoint.unreached
-    outcome = Verification(
-        tensor_count, size, seconds, method, mismatches, dtype, plan.dequantized, unstated, unreached
+    return Verification(
+        *(len(digests), plan.total_bytes, meter.seconds - started, method, tuple(problems)),
+        *(dtype, plan.dequantized, unstated, prepared.checkpoint.unreached),
+        merged=plan.merged,
     )
-    return replace(outcome, merged=plan.merged)
 
 
 def compare_with_original(

@@ -6,7 +6,7 @@ holds the same bytes, so the tensors in both are the same.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sharding.core.dtypes import BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import SourceError, UsageError
@@ -17,8 +17,8 @@ from sharding.planning.cast import refuse_cast
 from sharding.planning.dequantize import dequantized, in_bf16
 from sharding.planning.order import natural_key
 from sharding.recipes.stored import Stored
-from sharding.verify.beside import compare_listed
 from sharding.verify.digests import compare
+from sharding.verify.sides import compare_listed
 
 Verdict = Literal["different", "converted", "same-structure", "same-files"]
 """What is known of a copy without reading weights.
@@ -99,8 +99,7 @@ class Likeness:
         return sum(one.kind == "missing" for one in self.mismatches) < self.tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(NamedTuple):
     """A way to read the original: as it is, cast, or dequantized. Then the others are cast too, or kept."""
 
     tensors: Mapping[str, Tensor]
@@ -111,7 +110,7 @@ class _Reading:
 
 def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
     """Return how alike two checkpoints are. If the copy differs, the reading with the fewest differences counts."""
-    now = {tensor.name: tensor for tensor in copy.tensors}
+    now = _by_name(copy.tensors)
     readings = [(reading, _contrasts(reading, now)) for reading in _readings(original, now)]
     reading, contrasts = min(readings, key=lambda pair: len(pair[1]))
     same = 0 if reading.dtype != "keep" else _in_same_files(original, copy)
@@ -123,19 +122,11 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
     else:
         verdict = "same-files" if same == len(reading.tensors) and are_known else "same-structure"
     return Likeness(
-        verdict=verdict,
-        original=original.source,
-        copy=copy.source,
-        variant=original.variant,
-        dtype=reading.dtype,
-        dequantized=reading.dequantized,
+        *(verdict, original.source, copy.source, original.variant, reading.dtype, reading.dequantized),
+        *(len(reading.tensors), original.total_bytes + copy.total_bytes, same, (*contrasts, *beside)),
+        tuple(dict.fromkeys((*original.unreached, *copy.unreached))),
+        copy.other_weights,
         keeps_others=reading.keeps_others,
-        tensors=len(reading.tensors),
-        bytes=original.total_bytes + copy.total_bytes,
-        in_same_files=same,
-        mismatches=(*contrasts, *beside),
-        unreached=tuple(dict.fromkeys((*original.unreached, *copy.unreached))),
-        unread=copy.other_weights,
     )
 
 
@@ -164,7 +155,8 @@ def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDig
 
 def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[_Reading]:
     """Yield the original as it is, and as a cast to the dtype of the copy if it can be cast."""
-    yield _Reading({tensor.name: tensor for tensor in original.tensors})
+    as_it_is = _by_name(original.tensors)
+    yield _Reading(as_it_is)
     target = _target(copy.values())
     try:
         refuse_cast(original)
@@ -173,18 +165,17 @@ def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[_Rea
             after = dequantized(original)
         except (SourceError, UsageError):
             return
-        in_dtypes = {tensor.name: tensor for tensor in in_bf16(after.tensors)}
-        yield _Reading(in_dtypes, "bf16", after.dequantized, keeps_others=True)
+        yield _Reading(_by_name(in_bf16(after.tensors)), "bf16", after.dequantized, keeps_others=True)
         if target:
-            yield _Reading({tensor.name: tensor for tensor in after.tensors}, target, after.dequantized)
+            yield _Reading(_by_name(after.tensors), target, after.dequantized)
         return
-    name = BY_OPTION[target].name if target else ""
-    if target and any(_was_cast(tensor, copy.get(tensor.name), name) for tensor in original.tensors):
-        yield _Reading({tensor.name: tensor for tensor in original.tensors}, target)
+    both = ((was.dtype, copy[name].dtype) for name, was in as_it_is.items() if name in copy)
+    if target and any(was in NUMBERS and was != BY_OPTION[target].name == now for was, now in both):
+        yield _Reading(as_it_is, target)
 
 
-def _was_cast(was: Tensor, now: Tensor | None, dtype: str) -> bool:
-    return now is not None and was.dtype in NUMBERS and was.dtype != dtype == now.dtype
+def _by_name(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    return {tensor.name: tensor for tensor in tensors}
 
 
 def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
@@ -203,18 +194,21 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
     if not mismatches:
         return []
-    places = [_by_place(side.values(), other) for side, other in ((reading.tensors, copy), (copy, reading.tensors))]
+    ours, theirs = _by_place(reading.tensors.values(), copy), _by_place(copy.values(), reading.tensors)
     found = []
     for mismatch in mismatches:
         was, now = reading.tensors.get(mismatch.tensor), copy.get(mismatch.tensor)
-        kind: Kind = "shape"
-        if was is None or now is None:
-            kind = "missing" if was else "added"
-        elif was.shape == now.shape:
-            kind = "dtype"
-        note = _tied(was, places[0]) if was and not now else _tied(now, places[1]) if now and not was else ""
+        kind, note = _kind_and_note(was, now, ours, theirs)
         found.append(Contrast(mismatch.tensor, kind, mismatch.problem, _form(was), _form(now), note))
     return found
+
+
+def _kind_and_note(
+    was: Tensor | None, now: Tensor | None, ours: Mapping[Stored, str], theirs: Mapping[Stored, str]
+) -> tuple[Kind, str]:
+    if was and now:
+        return ("dtype" if was.shape == now.shape else "shape"), ""
+    return ("missing", _tied(was, ours)) if was else ("added", _tied(now, theirs) if now else "")
 
 
 def _expected(tensor: Tensor, now: Tensor | None, dtype: TargetDtype) -> TensorDigest:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import Remedy, UsageError
+from sharding.core.errors import UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
@@ -19,15 +19,9 @@ from sharding.planning.plan import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
 from sharding.transfer.progress import progress_of_part
-from sharding.verify.beside import compare_beside, compare_listed
-from sharding.verify.differences import compare_numbers
+from sharding.verify.differences import compare_numbers, compare_within
 from sharding.verify.digests import compare as compare_digests
-from sharding.verify.sides import Side
-from sharding.verify.stored_digests import stored_digests
-from sharding.verify.tolerance import compare_within
-
-_WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
-_READ = Remedy("read_every_byte")
+from sharding.verify.sides import READ_ALL, WITHOUT_QUICK, Side, compare_beside, compare_listed, stored_digests
 
 
 def verify(
@@ -64,14 +58,12 @@ def verify(
     )
     Request(original, copy, options).refuse_contradictions()
     dtype, how = options.dtype_made, ""
-    if quick and dtype != "keep":
-        message = "The stored digests cannot be compared, because a cast changes the bytes."
-        raise UsageError(message, _WITHOUT_QUICK, _READ)
-    if quick and adapter:
-        message = "The stored digests cannot be compared, because a merge changes the bytes."
-        raise UsageError(message, _WITHOUT_QUICK, _READ)
+    if quick and (dtype != "keep" or adapter):
+        what = "cast" if dtype != "keep" else "merge"
+        message = f"The stored digests cannot be compared, because a {what} changes the bytes."
+        raise UsageError(message, WITHOUT_QUICK, READ_ALL)
     if quick and numeric:
-        raise UsageError("The stored digests hold no numbers to compare.", _WITHOUT_QUICK, _READ)
+        raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     sources = [open_source(original, hub, base, adapter), open_source(copy, hub)]
@@ -114,9 +106,6 @@ def verify(
                 f"; bit-equal tensors: {equal:,}, within the tolerance of a merge: {within:,} (another processor or "
             )
             method += "library adds up in another order)"
-    mismatches = (*of_tensors, *wrong, *others)
-    tensor_count, size = len(sides[0].digests), checkpoints[1].total_bytes
-    unstated = any(side.unstated for side in sides)
     differences = None
     if numeric:
         names = sorted((mismatch.tensor for mismatch in of_tensors), key=natural_key)
@@ -124,9 +113,15 @@ def verify(
         if compared := sum(one.equal is not None for one in differences):
             which = "1 tensor that differs" if compared == 1 else f"{compared:,} tensors that differ"
             method += f"; the numbers of {which} were compared in float64"
-    outcome = Verification(tensor_count, size, meter.seconds, method, mismatches, dtype, how, unstated)
-    outcome = replace(outcome, merged=merge, within=within, undecided=undecided)
-    yield Verified(replace(_of_weights(outcome, checkpoints), differences=differences))
+    outcome = Verification(
+        *(len(sides[0].digests), checkpoints[1].total_bytes, meter.seconds, method, (*of_tensors, *wrong, *others)),
+        *(dtype, how, any(side.unstated for side in sides)),
+        differences=differences,
+        merged=merge,
+        within=within,
+        undecided=undecided,
+    )
+    yield Verified(_of_weights(outcome, checkpoints))
 
 
 def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:

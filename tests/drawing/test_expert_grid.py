@@ -1,6 +1,6 @@
 """The experts of a model as a grid: each layer a row, each expert where its tensors lie today and in the copy."""
 
-from sharding.drawing.expert_grid import MOST_ROWS, MOST_RUNS, Run, expert_grid
+from sharding.drawing.expert_grid import MOST_EXPERTS, MOST_ROWS, MOST_RUNS, Run, expert_grid
 from tests.drawing.test_model_map import checkpoint, planned
 
 
@@ -52,4 +52,4 @@ def test_a_grid_that_nobody_could_read_is_not_drawn() -> None:
 
     assert grid(MOST_ROWS, 4) and not grid(MOST_ROWS + 1, 4)
     assert grid(2, MOST_RUNS // 2, files=2) and not grid(2, MOST_RUNS // 2 + 1, files=2)
-    assert not grid(1, 10**6)
+    assert grid(1, MOST_EXPERTS) and not grid(1, MOST_EXPERTS + 1)

@@ -201,40 +201,29 @@ def test_a_result_that_contradicts_the_repos_is_red_and_nothing_of_its_report_is
 
 
 @pytest.mark.parametrize(
-    ("level", "verdict", "tone", "sentence", "reached"),
+    ("level", "tone", "reached"),
     [
-        ("made-here", "every byte read", "good", "A copy of bob/model at ", 3),
-        ("read-now", "every byte read", "good", "A copy of bob/model at ", 3),
-        ("fits", "structure matches", "plain", "Matches the structure of bob/model at ", 2),
-        ("unreached", "only claimed", "plain", "Claims to be a copy of bob/model at ", 1),
-        ("claims", "only claimed", "plain", "Claims to be a copy of bob/model at ", 1),
+        ("made-here", "good", 3),
+        ("read-now", "good", 3),
+        ("fits", "plain", 2),
+        ("unreached", "plain", 1),
+        ("claims", "plain", 1),
     ],
 )
-def test_each_level_of_trust_is_said_and_only_what_was_read_here_is_green(
-    result: Result, level: Level, verdict: str, tone: str, sentence: str, reached: int
-) -> None:
+def test_only_what_was_read_here_is_green(result: Result, level: Level, tone: str, reached: int) -> None:
     certificate = certificate_of(result, Trust(level, ()))
-    assert (certificate.copy, certificate.verdict, certificate.tone) == (COPY, verdict, tone)
-    assert certificate.sentence.startswith(sentence)
+    assert (certificate.copy, certificate.tone) == (COPY, tone)
     assert [step.is_reached for step in certificate.steps] == [number < reached for number in range(3)]
-    assert [step.words == "not yet" for step in certificate.steps] == [number >= reached for number in range(3)]
-    assert certificate.note == "Code, configuration and tokenizer are not checked."
 
 
 def test_what_was_read_here_is_not_green_if_something_else_was_not(result: Result) -> None:
     caveat = certificate_of(result, Trust("read-now", (), ("The copy holds 1 more weight file.",)))
-    unstated = replace(result.report.verification, unstated=True)
-    unsure = certificate_of(
-        replace(result, report=replace(result.report, verification=unstated)), Trust("made-here", ())
-    )
-    assert caveat.tone == unsure.tone == "plain"
-    assert caveat.verdict == unsure.verdict == "read, with caveats"
+    unstated = replace(result.report, verification=replace(result.report.verification, unstated=True))
+    unsure = certificate_of(replace(result, report=unstated), Trust("made-here", ()))
     for certificate in (caveat, unsure):
-        assert certificate.sentence.startswith("Matches what was read from bob/model at ")
+        assert certificate.tone == "plain"
         assert [step.is_reached for step in certificate.steps] == [True, True, False]
-        assert certificate.steps[2].words == "read, but not all is known"
     assert caveat.note == "The copy holds 1 more weight file."
-    assert unsure.note == "The Hub states no hash for some of the files that were read."
 
 
 def test_a_picture_counts_the_files_and_tensors_that_the_page_has_compared(result: Result) -> None:

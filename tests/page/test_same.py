@@ -23,8 +23,9 @@ from tests.hubs import download
 from tests.localhub.conftest import Server
 from tests.page.conftest import Site, become, call, copy_name, push
 from tests.page.test_for_everybody import axe, fits, in_theme, tab_to, violations
-from tests.page.test_rendering import EVIL, Tags
+from tests.page.test_rendering import EVIL
 from tests.promises import promise
+from tests.test_evil_names import Tags
 
 Visit = Callable[..., Page]
 LONG_NAME = "model.layers.0." + "a-part-with-a-long-name." * 8 + "weight"

@@ -2,19 +2,14 @@
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sharding import job
-from sharding.core.options import Options
-from sharding.core.values import RepoRef, Resources, ShardRecord, Verification
 from sharding.loading.costs import Comparison, LoadCost, Moment, Prediction, Spread, Verdict
-from sharding.planning.plan import plan_checkpoint
 from sharding.report.comparison import ComparisonSummary, LoadSummary, summarize_comparison
-from sharding.report.report import files_written, make_report
-from tests.conftest import random_tensors, write_checkpoint
+from sharding.report.report import files_written
+from tests.report.results import made
 
 
 def cost(seconds: float, peak: int, **more: Any) -> LoadCost:
@@ -88,24 +83,10 @@ def test_there_is_a_picture_only_where_both_were_loaded_and_it_holds_nothing_but
 
 
 @pytest.mark.parametrize("measured", [None, False, True])
-def test_a_report_lists_a_picture_only_where_there_is_one(tmp_path: Path, measured: bool | None) -> None:
-    source = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, index=False)
-    (source / "README.md").write_text("Mine.")
-    (source / "tokenizer.json").write_text("{}")
-    checkpoint = job.inspect(str(source))
-    plan = plan_checkpoint(checkpoint, Options("30kB"))
-    records = {shard.file: ShardRecord(shard.file, shard.bytes + 9, "0" * 64, {}) for shard in plan.shards}
+def test_a_report_lists_a_picture_only_where_there_is_one(measured: bool | None) -> None:
     runs = RUNS if measured else ()
-    report = make_report(
-        *(checkpoint, plan, "plan", records),
-        Verification(len(checkpoint.tensors), plan.total_bytes, 1.0, "read again", ()),
-        Resources(0, 0.0, 0, 0, 0, 0, 0),
-        destination=RepoRef("folder", "out", ""),
-        engine="stream",
-        overflowed={},
-        comparison=None if measured is None else compared(runs, runs),
-    )
-    assert ("sharding_comparison.svg" in report.files) is bool(measured)
+    told = made(comparison=None if measured is None else compared(runs, runs))
+    report, plan = told.report, told.plan
     assert bool(report.comparison and report.comparison.picture) is bool(measured)
     picture = ["sharding_comparison.svg"] if measured else []
     about = ["README.md", "sharding_map.svg", *picture, "sharding_digests.json", "sharding_report.json"]

@@ -13,16 +13,17 @@ from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_CARD_BYTES
 from sharding.core.options import Options
-from sharding.core.values import Finding, Mismatch, RepoRef, ShardRecord, Stage
+from sharding.core.values import Finding, Mismatch, RepoRef, ShardRecord, Stage, TensorDigest
 from sharding.formats.model_card import ModelCard
 from sharding.planning.explain import sentence
 from sharding.planning.plan import identify_plan, plan_checkpoint
 from sharding.report.digests import digests_json, parse_digests
 from sharding.report.report import summarize_plan, summarize_source
 from sharding.report.schema import Report, parse_report, to_json
-from sharding.report.source_card import read_card
+from sharding.report.write import read_card
 from sharding.storage.folder_source import open_folder
 from tests.conftest import in_two_files
+from tests.report.results import LIMIT, OUT, made, planned, proved
 
 
 @pytest.fixture(scope="module")
@@ -32,44 +33,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def report(folder: Path) -> Report:
-    *_, report = job.shard(str(folder), str(folder.parent / "out"), "60kB")
-    assert isinstance(report, Report)
-    return report
+@pytest.fixture
+def report() -> Report:
+    return made().report
 
 
-def test_digests_stand_in_the_order_of_the_plan(folder: Path) -> None:
-    plan = plan_checkpoint(job.inspect(str(folder)), Options("60kB"))
+def test_digests_stand_in_the_order_of_the_plan_and_are_read_again() -> None:
+    plan = made().plan
     records = {
-        shard.file: ShardRecord(shard.file, 7 + n, f"{n:064x}", {t.name: f"{m:064x}" for m, t in enumerate(shard.tensors)})
+        shard.file: ShardRecord(
+            shard.file, 7 + n, f"{n:064x}", {tensor.name: f"{m:064x}" for m, tensor in enumerate(shard.tensors)}
+        )
         for n, shard in reversed(list(enumerate(plan.shards)))
-    }  # fmt: skip
+    }
     told = digests_json(plan, "a plan", records)
     assert list(told) == ["schema", "plan_id", "shards", "tensors"] and told["plan_id"] == "a plan"
     assert list(told["shards"].items()) == [
         (shard.file, {"bytes": 7 + n, "sha256": f"{n:064x}"}) for n, shard in enumerate(plan.shards)
     ]
-    assert list(told["tensors"].items()) == [
-        (tensor.name, {"dtype": tensor.dtype, "shape": list(tensor.shape), "blake3": f"{m:064x}"})
+    digests = {
+        tensor.name: TensorDigest(tensor.dtype, tensor.shape, f"{m:064x}")
         for shard in plan.shards
         for m, tensor in enumerate(shard.tensors)
-    ]
-    cast = plan_checkpoint(job.inspect(str(folder)), Options("60kB", dtype="bf16"))
-    by_file = {shard.file: replace(records[plan.shards[0].file], tensor_blake3=dict.fromkeys(
-        (tensor.name for tensor in shard.tensors), "0" * 64)) for shard in cast.shards}  # fmt: skip
-    made = digests_json(cast, "a plan", by_file)["made"]
-    assert made == {t.name: sentence(t) for t in cast.tensors if t.dtype == "BF16"} and "cast(F32" in min(made.values())
+    }
     read = parse_digests(json.dumps(told).encode(), "acme/copy")
-    assert (read.hash, list(read.tensors)) == ("BLAKE3", list(told["tensors"]))
-    first, *others = told["tensors"].values()
-    first["sha256"] = first.pop("blake3")
-    with pytest.raises(SourceError, match="is not valid"):  # of both hashes
+    assert list(read.items()) == list(digests.items())
+    cast = made(Options(LIMIT, dtype="bf16")).plan
+    zeros = dict.fromkeys((tensor.name for tensor in cast.tensors), "0" * 64)
+    records = {shard.file: ShardRecord(shard.file, 7, "0" * 64, zeros) for shard in cast.shards}
+    sentences = digests_json(cast, "a plan", records)["made"]
+    assert sentences == {tensor.name: sentence(tensor) for tensor in cast.tensors}
+    assert "cast(F32" in min(sentences.values())
+    told["tensors"]["lm_head.weight"]["sha256"] = told["tensors"]["lm_head.weight"].pop("blake3")
+    with pytest.raises(SourceError, match="is not valid"):
         parse_digests(json.dumps(told).encode(), "acme/copy")
-    for other in others:
-        other["sha256"] = other.pop("blake3")
-    older = parse_digests(json.dumps(told).encode(), "acme/copy")
-    assert (older.hash, older.tensors) == ("SHA-256", read.tensors)
 
 
 def test_the_answer_comes_first_and_what_is_rare_stands_there_only_where_it_holds(report: Report) -> None:
@@ -107,18 +104,10 @@ def test_a_source_and_a_plan_are_summed_up(folder: Path) -> None:
     assert list(to_json(summary)["weight_map"].items()) == list(plan.weight_map.items()) == list(summary.weight_map.items())  # fmt: skip
 
 
-def _plan(report: Report, **plan: Any) -> Report:
-    return replace(report, plan=replace(report.plan, **plan))
-
-
-def _proof(report: Report, **proof: Any) -> Report:
-    return replace(report, verification=replace(report.verification, **proof))
-
-
 def _cut(report: Report, *layers: tuple[int, int], stages: int = 2, rank: int | None = None) -> Report:
     files = [shard.file for shard in report.plan.shards]
     parts = tuple(Stage((), (), (files[n],), 1, ()) for n in range(stages))
-    return _plan(report, pipeline=PipelineCut("5.23.0", layers), stages=parts, rank=rank)
+    return planned(report, pipeline=PipelineCut("5.23.0", layers), stages=parts, rank=rank)
 
 
 def _at(report: Report, n: int, **shard: Any) -> Report:
@@ -137,20 +126,20 @@ CONTRADICTIONS: dict[str, tuple[str, Callable[[Report], Report]]] = {
         "fewer bytes than its tensors",
         lambda told: _at(told, -1 % len(told.shards), bytes=told.plan.shards[-1].bytes),
     ),
-    "another dtype proved": ("verification is of another plan", lambda told: _proof(told, dtype="bf16")),
-    "one tensor fewer proved": ("verification is of another plan", lambda told: _proof(told, tensors=13)),
+    "another dtype proved": ("verification is of another plan", lambda told: proved(told, dtype="bf16")),
+    "one tensor fewer proved": ("verification is of another plan", lambda told: proved(told, tensors=5)),
     "one byte more proved": (
         "verification is of another plan",
-        lambda told: _proof(told, bytes=told.plan.total_bytes + 1),
+        lambda told: proved(told, bytes=told.plan.total_bytes + 1),
     ),
-    "dequantized in the proof only": ("disagree about dequantizing", lambda told: _proof(told, dequantized="fp8")),
+    "dequantized in the proof only": ("disagree about dequantizing", lambda told: proved(told, dequantized="fp8")),
     "dequantized in the plan only": (
         "disagree about dequantizing",
-        lambda told: _plan(_proof(told, dtype="bf16"), dequantized="fp8", dtype="bf16"),
+        lambda told: planned(proved(told, dtype="bf16"), dequantized="fp8", dtype="bf16"),
     ),
     "dequantized without a dtype": (
         "without a dtype",
-        lambda told: _plan(_proof(told, dequantized="fp8"), dequantized="fp8"),
+        lambda told: planned(proved(told, dequantized="fp8"), dequantized="fp8"),
     ),
     "a gap between ranks": ("ranks do not make", lambda told: _cut(told, (0, 2), (3, 4))),
     "ranks that do not begin at the first layer": ("ranks do not make", lambda told: _cut(told, (1, 2), (2, 4))),
@@ -172,12 +161,12 @@ def test_a_report_that_contradicts_itself_is_refused_with_the_contradiction(repo
 
 
 def test_what_could_be_taken_for_a_contradiction_and_is_none_is_read(report: Report) -> None:
-    differs = _proof(report, tensors=3, bytes=7, mismatches=(Mismatch("a", "it is missing"),))
+    differs = proved(report, tensors=3, bytes=7, mismatches=(Mismatch("a", "it is missing"),))
     classic = replace(report, engine="classic", source=replace(report.source, tensors=99))
-    cast = _plan(_proof(report, dtype="bf16"), dtype="bf16")
+    cast = planned(proved(report, dtype="bf16"), dtype="bf16")
     smaller = replace(cast, source=replace(cast.source, total_bytes=7))
-    parts = (_cut(report, (0, 2), (2, 4)), *(_cut(report, (0, 2), (2, 4), rank=rank) for rank in (0, 1)))
-    for told in (report, differs, classic, cast, smaller, *parts):
+    ranks = (_cut(replace(report, destination=OUT), (0, 2), (2, 4), rank=rank) for rank in (0, 1))
+    for told in (report, differs, classic, cast, smaller, _cut(report, (0, 2), (2, 4)), *ranks):
         assert parse_report(json.dumps(to_json(told))) == told
 
 

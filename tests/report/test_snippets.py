@@ -4,15 +4,23 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from sharding import job
+from sharding.core.values import RepoRef
 from sharding.demo.samples import build_llama, build_t5
-from sharding.report.snippets import download_snippet, loading_snippets
+from sharding.report.snippets import (
+    download_snippet,
+    how_to_check,
+    loading_snippets,
+    pipeline_commands,
+    pipeline_script,
+    pipeline_snippets,
+)
 from tests.conftest import environment
 from tests.hubs import TOKEN, push
 from tests.localhub.conftest import Server
+from tests.report.results import PIPED, made, of, planned
 
 RUN = """import json, sys
 for code in json.load(sys.stdin):
@@ -25,17 +33,27 @@ for code in json.load(sys.stdin):
 
 def test_every_snippet_loads_the_model(served: Callable[..., Server], tmp_path: Path) -> None:
     hub = served()
-    offered = []
-    for build in (build_llama, build_t5):
+    env = {**environment(), "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "PYTHONWARNINGS": ""}
+    env |= {"HF_TOKEN": TOKEN, "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"}
+    codes = list[str]()
+    for build, size in ((build_llama, "2MB"), (build_t5, "single-file")):
         name = build.__name__
         source = push(hub, build(tmp_path / name), f"alice/{name}")
-        *_, report = job.shard(source, f"alice/{name}-sharded", "2MB", endpoint=hub.address, token=TOKEN)
+        *_, report = job.shard(source, f"alice/{name}-sharded", size, endpoint=hub.address, token=TOKEN)
         assert isinstance(report, job.Report)
         snippets = loading_snippets(f"alice/{name}-sharded", report.source.architecture)
         assert set(snippets) == {"transformers", "accelerate", "Colab cell"}
-        offered += snippets.values()
-    codes = ["\n".join(line for line in code.splitlines() if not line.startswith("!")) for code in offered]
-    env = {**environment(), "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "PYTHONWARNINGS": ""}
+        codes += [
+            "\n".join(line for line in code.splitlines() if not line.startswith("!")) for code in snippets.values()
+        ]
+        (commands,) = download_snippet(of(report, architecture="T5EncoderModel"), f"alice/{name}-sharded@main").values()
+        (down := tmp_path / f"{name}-down").mkdir()
+        subprocess.run(["sh", "-ec", commands], env=env, cwd=down, check=True, capture_output=True)
+        files = {path.relative_to(down).as_posix() for path in down.rglob("*.safetensors")}
+        shards = {f"{name}-sharded/{shard.file}" for shard in report.shards}
+        # ComfyUI looks for text encoders in this folder.
+        one = {"ComfyUI/models/text_encoders/model.safetensors"} if size == "single-file" else set()
+        assert files == shards | one and (down / f"{name}-sharded/config.json").is_file()
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, input=json.dumps(codes), capture_output=True, text=True, env=env, cwd=tmp_path)
     counts = [line for line in done.stdout.splitlines() if line.startswith("parameters ")]
@@ -43,24 +61,21 @@ def test_every_snippet_loads_the_model(served: Callable[..., Server], tmp_path: 
     assert len(set(counts)) == 2  # one for each model
 
 
-def test_the_download_commands_bring_the_whole_repo_or_one_file_to_its_folder(
-    served: Callable[..., Server], tmp_path: Path
-) -> None:
-    hub = served()
-    source = push(hub, build_t5(tmp_path / "t5"), "alice/t5")
-    env = {**environment(), "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": TOKEN}
-    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-    got = {}
-    for name, size in (("many", "1MB"), ("single", "single-file")):
-        *_, report = job.shard(source, f"alice/{name}", size, endpoint=hub.address, token=TOKEN)
-        assert isinstance(report, job.Report)
-        encoder = replace(report, source=replace(report.source, architecture="T5EncoderModel"))
-        (commands,) = download_snippet(encoder, f"alice/{name}@main").values()
-        (tmp_path / name).mkdir()
-        subprocess.run(["sh", "-ec", commands], env=env, cwd=tmp_path / name, check=True, capture_output=True)
-        paths = (tmp_path / name).rglob("*.safetensors")
-        got[name] = {path.relative_to(tmp_path / name).as_posix() for path in paths}
-        assert (tmp_path / name / name / "config.json").is_file()
-    assert len(got["many"]) > 1 and all(path.startswith("many/model-") for path in got["many"])
-    # ComfyUI looks for text encoders in this folder.
-    assert got["single"] == {"single/model.safetensors", "ComfyUI/models/text_encoders/model.safetensors"}
+def test_no_command_is_given_that_only_its_maker_could_run() -> None:
+    report, piped = made().report, made(PIPED).report
+    folder, hub = RepoRef("folder", "base", "1"), RepoRef("hub", "me/base", "b" * 40)
+    needs = [of(report, kind="folder"), planned(of(report, base=folder), dtype="bf16")]
+    others = [report, piped, of(report, base=folder), of(report, base=hub), planned(of(report, base=hub), dtype="bf16")]
+    for told in needs:
+        assert told.needs_folder and how_to_check(told, "me/copy") == {}
+    for told in others:
+        (command,) = how_to_check(told, "me/copy").values()
+        assert not told.needs_folder and command.startswith(f"shard-my-repo verify acme/model@{'a' * 40} me/copy")
+    assert how_to_check(planned(piped, rank=0), ".") == how_to_check(planned(piped, rank=1), ".") == {}
+
+
+def test_there_is_a_script_for_a_pipeline_only() -> None:
+    report = made().report
+    assert pipeline_script(report, "me/copy") == pipeline_commands(report, "me/copy") == ""
+    assert pipeline_snippets(report, "me/copy") == {}
+    assert list(pipeline_snippets(made(PIPED).report, "me/copy")) == ["pipeline.py", "on each machine"]

@@ -14,8 +14,6 @@ from tests.hubs import download, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.storage.publications import write_pipeline
 
-BEFORE = "---\nlicense: mit\nlanguage: en\n---\nThe model.\n"
-
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[InHouse]:
@@ -23,24 +21,38 @@ def hub(tmp_path: Path) -> Iterator[InHouse]:
         yield hub
 
 
+def sharded(hub: InHouse, folder: Path, licence: str, private: bool | None = None) -> str:
+    """The card of a copy of a model of this licence: of a repo if it is said whether that is private, else a folder.
+
+    The Hub takes no metadata from what is private.
+    """
+    write_checkpoint(folder, {"model.safetensors": random_tensors(3)}, index=False)
+    (folder / "README.md").write_text(f"---\nlicense: {licence}\nlanguage: en\n---\nThe model.\n")
+    source = str(folder) if private is None else push(hub, folder, "alice/source", private=private)
+    with hub.failing(*(["status:400@POST /api/validate-yaml#1"] if private else [])):
+        shard(hub, source, "alice/copy", "40kB")
+    return (download(hub, "alice/copy", folder.parent / "down") / "README.md").read_text()
+
+
 @pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("takes", [True, False], ids=["taken", "not taken"])
 def test_the_terms_of_a_private_source_are_said_also_where_the_hub_does_not_take_its_metadata(
-    hub: InHouse, tmp_path: Path, private: bool, takes: bool
+    hub: InHouse, tmp_path: Path, private: bool
 ) -> None:
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, index=False)
-    (folder / "README.md").write_text(BEFORE)
-    push(hub, folder, "alice/source", private=private)
-    with hub.failing(*([] if takes else ["status:400@POST /api/validate-yaml#1"])):
-        shard(hub, "alice/source", "alice/copy", "40kB")
-    card = (download(hub, "alice/copy", tmp_path / "down") / "README.md").read_text()
-    terms = f"The original is gated or private. The terms on [its page]({hub.address}/alice/source) hold"
-    assert (terms in card) is private
+    card = sharded(hub, tmp_path / "in", "mit", private)
+    assert (f"The terms on [its page]({hub.address}/alice/source) hold" in card) is private
     metadata = yaml.safe_load(card.split("---")[1])
     assert metadata["base_model"] == "alice/source"
-    assert (metadata.get("license"), metadata.get("language")) == (("mit", "en") if takes else (None, None))
-    assert ("does not accept the metadata" in card and "license: mit" in card) is not takes
+    assert (metadata.get("license"), metadata.get("language")) == ((None, None) if private else ("mit", "en"))
+    assert ("does not accept the metadata" in card and "license: mit" in card) is private
     assert card.count("The model.") == 1
+
+
+def test_metadata_that_a_hub_does_not_take_stands_in_the_text_and_the_job_ends_well(
+    hub: InHouse, tmp_path: Path
+) -> None:
+    card = sharded(hub, tmp_path / "in", "made-up-by-me")
+    assert "license" not in yaml.safe_load(card.split("---")[1])
+    assert "license: made-up-by-me" in card and "The model." in card
 
 
 def test_the_configuration_of_every_component_says_the_new_dtype(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_both_sides_together_have_one_limit_for_what_is_read(monkeypatch: pytest
     rooms: list[Room] = []
     monkeypatch.setattr(differences, "Room", Watched)
     monkeypatch.setattr(differences, "COMPARED_BYTES", 256)
-    monkeypatch.setattr(differences, "SPAN_BYTES", 2000)
+    monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 2000)
     (one, _), (two, _) = in_memory(1, 8, 1000, 64), in_memory(3, 8, 1000, 64)
     found = result_of(compare_numbers(one.tensors, one, two))
     assert found == tuple(Difference(f"t{n}", 2.0, 2.0, pytest.approx(1.0), 0.0) for n in range(8))
@@ -137,7 +137,7 @@ def test_both_sides_together_have_one_limit_for_what_is_read(monkeypatch: pytest
 
 @pytest.mark.parametrize(("ranges", "most"), [(4, 2), (1, 4)])
 def test_from_a_network_one_pair_is_compared_at_a_time(ranges: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "SPAN_BYTES", 2000)
+    monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 2000)
     (one, first), (two, second) = in_memory(1, 8, 1000, 64), in_memory(3, 8, 1000, 64)
     lock, under_way, seen = threading.Lock(), [0], [0]
     for source in (first, second):

@@ -60,3 +60,4 @@ def test_the_report_says_with_what_the_structure_was_checked(checkpoint: Path, t
     *_, report = job.shard(str(checkpoint), str(tmp_path / "out"), "60kB")
     assert isinstance(report, Report)
     assert "structure checked by safetensors;" in report.verification.method
+    assert "the Hub states" not in report.verification.method, "a folder states nothing"

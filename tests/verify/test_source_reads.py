@@ -14,7 +14,7 @@ from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource
 from sharding.transfer.noting_source import NotingSource
 from sharding.verify.digests import ThisMachine, layers_of
-from sharding.verify.source_reads import prove_reads
+from sharding.verify.stated import prove_reads
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
 

@@ -23,8 +23,8 @@ from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.prepare import Prepared
 from sharding.verify.digests import Reader, ThisMachine, digest_tensors
-from sharding.verify.source_hashes import stated_files
 from sharding.verify.staged import reading_back, verify_staged
+from sharding.verify.stated import stated_files
 from tests.conftest import in_two_files
 from tests.folders import result_of
 

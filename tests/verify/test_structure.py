@@ -60,7 +60,7 @@ def verified(original: Path, copy: Path, **options: str) -> Verification:
 def test_equal_files_are_the_same_by_their_hashes(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
     likeness = compare_structure(original, write("copy", random_tensors()))
     assert (likeness.verdict, likeness.in_same_files, likeness.tensors) == ("same-files", 14, 14)
-    assert likeness.mismatches == () and "Bytes not read" in sentence_of(likeness)
+    assert likeness.mismatches == ()
 
 
 def test_files_without_a_hash_prove_nothing(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
@@ -77,7 +77,6 @@ def test_a_sharded_copy_has_the_structure_and_its_numbers_are_unknown(
     for seed in (0, 1):  # the same numbers, and others
         likeness = compare_structure(original, write(f"copy-{seed}", random_tensors(seed=seed), 3))
         assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 0)
-        assert sentence_of(likeness) == "Same names, shapes and dtypes. Bytes not checked yet."
 
 
 def test_tensors_in_equal_files_count_and_others_do_not(write: Callable[..., Checkpoint]) -> None:
@@ -110,7 +109,6 @@ def test_every_kind_of_difference_is_named_as_verify_names_it(
         ("layers.12.weight", "added", "", "F32 [5000]"),
         ("norm.steps", "dtype", "I64 [7]", "I32 [7]"),
     ]
-    assert sentence_of(likeness) == "Not the same: the copy differs from the original in 4 tensors."
     read = {(one.tensor, one.problem) for one in verified(tmp_path / "original", tmp_path / "copy").mismatches}
     assert {(one.tensor, one.problem) for one in likeness.mismatches} == read
 
@@ -119,7 +117,7 @@ def test_two_models_without_a_common_name_are_different_models(
     original: Checkpoint, write: Callable[..., Checkpoint]
 ) -> None:
     likeness = compare_structure(original, write("copy", {"other": np.ones(3)}))
-    assert not likeness.have_common and "different models" in sentence_of(likeness)
+    assert not likeness.have_common
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -129,7 +127,6 @@ def test_a_cast_is_named_and_verify_with_it_finds_the_same_tensors(dtype: str, t
     *_, _ = job.shard(str(tmp_path / "original"), str(tmp_path / "copy"), Options("60kB", dtype=dtype))  # type: ignore[arg-type]
     likeness = compare_structure(stated(tmp_path / "original"), stated(tmp_path / "copy"))
     assert (likeness.verdict, likeness.dtype, likeness.in_same_files) == ("converted", dtype, 0)
-    assert sentence_of(likeness) == f"Same names and shapes, cast to {dtype}. Bytes not checked yet."
     assert verified(tmp_path / "original", tmp_path / "copy", dtype=likeness.dtype).identical
 
 

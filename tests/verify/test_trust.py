@@ -1,6 +1,5 @@
 """How far a result may be relied on, from what is stated of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,32 +63,6 @@ def test_where_nothing_can_be_compared_it_only_claims(told: Told) -> None:
     assert found.reasons[-1] == "Its source cannot be compared: The repo a/b does not exist."
 
 
-def _first(told: Told, **change: Any) -> Told:
-    return replace(told, files=(replace(told.files[0], **change), *told.files[1:]))
-
-
-def _tensor(side: str, n: int, **change: Any) -> Callable[[Told], Told]:
-    def changed(told: Told) -> Told:
-        checkpoint: Checkpoint = getattr(told, side)
-        tensors = list(checkpoint.tensors)
-        tensors[n] = tensors[n]._replace(**change)
-        return replace(told, **{side: replace(checkpoint, tensors=tuple(tensors))})
-
-    return changed
-
-
-def _elsewhere(side: str, n: int, file: str) -> Callable[[Told], Told]:
-    return lambda told: _tensor(side, n, recipe=place_of(getattr(told, side).tensors[n])._replace(file=file))(told)
-
-
-def _without(side: str) -> Callable[[Told], Told]:
-    def changed(told: Told) -> Told:
-        checkpoint: Checkpoint = getattr(told, side)
-        return replace(told, **{side: replace(checkpoint, tensors=checkpoint.tensors[1:])})
-
-    return changed
-
-
 def test_of_a_commit_that_no_branch_leads_to_it_is_neither_green_nor_red(told: Told) -> None:
     for side in ("copy", "original"):
         unmerged = replace(told, **{side: replace(getattr(told, side), unreached=("a/b@" + "1" * 40,))})
@@ -137,30 +110,6 @@ def test_every_commit_that_no_branch_leads_to_is_named_once_and_before_all_else(
     assert found.reasons[3:] == judge(told.report, told.files, told.copy, told.original).reasons
     claimed = judge(told.report, told.files, copy, None, "It is gone.")
     assert claimed.level == "unreached" and "cannot be compared: It is gone." in claimed.reasons[-1]
-
-
-LIES: dict[str, tuple[Callable[[Told], Told], str]] = {
-    "a file is missing": (lambda told: replace(told, files=told.files[1:]), "is not in the repo"),
-    "a file has another size": (lambda told: _first(told, bytes=7), "the report says"),
-    "a file has another hash": (lambda told: _first(told, sha256="0" * 64), "another SHA-256 than the report says"),
-    "a file has no hash": (lambda told: _first(told, sha256=None), "another SHA-256 than the report says"),
-    "a tensor lies in another file": (_elsewhere("copy", 0, "model-00009-of-00009.safetensors"), "which file holds"),
-    "a tensor is not there": (_without("copy"), "which file holds"),
-    "a tensor has another name": (_tensor("copy", 0, name="x"), "which file holds"),
-    "the source has fewer tensors": (_without("original"), "other weight files at that commit"),
-    "the source has another tensor": (_tensor("original", 0, name="x"), "has tensors that are not in the source"),
-    "the source has another shape": (_tensor("original", 0, shape=(1, 2)), "another shape than in the source"),
-    "the source has another dtype": (_tensor("original", 0, dtype="I8"), "another dtype than in the source"),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_what_does_not_fit_is_contradicted_with_the_reason(told: Told, lie: str) -> None:
-    change, reason = LIES[lie]
-    changed = change(told)
-    found = judge(changed.report, changed.files, changed.copy, changed.original)
-    assert found.level == "contradicted"
-    assert reason.lower() in " ".join(found.reasons).lower()
 
 
 def test_five_reasons_are_given_and_the_others_counted(tmp_path: Path) -> None:

@@ -9,54 +9,53 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.events import Progress, Verified
+from sharding.core.values import Mismatch, Verification
 from sharding.recipes.stored import place_of
-from tests.conftest import write_checkpoint
+from tests.conftest import in_two_files, write_checkpoint
 from tests.folders import finish
 from tests.promises import promise
 
-INDEX = "model.safetensors.index.json"
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint and its copy, which no test changes."""
+    folder = tmp_path_factory.mktemp("sharded")
+    source = in_two_files(folder / "in")
+    finish(job.shard(str(source), str(folder / "out"), "60kB"))
+    return source, folder / "out"
 
 
-def test_verify_names_the_tensor_that_differs(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    finish(job.shard(str(checkpoint), str(out), "60kB"))
-    path = out / json.loads((out / INDEX).read_text())["weight_map"]["layers.7.weight"]
-    with safe_open(path, "numpy") as file:
-        tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
-    tensors["layers.7.weight"].view(np.uint8)[1234] ^= 1
-    save_file(tensors, path, metadata={"format": "pt"})
-    *_, verified = job.verify(str(checkpoint), str(out))
+@pytest.fixture
+def out(sharded: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the copy, to change."""
+    return Path(copytree(sharded[1], tmp_path / "out"))
+
+
+def compared(one: object, other: object, **options: Any) -> Verification:
+    *_, verified = job.verify(str(one), str(other), **options)
     assert isinstance(verified, Verified)
-    assert [(mismatch.tensor, mismatch.problem) for mismatch in verified.verification.mismatches] == [
-        ("layers.7.weight", "its bytes differ")
-    ]
+    return verified.verification
 
 
 @promise("docs/formats.md#what-verify-compares")
 @pytest.mark.parametrize("side", ["original", "copy"])
-def test_every_tensor_of_every_file_is_read_to_its_last_byte(checkpoint: Path, tmp_path: Path, side: str) -> None:
-    out = tmp_path / "out"
-    finish(job.shard(str(checkpoint), str(out), "60kB"))
-    changed = checkpoint if side == "original" else out
-    *_, sound = job.verify(str(checkpoint), str(out))
-    assert isinstance(sound, Verified) and sound.verification.identical
-    tensors = job.inspect(str(changed)).tensors
-    assert sound.verification.tensors == len(tensors) == 14
+def test_every_tensor_of_every_file_is_read_to_its_last_byte(sharded: tuple[Path, Path], out: Path, side: str) -> None:
+    checkpoint, _ = sharded
+    pair = (out, checkpoint) if side == "original" else (checkpoint, out)
+    sound = compared(*pair)
+    tensors = job.inspect(str(out)).tensors
+    assert sound.identical and sound.tensors == len(tensors) == 14
     for tensor in tensors:
-        data = (changed / tensor.file).read_bytes()
+        data = (out / tensor.file).read_bytes()
         wrong = bytearray(data)
         wrong[place_of(tensor).end_byte - 1] ^= 1
-        (changed / tensor.file).write_bytes(wrong)
-        *_, verified = job.verify(str(checkpoint), str(out))
-        assert isinstance(verified, Verified)
-        assert [one.tensor for one in verified.verification.mismatches] == [tensor.name]
-        (changed / tensor.file).write_bytes(data)
+        (out / tensor.file).write_bytes(wrong)
+        assert compared(*pair).mismatches == (Mismatch(tensor.name, "its bytes differ"),)
+        (out / tensor.file).write_bytes(data)
 
 
 def test_verify_names_missing_extra_and_reshaped_tensors(tmp_path: Path) -> None:
@@ -64,9 +63,7 @@ def test_verify_names_missing_extra_and_reshaped_tensors(tmp_path: Path) -> None
     two = write_checkpoint(
         tmp_path / "two", {"model.safetensors": {"b": np.zeros((2, 2)), "c": np.zeros(4)}}, index=False
     )
-    *_, verified = job.verify(str(one), str(two))
-    assert isinstance(verified, Verified)
-    assert {mismatch.tensor: mismatch.problem for mismatch in verified.verification.mismatches} == {
+    assert {mismatch.tensor: mismatch.problem for mismatch in compared(one, two).mismatches} == {
         "a": "it is missing",
         "b": "it is F64 [2, 2] and should be F64 [4]",
         "c": "it is not in the original",
@@ -74,26 +71,25 @@ def test_verify_names_missing_extra_and_reshaped_tensors(tmp_path: Path) -> None
 
 
 @promise("docs/formats.md#the-proof")
-def test_quick_verification_compares_stored_digests_and_says_so(checkpoint: Path, tmp_path: Path) -> None:
-    for name, size in (("one", "60kB"), ("two", "20kB")):
-        finish(job.shard(str(checkpoint), str(tmp_path / name), size))
-    (verified,) = job.verify(str(tmp_path / "one"), str(tmp_path / "two"), quick=True)
-    assert isinstance(verified, Verified)
-    assert verified.verification.identical
-    assert "no weights were read" in verified.verification.method
+def test_quick_verification_compares_stored_digests_and_says_so(sharded: tuple[Path, Path], tmp_path: Path) -> None:
+    checkpoint, copy = sharded
+    finish(job.shard(str(checkpoint), str(tmp_path / "two"), "20kB"))
+    proof = compared(copy, tmp_path / "two", quick=True)
+    assert proof.identical and "no weights were read" in proof.method
     with pytest.raises(SourceError, match="has no sharding_digests.json"):
-        list(job.verify(str(checkpoint), str(tmp_path / "one"), quick=True))
+        compared(checkpoint, copy, quick=True)
+    for choice in ({"dtype": "bf16"}, {"dequantize": True}):
+        with pytest.raises(UsageError, match="because a cast changes the bytes"):
+            compared(copy, copy, quick=True, **choice)
 
 
 @pytest.mark.parametrize(
     "change", [b"", b"{}", b'{"schema": 2, "tensors": {}}', b'{"schema": 1, "tensors": {"a": 1}}', b"[" * 100_000]
 )
-def test_digests_that_are_none_are_refused(checkpoint: Path, tmp_path: Path, change: bytes) -> None:
-    out = tmp_path / "out"
-    finish(job.shard(str(checkpoint), str(out), "60kB"))
+def test_digests_that_are_none_are_refused(out: Path, change: bytes) -> None:
     (out / "sharding_digests.json").write_bytes(change)
     with pytest.raises(SourceError, match=r"sharding_digests\.json of .* is not valid"):
-        list(job.verify(str(out), str(out), quick=True))
+        compared(out, out, quick=True)
 
 
 OTHER: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -106,41 +102,24 @@ OTHER: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("other", OTHER)
-def test_digests_of_other_weights_are_refused(checkpoint: Path, tmp_path: Path, other: str) -> None:
-    right, out = tmp_path / "right", tmp_path / "out"
-    finish(job.shard(str(checkpoint), str(out), "60kB"))
-    copytree(out, right)
+def test_digests_of_other_weights_are_refused(sharded: tuple[Path, Path], out: Path, other: str) -> None:
     document = json.loads((out / "sharding_digests.json").read_text())
     OTHER[other](document["tensors"])
     (out / "sharding_digests.json").write_text(json.dumps(document))
-    for pair in ((out, out), (right, out), (out, right)):
+    for pair in ((out, out), (sharded[1], out), (out, sharded[1])):
         with pytest.raises(SourceError, match="does not describe the weights") as refusal:
-            list(job.verify(*map(str, pair), quick=True))
+            compared(*pair, quick=True)
         assert "Leave out --quick" in refusal.value.hint
 
 
-def test_stored_digests_say_nothing_of_a_cast(checkpoint: Path, tmp_path: Path) -> None:
-    finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
-    for choice in ({"dtype": "bf16"}, {"dequantize": True}):
-        with pytest.raises(UsageError, match="because a cast changes the bytes"):
-            list(job.verify(str(tmp_path / "out"), str(tmp_path / "out"), quick=True, **choice))  # type: ignore[arg-type]
-
-
-def test_a_quick_look_names_every_tensor_whose_stored_digests_differ(checkpoint: Path, tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    finish(job.shard(str(checkpoint), str(one), "60kB"))
-    copytree(one, other)
-    document = json.loads((other / "sharding_digests.json").read_text())
+def test_a_quick_look_names_every_tensor_whose_stored_digests_differ(sharded: tuple[Path, Path], out: Path) -> None:
+    document = json.loads((out / "sharding_digests.json").read_text())
     wrong = ["layers.7.weight", "norm.steps"]
     for name in wrong:
         document["tensors"][name]["blake3"] = "0" * 64
-    (other / "sharding_digests.json").write_text(json.dumps(document))
-    for pair in ((one, other), (other, one)):
-        (verified,) = job.verify(*map(str, pair), quick=True)
-        assert isinstance(verified, Verified)
-        assert {(one.tensor, one.problem) for one in verified.verification.mismatches} == {
-            (name, "its bytes differ") for name in wrong
-        }
+    (out / "sharding_digests.json").write_text(json.dumps(document))
+    for pair in ((sharded[1], out), (out, sharded[1])):
+        assert {*compared(*pair, quick=True).mismatches} == {Mismatch(name, "its bytes differ") for name in wrong}
 
 
 def test_a_variant_is_that_of_the_original_alone(
@@ -151,20 +130,16 @@ def test_a_variant_is_that_of_the_original_alone(
     original = write_checkpoint(tmp_path / "original", files, index=False)
     copy = write_checkpoint(tmp_path / "copy", {"model.safetensors": weights}, index=False)
     for variant, identical in (("fp16", True), ("", False)):
-        *_, verified = job.verify(str(original), str(copy), variant=variant)
-        assert isinstance(verified, Verified)
-        assert verified.verification.identical is identical
+        assert compared(original, copy, variant=variant).identical is identical
         chosen = ("--variant", variant) if variant else ()
         assert run_here("verify", original, copy, *chosen).returncode == (0 if identical else 1)
     with pytest.raises(SourceError, match="no variant"):
-        list(job.verify(str(copy), str(original), variant="fp16"))
+        compared(copy, original, variant="fp16")
 
 
-def test_progress_is_that_of_both_and_goes_from_nothing_to_all(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    finish(job.shard(str(checkpoint), str(out), "60kB"))
-    told = [event for event in job.verify(str(checkpoint), str(out)) if isinstance(event, Progress)]
-    both = 2 * job.inspect(str(checkpoint)).total_bytes
+def test_progress_is_that_of_both_and_goes_from_nothing_to_all(sharded: tuple[Path, Path]) -> None:
+    told = [event for event in job.verify(*map(str, sharded)) if isinstance(event, Progress)]
+    both = 2 * job.inspect(str(sharded[0])).total_bytes
     assert {progress.bytes_total for progress in told} == {both}
     assert [progress.bytes_done for progress in told] == sorted(progress.bytes_done for progress in told)
     assert told[-1].bytes_done == both

@@ -181,7 +181,6 @@ def _page(side: RepoRef, endpoint: str) -> str:
 
 
 def _command(likeness: Likeness) -> str:
-    sides = (shlex.quote(side.pinned) for side in (likeness.original, likeness.copy))
-    return " ".join(
-        ["shard-my-repo diff", *sides, *([f"--variant {likeness.variant}"] if likeness.variant else []), "--json"]
-    )
+    words = ["shard-my-repo", "diff", likeness.original.pinned, likeness.copy.pinned]
+    words += ["--variant", likeness.variant] if likeness.variant else []
+    return shlex.join([*words, "--json"])

@@ -1,0 +1,184 @@
+"""Check what was read and made against the hashes that a Hub states for the source's files.
+
+A result is read again anyway before it is published. If its tensors were moved as they are, it is read in the order of
+the source's files, each after its header. That gives the bytes of these files again, and so their SHA-256. One pass
+proves what was read, moved and written, in this run or an earlier one. It costs one more hash.
+
+If tensors are cast, computed or put together, the result cannot rebuild the source's files. So a job notes the BLAKE3
+of every range that it reads. Then each file is read once more, from its first byte to its last. That gives its SHA-256,
+and the BLAKE3 of the same ranges.
+"""
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from sharding.checkpoint.read import merge_metadata
+from sharding.core.errors import DamagedError
+from sharding.core.events import Progress
+from sharding.core.protocols import Source
+from sharding.core.repo import Repo
+from sharding.core.values import (
+    BytesRead,
+    Checkpoint,
+    FileEntry,
+    Header,
+    Mismatch,
+    Plan,
+    Shard,
+    Tensor,
+    TensorDigest,
+)
+from sharding.formats.names import RANK_SHARD_NAME
+from sharding.formats.safetensors_header import parse_header
+from sharding.recipes.stored import are_stored, place_of
+from sharding.transfer.noting_source import NotingSource
+from sharding.verify.digests import Reader, expected_digests, shard_of
+
+
+def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """Return `sources`. Those with hashes from a Hub are wrapped, so that they record their reads."""
+    return tuple(
+        NotingSource(source, number) if any(map(_is_stated, source.files)) else source
+        for number, source in enumerate(sources)
+    )
+
+
+def stated_of(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
+    """Return the weight files that have a hash from a Hub: a SHA-256, or their name in git."""
+    stated = [{file.path: file for file in source.files if _is_stated(file)} for source in origin.sources]
+    weights = (file for file in checkpoint.read_files if file.path in stated[file.source])
+    return [replace(stated[file.source][file.path], source=file.source) for file in weights]
+
+
+def read_from_hub(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
+    """Return the files of a Hub that numbers are read from. An adapter may lie in a folder."""
+    return [file for file in checkpoint.read_files if origin.sources[file.source].ref.kind == "hub"]
+
+
+def sources_to_read(origin: Repo, noted: tuple[Source, ...], checkpoint: Checkpoint, plan: Plan) -> tuple[Source, ...]:
+    """Return the sources to read: `noted`, which record their reads, if only that can prove the reads.
+
+    Else return the sources of `origin`. If all tensors are moved as they are, the proof rebuilds the source's files
+    instead. One rank reads only a part of the files, so they are not read whole for a proof.
+    """
+    is_moved = are_stored(plan.tensors) and bool(stated_files(origin.sources[0].files, checkpoint))
+    return origin.sources if is_moved or plan.options.rank is not None else noted
+
+
+def _is_stated(file: FileEntry) -> bool:
+    return bool(file.sha256 or file.git_sha1)
+
+
+def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
+    """Return the weight files of `checkpoint` with the SHA-256 that `files` state, if a result can rebuild them all.
+
+    Else the list is empty. That is so if
+
+    - a tensor is made of several pieces, or is in two files,
+    - a file belongs to the base, or an adapter is merged,
+    - a file has no SHA-256,
+    - a file holds other bytes than a header and the tensors after it, or
+    - a file belongs to one rank, so its names and metadata differ from the result's.
+    """
+    is_other = checkpoint.has_twice or checkpoint.adapter or any(file.source for file in checkpoint.weight_files)
+    if is_other or not are_stored(checkpoint.tensors):
+        return []
+    starts: dict[str, int] = {}
+    filled: dict[str, int] = {}
+    for tensor in checkpoint.tensors:
+        start = place_of(tensor).start_byte
+        starts[tensor.file] = min(start, starts.get(tensor.file, start))
+        filled[tensor.file] = filled.get(tensor.file, 0) + tensor.bytes
+    ends = {path: start + filled[path] for path, start in starts.items()}
+    stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
+    weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
+    complete = {file.path for file in weights if ends.get(file.path, file.bytes) == file.bytes}
+    if any(RANK_SHARD_NAME.fullmatch(file.path) for file in weights):
+        return []
+    return weights if complete >= ends.keys() and len(complete) == len(checkpoint.weight_files) else []
+
+
+def digest_as_stored(
+    checkpoint: Checkpoint,
+    origin: Source,
+    stated: Sequence[FileEntry],
+    staged: Source,
+    tensors: Iterable[Tensor],
+    reader: Reader,
+) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
+    """Read `tensors` of the result in `staged`, in the order of the files of `origin`; yield progress.
+
+    Returns their digests by name, and where the rebuilt files are not as `stated`. Reads the headers of `checkpoint`
+    from `origin` again. Raises SourceError, HeaderError.
+    """
+    place = {tensor.name: tensor for tensor in tensors}
+    files = {file.path: file for file in stated}
+    originals: dict[str, list[Tensor]] = {path: [] for path in files}
+    for tensor in checkpoint.tensors:
+        originals[tensor.file].append(tensor)
+    headers: dict[str, Header] = {}
+    wrong: list[Mismatch] = []
+
+    def header(shard: Shard) -> bytes:
+        original = originals[shard.file]
+        end = min((place_of(tensor).start_byte for tensor in original), default=files[shard.file].bytes)
+        text = b"".join(origin.read(shard.file, 0, end))
+        parsed = parse_header(text, files[shard.file].bytes, shard.file)
+        if list(parsed.tensors) != original:
+            wrong.append(Mismatch(shard.file, "its header has changed since it was first read"))
+        headers[shard.file] = parsed
+        return text
+
+    shards = [shard_of(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
+    read = yield from reader.digest_shards(shards, header, [staged])
+    wrong += [
+        Mismatch(file.path, "the bytes that were read from it do not have the SHA-256 that the Hub states")
+        for file in stated
+        if read[file.path].sha256 != file.sha256
+    ]
+    wrong += [
+        Mismatch(f"{component.folder}__metadata__", "it has changed since the headers were first read")
+        for component in checkpoint.components
+        if merge_metadata([headers[shard.file] for shard in shards if shard.folder == component.folder])[0]
+        != component.metadata
+    ]
+    return expected_digests(shards, read), wrong
+
+
+def prove_reads(
+    sources: Sequence[Source], stated: Iterable[FileEntry], reads: Iterable[BytesRead], reader: Reader
+) -> Generator[Progress, None, list[Mismatch]]:
+    """Let `reader` read the `stated` files whole; return where they, or earlier `reads` of them, do not match the Hub.
+
+    A file in git has no SHA-256 but a name in git: the source compares that itself. Raises SourceError if a file cannot
+    be read.
+    """
+    wrong, stated, reads = list[Mismatch](), list(stated), list(reads)
+    for number, source in enumerate(sources):
+        files = {file.path: file for file in stated if file.source == number}
+        noted = [read for read in reads if read.source == number and read.file in files]
+        if files:
+            try:
+                wrong += yield from _prove(sources, files, noted, reader)
+            except DamagedError as error:
+                wrong.append(Mismatch(source.ref.repo_id, error.message))
+    return wrong
+
+
+def _prove(
+    sources: Sequence[Source], files: Mapping[str, FileEntry], noted: Sequence[BytesRead], reader: Reader
+) -> Generator[Progress, None, list[Mismatch]]:
+    ranges = {path: {(read.start_byte, read.end_byte) for read in noted if read.file == path} for path in files}
+    whole_files = yield from reader.digest_files(sources, files.values(), ranges, "verify")
+    wrong = [
+        Mismatch(path, "it does not have the SHA-256 that the Hub states")
+        for path, file in files.items()
+        if file.sha256 and whole_files[path].sha256 != file.sha256
+    ]
+    # Check each read on its own: of two reads of the same range, one may be right.
+    other = {
+        read.file: None
+        for read in noted
+        if whole_files[read.file].ranges[read.start_byte, read.end_byte] != read.blake3
+    }
+    return [*wrong, *(Mismatch(path, "an earlier read of it does not match the file on the Hub") for path in other)]

@@ -1,0 +1,299 @@
+"""All that people read of some results, in one text for each. Made again by `python -m tests.report.golden`."""
+
+import io
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sharding.cli.terminal import Terminal
+from sharding.core.errors import Remedy, SourceError
+from sharding.core.events import Planned, Published, Verified
+from sharding.core.options import Options
+from sharding.core.recipe import Recipe
+from sharding.core.values import (
+    UNCHECKED,
+    Difference,
+    Discarded,
+    Finding,
+    FleetCost,
+    Mismatch,
+    NodeCost,
+    RepoRef,
+    Tensor,
+    TiedTensor,
+    Verification,
+)
+from sharding.desk import Forecast
+from sharding.desk.history import History, status_of
+from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.formats.model_card import parse_card
+from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Prediction
+from sharding.loading.costs import Verdict as Costs
+from sharding.page.panels import devices_panel, findings_panel, problem
+from sharding.page.result_panels import Places, details_panel, result_panel
+from sharding.page.same.panels import differences_panel, likeness_panel, outcome_panel
+from sharding.page.serving.pictures import certificate_of
+from sharding.planning.devices import DeviceLoad, DevicePlan
+from sharding.planning.explain import sentence
+from sharding.recipes.cast import Cast
+from sharding.recipes.dora import Dora
+from sharding.recipes.fp8 import Fp8
+from sharding.recipes.low_rank import LowRank, Update
+from sharding.recipes.stored import Stored
+from sharding.report.card import Links, write_card
+from sharding.report.fetch import Result
+from sharding.verify.structure import Claims, compare_structure
+from sharding.verify.trust import Level, Trust
+from tests.report.results import COPY, FILES, FOLDER, LIMIT, MERGE, OUT, Made, checkpoint, made
+
+PLACE = Path(__file__).parent / "golden"
+HUB = "https://hub"
+LINKS = Links(f"{HUB}/acme/model", "https://page/?result=me/copy", f"{HUB}/acme/base", f"{HUB}/bob/lora")
+PLACES = Places("me/copy", f"{HUB}/me/copy", "https://page/?result=me/copy", f"{HUB}/acme/model", "e" * 40)
+FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
+LEVELS: tuple[Level, ...] = ("made-here", "read-now", "fits", "unreached", "claims", "contradicted")
+CLAIMED = Trust("claims", ("Its source cannot be compared.",))
+BASE = RepoRef("hub", "acme/base", "f" * 40)
+BLOCKS = r"</?(?:[dou]l|d[dt]|p|h\d|li|div|table|t[rdh]|summary|caption|pre|button|section|article|br)\b[^>]*>"
+
+Parts = Iterable[tuple[str, str]]
+"""Titles and texts."""
+
+
+def page(html: str, *, has_code: bool = False) -> str:
+    """The text of a panel, a line for each block, without pictures, and without code to copy if it is not wanted."""
+    html = re.sub(r"<(svg|style|script)\b.*?</\1>", "", html, flags=re.DOTALL)
+    html = re.sub(r"<pre.*?</pre>", lambda code: code[0].replace("\n", "<br>") * has_code, html, flags=re.DOTALL)
+    blocks = re.split(BLOCKS, " ".join(html.split()))
+    return "\n".join(filter(None, (unescape(re.sub("<[^>]*>", "", block)).strip() for block in blocks)))
+
+
+def terminal(show: Callable[[Terminal], object]) -> str:
+    """What `show` shows to a person, results and remarks together."""
+    console = Console(file=(shown := io.StringIO()), width=110, soft_wrap=True, force_terminal=False)
+    with Terminal(console, console) as view:
+        show(view)
+    return re.sub(r" +$", "", shown.getvalue(), flags=re.M).strip()
+
+
+def of_job(result: Made, level: Level, links: Links = LINKS, before: str = "", *, is_private: bool = False) -> Parts:
+    """What is said of a result everywhere. The page believes it as `level` says."""
+    report = result.report
+
+    def show(view: Terminal) -> None:
+        published = Published(report.destination, f"{HUB}/me/copy", "Delete the branch.")
+        for event in (Planned(result.source, result.plan), Verified(report.verification), published, report):
+            view.event(event)
+
+    yield "terminal", terminal(show)
+    yield "card", write_card(report, parse_card(before), links, is_private=is_private).rstrip()
+    trust, places = Trust(level, ("It is so.",)), replace(PLACES, adapter=links.adapter)
+    panel = result_panel(report, trust, places, FORECAST if level == "fits" else None)
+    yield "page", page(panel + details_panel(report, places, trust), has_code=level in ("made-here", "claims"))
+
+
+def of_proofs(*proofs: Verification) -> Parts:
+    for number, proof in enumerate(proofs, 1):
+        yield f"terminal {number}", terminal(lambda view, proof=proof: view.verification(proof))  # type: ignore[misc]
+
+
+def proof(**fields: Any) -> Verification:
+    return replace(Verification(6, 2400, 2.0, "every tensor was read", (), unchecked=UNCHECKED), **fields)
+
+
+def trained() -> Parts:
+    result = made(source=checkpoint(of_ranks=True, base=BASE))
+    report = replace(result.report, source=replace(result.report.source, in_pieces=4))
+    yield from of_job(replace(result, report=report), "fits")
+
+
+def stages() -> Parts:
+    cut = made(Options(LIMIT, strategy="pp:2"))
+    first, second = cut.plan.stages
+    tied = TiedTensor("model.embed_tokens.weight", first.files[0], ("lm_head.weight",))
+    parts = (first, replace(second, also_needs=(tied,)))
+    report = replace(cut.report, plan=replace(cut.report.plan, stages=parts))
+    yield from of_job(Made(cut.source, replace(cut.plan, stages=parts), report), "made-here")
+    yield from of_job(made(Options(LIMIT, strategy="pp:2", rank=1), destination=OUT), "read-now")
+
+
+def loads() -> Parts:
+    phases = {"import": 1.0, "load": 2.0, "forward": 0.5, "tokens": 0.5}
+    cost = LoadCost("loaded", "", "from_pretrained", None, None, "cold", phases, 5 * 10**9, 10**9, 6 * 10**9, files=2)
+    cost = replace(cost, format="safetensors")
+    verdict, half = Costs("gain", "file-size", "The copy takes less memory: 4 GB."), Prediction(10**9, 10**9)
+    classic = ClassicCost(60.0, 8 * 10**9, 4 * 10**9)
+    runs = (cost,) * 3
+    measured = Comparison(
+        "from_pretrained", None, True, None, runs, runs, verdict, (half, half), "a machine", "", classic
+    )
+    none = replace(measured, original=(), sharded=(), reason_not_measured="The disk is full.", dtype_asked="bf16")
+    none = replace(none, classic=ClassicCost(None, 10**9, 10**9, "The disk is full."))
+    for comparison in (measured, none):
+        yield "terminal", terminal(lambda view, comparison=comparison: view.comparison(comparison))  # type: ignore[misc]
+        yield from of_job(made(engine="classic", comparison=comparison), "read-now")
+
+
+def devices() -> Parts:
+    loads = DeviceLoad("cuda:0", 40_000, 30_000, ("a", "b"), ("f",)), DeviceLoad("cpu", None, 20, ("c",), ("f", "g"))
+    fits = DevicePlan("LlamaForCausalLM", ("LlamaDecoderLayer",), 3, loads, {"a": "cuda:0"}, "from_pretrained('x')")
+    disk = replace(fits, device_map={"a": "disk"}, devices=(*loads, DeviceLoad("disk", None, 10_000, ("d",), ("f",))))
+    for plan in (fits, disk, replace(disk, trouble="No code can load it.", snippet="")):
+        yield "terminal", terminal(lambda view, plan=plan: view.devices(plan))  # type: ignore[misc]
+        yield "page", page(devices_panel(plan, "" if plan.trouble else "me/copy"), has_code=True)
+
+
+def differences() -> Parts:
+    names = [tensor.name for tensor in checkpoint().tensors]
+    numbers = (
+        Difference(names[0], 0.5, 0.25, 0.75, 0.5),
+        Difference(names[1], 0.0, 0.0, 1.0, 1.0, "the numbers are equal, the bytes differ"),
+        Difference(names[2], note="only in the first"),
+    )
+    wrong = tuple(Mismatch(name, "its bytes differ") for name in names[:4])
+    compared = proof(mismatches=wrong, differences=numbers)
+    yield from of_proofs(compared, proof(mismatches=wrong))
+    request = JobRequest("acme/model", "me/copy", Options(), kind="verify", of_result=False)
+    history = History()
+    history.verification = compared
+    status = status_of(JobRecord("x", "me", request, 1, 0.0, "failed"), history)
+    yield "page", page(differences_panel(status, names))
+    bad = made(mismatches=wrong)
+    yield "page of a result", page(result_panel(bad.report, Trust("fits", ()), PLACES))
+
+
+def same() -> Parts:
+    original = checkpoint()
+    copy = checkpoint(replace(COPY, revision="b" * 40))
+    hashed = tuple(replace(file, sha256="0" * 64) for file in original.weight_files)
+    half = tuple(tensor._replace(dtype="F16") for tensor in copy.tensors)
+    first, *others = copy.tensors
+    cases = {
+        "same files": compare_structure(replace(original, weight_files=hashed), replace(copy, weight_files=hashed)),
+        "same structure": replace(compare_structure(original, copy), claims=Claims(5, ("lm_head.weight",))),
+        "converted": replace(compare_structure(original, replace(copy, tensors=half)), claims=Claims(6, ())),
+        "different": compare_structure(original, replace(copy, tensors=(first._replace(shape=(100,)), *others[:-1]))),
+        "other models": compare_structure(original, replace(copy, tensors=(first._replace(name="x"),))),
+    }
+    for title, likeness in cases.items():
+        trust = Trust("contradicted" if likeness.verdict == "different" else "fits", ("It is so.",))
+        yield title, page(likeness_panel(likeness, trust, HUB))
+    for level, caveats in (("read-now", ()), ("read-now", ("Not all is known.",)), ("contradicted", ())):
+        panel = likeness_panel(cases["converted"], Trust(level, (), caveats), HUB)  # type: ignore[arg-type]
+        yield f"{level}{' with caveats' if caveats else ''}", page(panel)
+    for of_result in (True, False):
+        record = JobRecord(
+            "x",
+            "me",
+            JobRequest("acme/model", "me/copy", Options(), kind="verify", of_result=of_result),
+            1,
+            0.0,
+            "done",
+        )
+        history = History()
+        history.verification = proof(merged=MERGE, within=2)
+        yield "read", page(outcome_panel(status_of(record, history)))
+
+
+def certificates() -> Parts:
+    caveat = ("The copy holds 1 more weight file.",)
+    for result in (
+        made(),
+        made(Options(LIMIT, dtype="bf16"), merged=MERGE),
+        made(source=checkpoint(FOLDER), unstated=True),
+    ):
+        for trust in (*(Trust(level, ()) for level in LEVELS), Trust("read-now", (), caveat)):
+            shown = certificate_of(Result("me/copy", "e" * 40, (), result.report), trust)
+            steps = (f"{'x' if step.is_reached else '-'} {step.title}: {step.words}" for step in shown.steps)
+            lines = (f"{shown.verdict} ({shown.tone})", shown.sentence, " · ".join(shown.facts), *steps, shown.note)
+            yield f"{trust.level}{' with caveats' if trust.caveats else ''}", "\n".join(filter(None, lines))
+
+
+def read() -> Parts:
+    findings = (
+        Finding("info", "y", "A file is left out."),
+        Finding("warning", "x", "One is large.", "Choose another size."),
+    )
+    source = checkpoint(findings=findings)
+    yield "terminal", terminal(lambda view: view.checkpoint(source))
+    yield "page", page(findings_panel(findings))
+    at = Stored(0, FILES[0], 100, 500)
+    update = Update(at, at, "F32", "F32", 8, 0.5, 0, 10)
+    recipes: dict[str, Recipe] = {
+        "stored": at,
+        "cast": Cast(at, "F32", "BF16"),
+        "dequantized": Fp8(at, at, "F32", (10, 10), (128, 128), "BF16"),
+        "merged": LowRank(at, "F32", (10, 10), (update, update)),
+        "DoRA": Dora(at, "F32", (10, 10), update, at, "F32"),
+    }
+    shown = {name: sentence(Tensor(name, "F32", (10, 10), recipe)) for name, recipe in recipes.items()}
+    yield "recipes", terminal(lambda view: view.recipes(shown))
+
+
+def refused() -> Parts:
+    hint = f"Accept its terms on {HUB}/acme/model, then sign in again. Use --token."
+    error = SourceError("acme/model is gated.", hint, Remedy("accept_terms", f"{HUB}/acme/model"))
+    yield "terminal", terminal(lambda view: view.error(error))
+    yield "page", page(problem(error))
+    for discarded in (Discarded(False), Discarded(True), Discarded(True, True, "The branch stays.")):
+        yield "discarded", terminal(lambda view, discarded=discarded: view.discarded(discarded))  # type: ignore[misc]
+
+
+def fleet() -> FleetCost:
+    nodes = tuple(NodeCost(f"10.0.0.{n}", 3, 400, 5.0, 60_000_000) for n in range(2))
+    return FleetCost("ray 2.60.0", nodes, (FILES[0],))
+
+
+LOST = f"acme/model@{'a' * 40}"
+CARD = "---\nlicense: other\nlicense_link: LICENSE.md\nbase_model: some/body\n---\n# Mine\n"
+CASES: dict[str, Callable[[], Parts]] = {
+    "plain": lambda: of_job(made(), "made-here", before=CARD),
+    "by-many-machines": lambda: of_job(made(fleet=fleet(), unstated=True), "fits"),
+    "cast": lambda: of_job(
+        made(Options(LIMIT, dtype="fp16", allow_overflow=True), overflowed={"a": 3, "b": 1200}),
+        "read-now",
+        is_private=True,
+    ),
+    "single-file": lambda: of_job(made(Options("single-file"), checkpoint(FOLDER), destination=OUT), "claims", Links()),
+    "merged": lambda: of_job(made(merged=MERGE), "fits", is_private=True),
+    "merged-without-effect": lambda: of_job(
+        made(Options(LIMIT, dtype="bf16"), merged=replace(MERGE, changed=0)), "read-now"
+    ),
+    "dequantized": lambda: of_job(made(Options(LIMIT, dtype="bf16"), dequantized="fp8, one scale for 128×128"), "fits"),
+    "training-run": trained,
+    "unreached": lambda: of_job(made(unreached=(LOST,)), "unreached", before=CARD),
+    "stages": stages,
+    "loads": loads,
+    "devices": devices,
+    "proofs": lambda: of_proofs(
+        proof(),
+        proof(dtype="bf16", unstated=True, unreached=(LOST,)),
+        proof(dtype="bf16", dequantized="fp8"),
+        proof(merged=MERGE, within=2),
+        proof(merged=MERGE, undecided=1),
+        proof(merged=MERGE, dtype="bf16"),
+    ),
+    "differences": differences,
+    "same": same,
+    "certificates": certificates,
+    "read": read,
+    "refused": refused,
+}
+
+
+def text(name: str) -> str:
+    """All that is said in a case."""
+    return "\n\n".join(f"=== {title}\n\n{said}" for title, said in CASES[name]()) + "\n"
+
+
+if __name__ == "__main__":
+    PLACE.mkdir(exist_ok=True)
+    for old in PLACE.iterdir():
+        old.unlink()
+    for name in CASES:
+        (PLACE / f"{name}.txt").write_text(text(name))

@@ -1,0 +1,104 @@
+"""Results of jobs that nobody ran: checkpoints, plans and reports, built from values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from sharding.core.options import Engine, Options
+from sharding.core.values import (
+    Checkpoint,
+    Component,
+    FileEntry,
+    FleetCost,
+    Merge,
+    Plan,
+    RepoRef,
+    Resources,
+    ShardRecord,
+    Verification,
+)
+from sharding.loading.costs import Comparison
+from sharding.planning.plan import plan_checkpoint
+from sharding.report.report import make_report
+from sharding.report.schema import Report
+from tests.planning.tensors import in_ranks
+from tests.tensors import stored_tensor
+
+SOURCE, COPY = RepoRef("hub", "acme/model", "a" * 40), RepoRef("hub", "me/copy", "")
+FOLDER, OUT = RepoRef("folder", "model", "1"), RepoRef("folder", "out", "")
+FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+MERGE = Merge(RepoRef("hub", "bob/lora", "b" * 40), "sub/adapter_model.safetensors", "c" * 64, 2, 6, "acme/model")
+LIMIT = 1000
+"""Bytes of a shard, in which two of the tensors fit."""
+PIPED = Options(LIMIT, strategy="pp:2")
+
+
+def checkpoint(source: RepoRef = SOURCE, **changes: Any) -> Checkpoint:
+    """A Llama of four layers in two files: a matrix in each layer, one before them and one after them."""
+    names = ["model.embed_tokens.weight", *(f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)), "lm_head.weight"]
+    tensors = tuple(
+        stored_tensor(name, "F32", (10, 10), FILES[n // 3], 400 * (n % 3), 400 * (n % 3 + 1))
+        for n, name in enumerate(names)
+    )
+    weights = tuple(FileEntry(file, 1300) for file in FILES)
+    beside = tuple(FileEntry(file, 100) for file in ("config.json", "tokenizer.json"))
+    whole = Checkpoint(source, tensors, (Component(),), weights, beside, (), architecture="LlamaForCausalLM")
+    return replace(whole, **changes)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A result: what was read, what was planned, and the report of the job."""
+
+    source: Checkpoint
+    plan: Plan
+    report: Report
+
+
+def made(
+    options: Options | None = None,
+    source: Checkpoint | None = None,
+    *,
+    destination: RepoRef = COPY,
+    engine: Engine = "stream",
+    merged: Merge | None = None,
+    dequantized: str = "",
+    overflowed: Mapping[str, int] | None = None,
+    comparison: Comparison | None = None,
+    fleet: FleetCost | None = None,
+    **proof: Any,
+) -> Made:
+    """The result of a job that shards `source` as `options` say. `proof` are fields of its verification."""
+    options, source = options or Options(LIMIT), source or checkpoint()
+    hints = {"": in_ranks([tensor.name for tensor in source.tensors], options.ranks)} if options.ranks else {}
+    plan = replace(plan_checkpoint(source, options, hints), merged=merged, dequantized=dequantized)
+    records = {shard.file: ShardRecord(shard.file, shard.bytes + 100, "d" * 64, {}) for shard in plan.shards}
+    verification = Verification(len(plan.tensors), plan.total_bytes, 2.0, "read again", (), options.dtype_made)
+    report = make_report(
+        *(source, plan, "a plan", records),
+        replace(verification, merged=merged, dequantized=dequantized, **proof),
+        Resources(50_000_000, 8.2, 2600, 3, 1900, 700, 0),
+        destination=destination,
+        engine=engine,
+        overflowed=overflowed or {},
+        comparison=comparison,
+        fleet=fleet,
+    )
+    report = replace(report, tool="shard-my-repo 1.0", finished=datetime(2026, 11, 28, 4, tzinfo=UTC))
+    return Made(source, plan, report)
+
+
+def of(report: Report, **source: Any) -> Report:
+    """The same, of another source."""
+    return replace(report, source=replace(report.source, **source))
+
+
+def planned(report: Report, **plan: Any) -> Report:
+    """The same, by another plan."""
+    return replace(report, plan=replace(report.plan, **plan))
+
+
+def proved(report: Report, **proof: Any) -> Report:
+    """The same, with another proof."""
+    return replace(report, verification=replace(report.verification, **proof))

@@ -1,0 +1,247 @@
+"""Names come from strangers' files: wherever one is shown or copied, it is a word and nothing more."""
+
+import ast
+import json
+import shlex
+import struct
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import get_args
+
+import pytest
+
+from sharding.core.errors import Refused
+from sharding.core.events import Published, ShardFinished, Verified
+from sharding.core.options import Options
+from sharding.core.values import (
+    Address,
+    Component,
+    Difference,
+    Finding,
+    Library,
+    Mismatch,
+    RepoRef,
+    Stage,
+    TiedTensor,
+    Verification,
+)
+from sharding.desk.history import History, status_of
+from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.drawing.certificate import Certificate, draw_badge
+from sharding.drawing.heat import draw_heat
+from sharding.drawing.map_svg import draw_plan
+from sharding.drawing.model_map import map_of_plan
+from sharding.formats.index import build_indexes
+from sharding.formats.model_card import ModelCard
+from sharding.formats.safetensors_file import shard_header
+from sharding.page import job_panels, panels
+from sharding.page.result_panels import Places, details_panel, result_panel
+from sharding.page.same.panels import differences_panel, likeness_panel
+from sharding.planning.devices import DeviceLoad, DevicePlan, device_snippet
+from sharding.report.card import Links, write_card
+from sharding.report.report import summarize_source
+from sharding.report.snippets import (
+    download_snippet,
+    how_to_check,
+    loading_code,
+    loading_snippets,
+    pipeline_commands,
+    pipeline_script,
+)
+from sharding.storage.hub.lookup import SourceCard
+from sharding.verify.structure import compare_structure
+from sharding.verify.trust import Trust
+from tests.report.golden import FORECAST, terminal
+from tests.report.results import COPY, FOLDER, MERGE, PIPED, Made, checkpoint, made, of, planned, proved
+
+HARMLESS = "harmless"
+EVIL = (
+    *("x; evil()", "x\nevil()", "x') or evil('", '"+evil()+"', "x.evil", "evil x"),  # Python
+    *("x$(evil)", "`evil`", "x | evil #", "x' evil"),  # a shell
+    *("*evil*", "[evil](x)", "*_evil_*", "#1", "!evil", "a|b", "a\\evil", "line\n\n# evil"),  # Markdown
+    *("<img src=x onerror=evil()>\"'&", '</title><script>evil()</script>"&', "a&b]]>"),  # HTML and SVG
+    *("\x1b]0;evil\x07\x1b[31m[bold red]evil", "\u202eevil\x00"),  # a terminal
+)
+
+
+def result(name: str, options: Options | None = None) -> Made:
+    """A result in which everything is called `name` that a stranger can name."""
+    tensors = tuple(tensor._replace(name=f"layers.{n}.{name}") for n, tensor in enumerate(checkpoint().tensors))
+    source = checkpoint(replace(FOLDER, repo_id=name), tensors=tensors, architecture=name)
+    findings = (Finding("warning", "x", name, name), Finding("info", "x", name))
+    cut = made(options, replace(source, base=RepoRef("folder", name, name), findings=findings))
+    return replace(cut, report=planned(cut.report, merged=replace(MERGE, adapter=RepoRef("folder", name, "1"))))
+
+
+# --- Code to copy ------------------------------------------------------------------------------------------
+
+
+def of_python(name: str) -> Iterable[str]:
+    for library in get_args(Library):
+        for place in ("me/copy", "./copy"):
+            yield loading_code(place, library, None, name, name)
+            for architecture in (name, f"Llama{name}", f"{name}ForCausalLM", ""):
+                if not architecture.isidentifier():  # else it may be a class
+                    yield loading_code(place, library, architecture, "fp16", "weights")
+        yield from loading_snippets("me/copy", name, library, name, name).values()
+    for rank in (None, 1):
+        report = planned(of(made(PIPED).report, architecture=name, variant=name), rank=rank)
+        yield pipeline_script(report, "me/copy")
+    yield device_snippet("LlamaForCausalLM", {name: "cpu", f"{name}.0": "cpu", f"{name}.1": "disk"}, Address(name))
+
+
+def names_in(code: str) -> set[str]:
+    """Every name that Python would look up or bind to run `code`, lines for a shell left out."""
+    tree = ast.parse("\n".join(line for line in code.splitlines() if not line.startswith("!")))
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return found | {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+
+
+@pytest.mark.parametrize("name", [*EVIL, "LlamaForCausalLM\n", "Llama.evil", "1Llama"])
+def test_code_runs_nothing_that_a_name_says(name: str) -> None:
+    usual = set[str]().union(*map(names_in, of_python("1 harmless")))
+    for code in of_python(name):
+        assert names_in(code) <= usual, code
+
+
+@pytest.mark.parametrize("name", [HARMLESS, *EVIL])
+def test_commands_hold_a_name_as_one_word(name: str) -> None:
+    base, adapter = RepoRef("hub", "me/base", "b" * 40), replace(MERGE, adapter=RepoRef("hub", name, "c" * 40))
+    report = planned(of(made(PIPED).report, variant=name, base=base), dtype="fp16", dequantized="fp8", merged=adapter)
+    (check,) = how_to_check(report, "me/copy").values()
+    assert shlex.split(check, comments=True) == [
+        *("shard-my-repo", "verify", f"acme/model@{'a' * 40}", "me/copy", "--dequantize", "--dtype", "fp16"),
+        *("--variant", name, "--adapter", f"{name}@{'c' * 40}/sub", "--base", f"me/base@{'b' * 40}"),
+    ]
+    shard = replace(report.plan.shards[0], file=name)
+    stages = (Stage((), (), (name,), 1, (TiedTensor("w", f"{name}.tied", ("v",)),)), *report.plan.stages[1:])
+    words = shlex.split(pipeline_commands(planned(report, stages=stages), "me/copy"), comments=True)
+    assert [word for before, word in zip(words, words[1:], strict=False) if before == "--include"] == [
+        *("*.json", "token*", name, f"{name}.tied"),
+    ]
+    chosen = checkpoint(components=(Component(variant=name),))
+    html = likeness_panel(compare_structure(chosen, checkpoint(COPY, tensors=())), Trust("contradicted", ()), "")
+    command = "shard-my-repo diff" + Tags(html).text.rpartition("shard-my-repo diff")[2]
+    assert shlex.split(command)[4:7] == ["--variant", name, "--json"]
+    (download,) = download_snippet(planned(report, shards=(shard,)), f"me/{name}@{name}").values()
+    assert {f"me/{name}", name} <= set(shlex.split(download, comments=True))
+
+
+# --- What is shown -----------------------------------------------------------------------------------------
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#!" else letter for letter in " ".join(text.split()))
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_names_on_a_card_are_no_markup(name: str) -> None:
+    told = result(name, PIPED).report
+    first, *others = told.plan.stages
+    stages = (replace(first, also_needs=(TiedTensor(name, first.files[0], (f"{name}.b",)),)), *others)
+    card = write_card(planned(told, stages=stages), ModelCard(), Links(), is_private=False)
+    assert f"a copy of the folder `{escaped(name)}`, with" in card
+    assert f"the adapter the folder `{escaped(name)}` merged" in card or f"`{escaped(name)}`" in card
+    assert f"come from the folder `{escaped(name)}`, the model that was trained" in card
+    assert f"`{first.files[0]}`: {escaped(name)} in that file is {escaped(name + '.b')} here too." in card
+
+
+class Tags(HTMLParser):
+    """The tags of a panel, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.seen, self.text = list[str](), ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag, and each of its attributes that could run something."""
+        self.seen += [tag, *(name for name, _ in attrs if name.startswith("on"))]
+
+    def handle_data(self, data: str) -> None:
+        """Note a text."""
+        self.text += data
+
+
+def panels_of(name: str) -> Iterable[str]:
+    cut = result(name)
+    source, plan, report = cut.source, cut.plan, cut.report
+    trust, places = Trust("claims", (name,), (name,)), Places(name, "", "", None)
+    yield panels.map_panel(map_of_plan(source, plan), name, name)
+    yield panels.tensors_panel(name, [(tensor, name) for tensor in source.tensors])
+    yield panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=name),)), FORECAST)
+    yield panels.shards_panel(result(name, PIPED).plan, FORECAST)
+    card = SourceCard(name, "0" * 40, "http://hub/it", name, False, False)
+    yield panels.facts_panel(summarize_source(source), card)
+    yield panels.message(name, name, "error")
+    yield panels.findings_panel(source.findings)
+    device = DeviceLoad("cuda:0", 40, 30, (name,), (name,))
+    yield panels.devices_panel(DevicePlan(name, (name,), 3, (device,), {name: "cuda:0"}, name, name), "")
+    history = History()
+    history.say(name, 0)
+    wrong = Mismatch(name, name)
+    history.verification = Verification(1, 1, 1.0, name, (wrong,), differences=(Difference(name, note=name),))
+    record = JobRecord("x", name, JobRequest(name, name, Options()), 1, 0.0, "failed")
+    yield job_panels.jobs_panel([record])
+    yield panels.log_panel(status_of(record, history))
+    yield differences_panel(status_of(record, history), [name])
+    for proof in ({}, {"mismatches": (wrong,)}, {"unreached": (name,), "unstated": True}):
+        yield result_panel(proved(report, **proof), trust, places)
+    yield details_panel(proved(replace(report, tool=name), method=name), places, trust, 1.0)
+    yield likeness_panel(compare_structure(source, checkpoint(FOLDER)), trust, "http://hub")
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_names_on_the_page_are_no_markup(name: str) -> None:
+    for html, usual in zip(panels_of(name), panels_of(HARMLESS), strict=True):
+        assert {*Tags(html).seen} <= {*Tags(usual).seen, "wbr"}, html
+        assert "evil" not in name or "evil" in Tags(html).text or HARMLESS not in Tags(usual).text
+
+
+def pictures_of(name: str) -> Iterable[str]:
+    cut = result(name)
+    yield draw_badge(Certificate(name, name, "plain", name, (name,), revision=name))
+    yield draw_heat([name, f"layers.0.{name}", "w"], [Difference(name, 1.0, 1.0, 0.5, 0.5, name)])
+    yield draw_plan(cut.source, cut.plan)
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_names_in_a_picture_are_no_markup_and_it_stays_xml(name: str) -> None:
+    for svg, usual in zip(pictures_of(name), pictures_of(HARMLESS), strict=True):
+        tags, others = ([element.tag for element in ET.fromstring(text).iter()] for text in (svg, usual))
+        assert {*tags} == {*others}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_names_at_a_terminal_cannot_steer_it(name: str) -> None:
+    cut, shown = result(name), Verification(1, 1, 1.0, name, (Mismatch(name, name),), unreached=(name,))
+    numbers = replace(shown, differences=(Difference(name, 1.0, 1.0, 0.5, 0.5, name),))
+    lines: list[Callable[..., object]] = [
+        lambda view: view.checkpoint(cut.source),
+        lambda view: view.plan(result(name, PIPED).plan),
+        lambda view: view.recipes({name: name}),
+        lambda view: view.event(Verified(numbers)),
+        lambda view: view.event(Published(RepoRef("hub", name, ""), name, name)),
+        lambda view: view.event(replace(cut.report, overflowed={name: 1}, destination=RepoRef("folder", name, ""))),
+        lambda view: view.event(ShardFinished(name, 4, "0", 1, 1, kept=True)),
+        lambda view: view.error(Refused(name, name)),
+    ]
+    shown_there = [terminal(show).replace("\n", "") for show in lines]
+    assert [text for text in shown_there if not text.isprintable()] == []
+    assert r"\x1b]0;evil\x07\x1b[31m[bold red]evil" in "".join(shown_there) or "\x1b" not in name
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_names_in_a_header_and_an_index_are_read_again_as_they_were(name: str) -> None:
+    plan = result(name).plan
+    (index,) = build_indexes(plan).values()
+    weight_map = json.loads(index)["weight_map"]
+    for shard in plan.shards:
+        data = shard_header(plan, shard)
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        assert [key for key in header if key != "__metadata__"] == [tensor.name for tensor in shard.tensors]
+        assert all(weight_map[tensor.name] == shard.file for tensor in shard.tensors)
