@@ -6,19 +6,18 @@ from typing import Any
 
 import gradio as gr
 
-from sharding.core.errors import Refused, ShardingError
+from sharding.core.errors import ShardingError
 from sharding.core.options import Options
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint
-from sharding.desk import Desk, Forecast
+from sharding.desk import Forecast
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_copy
-from sharding.page.form import Form
+from sharding.page.events import Events
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.remedies import SIGN_IN
 from sharding.page.result_panels import Places, adapter_page, can_check, details_panel, result_panel
-from sharding.page.site import Site, person
 from sharding.planning.adapters.merged import changed_names
 from sharding.report.fetch import Result
 from sharding.verify.trust import Trust, claim
@@ -26,14 +25,8 @@ from sharding.verify.trust import Trust, claim
 _NEEDS_LOGIN = "Sign in to check every byte."
 
 
-class Showing:
+class Showing(Events):
     """The events of a result link."""
-
-    def __init__(self, desk: Desk, site: Site, form: Form) -> None:
-        """Ask `desk`, and show its answers in `form`."""
-        self._desk = desk
-        self._site = site
-        self._form = form
 
     async def show(
         self, wanted: str, request: gr.Request, login: gr.OAuthToken | None
@@ -42,13 +35,13 @@ class Showing:
 
         What the report claims comes first. A moment later it has been compared with the headers of both repos.
         """
-        form, token = self._form, self._site.token(request, login)
+        form, token = self.form, self.site.token(request, login)
         hidden: dict[Any, Any] = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
         if not wanted:
             yield {form.result: "", **hidden}
             return
         try:
-            result = await patient(self._desk.result)(wanted, token)
+            result = await patient(self.desk.result)(wanted, token)
             places, claimed = self._places(result, wanted, request), claim(result.report, result.files)
             yield {form.result: _certificate(result, claimed, places), **hidden}
             if claimed.level != "contradicted":
@@ -58,19 +51,19 @@ class Showing:
 
     def _judged(self, result: Result, places: Places, token: str | None) -> dict[Any, Any]:
         """Return the panels of a result that has been compared with the headers of both repos."""
-        form, report = self._form, result.report
+        form, report = self.form, result.report
         with readers(1) as pool:
-            pool.submit(self._desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it
-            trust = self._desk.trust(result, token)
+            pool.submit(self.desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it
+            trust = self.desk.trust(result, token)
         if trust.level == "contradicted":
             return {form.result: _certificate(result, trust, places)}
         copy, original, changed = self._both(result, token)
         checkable = can_check(report, trust)
-        reading = self._desk.forecast_reading(original, copy) if checkable and original else None
+        reading = self.desk.forecast_reading(original, copy) if checkable and original else None
         drawn = map_of_copy(copy, original, report.plan.stages, changed)
         return {
             form.result: _certificate(result, trust, places, reading),
-            form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),
+            form.result_details: details_panel(report, places, trust, self.desk.seconds_of(result)),
             form.result_map: map_panel(drawn, result.repo_id, sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
             form.check_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
@@ -78,27 +71,18 @@ class Showing:
 
     def check(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Start the job that reads every byte of the result and of its source."""
-        form, token = self._form, self._site.token(request, login)
+        form, refusal = self.form, ("Checking every byte needs a login.", _NEEDS_LOGIN, SIGN_IN)
         try:
-            who = person(self._desk, token)
-            if who is None or token is None:
-                raise Refused("Checking every byte needs a login.", _NEEDS_LOGIN, SIGN_IN)
-            taken = self._desk.submit_check(wanted, who, token)
+            taken = self.desk.submit_check(wanted, *self.signed_in(request, login, refusal))
         except ShardingError as error:
             return {form.check_message: problem(error)}
-        return {
-            form.check: gr.Button(visible=False),
-            form.outcome: gr.Column(visible=False),
-            form.run: gr.Column(visible=True),
-            form.job: taken,
-            form.query: query_of(Wish(job=taken)),
-        }
+        return {form.check: gr.Button(visible=False), form.outcome: gr.Column(visible=False), **self.taken(taken)}
 
     def list_tensors(self, wanted: str, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None) -> str:
         """List the tensors in the chosen column of the map."""
-        token = self._site.token(request, login)
+        token = self.site.token(request, login)
         try:
-            copy, original, _ = self._both(self._desk.judge(wanted, token)[0], token)
+            copy, original, _ = self._both(self.desk.judge(wanted, token)[0], token)
         except ShardingError as error:
             return problem(error)
         placed = [(tensor, tensor.file) for tensor in copy.tensors]
@@ -111,20 +95,20 @@ class Showing:
         if source.kind == "hub":
             pinned = source.ref.pinned
             with suppress(ShardingError):
-                original = self._desk.inspect(pinned, source.variant, token)
+                original = self.desk.inspect(pinned, source.variant, token)
                 if merge and merge.changed and merge.adapter.kind == "hub":
                     options = Options(variant=source.variant, adapter=merge.path)
-                    changed = changed_names(self._desk.plan(pinned, options, token)[1])
-        return self._desk.inspect(copy, "", token), original, changed
+                    changed = changed_names(self.desk.plan(pinned, options, token)[1])
+        return self.desk.inspect(copy, "", token), original, changed
 
     def _places(self, result: Result, wanted: str, request: gr.Request) -> Places:
-        report, endpoint = result.report, self._site.endpoint
+        report, endpoint = result.report, self.site.endpoint
         source = None
         if report.source.kind == "hub":
             source = f"{endpoint}/{report.source.ref.tree}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
-        link = self._site.address(request) + query_of(Wish(result=place))
-        page, badge = f"{endpoint}/{result.repo_id}", self._site.badge(place)
+        link = self.site.address(request) + query_of(Wish(result=place))
+        page, badge = f"{endpoint}/{result.repo_id}", self.site.badge(place)
         return Places(result.repo_id, page, link, source, result.revision, badge, adapter_page(report, endpoint))
 
 

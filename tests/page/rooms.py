@@ -11,7 +11,7 @@ import pytest
 from gradio.blocks import Block
 
 from sharding.desk import Desk, JobRequest, Settings
-from sharding.page.form import Form, lay_out
+from sharding.page.form import Form
 from sharding.page.site import Site
 from tests.conftest import in_a_loop
 from tests.inhouse import InHouse, hub_in_house
@@ -37,7 +37,7 @@ class Rooms:
 
     def given(self, **values: object) -> Given:
         """What stands in the fields of a form that nobody has touched, but for `values`."""
-        placed = {name: getattr(self.form, name) for name in self.form.__slots__ if name != "more"}
+        placed = {name: part for name, part in vars(self.form).items() if name != "more"}
         fields = {**placed, **self.form.more}
         assert values.keys() <= fields.keys()
         return {field: values.get(name, getattr(field, "value", None)) for name, field in fields.items()}
@@ -63,7 +63,7 @@ def rooms_over(folder: Path, **settings: object) -> Iterator[Rooms]:
 async def form() -> Form:
     """Return the form of a page. Outside of an event loop Gradio would leave one open."""
     with gr.Blocks():
-        return lay_out(on_space=False)
+        return Form(on_space=False)
 
 
 def asks(user: str = "", session: str = "s", **headers: str) -> gr.Request:

@@ -87,9 +87,7 @@ def test_a_job_and_a_plan_are_opened_by_a_link() -> None:
 
 
 def test_each_button_works_a_field_of_the_form() -> None:
-    laid = in_a_loop(form())
-    parts = [getattr(laid, name) for name in laid.__slots__ if name != "more"]
-    fields = {block.elem_id: block for block in (*parts, *laid.more.values())}
+    fields = {block.elem_id: block for block in in_a_loop(form()).parts}
     helps = [help_with(Remedy(kind)) for kind in KINDS]
     controls = {each.control for each in helps if each.control} - {"#sign-in"}
     assert len(controls) == 7

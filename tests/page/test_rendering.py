@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 from urllib.parse import parse_qsl
 
 import pytest
@@ -21,8 +21,7 @@ from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.drawing.model_map import map_of_plan
 from sharding.page import job_panels, panels
-from sharding.page.choices import filled_in, options_in, size_label
-from sharding.page.form import Form
+from sharding.page.form import Form, size_label
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
 from sharding.page.render import MOST_NAMED, render
@@ -34,8 +33,9 @@ from sharding.report.report import summarize_source
 from sharding.report.schema import Report
 from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.trust import Level, Trust
-from tests.conftest import in_two_files
+from tests.conftest import in_a_loop, in_two_files
 from tests.folders import reshard
+from tests.page.rooms import form
 from tests.planning.tensors import in_ranks
 from tests.tensors import stored_tensor
 
@@ -143,6 +143,11 @@ def test_the_slider_stands_at_the_size_and_gives_its_reasons() -> None:
     assert 'aria-valuetext="123MB"' in beside and "A download" not in Tags(beside).text
 
 
+@cache
+def laid_out() -> Form:
+    return in_a_loop(form())  # type: ignore[no-any-return]
+
+
 OPTIONS = st.builds(
     Options,
     max_shard_size=st.sampled_from(["200MB", "5GB", "1.5GB", "1GiB", "300kB"]),
@@ -162,10 +167,9 @@ def test_a_link_says_what_was_chosen(wish: Wish) -> None:
 
 @given(OPTIONS)
 def test_fields_that_were_filled_in_ask_for_the_same_again(options: Options) -> None:
-    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__} | {"more": {}})
-    shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
-    shown[form.size] = size_label(str(options.max_shard_size))
-    assert options_in(form, shown) == options
+    form = laid_out()
+    shown = {field: getattr(value, "value", value) for field, value in form.filled_in(options).items()}
+    assert form.options_in(shown | {form.size: size_label(str(options.max_shard_size))}) == options
 
 
 @given(
@@ -186,11 +190,10 @@ def test_a_link_to_stages_of_an_earlier_version_still_says_the_rest() -> None:
 
 
 def test_a_single_file_is_written_in_words_and_read_again() -> None:
-    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__} | {"more": {}})
-    options = Options(SINGLE_FILE)
-    shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
+    form, options = laid_out(), Options(SINGLE_FILE)
+    shown = {field: getattr(value, "value", value) for field, value in form.filled_in(options).items()}
     assert size_label(SINGLE_FILE) == "one file"
-    assert options_in(form, shown | {form.size: "One file"}) == options
+    assert form.options_in(shown | {form.size: "One file"}) == options
     assert read_wish(dict(parse_qsl(query_of(Wish("me/it", options))[1:]))) == Wish("me/it", options)
 
 
