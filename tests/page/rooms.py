@@ -1,6 +1,6 @@
 """The rooms of the page over a Hub in this process and a desk where jobs wait: what they answer, without a browser."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +66,11 @@ async def form() -> Form:
         return Form(on_space=False)
 
 
-def asks(user: str = "", session: str = "s", **headers: str) -> gr.Request:
-    """A request of `user`, who sends a token."""
+def asks(user: str = "", session: str = "s", query: Mapping[str, str] | None = None, **headers: str) -> gr.Request:
+    """A request of `user`, who sends a token, from the link with `query`."""
     sent = {"authorization": f"Bearer hf_{user}"} if user else {}
     sent |= {name.replace("_", "-"): text for name, text in headers.items()}
-    return gr.Request(headers={"host": "127.0.0.1:7860", **sent}, session_hash=session, query_params={})
+    return gr.Request(headers={"host": "127.0.0.1:7860", **sent}, session_hash=session, query_params=dict(query or {}))
 
 
 def login(user: str) -> gr.OAuthToken:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sharding import job
-from tests.conftest import ROOT, in_a_loop
+from tests.conftest import LONGEST_SECONDS, ROOT, in_a_loop
 from tests.localhub.conftest import Server
-from tests.page.conftest import UNCERTIFIED, Site, copy_name
+from tests.page.conftest import UNCERTIFIED, Site, copy_name, held_job
 from tests.promises import promise
 
 with warnings.catch_warnings():
@@ -174,16 +174,18 @@ def test_without_a_login_one_may_look_but_not_push(connect: Connect, small: str)
 
 def test_nobody_reads_or_cancels_the_job_of_another(connect: Connect, space: Site, long: str) -> None:
     alice, bob = connect("hf_alice"), connect("hf_bob")
-    wish = {"source": long, "destination": f"alice/{copy_name('slow')}", "max_shard_size": "200kB"}
-    job = alice.predict(**wish, api_name="/shard")["job"]
-    with pytest.raises(AppError, match="no job with this id"):
-        bob.predict(job=job, api_name="/status")
-    with pytest.raises(AppError, match="Jobs need a login"):
-        connect().predict(job=job, api_name="/status")
-    # Nor do the handlers behind the page.
-    cancel = next(number for number, text in handlers(space).items() if text == "cancel")
-    for headers in ({}, {"Authorization": "Bearer hf_bob"}):
-        call(space, cancel, [job], headers)
+    name = copy_name("held")
+    wish = {"source": long, "destination": f"alice/{name}", "max_shard_size": "200kB"}
+    with held_job(name):
+        job = alice.predict(**wish, api_name="/shard")["job"]
+        with pytest.raises(AppError, match="no job with this id"):
+            bob.predict(job=job, api_name="/status")
+        with pytest.raises(AppError, match="Jobs need a login"):
+            connect().predict(job=job, api_name="/status")
+        # Nor do the handlers behind the page.
+        cancel = next(number for number, text in handlers(space).items() if text == "cancel")
+        for headers in ({}, {"Authorization": "Bearer hf_bob"}):
+            call(space, cancel, [job], headers)
     ended = finish(alice, job)
     assert (ended["state"], ended["owner"]) == ("done", "alice")  # not cancelled
 
@@ -202,7 +204,9 @@ def call(space: Site, number: int, data: list[Any], headers: dict[str, str]) -> 
 
     wish = {"data": data, "fn_index": number, "session_hash": "x"}
     httpx.post(f"{space.address}/gradio_api/queue/join", json=wish, headers=headers)
-    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=x", timeout=30) as answer:
+    with httpx.stream(
+        "GET", f"{space.address}/gradio_api/queue/data?session_hash=x", timeout=LONGEST_SECONDS
+    ) as answer:
         for line in answer.iter_lines():
             if "process_completed" in line:
                 return line
