@@ -9,7 +9,9 @@ from sharding.core.errors import Refused, Remedy
 from sharding.desk import Desk
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
+from sharding.page.result_panels import Places, adapter_page
 from sharding.page.site import Site
+from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 
 Refusal = tuple[str, str, Remedy | None]
@@ -30,6 +32,15 @@ class Events:
         if token is None:
             raise Refused(*refusal)
         return self.desk.lookup.who(token), token
+
+    def places(
+        self, report: Report, repo_id: str, revision: str, request: gr.Request, is_pinned: bool = False
+    ) -> Places:
+        """Return where the result in `repo_id` is. If it `is_pinned`, its links name the `revision`."""
+        endpoint, place = self.site.endpoint, f"{repo_id}@{revision}" if is_pinned else repo_id
+        source = f"{endpoint}/{report.source.ref.tree}" if report.source.kind == "hub" else None
+        link, badge = self.site.address(request) + query_of(Wish(result=place)), self.site.badge(place)
+        return Places(repo_id, f"{endpoint}/{repo_id}", link, source, revision, badge, adapter_page(report, endpoint))
 
     def taken(self, job: str) -> dict[Any, Any]:
         """Show the part of the page with a job that the desk has taken. Its address becomes that of the job."""

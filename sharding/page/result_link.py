@@ -14,10 +14,9 @@ from sharding.desk import Forecast
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_copy
 from sharding.page.events import Events
-from sharding.page.links import Wish, query_of
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.remedies import SIGN_IN
-from sharding.page.result_panels import Places, adapter_page, can_check, details_panel, result_panel
+from sharding.page.result_panels import Places, can_check, details_panel, result_panel
 from sharding.planning.adapters.merged import changed_names
 from sharding.report.fetch import Result
 from sharding.verify.trust import Trust, claim
@@ -42,7 +41,8 @@ class Showing(Events):
             return
         try:
             result = await patient(self.desk.result)(wanted, token)
-            places, claimed = self._places(result, wanted, request), claim(result.report, result.files)
+            claimed = claim(result.report, result.files)
+            places = self.places(result.report, result.repo_id, result.revision, request, is_pinned="@" in wanted)
             yield {form.result: _certificate(result, claimed, places), **hidden}
             if claimed.level != "contradicted":
                 yield await patient(self._judged)(result, places, token)
@@ -100,16 +100,6 @@ class Showing(Events):
                     options = Options(variant=source.variant, adapter=merge.path)
                     changed = changed_names(self.desk.plan(pinned, options, token)[1])
         return self.desk.inspect(copy, "", token), original, changed
-
-    def _places(self, result: Result, wanted: str, request: gr.Request) -> Places:
-        report, endpoint = result.report, self.site.endpoint
-        source = None
-        if report.source.kind == "hub":
-            source = f"{endpoint}/{report.source.ref.tree}"
-        place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
-        link = self.site.address(request) + query_of(Wish(result=place))
-        page, badge = f"{endpoint}/{result.repo_id}", self.site.badge(place)
-        return Places(result.repo_id, page, link, source, result.revision, badge, adapter_page(report, endpoint))
 
 
 def _certificate(result: Result, trust: Trust, places: Places, reading: Forecast | None = None) -> str:

@@ -21,7 +21,7 @@ from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.remedies import SIGN_IN
-from sharding.page.result_panels import Places, adapter_page, details_panel, result_panel
+from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.same.panels import differences_panel, outcome_panel
 from sharding.page.site import person
 from sharding.storage.hub.answers import Person
@@ -167,12 +167,8 @@ class Running(Events):
             return {**update, form.outcome: gr.Column(visible=True), **shown}
         if status.report is None or status.state != "done":
             return update  # neither words nor links of a success
-        report, repo_id = status.report, status.request.destination
-        source = f"{self.site.endpoint}/{report.source.ref.tree}"
-        revision = status.published.ref.revision if status.published else ""
-        link, badge = address + query_of(Wish(result=repo_id)), self.site.badge(repo_id)
-        adapter = adapter_page(report, self.site.endpoint)
-        places = Places(repo_id, self.desk.lookup.link(repo_id), link, source, revision, badge, adapter)
+        report, revision = status.report, status.published.ref.revision if status.published else ""
+        places = self.places(report, status.request.destination, revision, request)
         trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from sharding import job
 from tests.conftest import LONGEST_SECONDS, ROOT, in_a_loop
 from tests.localhub.conftest import Server
 from tests.page.conftest import UNCERTIFIED, Site, copy_name, held_job
-from tests.promises import promise
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what they import
@@ -101,14 +99,8 @@ def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) ->
     client = connect("hf_alice")
     assert client.predict(source=variants, api_name="/inspect")["other_variants"] == ["fp16"]
     assert client.predict(source=variants, variant="fp16", api_name="/inspect")["variant"] == "fp16"
-    plan = client.predict(source=variants, max_shard_size="13kB", variant="fp16", api_name="/plan")
     with pytest.raises(AppError, match="There is no variant 'bf16'. Use one of these: the plain weights, 'fp16'"):
         client.predict(source=variants, variant="bf16", api_name="/plan")
-    choices = {"max_shard_size": "13kB", "variant": "fp16"}
-    job = client.predict(source=variants, destination=f"alice/{copy_name()}", **choices, api_name="/shard")["job"]
-    status = finish(client, job)
-    assert (status["state"], status["request"]["variant"]) == ("done", "fp16")
-    assert [shard["file"] for shard in status["shards"]] == [shard["file"] for shard in plan["shards"]]
 
 
 def test_what_is_no_result_is_refused_in_words(connect: Connect, small: str) -> None:
@@ -125,15 +117,6 @@ def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: Server) -> None:
     api.upload_file(path_or_fileobj=report, path_in_repo="sharding_report.json", repo_id="bob/hostile-large")
     with pytest.raises(AppError, match="larger than the limit of 16.0 MB"):
         connect().predict(repo="bob/hostile-large", api_name="/result")
-
-
-def test_another_models_copy_is_replaced_with_a_word_only(connect: Connect, hub: Server, small: str, long: str) -> None:
-    client, name = connect("hf_alice"), f"alice/{copy_name()}"
-    *_, _ = job.shard(long, name, endpoint=hub.address, token="hf_alice")
-    with pytest.raises(AppError, match=f"{name} holds a copy of {long}"):
-        client.predict(source=small, destination=name, api_name="/shard")
-    taken = client.predict(source=small, destination=name, overwrite=True, api_name="/shard")
-    assert finish(client, taken["job"])["state"] == "done"
 
 
 NONSENSE: list[tuple[dict[str, object], str]] = [
@@ -160,16 +143,6 @@ def test_what_makes_no_sense_is_a_sentence(connect: Connect, small: str) -> None
             connect().predict(**{"source": small, **wrong}, api_name="/plan")
         assert says in str(refusal.value), wrong
         assert len(str(refusal.value)) < 700, wrong
-
-
-@promise("docs/security.md#who-can-do-what")
-def test_without_a_login_one_may_look_but_not_push(connect: Connect, small: str) -> None:
-    client = connect()
-    assert client.predict(source=small, api_name="/plan")["total_bytes"] > 0
-    with pytest.raises(AppError, match="Jobs need a login"):
-        client.predict(source=small, destination="alice/never", api_name="/shard")
-    with pytest.raises(AppError, match="does not exist, or you have no access to it"):
-        client.predict(source="alice/nothing", api_name="/inspect")
 
 
 def test_nobody_reads_or_cancels_the_job_of_another(connect: Connect, space: Site, long: str) -> None:

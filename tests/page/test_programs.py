@@ -134,6 +134,15 @@ def test_a_private_copy_needs_no_word_and_none_is_put_into_anybodys_mouth(at_hom
         rooms.cancel_all("alice")
 
 
+def test_another_models_copy_is_replaced_with_a_word_only(at_home: Endpoints, rooms: Rooms) -> None:
+    shard(rooms.hub, HIDDEN, "alice/taken")
+    with pytest.raises(gr.Error, match="alice/taken holds a copy of alice/hidden"):
+        at_home.shard(SMALL, "alice/taken", asks())
+    at_home.shard(SMALL, "alice/taken", asks(), overwrite=True)
+    (waits,) = rooms.waiting("alice")
+    assert (waits.destination, waits.overwrite) == ("alice/taken", True)
+
+
 # --- Who asks -----------------------------------------------------------------------------------------------
 
 

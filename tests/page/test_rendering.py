@@ -184,11 +184,6 @@ def test_any_link_at_all_can_be_read(place: dict[str, str], choices: dict[str, s
     assert all(len(text) <= 300 for text in (wish.repo, wish.job, wish.result))
 
 
-def test_a_link_to_stages_of_an_earlier_version_still_says_the_rest() -> None:
-    wish = read_wish({"repo": "me/it", "size": "1GB", "strategy": "stages:2", "order": "stored"})
-    assert wish == Wish("me/it", Options("1GB", order="stored"))
-
-
 def test_a_single_file_is_written_in_words_and_read_again() -> None:
     form, options = laid_out(), Options(SINGLE_FILE)
     shown = {field: getattr(value, "value", value) for field, value in form.filled_in(options).items()}
@@ -316,34 +311,12 @@ def test_findings_are_told_in_their_own_words_the_warnings_first() -> None:
     assert text == "Careful One tensor is large. Choose a larger size. 1 remark Note A file is left out."
 
 
-def test_the_details_of_a_plan_say_what_it_will_take() -> None:
-    text = " ".join(
-        Tags(
-            panels.shards_panel(plan_shards([stored_tensor("w", "U8", (1,), "f", 0, 1)], Options(1)), FORECAST)
-        ).text.split()
-    )
-    assert "about 2.5 to 5 min" in text and "100.0 MB" in text and "As measured." in text
-
-
 def test_of_three_thousand_remarks_a_dozen_is_listed_and_the_rest_counted() -> None:
     found = [Finding("warning", "x", f"Remark {number}.") for number in range(3001)]
     html = panels.findings_panel(found)
     assert html.count("<li") == MOST_NAMED + 1
     assert f"{3001 - MOST_NAMED:,} more remarks" in Tags(html).text
     assert len(html) < 10_000
-
-
-def test_a_terminal_counts_what_it_does_not_list(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    from sharding.cli.terminal import Terminal
-
-    with Terminal(Console(), Console(soft_wrap=True)) as terminal:
-        terminal.findings([Finding("warning", "x", f"Remark {number}.") for number in range(3001)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 60
-    shown = sum("Remark" in line for line in lines)
-    assert any(f"and {3001 - shown:,} more such remarks" in line for line in lines)
 
 
 def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gradio.blocks import Block
 
+from sharding.page.api import Endpoints
 from sharding.page.form import PRIVATE
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
@@ -18,6 +19,7 @@ from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import push
 from tests.page.conftest import save_fp8, save_lora, save_plain, save_variants
 from tests.page.rooms import Rooms, asks, rooms_over, told
+from tests.promises import promise
 
 SMALL, VARIANTS, NO_PLAIN, FP8 = "bob/small", "bob/variants", "bob/no-plain", "bob/model-fp8"
 PLAIN, LORA, OTHER_LORA, SECRET = "bob/plain", "bob/lora", "bob/other-lora", "alice/secret-lora"
@@ -182,7 +184,8 @@ def test_a_space_reads_a_private_adapter_with_the_token_of_its_visitor_only(room
     assert user == "" or visit.now("visibility") == PRIVATE
 
 
-def test_of_a_model_that_is_too_large_the_layers_are_shown(
+@promise("docs/security.md#stop-the-page-with-a-million")
+def test_of_a_model_that_is_too_large_to_plan_the_tensors_are_counted_and_the_layers_shown(
     rooms: Rooms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
@@ -191,6 +194,10 @@ def test_of_a_model_that_is_too_large_the_layers_are_shown(
     visit = Visitor(rooms, {"repo": "bob/large"})
     assert "more than 10 tensors" in visit.text("repo_message")
     assert "14 tensors in 1 file" in visit.text("facts") and "data:image/svg+xml;base64," in visit.now("facts")
+    endpoints = Endpoints(rooms.desk, rooms.site)
+    assert endpoints.inspect("bob/large", asks("alice"))["weight_files"][0]["tensors"] == 14
+    with pytest.raises(gr.Error, match="more than 10 tensors.*shard-my-repo"):
+        endpoints.plan("bob/large", asks("alice"))
 
 
 @pytest.mark.parametrize("name", ["", "a--b", "  ", "x/y/z", "a.git"])
