@@ -41,7 +41,8 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         page.load(planning.welcome, None, form.hero, **_QUIET)
         page.load(patient(planning.greet), None, [form.account, form.jobs, form.examples], **_QUIET)
         showing = Showing(desk, site, form)
-        arrived.then(showing.show, form.wanted, _result_parts(form), **_QUIET)
+        result = [form.result, form.result_map, form.result_details, form.check, form.check_message]
+        arrived.then(showing.show, form.wanted, result, **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 
@@ -49,7 +50,8 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         listed.then(None, js=_SHOW_LIST)
         form.cancel.click(patient(running.cancel), form.job, _job_parts(form), **_QUIET)
         _follow(form, form.resume.click(patient(running.resume), form.job, _job_parts(form), **_QUIET), running)
-        _follow(form, form.check.click(patient(showing.check), form.wanted, _check_parts(form), **_QUIET), running)
+        checking = [form.check, form.check_message, form.outcome, form.run, form.job, form.query]
+        _follow(form, form.check.click(patient(showing.check), form.wanted, checking, **_QUIET), running)
         _compare(form, page, Comparing(desk, site, form), running)
         Endpoints(desk, site).add()
     for function in page.fns.values():
@@ -70,7 +72,8 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
 
     def propose(after: Dependency) -> None:
         after.then(None, js=_READY)
-        proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, _push_parts(form), **_QUIET)
+        shown = [*name, form.name_message, form.proposed, form.target, form.start, form.start_message]
+        proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, shown, **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
         kept = proposed.then(None, form.name, form.name, js=_OWN_NAME)
         kept.then(pushing.tell_target, target, form.target, **_QUIET)
@@ -137,19 +140,6 @@ def _plan_parts(form: Form) -> list[Block]:
     return [*shown, form.machine, form.devices, form.start, form.query, form.aim, form.shown]
 
 
-def _push_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [form.namespace, form.name, form.name_message, form.proposed, form.target]
-    return [*shown, form.start, form.start_message]
-
-
 def _job_parts(form: Form) -> list[Block]:
     shown: list[Block] = [form.run_heading, form.progress, form.job_map, form.cancel, form.resume, form.run_message]
     return [*shown, form.log, form.outcome, form.result, form.result_details, form.job, form.query]
-
-
-def _result_parts(form: Form) -> list[Block]:
-    return [form.result, form.result_map, form.result_details, form.check, form.check_message]
-
-
-def _check_parts(form: Form) -> list[Block]:
-    return [form.check, form.check_message, form.outcome, form.run, form.job, form.query]

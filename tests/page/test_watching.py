@@ -72,6 +72,7 @@ def first(running: Running, job_id: str, user: str) -> Update:
 # --- Windows ------------------------------------------------------------------------------------------------
 
 
+@promise("docs/security.md#block-the-page-by-watching-one")
 def test_eight_windows_of_one_person_are_open_at_a_time_however_each_is_closed(rooms: Rooms, running: Running) -> None:
     assert MAX_WATCHERS == 8
     jobs, form = {user: waits(rooms, user) for user in ("alice", "bob")}, rooms.form
