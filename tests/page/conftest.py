@@ -394,15 +394,13 @@ def arrive(page: Page) -> None:
 
 
 Headers = Mapping[str, str]
-UNCERTIFIED = False
-"""Nothing speaks TLS here, and to read the certificates that httpx would verify takes longer than to ask."""
+PATIENTLY: dict[str, Any] = {"timeout": LONGEST_SECONDS, "verify": False}
+"""How httpx asks. Nothing speaks TLS here, and to read the certificates that it would verify takes long."""
 
 
 def ask(site: Site, method: str, path: str, headers: Headers, body: Any = None) -> httpx.Response:
     """Ask as no browser would let one: any header, `Host` among them."""
-    return httpx.request(
-        method, site.address + path, headers=headers, json=body, timeout=LONGEST_SECONDS, verify=UNCERTIFIED
-    )
+    return httpx.request(method, site.address + path, headers=headers, json=body, **PATIENTLY)
 
 
 def call(site: Site, endpoint: str, arguments: list[Any], headers: Headers) -> tuple[int, str]:
@@ -428,7 +426,7 @@ def greeting(site: Site, headers: Headers) -> str:
     if joined.status_code != 200:
         return f"status {joined.status_code}"
     address, heard = f"{site.address}/gradio_api/queue/data?session_hash={asked['session_hash']}", ""
-    with httpx.stream("GET", address, headers=headers, timeout=LONGEST_SECONDS, verify=UNCERTIFIED) as stream:
+    with httpx.stream("GET", address, headers=headers, **PATIENTLY) as stream:
         for line in stream.iter_lines():  # the stream of a browser stays open for what it asks next
             heard += f"{line}\n"
             if '"process_completed"' in line:
@@ -439,9 +437,9 @@ def greeting(site: Site, headers: Headers) -> str:
 def session_of(site: Site, user: str) -> str:
     """Sign `user` in to a Space as a browser would, without one; return the cookie that it keeps."""
     began = ask(site, "GET", "/login/huggingface?_target_url=/", {})
-    agreed = httpx.get(f"{began.headers['Location']}&user={user}", timeout=LONGEST_SECONDS, verify=UNCERTIFIED)
+    agreed = httpx.get(f"{began.headers['Location']}&user={user}", **PATIENTLY)
     back = {"Cookie": f"session={began.cookies['session']}"}
-    known = httpx.get(agreed.headers["Location"], headers=back, timeout=LONGEST_SECONDS, verify=UNCERTIFIED)
+    known = httpx.get(agreed.headers["Location"], headers=back, **PATIENTLY)
     return known.cookies["session"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import LONGEST_SECONDS, ROOT, in_a_loop
 from tests.localhub.conftest import Server
-from tests.page.conftest import UNCERTIFIED, Site, copy_name, held_job
+from tests.page.conftest import PATIENTLY, Site, copy_name, held_job
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what they import
@@ -38,7 +38,8 @@ def connect(space: Site) -> Iterator[Connect]:
                 headers=headers,
                 verbose=False,
                 analytics_enabled=False,
-                ssl_verify=UNCERTIFIED,
+                ssl_verify=False,
+                httpx_kwargs={"timeout": LONGEST_SECONDS},
             )
         return clients[token]
 
@@ -167,7 +168,7 @@ def handlers(space: Site) -> dict[int, str]:
     """The names of the functions behind the page, by their numbers."""
     import httpx
 
-    config = httpx.get(f"{space.address}/config").json()
+    config = httpx.get(f"{space.address}/config", **PATIENTLY).json()
     return {dependency["id"]: dependency["api_name"] for dependency in config["dependencies"]}
 
 
@@ -176,10 +177,8 @@ def call(space: Site, number: int, data: list[Any], headers: dict[str, str]) -> 
     import httpx
 
     wish = {"data": data, "fn_index": number, "session_hash": "x"}
-    httpx.post(f"{space.address}/gradio_api/queue/join", json=wish, headers=headers)
-    with httpx.stream(
-        "GET", f"{space.address}/gradio_api/queue/data?session_hash=x", timeout=LONGEST_SECONDS
-    ) as answer:
+    httpx.post(f"{space.address}/gradio_api/queue/join", json=wish, headers=headers, **PATIENTLY)
+    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=x", **PATIENTLY) as answer:
         for line in answer.iter_lines():
             if "process_completed" in line:
                 return line

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_BYTES, MAX_TOOL_CALLS
 from sharding.page.serving.door import BODY_SECONDS, MALFORMED, Door
-from tests.conftest import in_a_loop
+from tests.conftest import LONGEST_SECONDS, in_a_loop
 from tests.promises import promise
 
 TOOLS = ("/gradio_api/mcp/", "/gradio_api/mcp", "/gradio_api/mcp/http/", "/gradio_api/mcp/schema")
@@ -80,7 +80,7 @@ class Slow:
         scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": self.headers}
 
         async def asked() -> None:
-            await asyncio.wait_for(door(scope, self.receive, self.send), 20)
+            await asyncio.wait_for(door(scope, self.receive, self.send), LONGEST_SECONDS)
 
         in_a_loop(asked())
         return self.statuses

@@ -12,8 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sharding.core.limits import MAX_TOOL_CALLS
 from sharding.page.serving.door import Door
-from tests.conftest import in_a_loop
-from tests.page.conftest import UNCERTIFIED, Site, ask, call
+from tests.conftest import LONGEST_SECONDS, in_a_loop
+from tests.page.conftest import PATIENTLY, Site, ask, call
 from tests.promises import promise
 
 
@@ -75,14 +75,14 @@ def test_the_page_listens_at_its_own_address_and_at_no_other(space: Site) -> Non
 
 @promise("docs/security.md#upload-a-file-or-download-one")
 def test_a_file_that_is_sent_is_nowhere(space: Site) -> None:
-    answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000}, verify=UNCERTIFIED)
+    answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000}, **PATIENTLY)
     assert answer.status_code == 404
     assert "path" not in answer.text
 
 
 @promise("docs/security.md#fill-the-memory-with-long-requests")
 def test_a_long_body_is_refused_before_it_comes(space: Site) -> None:
-    connection = HTTPConnection("127.0.0.1", space.port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", space.port, timeout=LONGEST_SECONDS)
     connection.putrequest("POST", "/gradio_api/call/plan")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", "200000000")
@@ -202,7 +202,7 @@ def test_a_wrong_choice_in_the_form_is_not_repeated(space: Site) -> None:
 def test_what_calls_for_nothing_that_is_there_is_refused(space: Site, path: str, body: object) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
-    answer = httpx.post(f"{space.address}{path}", content=content, headers=headers, verify=UNCERTIFIED)
+    answer = httpx.post(f"{space.address}{path}", content=content, headers=headers, **PATIENTLY)
     assert 400 <= answer.status_code < 500
 
 

@@ -143,7 +143,7 @@ def test_a_job_that_was_pushed_by_keyboard_alone_leaves_its_token_nowhere_and_it
     sign_in(page, "alice")
     page.locator("#start:not([disabled])").wait_for()
     expect(page.locator("#target")).to_contain_text("to alice/small-sharded-50kB, public")
-    assert files(page).count() == 6  # what was chosen is kept through the login
+    expect(files(page)).to_have_count(6)  # what was chosen is kept through the login
     token = token_of(next(cookie["value"] for cookie in page.context.cookies() if cookie["name"] == "session"))
     assert token.startswith("hf_oauth_")
     advanced(page).get_by_label("Owner of the copy").click()

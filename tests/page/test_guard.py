@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.hubs import exists
 from tests.localhub.conftest import Server
-from tests.page.conftest import Headers, Site, arrival, ask, call, copy_name, greeting, session_of, sign_in
+from tests.page.conftest import PATIENTLY, Headers, Site, arrival, ask, call, copy_name, greeting, session_of, sign_in
 
 EVIL = "https://evil.example"
 
@@ -206,7 +206,8 @@ _CALL = """async (data) => {
 @pytest.fixture(scope="module")
 def hers(hub: Server) -> str:
     """A private model of alice."""
-    weights = httpx.get(f"{hub.address}/bob/small/resolve/main/model-00001-of-00002.safetensors", follow_redirects=True)
+    address = f"{hub.address}/bob/small/resolve/main/model-00001-of-00002.safetensors"
+    weights = httpx.get(address, follow_redirects=True, **PATIENTLY)
     hub.api("hf_alice").create_repo("alice/hers", private=True)
     hub.api("hf_alice").upload_file(
         path_or_fileobj=weights.content, path_in_repo="model.safetensors", repo_id="alice/hers"

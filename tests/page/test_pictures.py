@@ -33,7 +33,7 @@ from sharding.page.serving.pictures import Judge, Pictures, certificate_of
 from sharding.page.site import Site
 from sharding.report.fetch import Result
 from sharding.verify.trust import Level, Trust
-from tests.conftest import in_a_loop, random_tensors, write_checkpoint
+from tests.conftest import LONGEST_SECONDS, in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import download, propose, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
 from tests.promises import promise
@@ -357,7 +357,7 @@ class Slow:
 
     def __call__(self, place: str, token: str | None) -> tuple[Result, Trust]:
         self.judged.append(place)
-        self.go.wait(30)
+        self.go.wait(LONGEST_SECONDS)
         if place.startswith("no/"):
             raise because(RepositoryNotFoundError("no such repo", response=status(404)))
         return self.result, Trust("fits", ())

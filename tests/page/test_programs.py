@@ -14,7 +14,7 @@ from sharding.core.limits import MAX_SHOWN_REPORT_VALUES, QUESTION_SECONDS
 from sharding.desk.patience import Later, patient
 from sharding.page.api import Endpoints
 from sharding.page.site import Site
-from tests.conftest import in_a_loop, random_tensors, write_checkpoint
+from tests.conftest import LONGEST_SECONDS, in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import download, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over
 from tests.promises import promise
@@ -164,7 +164,7 @@ def outcomes(endpoints: Endpoints, requests: list[gr.Request], sources: list[str
         loop = asyncio.get_running_loop()
 
         def held(*question: Any, **more: Any) -> Any:
-            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(LONGEST_SECONDS)
             raise SourceError("There is no class for it.")
 
         def plan(source: str, request: gr.Request) -> str:

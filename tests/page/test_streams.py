@@ -15,8 +15,8 @@ from gradio.server_messages import HeartbeatMessage, ProcessCompletedMessage
 from gradio.state_holder import SessionState
 
 from sharding.page.serving.answers import QUIET_SECONDS, UNFETCHED_SECONDS, Sessions, bound_answers
-from tests.conftest import in_a_loop
-from tests.page.conftest import Site, ask, call
+from tests.conftest import LONGEST_SECONDS, in_a_loop
+from tests.page.conftest import PATIENTLY, Site, ask, call
 from tests.promises import promise
 
 CALLS = 60
@@ -44,7 +44,7 @@ def test_the_answer_to_the_next_call_comes_on_the_stream_that_a_browser_has_open
     address = f"{space.address}/gradio_api/queue/data?session_hash=browser"
     ended = []
     first = plan(space, "browser", BROWSER)
-    with httpx.stream("GET", address, headers=BROWSER, timeout=60) as stream:
+    with httpx.stream("GET", address, headers=BROWSER, **PATIENTLY) as stream:
         for message in messages(stream):
             assert message["msg"] != "close_stream"
             if message["msg"] == "process_completed":
@@ -63,7 +63,7 @@ def test_the_stream_of_a_single_call_ends_in_a_browser_too(space: Site) -> None:
 
 def test_the_stream_of_a_program_ends_with_its_last_call(space: Site) -> None:
     asked = plan(space, "program", {})
-    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=program", timeout=60) as stream:
+    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=program", **PATIENTLY) as stream:
         heard = list(messages(stream))
     assert [message["event_id"] for message in heard if message["msg"] == "process_completed"] == [asked]
     assert heard[-1]["msg"] == "close_stream"
@@ -122,7 +122,7 @@ def test_a_second_stream_for_a_call_that_has_ended_ends_too(space: Site) -> None
     call = {"data": ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]}
     event = ask(space, "POST", "/gradio_api/call/plan", {}, call).json()["event_id"]
     for _ in range(2):
-        deadline = time.monotonic() + 120
-        with httpx.stream("GET", f"{space.address}/gradio_api/call/plan/{event}", timeout=60) as answer:
+        deadline = time.monotonic() + LONGEST_SECONDS
+        with httpx.stream("GET", f"{space.address}/gradio_api/call/plan/{event}", **PATIENTLY) as answer:
             for _ in answer.iter_lines():
                 assert time.monotonic() < deadline, "the page goes on with heartbeats"
