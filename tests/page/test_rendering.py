@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core.errors import Remedy
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, FleetCost, NodeCost, RepoRef
 from sharding.desk.classic import ClassicForecast
@@ -217,6 +218,13 @@ def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
     wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
     assert wish == Wish("me/it@v1", options, to="me/copy", private=True)
     assert "variant ema" in Tags(html).text
+    # One that ended at an overflow leads to the plan that allows it. That plan and its fields are not beside it.
+    request = replace(record.request, options=replace(options, allow_overflow=False))
+    ended = replace(status_of(replace(record, request=request), History()), remedy=Remedy("allow_overflow"))
+    html = job_panels.job_panel(ended, "http://hub/me/it", "http://page/?job=x")
+    links = dict(re.findall('href="([?][^"]*)"[^>]*>([^<]*)<', html))
+    (allowing,) = [link for link, words in links.items() if words == "Allow overflow"]
+    assert read_wish(dict(parse_qsl(unescape(allowing)[1:]))).options == options
 
 
 def test_my_jobs_say_of_each_copy_how_its_newest_job_stands_and_since_when() -> None:

@@ -232,3 +232,16 @@ def test_models_are_suggested_by_what_is_typed(rooms: Rooms) -> None:
 
     assert SMALL in suggested("bob/smal") and suggested("bob/smal", "a/b")[-1] == "a/b"
     assert not isinstance(suggested("b"), tuple) and not isinstance(suggested("bob/nothing-like-it"), tuple)
+
+
+@pytest.mark.thorough
+def test_the_devices_of_a_machine_are_shown_with_the_code_that_uses_them(rooms: Rooms, tmp_path: Path) -> None:
+    from tests import models
+
+    push(rooms.hub, models.save("llama", tmp_path / "tiny"), "bob/tiny", "hf_bob")
+    planning = Planning(rooms.desk, rooms.site, rooms.form)
+    budget = "cuda:0=40kB,cpu=1GB"
+    for name, loaded in (("", "bob/tiny"), ("mine", "alice/mine")):
+        html = planning.place("bob/tiny", budget, "alice", name, asks("alice"), None)
+        assert "It fits." in html and f"from_pretrained(\n    &#39;{loaded}&#39;," in html
+    assert "is not the budget of one device" in planning.place("bob/tiny", "much", "alice", "", asks("alice"), None)
