@@ -1,19 +1,20 @@
 """Give the handlers of the page's events what they share."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import gradio as gr
 
 from sharding.core.errors import Refused, Remedy
 from sharding.desk import Desk
-from sharding.page.form import Form
+from sharding.page.form import Form, Update
 from sharding.page.links import Wish, query_of
 from sharding.page.result_panels import Places, adapter_page
 from sharding.page.site import Site
 from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 
+Login = gr.OAuthToken | None
+"""Who has signed in on a Space."""
 Refusal = tuple[str, str, Remedy | None]
 """A message, a hint and a remedy."""
 
@@ -26,7 +27,7 @@ class Events:
     site: Site
     form: Form
 
-    def signed_in(self, request: gr.Request, login: gr.OAuthToken | None, refusal: Refusal) -> tuple[Person, str]:
+    def signed_in(self, request: gr.Request, login: Login, refusal: Refusal) -> tuple[Person, str]:
         """Return the visitor and their token. Raises Refused with the words of `refusal` if nobody is signed in."""
         token = self.site.token(request, login)
         if token is None:
@@ -42,7 +43,7 @@ class Events:
         link, badge = self.site.address(request) + query_of(Wish(result=place)), self.site.badge(place)
         return Places(repo_id, f"{endpoint}/{repo_id}", link, source, revision, badge, adapter_page(report, endpoint))
 
-    def taken(self, job: str) -> dict[Any, Any]:
+    def taken(self, job: str) -> Update:
         """Show the part of the page with a job that the desk has taken. Its address becomes that of the job."""
         form = self.form
         return {form.run: gr.Column(visible=True), form.job: job, form.query: query_of(Wish(job=job))}

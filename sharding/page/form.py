@@ -30,6 +30,11 @@ Gradio builds a field with `visible=False` when it is first shown, and then sets
 one with a slow machine, would lose their input. (Gradio 6.31 can hide neither a column nor a single field like this.)
 """
 
+Values = Mapping[Any, Any]
+"""The values of fields of the form, by field, as Gradio passes them to an event."""
+Update = dict[Any, Any]
+"""What an event changes, by part of the form."""
+
 _FEWEST_MACHINES = 2
 _PRESETS = {
     "colab-t4": "Colab, one T4",
@@ -67,10 +72,7 @@ class Aim:
 
 
 class Form:
-    """The parts of the page that events read or change, from top to bottom.
-
-    `values` are those of its fields, by field, as Gradio passes them to an event.
-    """
+    """The parts of the page that events read or change, from top to bottom."""
 
     def __init__(self, on_space: bool) -> None:
         """Put every part in its place, inside the open `gr.Blocks`. Only a Space has the login button."""
@@ -221,24 +223,24 @@ class Form:
         named = [self.repo, self.base, self.adapter, self.variant, self.size, self.strategy, self.machines]
         return [*named, self.order, self.dtype, self.overflow, self.dequantize, *self.more.values()]
 
-    def source_in(self, values: Mapping[Any, Any]) -> str:
+    def source_in(self, values: Values) -> str:
         """Return the source in the form, or "" if there is none."""
         return (values[self.repo] or "").strip()
 
-    def base_in(self, values: Mapping[Any, Any]) -> str:
+    def base_in(self, values: Values) -> str:
         """Return the model that was trained, or "" if the form names none."""
         return (values[self.base] or "").strip()
 
-    def adapter_in(self, values: Mapping[Any, Any]) -> str:
+    def adapter_in(self, values: Values) -> str:
         """Return the adapter to merge, or "" if the form names none. Only one goal has its field."""
         return (values[self.adapter] or "").strip() if values.get(self.goal) == MERGE else ""
 
-    def size_in(self, values: Mapping[Any, Any]) -> str:
+    def size_in(self, values: Values) -> str:
         """Return the size in the form, or "" if there is none."""
         size = (values[self.size] or "").strip()
         return SINGLE_FILE if size.lower() in (ONE_FILE, "1 file", SINGLE_FILE) else size
 
-    def options_in(self, values: Mapping[Any, Any]) -> Options:
+    def options_in(self, values: Values) -> Options:
         """Return the chosen options. Raises UsageError if one is invalid."""
         kind = values[self.strategy]
         return Options(
@@ -254,13 +256,13 @@ class Form:
             **{name: values[field] for name, field in self.more.items()},
         )
 
-    def choices_in(self, values: Mapping[Any, Any]) -> dict[str, Any]:
+    def choices_in(self, values: Values) -> dict[str, Any]:
         """Return the value of each field that a plan depends on, by the id of the field. The script compares them."""
         unseen = {self.variant} if values[self.strategy] == PIPELINE else {self.variant, self.machines}
         fields = [field for field in self.of_a_plan if field not in unseen]
         return {field.elem_id: values[field] if values[field] is not None else "" for field in fields}
 
-    def aimed(self, options: Options) -> dict[Any, Any]:
+    def aimed(self, options: Options) -> Update:
         """Return the values of the fields that a goal sets."""
         kind, _, count = options.strategy.partition(":")
         return {
@@ -271,7 +273,7 @@ class Form:
             self.dequantize: options.dequantize,
         }
 
-    def filled_in(self, options: Options) -> dict[Any, Any]:
+    def filled_in(self, options: Options) -> Update:
         """Return the fields filled in for `options`, except the size."""
         aimed = self.aimed(options)
         del aimed[self.size]

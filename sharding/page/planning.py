@@ -1,7 +1,7 @@
 """Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,8 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan, Tensor
 from sharding.desk.classic import classic_forecast
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.events import Events
-from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, size_label
+from sharding.page.events import Events, Login
+from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
 from sharding.page.goals import GOALS, MERGE, has_components, no_goal
 from sharding.page.hero import hero
 from sharding.page.job_panels import jobs_panel
@@ -55,11 +55,6 @@ _NAME_ADAPTER = message("Now name your adapter.", "Its plan appears here.")
 _SIGN_IN = "Sign in to push. Plans need no login."
 _NO_LOGIN = "Nobody is signed in on this machine."
 
-Values = Mapping[Any, Any]
-"""The values of the form's fields, by field."""
-Update = dict[Any, Any]
-"""What changes, by part of the form."""
-
 
 class Planning(Events):
     """The events of steps 1 and 2."""
@@ -94,7 +89,7 @@ class Planning(Events):
             }
         return update
 
-    def greet(self, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def greet(self, request: gr.Request, login: Login) -> Update:
         """Greet a visitor who is signed in, list their jobs, and offer models to try."""
         opens, jobs, names = read_wish(dict(request.query_params)), "", tuple[str, ...]()
         try:
@@ -119,9 +114,7 @@ class Planning(Events):
         wish = read_wish(dict(request.query_params))
         return gr.skip() if wish.repo or wish.job or wish.result or wish.compare or wish.against else hero()
 
-    def suggest(
-        self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: gr.OAuthToken | None
-    ) -> tuple[Any, Any]:
+    def suggest(self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: Login) -> tuple[Any, Any]:
         """Suggest repos whose names match the text typed so far, before those `found` earlier.
 
         The list never becomes shorter, because Gradio's script fails where it does (6.31). The field itself hides names
@@ -139,7 +132,7 @@ class Planning(Events):
         """Return the message that the headers are being read. That takes a second or two."""
         return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() else ""
 
-    def see(self, values: Values, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def see(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Show the facts about the model, and draw the plan."""
         form, token, goal = self.form, self.site.token(request, login), values[self.form.goal]
         source, variant, base = form.source_in(values), values[form.variant], form.base_in(values)
@@ -239,13 +232,11 @@ class Planning(Events):
         except ShardingError as error:
             return problem(error)
 
-    def draw(self, values: Values, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Draw the plan for the current choices."""
         return self._draw(values, self.site.token(request, login), request)
 
-    def list_tensors(
-        self, values: Values, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
-    ) -> Update:
+    def list_tensors(self, values: Values, chosen: gr.EventData, request: gr.Request, login: Login) -> Update:
         """List the tensors in the chosen column of the map."""
         try:
             checkpoint, plan, _ = self._plan(values, self.site.token(request, login), request)
@@ -335,13 +326,7 @@ class Planning(Events):
         return message("Building the model without its weights …")
 
     def place(
-        self,
-        repo: str,
-        budget: str | None,
-        owner: str | None,
-        name: str,
-        request: gr.Request,
-        login: gr.OAuthToken | None,
+        self, repo: str, budget: str | None, owner: str | None, name: str, request: gr.Request, login: Login
     ) -> str:
         """Show which part of the model goes on which device, and the code that loads the copy like that."""
         if not repo or not budget:

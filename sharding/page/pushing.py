@@ -1,16 +1,14 @@
 """Handle the events of step 3: propose a free name for the copy, and hand the job to the desk."""
 
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import gradio as gr
 
 from sharding.core.errors import Refused, ReplaceRefused, ShardingError, UsageError
 from sharding.core.limits import ROUNDS
 from sharding.desk import JobRequest
-from sharding.page.events import Events
-from sharding.page.form import HIDDEN, PRIVATE, Shown
+from sharding.page.events import Events, Login
+from sharding.page.form import HIDDEN, PRIVATE, Shown, Update, Values
 from sharding.page.panels import message, problem
 from sharding.page.remedies import SIGN_IN
 from sharding.page.render import render
@@ -23,11 +21,11 @@ _NEEDS_LOGIN = ("Sign in to push.", "Your choices are kept.", SIGN_IN)
 class Pushing(Events):
     """The events of step 3 before a job starts."""
 
-    def propose(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def propose(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Fill in a namespace and a free name. A name that the visitor wrote stays."""
         form, token, wanted = self.form, self.site.token(request, login), ""
         namespace, name, (proposed, short) = (values[field] for field in (form.namespace, form.name, form.proposed))
-        off: dict[Any, Any] = {form.start: gr.Button(interactive=False)}
+        off: Update = {form.start: gr.Button(interactive=False)}
         if token is None:
             words, hint, remedy = _NEEDS_LOGIN
             return {**off, form.target: "", form.start_message: message(words, hint, remedy=remedy)}
@@ -35,7 +33,7 @@ class Pushing(Events):
             who = self.desk.lookup.who(token)
             space = namespace if namespace in who.namespaces else who.name
             can_start = bool(values[form.shown].plan_id)
-            update: dict[Any, Any] = {form.start: gr.Button(interactive=can_start), form.start_message: ""}
+            update: Update = {form.start: gr.Button(interactive=can_start), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
             with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, form.source_in(values), form.options_in(values))
@@ -59,16 +57,14 @@ class Pushing(Events):
         except ShardingError:
             return False
 
-    def tell_target(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
+    def tell_target(self, values: Values) -> Update:
         """Show where the copy goes, who can see it, and whether a comparison of loads takes more."""
         form, owner, name = self.form, values[self.form.namespace], (values[self.form.name] or "").strip()
         whole = f"{owner}/{name}" if owner and name else ""
         private, loads = values[form.visibility] == PRIVATE, bool(values[form.measure])
         return {form.target: render("target", repo_id=whole, private=private, loads=loads)}
 
-    def check_name(
-        self, namespace: str | None, name: str, shown: Shown, request: gr.Request, login: gr.OAuthToken | None
-    ) -> dict[Any, Any]:
+    def check_name(self, namespace: str | None, name: str, shown: Shown, request: gr.Request, login: Login) -> Update:
         """Show a message if the name is taken. Without a name that the Hub accepts, nothing can start."""
         form, token = self.form, self.site.token(request, login)
         wanted = f"{namespace}/{name.strip()}"
@@ -86,7 +82,7 @@ class Pushing(Events):
         text = f"{wanted} exists already. If you go on, a new commit replaces its files."
         return {**fine, form.name_message: message(text, f"{free} is free.", "warning")}
 
-    def start(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def start(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Hand the job to the desk and show its progress. If it is refused, show the reason beside the button."""
         form, source = self.form, self.form.source_in(values)
         destination = f"{values[form.namespace] or ''}/{values[form.name].strip()}"

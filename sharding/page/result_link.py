@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
 
 import gradio as gr
 
@@ -13,7 +12,8 @@ from sharding.core.values import Checkpoint
 from sharding.desk import Forecast
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_copy
-from sharding.page.events import Events
+from sharding.page.events import Events, Login
+from sharding.page.form import Update
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.remedies import SIGN_IN
 from sharding.page.result_panels import Places, can_check, details_panel, result_panel
@@ -27,15 +27,13 @@ _NEEDS_LOGIN = "Sign in to check every byte."
 class Showing(Events):
     """The events of a result link."""
 
-    async def show(
-        self, wanted: str, request: gr.Request, login: gr.OAuthToken | None
-    ) -> AsyncIterator[dict[Any, Any]]:
+    async def show(self, wanted: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
         """Show the result that a link names, or a message why there is none.
 
         What the report claims comes first. A moment later it has been compared with the headers of both repos.
         """
         form, token = self.form, self.site.token(request, login)
-        hidden: dict[Any, Any] = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
+        hidden: Update = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
         if not wanted:
             yield {form.result: "", **hidden}
             return
@@ -49,7 +47,7 @@ class Showing(Events):
         except ShardingError as error:
             yield {form.result: problem(error), **hidden}
 
-    def _judged(self, result: Result, places: Places, token: str | None) -> dict[Any, Any]:
+    def _judged(self, result: Result, places: Places, token: str | None) -> Update:
         """Return the panels of a result that has been compared with the headers of both repos."""
         form, report = self.form, result.report
         with readers(1) as pool:
@@ -69,7 +67,7 @@ class Showing(Events):
             form.check_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }
 
-    def check(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def check(self, wanted: str, request: gr.Request, login: Login) -> Update:
         """Start the job that reads every byte of the result and of its source."""
         form, refusal = self.form, ("Checking every byte needs a login.", _NEEDS_LOGIN, SIGN_IN)
         try:
@@ -78,7 +76,7 @@ class Showing(Events):
             return {form.check_message: problem(error)}
         return {form.check: gr.Button(visible=False), form.outcome: gr.Column(visible=False), **self.taken(taken)}
 
-    def list_tensors(self, wanted: str, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None) -> str:
+    def list_tensors(self, wanted: str, chosen: gr.EventData, request: gr.Request, login: Login) -> str:
         """List the tensors in the chosen column of the map."""
         token = self.site.token(request, login)
         try:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import gradio as gr
 
@@ -16,7 +15,8 @@ from sharding.desk.jobs import ACTIVE
 from sharding.desk.judgement import BESIDE
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.events import Events
+from sharding.page.events import Events, Login
+from sharding.page.form import Update
 from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
@@ -45,7 +45,7 @@ class Running(Events):
 
     _watchers: Counter[str] = field(default_factory=Counter, init=False)
 
-    async def follow(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> AsyncIterator[dict[Any, Any]]:
+    async def follow(self, job: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
         """Show each change of a job until it has ended. The job goes on if nobody watches."""
         if not job:
             yield {self.form.job: ""}
@@ -72,7 +72,7 @@ class Running(Events):
             if not self._watchers[status.owner]:
                 del self._watchers[status.owner]
 
-    async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[dict[Any, Any]]:
+    async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[Update]:
         now: JobStatus | None = status
         shown, is_drawn = None, False
         while now is not None:
@@ -92,7 +92,7 @@ class Running(Events):
             await asyncio.sleep(2 * VIEW_SECONDS)
             now = self.desk.status(status.id, status.owner)
 
-    def cancel(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def cancel(self, job: str, request: gr.Request, login: Login) -> Update:
         """Stop the job."""
         try:
             who = person(self.desk, self.site.token(request, login))
@@ -101,7 +101,7 @@ class Running(Events):
             return {self.form.run_message: problem(error)}
         return {self.form.cancel: gr.Button("Cancelling …", interactive=False)}
 
-    def resume(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def resume(self, job: str, request: gr.Request, login: Login) -> Update:
         """Start an interrupted or failed job again. It goes on from the finished shards, unless the copy differed."""
         try:
             who, token = self.signed_in(request, login, _NOT_YOURS)
@@ -128,7 +128,7 @@ class Running(Events):
         repo_id = destination_of(job) or ""
         return self.desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
-    def _lost(self, job: str, who: Person | None, token: str | None) -> dict[Any, Any]:
+    def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
         """Show what to do about a job that the desk does not know, or that is not this visitor's."""
         form, repo_id = self.form, destination_of(job) or ""
         if who is None or token is None:
@@ -144,9 +144,9 @@ class Running(Events):
             return {form.progress: text, form.resume: gr.Button(visible=True)}
         return {form.progress: problem(Refused(*_NOT_YOURS))}
 
-    def _show(self, status: JobStatus, request: gr.Request) -> dict[Any, Any]:
+    def _show(self, status: JobStatus, request: gr.Request) -> Update:
         form, address = self.form, self.site.address(request)
-        update: dict[Any, Any] = {
+        update: Update = {
             form.run_heading: heading_of(status),
             form.progress: job_panel(
                 status, self.desk.lookup.link(status.request.source), address + query_of(Wish(job=status.id))
@@ -177,7 +177,7 @@ class Running(Events):
             form.result_details: details_panel(report, places, trust, status.whole_seconds),
         }
 
-    def _drawn(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
+    def _drawn(self, status: JobStatus, token: str | None) -> Update:
         """Draw the map that gets its colours as files are finished. Without the source's headers there is no map."""
         if status.request.kind == "verify":
             return {}
@@ -188,7 +188,7 @@ class Running(Events):
         name = status.request.destination
         return {self.form.job_map: map_panel(map_of_plan(checkpoint, plan), name, fits=False)}
 
-    def _differences(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
+    def _differences(self, status: JobStatus, token: str | None) -> Update:
         """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""
         asked, form, names = status.request, self.form, set[str]()
         with suppress(ShardingError):

@@ -1,12 +1,11 @@
 """Handle the events of "Is this copy the same?". Only reading every byte needs a login."""
 
-from typing import Any
-
 import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError, VariantMissing
 from sharding.core.text import format_bytes
-from sharding.page.events import Events
+from sharding.page.events import Events, Login
+from sharding.page.form import Update
 from sharding.page.goals import SAME
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import message, problem
@@ -27,7 +26,7 @@ _NEEDS_LOGIN = "Reading every byte needs a login."
 class Comparing(Events):
     """The events of the section with two repos."""
 
-    def arrive(self, request: gr.Request) -> dict[Any, Any]:
+    def arrive(self, request: gr.Request) -> Update:
         """Open the section if the link asks for it, with the repos that it names."""
         form, query = self.form, dict(request.query_params)
         wish = read_wish(query)
@@ -36,11 +35,11 @@ class Comparing(Events):
         names = {form.original: wish.compare, form.copied: wish.against}
         return {**self.open(), **names, **self.begin(wish.compare, wish.against)}
 
-    def open(self) -> dict[Any, Any]:
+    def open(self) -> Update:
         """Show the section instead of the form of a plan."""
         return {self.form.choose: gr.Column(visible=False), self.form.same: gr.Column(visible=True)}
 
-    def begin(self, original: str, copied: str) -> dict[Any, Any]:
+    def begin(self, original: str, copied: str) -> Update:
         """Say that the headers are being read, which takes a second or two. Without two names, say what happens."""
         form, names = self.form, [(name or "").strip() for name in (original, copied)]
         waiting = _INTRODUCTION
@@ -50,7 +49,7 @@ class Comparing(Events):
             waiting = message("Name the original and the copy.")
         return {form.likeness: waiting, form.read: gr.Button(visible=False), form.read_message: ""}
 
-    def show(self, original: str, copied: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def show(self, original: str, copied: str, request: gr.Request, login: Login) -> Update:
         """Show what is known of both repos without reading weights."""
         form, token = self.form, self.site.token(request, login)
         original, copied = (original or "").strip(), (copied or "").strip()
@@ -73,7 +72,7 @@ class Comparing(Events):
             form.query: query_of(Wish(compare=original, against=copied)),
         }
 
-    def read(self, compared: tuple[str, ...], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def read(self, compared: tuple[str, ...], request: gr.Request, login: Login) -> Update:
         """Start the job that reads every byte of both repos, at the commits that are shown."""
         form = self.form
         try:
