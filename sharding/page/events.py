@@ -30,7 +30,7 @@ class Events:
     def signed_in(self, request: gr.Request, login: Login, refusal: Refusal) -> tuple[Person, str]:
         """Return the visitor and their token. Raises Refused with the words of `refusal` if nobody is signed in."""
         token = self.site.token(request, login)
-        if token is None:
+        if not token:
             raise Refused(*refusal)
         return self.desk.lookup.who(token), token
 

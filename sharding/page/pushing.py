@@ -26,7 +26,7 @@ class Pushing(Events):
         form, token, wanted = self.form, self.site.token(request, login), ""
         namespace, name, (proposed, short) = (values[field] for field in (form.namespace, form.name, form.proposed))
         off: Update = {form.start: gr.Button(interactive=False)}
-        if token is None:
+        if not token:
             words, hint, remedy = _NEEDS_LOGIN
             return {**off, form.target: "", form.start_message: message(words, hint, remedy=remedy)}
         try:
