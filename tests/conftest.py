@@ -232,7 +232,7 @@ def _needs_site(file: str) -> bool:
     return file.startswith("tests/page/") and bool(_OF_SITE.search((ROOT / file).read_text()))
 
 
-_OF_SITE = re.compile(r"\b(?:home|space|visit|browser|site): (?:Site|Visit|Browser)\b")
+_OF_SITE = re.compile(r"\b(?:home|space): Site\b")
 
 
 def pytest_collection() -> None:

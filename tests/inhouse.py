@@ -66,8 +66,8 @@ class _Gate:
 
 
 @contextmanager
-def hub_in_house(folder: Path, **settings: object) -> Iterator[InHouse]:
-    """Serve a Hub kept in `folder` from a thread while the block lasts."""
+def hub_in_house(folder: Path, *more: Middleware, **settings: object) -> Iterator[InHouse]:
+    """Serve a Hub kept in `folder` from a thread while the block lasts, behind `more` middleware."""
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
@@ -76,7 +76,7 @@ def hub_in_house(folder: Path, **settings: object) -> Iterator[InHouse]:
         address = f"http://{HOST}:{listener.getsockname()[1]}"
         hub = Hub.open(address, folder, Settings(**settings))  # type: ignore[arg-type]
         served = InHouse(folder, address=address, hub=hub)
-        middleware = [Middleware(_Log, served.log, served.gates), Middleware(Faults, served.rules)]
+        middleware = [Middleware(_Log, served.log, served.gates), Middleware(Faults, served.rules), *more]
         app = make_app(hub, middleware)
         config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_keep_alive=IDLE_SECONDS)
         server = uvicorn.Server(config)

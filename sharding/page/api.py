@@ -1,20 +1,20 @@
 """Offer the work of the page to programs: as endpoints of Gradio's HTTP API, which are also MCP tools."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, get_type_hints
 
 import gradio as gr
 from gradio.events import api
 
 from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
-from sharding.core.options import OPTIONS, Options
+from sharding.core.options import OPTIONS, Option, Options, of_tool
 from sharding.desk import Desk, JobRequest
 from sharding.desk.patience import patient
 from sharding.page.links import Wish, query_of
-from sharding.page.parameters import taking_options
 from sharding.page.site import Site, person
 from sharding.report.report import summarize_plan, summarize_source
 from sharding.report.schema import Json, to_json
@@ -23,13 +23,63 @@ from sharding.storage.hub.answers import Person
 _MOST_MISMATCHES = 1_000
 
 
-class Endpoints:
-    """The endpoints. Programs and language models read their docstrings."""
+def _taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds every option of `tool` to a method as a parameter.
 
-    def __init__(self, desk: Desk, site: Site) -> None:
-        """Answer from `desk`. The header `Authorization` of a request identifies the caller."""
-        self._desk = desk
-        self._site = site
+    The method gets them as keyword arguments, under their names in `Options`.
+    """
+    options = of_tool(tool)
+
+    def give(method: Callable[..., Any]) -> Callable[..., Any]:
+        hints = get_type_hints(method)
+        own = inspect.signature(method).parameters.values()
+        named = [
+            one.replace(annotation=hints.get(one.name, one.empty)) for one in own if one.kind is not one.VAR_KEYWORD
+        ]
+        signature = inspect.Signature([*named, *map(_parameter, options)], return_annotation=hints["return"])
+
+        @wraps(method)
+        def answer(*values: Any, **more: Any) -> Any:
+            given = signature.bind(*values, **more)
+            given.apply_defaults()
+            taken = {option.name: _value(option, given.arguments.pop(option.tool_name)) for option in options}
+            return method(**given.arguments, **taken)
+
+        lines = [f"            {option.tool_name}: {option.declared.help}" for option in options]
+        answer.__signature__ = signature  # type: ignore[attr-defined]
+        answer.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()} | {
+            "return": signature.return_annotation
+        }
+        answer.__doc__ = "\n".join([(method.__doc__ or "").rstrip(), *lines]) + "\n"
+        return answer
+
+    return give
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    kind = str if option.name == "max_shard_size" else option.kind
+    default = option.default
+    if option.declared.on is not None:
+        kind, default = bool, False
+    return inspect.Parameter(
+        option.tool_name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind
+    )
+
+
+def _value(option: Option, given: Any) -> Any:
+    """Return the value of an option for the `given` argument. An invalid one stays as it is and is refused later."""
+    return given if option.declared.on is None else option.declared.on if given else option.default
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """The endpoints. They answer from `desk`. The header `Authorization` of a request identifies the caller.
+
+    Programs and language models read the docstrings of the methods.
+    """
+
+    desk: Desk
+    site: Site
 
     def add(self) -> None:
         """Add the endpoints to the page that is being built."""
@@ -38,7 +88,7 @@ class Endpoints:
             answer.__signature__ = inspect.signature(endpoint)  # type: ignore[attr-defined] # as bound: without self
             api(answer, api_name=endpoint.__name__, concurrency_limit=None)
 
-    @taking_options("inspect")
+    @_taking_options("inspect")
     def inspect(self, source: str, request: gr.Request, **chosen: Any) -> Json:
         """Describe a model checkpoint on the Hugging Face Hub: architecture, parameters, dtypes, files and sizes.
 
@@ -53,14 +103,14 @@ class Endpoints:
             source: the repo, as "owner/name", "owner/name@revision/folder" or a link to it
         """
         with _api_errors(source, *_texts(chosen)):
-            token = self._site.token(request)
+            token = self.site.token(request)
             try:
-                return to_json(summarize_source(self._desk.models.inspect(source, token=token, **chosen)))
+                return to_json(summarize_source(self.desk.models.inspect(source, token=token, **chosen)))
             except TooManyTensors:
-                overview = self._desk.models.overview(source, token=token, session=_session(request), **chosen)
+                overview = self.desk.models.overview(source, token=token, session=_session(request), **chosen)
                 return to_json(overview.source)
 
-    @taking_options("plan")
+    @_taking_options("plan")
     def plan(self, source: str, request: gr.Request, **chosen: Any) -> Json:
         """Plan a copy of a model checkpoint: which files it would have, and which tensors each file would hold.
 
@@ -76,11 +126,11 @@ class Endpoints:
             source: the repo, as "owner/name", "owner/name@revision/folder" or a link to it
         """
         with _api_errors(source, *_texts(chosen)):
-            token = self._site.token(request)
-            checkpoint, plan = self._desk.models.plan(source, Options(**chosen), token, _session(request))
+            token = self.site.token(request)
+            checkpoint, plan = self.desk.models.plan(source, Options(**chosen), token, _session(request))
             return to_json(summarize_plan(plan, checkpoint.findings))
 
-    @taking_options("shard")
+    @_taking_options("shard")
     def shard(self, source: str, destination: str, request: gr.Request, **chosen: Any) -> Json:
         """Start a job that copies a model checkpoint to another repo, in files up to a given size.
 
@@ -97,8 +147,8 @@ class Endpoints:
         """
         with _api_errors(source, destination, *_texts(chosen)):
             caller, token = self._caller(request)
-            job = self._desk.submit(JobRequest.of(source, destination, chosen), caller, token)
-            return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}
+            job = self.desk.submit(JobRequest.of(source, destination, chosen), caller, token)
+            return {"job": job, "link": self.site.address(request) + query_of(Wish(job=job))}
 
     def status(self, job: str, request: gr.Request) -> Json:
         """Report the status of a job that you started with `shard`: its state, progress and log, and later its report.
@@ -116,7 +166,7 @@ class Endpoints:
             job: the id that `shard` answered with
         """
         with _api_errors(job):
-            status = self._desk.status(job, self._caller(request)[0].name)
+            status = self.desk.status(job, self._caller(request)[0].name)
             if status is None:
                 hint = "Send a token of the account that started it. Jobs are kept for a day."
                 raise Refused("You have no job with this id.", hint)
@@ -148,7 +198,7 @@ class Endpoints:
             repo: the copy, as "owner/name", "owner/name@revision" or a link to it
         """
         with _api_errors(repo):
-            result, trust = self._desk.results.judge(repo, self._site.token(request))
+            result, trust = self.desk.results.judge(repo, self.site.token(request))
             return {
                 "repo_id": result.repo_id,
                 "revision": result.revision,
@@ -176,14 +226,14 @@ class Endpoints:
             variant: which weights of the original to compare, such as fp16
         """
         with _api_errors(original, copy, variant):
-            token = self._site.token(request)
-            likeness, trust = self._desk.results.compare(original, copy, token, _session(request), variant)
+            token = self.site.token(request)
+            likeness, trust = self.desk.results.compare(original, copy, token, _session(request), variant)
             shown = replace(likeness, mismatches=likeness.mismatches[:_MOST_MISMATCHES])
             return {**to_json(shown), "mismatched": len(likeness.mismatches), "trust": to_json(trust)}
 
     def _caller(self, request: gr.Request) -> tuple[Person, str]:
-        token = self._site.token(request)
-        who = person(self._desk, token)
+        token = self.site.token(request)
+        who = person(self.desk, token)
         if who is None or token is None:
             raise Refused("Jobs need a login.", "Send your token in the header `Authorization: Bearer hf_...`.")
         return who, token

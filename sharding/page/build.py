@@ -10,8 +10,7 @@ from sharding.core.limits import MAX_CALLS_WAITING
 from sharding.desk import Desk
 from sharding.desk.patience import patient
 from sharding.page.api import Endpoints
-from sharding.page.choices import fields_of_a_plan
-from sharding.page.form import Form, lay_out
+from sharding.page.form import Form
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
 from sharding.page.result_link import Showing
@@ -36,13 +35,14 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
     """Return the page. It stores nothing about its visitors: everything that lasts is in the desk or on the Hub."""
     page = gr.Blocks(title="Shard My Repo", analytics_enabled=False, fill_width=True)
     with page:
-        form = lay_out(on_space=site.space is not None)
+        form = Form(on_space=site.space is not None)
         planning, running = Planning(desk, site, form), Running(desk, site, form)
-        arrived = page.load(planning.arrive, None, _all(form), **_QUIET)
+        arrived = page.load(planning.arrive, None, form.parts, **_QUIET)
         page.load(planning.welcome, None, form.hero, **_QUIET)
         page.load(patient(planning.greet), None, [form.account, form.jobs, form.examples], **_QUIET)
         showing = Showing(desk, site, form)
-        arrived.then(showing.show, form.wanted, _result_parts(form), **_QUIET)
+        result = [form.result, form.result_map, form.result_details, form.check, form.check_message]
+        arrived.then(showing.show, form.wanted, result, **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 
@@ -50,7 +50,8 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         listed.then(None, js=_SHOW_LIST)
         form.cancel.click(patient(running.cancel), form.job, _job_parts(form), **_QUIET)
         _follow(form, form.resume.click(patient(running.resume), form.job, _job_parts(form), **_QUIET), running)
-        _follow(form, form.check.click(patient(showing.check), form.wanted, _check_parts(form), **_QUIET), running)
+        checking = [form.check, form.check_message, form.outcome, form.run, form.job, form.query]
+        _follow(form, form.check.click(patient(showing.check), form.wanted, checking, **_QUIET), running)
         _compare(form, page, Comparing(desk, site, form), running)
         Endpoints(desk, site).add()
     for function in page.fns.values():
@@ -65,15 +66,14 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
-    plan: set[Block] = {*fields_of_a_plan(form), form.goal, form.suggested, form.aimed, form.seen, form.stops}
+    plan: set[Block] = {*form.of_a_plan, form.goal, form.aim, form.shown}
     target: set[Block] = {*name, form.visibility, form.measure}
-    order = {*plan, *target, form.permitted, form.replace, form.replaced, form.plan_id}
+    order = {*plan, *target, form.permitted, form.replace, form.replaced}
 
     def propose(after: Dependency) -> None:
         after.then(None, js=_READY)
-        proposed = after.then(
-            patient(pushing.propose), {*plan, *target, form.proposed, form.plan_id}, _push_parts(form), **_QUIET
-        )
+        shown = [*name, form.name_message, form.proposed, form.target, form.start, form.start_message]
+        proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, shown, **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
         kept = proposed.then(None, form.name, form.name, js=_OWN_NAME)
         kept.then(pushing.tell_target, target, form.target, **_QUIET)
@@ -101,10 +101,10 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
-        trigger(patient(pushing.check_name), [*name, form.plan_id], [form.name_message, form.start], **_QUIET)
+        trigger(patient(pushing.check_name), [*name, form.shown], [form.name_message, form.start], **_QUIET)
     for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input, form.measure.input):
         trigger(pushing.tell_target, target, form.target, **_QUIET)
-    started = form.start.click(patient(pushing.start), order, _all(form), **_QUIET)
+    started = form.start.click(patient(pushing.start), order, form.parts, **_QUIET)
     started.then(None, js=_STARTED)
     _follow(form, started, running)
 
@@ -133,55 +133,13 @@ def _first(sample: list[str]) -> str:
 
 
 def _plan_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [
-        form.repo_message,
-        form.goal_hint,
-        form.aimed,
-        form.strategy,
-        form.dtype,
-        form.base,
-        form.adapter,
-        form.examples,
-        form.jobs,
-        form.variants,
-        form.variant,
-        form.facts,
-    ]
-    shown += [form.plan, form.push, form.advanced, form.sizes, form.stops, form.size, form.suggested, form.seen]
-    shown += [form.plan_id]
-    shown += [
-        form.machines,
-        form.size_message,
-        form.dequantize,
-        form.overflow,
-        form.picture,
-        form.tensors,
-        form.summary,
-        form.shards,
-        form.findings,
-        form.start,
-    ]
-    shown += [form.machine, form.devices, form.visibility, form.permitted, form.measure, form.query]
-    return shown
-
-
-def _push_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [form.namespace, form.name, form.name_message, form.proposed, form.target]
-    return [*shown, form.start, form.start_message]
+    shown: list[Block] = [form.repo_message, form.goal_hint, form.adapter, form.base, form.examples, form.jobs]
+    shown += [form.facts, form.variants, form.variant, form.plan, form.push, form.advanced, form.sizes, form.size]
+    shown += [form.size_message, form.dequantize, form.picture, form.tensors, form.findings, form.summary, form.shards]
+    shown += [form.strategy, form.machines, form.dtype, form.overflow, form.visibility, form.permitted, form.measure]
+    return [*shown, form.machine, form.devices, form.start, form.query, form.aim, form.shown]
 
 
 def _job_parts(form: Form) -> list[Block]:
     shown: list[Block] = [form.run_heading, form.progress, form.job_map, form.cancel, form.resume, form.run_message]
     return [*shown, form.log, form.outcome, form.result, form.result_details, form.job, form.query]
-
-
-def _result_parts(form: Form) -> list[Block]:
-    return [form.result, form.result_map, form.result_details, form.check, form.check_message]
-
-
-def _check_parts(form: Form) -> list[Block]:
-    return [form.check, form.check_message, form.outcome, form.run, form.job, form.query]
-
-
-def _all(form: Form) -> list[Block]:
-    return [getattr(form, name) for name in form.__slots__ if name != "more"] + [*form.more.values()]

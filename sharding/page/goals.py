@@ -60,10 +60,6 @@ def _colab(checkpoint: Checkpoint) -> Options:
     return Options(colab_size(checkpoint.total_bytes, _largest(checkpoint)) or _usual(checkpoint))
 
 
-def _slow(checkpoint: Checkpoint) -> Options:
-    return Options(_usual(checkpoint))
-
-
 def _one_file(checkpoint: Checkpoint) -> Options | str:
     if has_components(checkpoint):
         return (
@@ -109,7 +105,7 @@ GOALS: Mapping[str, Goal] = {
         _colab,
     ),
     "slow-connection": Goal(
-        "Slow connection", "Small files. If a download breaks, you lose at most one of them.", _slow
+        "Slow connection", "Small files. If a download breaks, you lose at most one of them.", no_goal
     ),
     "one-file": Goal(
         "One file", "All weights in one model.safetensors. ComfyUI and kohya load such a file.", _one_file

@@ -18,7 +18,7 @@ from sharding.desk.overview import Overview
 from sharding.drawing.brackets import stretches
 from sharding.drawing.flows import script_data
 from sharding.drawing.model_map import ModelMap, today_of
-from sharding.page.choices import size_label
+from sharding.page.form import size_label
 from sharding.page.remedies import help_with, in_page_words, without_options
 from sharding.page.render import render
 from sharding.planning.devices import DevicePlan, device_snippet

@@ -1,7 +1,7 @@
 """Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,22 +13,10 @@ from sharding.core.errors import ShardingError, SourceError, TooManyTensors, Var
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan, Tensor
-from sharding.desk import Desk
 from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.choices import (
-    adapter_in,
-    aimed,
-    base_in,
-    fields_of_a_plan,
-    filled_in,
-    options_in,
-    shown_in,
-    size_in,
-    size_label,
-    source_in,
-)
-from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
+from sharding.page.events import Events, Login
+from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
 from sharding.page.goals import GOALS, MERGE, has_components, no_goal
 from sharding.page.hero import hero
 from sharding.page.job_panels import jobs_panel
@@ -48,7 +36,7 @@ from sharding.page.panels import (
     tensors_of,
 )
 from sharding.page.render import render
-from sharding.page.site import Site, person
+from sharding.page.site import person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
 from sharding.planning.explain import gathered
@@ -68,29 +56,23 @@ _SIGN_IN = "Sign in to push. Plans need no login."
 _NO_LOGIN = "Nobody is signed in on this machine."
 
 
-class Planning:
+class Planning(Events):
     """The events of steps 1 and 2."""
 
-    def __init__(self, desk: Desk, site: Site, form: Form) -> None:
-        """Plan with `desk`, and show the plans in `form`."""
-        self._desk = desk
-        self._site = site
-        self._form = form
-
-    def arrive(self, request: gr.Request) -> dict[Any, Any]:
+    def arrive(self, request: gr.Request) -> Update:
         """Fill in the form from the link. It asks no Hub, so that what the link names opens at once."""
-        wish, form = read_wish(dict(request.query_params)), self._form
-        update: dict[Any, Any] = {form.advanced: gr.Accordion(open=False)}
+        wish, form = read_wish(dict(request.query_params)), self.form
+        update: Update = {form.advanced: gr.Accordion(open=False)}
         if wish.repo:  # otherwise the visitor may be typing already
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
                 form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else "",
                 form.variants: _variants([wish.options.variant], value=wish.options.variant),
-                **filled_in(form, wish.options),
+                **form.filled_in(wish.options),
             }
         if wish.goal in GOALS:
-            update |= {form.goal: wish.goal, form.goal_hint: _hint(wish.goal)}
-            update |= {form.aimed: wish.goal if wish.sized else ""}
+            aim = Aim(wish.goal if wish.sized else "")
+            update |= {form.goal: wish.goal, form.goal_hint: _hint(wish.goal), form.aim: aim}
         owner, _, name = wish.to.partition("/")
         if wish.repo and owner and name:
             update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner), form.name: name}
@@ -107,15 +89,24 @@ class Planning:
             }
         return update
 
-    def greet(self, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def greet(self, request: gr.Request, login: Login) -> Update:
         """Greet a visitor who is signed in, list their jobs, and offer models to try."""
-        greeting, jobs = self._greet(request, login)
-        opens = read_wish(dict(request.query_params))
-        found = () if opens.repo or opens.job or opens.result else self._examples()
+        opens, jobs, names = read_wish(dict(request.query_params)), "", tuple[str, ...]()
+        try:
+            if who := person(self.desk, self.site.token(request, login)):
+                greeting = render("account", name=who.name, page=f"{self.site.endpoint}/{who.name}")
+                jobs = jobs_panel(self.desk.jobs_of(who.name))
+            else:
+                greeting = message(_SIGN_IN if self.site.space else _NO_LOGIN)
+        except ShardingError as error:
+            greeting = problem(error)
+        if not (opens.repo or opens.job or opens.result):
+            with suppress(ShardingError):
+                names = self.site.examples(self.desk)
         return {
-            self._form.account: greeting,
-            self._form.jobs: "" if opens.repo else jobs,
-            self._form.examples: gr.Dataset(samples=[[name] for name in found], visible=bool(found)),
+            self.form.account: greeting,
+            self.form.jobs: "" if opens.repo else jobs,
+            self.form.examples: gr.Dataset(samples=[[name] for name in names], visible=bool(names)),
         }
 
     def welcome(self, request: gr.Request) -> Any:
@@ -123,21 +114,17 @@ class Planning:
         wish = read_wish(dict(request.query_params))
         return gr.skip() if wish.repo or wish.job or wish.result or wish.compare or wish.against else hero()
 
-    def suggest(
-        self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: gr.OAuthToken | None
-    ) -> tuple[Any, Any]:
+    def suggest(self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: Login) -> tuple[Any, Any]:
         """Suggest repos whose names match the text typed so far, before those `found` earlier.
 
         The list never becomes shorter, because Gradio's script fails where it does (6.31). The field itself hides names
         that do not match.
         """
-        text = (typed.input_value or "").strip()
-        if len(text) < 2:
+        text, names = (typed.input_value or "").strip(), list[str]()
+        with suppress(ShardingError):  # suggestions are a courtesy: the name can still be typed
+            names = self.desk.lookup.search(text, self.site.token(request, login)) if len(text) >= 2 else []
+        if not names:
             return gr.skip(), gr.skip()
-        try:
-            names = self._desk.lookup.search(text, self._site.token(request, login))
-        except ShardingError:
-            return gr.skip(), gr.skip()  # suggestions are a courtesy: the name can still be typed
         known = (*dict.fromkeys([*names, *found]),)[: max(len(found), _MOST_FOUND)]
         return gr.Dropdown(choices=list(known)), known
 
@@ -145,146 +132,139 @@ class Planning:
         """Return the message that the headers are being read. That takes a second or two."""
         return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() else ""
 
-    def see(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def see(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Show the facts about the model, and draw the plan."""
-        form, token = self._form, self._site.token(request, login)
-        source, variant, base = source_in(form, values), values[form.variant], base_in(form, values)
-        asked = {form.goal_hint: _hint(values[form.goal]), form.adapter: _asked_adapter(values[form.goal])}
+        form, token, goal = self.form, self.site.token(request, login), values[self.form.goal]
+        source, variant, base = form.source_in(values), values[form.variant], form.base_in(values)
+        asked = {form.goal_hint: _hint(goal), form.adapter: gr.Textbox(visible=goal == MERGE)}
         if not source:
-            return {**self._hidden(), **asked, form.repo_message: ""}
+            return {**self._hidden(values), **asked, form.repo_message: ""}
         of_ranks = False
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
             of_ranks = needs_base(checkpoint)
             values = {**values, form.base: base if of_ranks else ""}
             if of_ranks and base:
-                checkpoint = self._desk.models.inspect(source, taken, token, base)
-            if values[form.seen] == self._choices(values, checkpoint):
+                checkpoint = self.desk.models.inspect(source, taken, token, base)
+            if values[form.shown].choices == self._choices(values, checkpoint):
                 return {form.repo_message: remark}  # asked twice, for example by a click that also leaves the field
-            card = self._desk.lookup.card(source, token)
+            card = self.desk.lookup.card(source, token)
         except ShardingError as error:
-            facts = self._counted(source, variant, base, token, request) if isinstance(error, TooManyTensors) else ""
-            hidden = {**self._hidden(), **asked, form.repo_message: problem(error)}
+            is_large = isinstance(error, TooManyTensors)
             return {
-                **hidden,
+                **self._hidden(values),
+                **asked,
+                form.repo_message: problem(error),
                 form.base: gr.Textbox(visible=of_ranks),
-                form.facts: facts,
+                form.facts: self._counted(source, variant, base, token, request) if is_large else "",
                 form.query: query_of(Wish(source, sized=False)),
             }
         # The variant asked for is not set again: the visitor may have chosen another one in the meantime.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
-        hides, promise = self._hides(card, adapter_in(form, values), token)
-        loads = checkpoint.is_plain_model
+        hides, promise = self._hides(card, form.adapter_in(values), token)
         largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
-        size, usual = size_in(form, values), usual_size(checkpoint.total_bytes, largest)
-        is_own = size not in ("", values[form.suggested])
-        set_by_goal, hint = self._aim(values, checkpoint, is_own)
-        label = size_label(size if is_own else usual)
-        seen = {**values, form.variant: taken, form.size: label, **set_by_goal}
+        size, usual = form.size_in(values), usual_size(checkpoint.total_bytes, largest)
+        is_own = size not in ("", values[form.aim].size)
+        by_goal, hint = self._aim(values, checkpoint, is_own)
+        seen = {**values, form.variant: taken, form.size: size_label(size if is_own else usual), **by_goal}
         quantized = offer(checkpoint)
         seen[form.dequantize] = bool(quantized and seen[form.dequantize])
         drawn = self._draw(seen, token, request)
+        machines = gr.Number(value=seen[form.machines], visible=seen[form.strategy] == PIPELINE)
         return {
             form.repo_message: remark,
             form.base: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
             form.goal_hint: hint,
             form.adapter: asked[form.adapter],
-            form.aimed: values[form.goal],
-            form.strategy: set_by_goal.get(form.strategy, gr.Radio()),
-            form.dtype: set_by_goal.get(form.dtype, gr.Radio()),
-            form.dequantize: _offered(quantized, **({"value": seen[form.dequantize]} if set_by_goal else {})),
+            form.strategy: by_goal.get(form.strategy, gr.Radio()),
+            form.dtype: by_goal.get(form.dtype, gr.Radio()),
+            form.dequantize: _offered(quantized, **({"value": seen[form.dequantize]} if by_goal else {})),
             form.examples: gr.Dataset(visible=False),
             form.jobs: "",
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
             form.variant: gr.Textbox(**another),
             form.facts: facts_panel(summarize_source(checkpoint), card),
             form.size: gr.Textbox(seen[form.size]) if seen[form.size] != values[form.size] else gr.Textbox(),
-            form.suggested: size_in(form, seen) if set_by_goal else usual,
-            form.machine: gr.Column(visible=loads),
+            form.aim: Aim(goal, form.size_in(seen) if by_goal else usual),
+            form.machine: gr.Column(visible=checkpoint.is_plain_model),
             form.devices: "",
             **{part: gr.Column(visible=True) for part in (form.plan, form.push)},
             form.advanced: gr.Accordion(visible=True),
             form.visibility: PRIVATE if hides else gr.Radio(),
             form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
             **drawn,
-            **({form.machines: _machines(seen[form.machines], seen[form.strategy])} if set_by_goal else {}),
-            form.seen: () if form.plan in drawn else self._choices(seen, checkpoint),
+            **({form.machines: machines} if by_goal else {}),
+            form.shown: drawn[form.shown]
+            if form.plan in drawn
+            else replace(drawn[form.shown], choices=self._choices(seen, checkpoint)),
         }
 
-    def _aim(self, values: Mapping[Any, Any], checkpoint: Checkpoint, is_own: bool) -> tuple[dict[Any, Any], str]:
+    def _aim(self, values: Values, checkpoint: Checkpoint, is_own: bool) -> tuple[Update, str]:
         """Return the fields that the chosen goal sets, and the words below the goals.
 
         Sizes of the visitor's own (`is_own`) stay, unless the goal is new. A goal that makes no sense for the model
         takes back what the goal before it set.
         """
-        name = values[self._form.goal]
+        form, name, before = self.form, values[self.form.goal], values[self.form.aim].goal
         if name not in GOALS:
             return {}, ""
         chosen = GOALS[name].choose(checkpoint)
         if isinstance(chosen, str):
             words = message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
-            if values[self._form.aimed] in (None, "", name):
-                return {}, words
-            back = aimed(self._form, no_goal(checkpoint))
-            return {field: value for field, value in back.items() if not (is_own and field is self._form.size)}, words
-        applies = not is_own or name != values[self._form.aimed]
-        return aimed(self._form, chosen) if applies else {}, _hint(name)
+            back = form.aimed(no_goal(checkpoint)) if before not in (None, "", name) else {}
+            return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
+        return form.aimed(chosen) if not is_own or name != before else {}, _hint(name)
 
     def _hides(self, card: SourceCard, adapter: str, token: str | None) -> tuple[bool, str]:
         """Return whether a copy is private by default, and the promise that allows a public one."""
         if card.gated or card.private:
             return True, _PERMITTED if card.gated else _NOT_PRIVATE
         with suppress(ShardingError):  # the plan shows what is wrong with the adapter
-            beside = self._desk.lookup.card(adapter, token) if adapter else card
+            beside = self.desk.lookup.card(adapter, token) if adapter else card
             return beside.gated or beside.private, _ADAPTER_PERMITTED
         return False, _NOT_PRIVATE
 
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
         """Return the panel of a model that is too large to plan here."""
         try:
-            overview = self._desk.models.overview(source, variant, token, base, request.session_hash)
-            return overview_panel(overview, self._desk.lookup.card(source, token))
+            overview = self.desk.models.overview(source, variant, token, base, request.session_hash)
+            return overview_panel(overview, self.desk.lookup.card(source, token))
         except ShardingError as error:
             return problem(error)
 
-    def draw(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Draw the plan for the current choices."""
-        return self._draw(values, self._site.token(request, login), request)
+        return self._draw(values, self.site.token(request, login), request)
 
-    def list_tensors(
-        self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
-    ) -> dict[Any, Any]:
+    def list_tensors(self, values: Values, chosen: gr.EventData, request: gr.Request, login: Login) -> Update:
         """List the tensors in the chosen column of the map."""
-        form = self._form
         try:
-            options = options_in(form, values)
-            checkpoint, plan = self._plan(options, values, self._site.token(request, login), request)
+            checkpoint, plan, _ = self._plan(values, self.site.token(request, login), request)
         except ShardingError as error:
-            return {form.tensors: problem(error)}
+            return {self.form.tensors: problem(error)}
         placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
-        return {form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
+        return {self.form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
 
-    def _draw(self, values: Mapping[Any, Any], token: str | None, request: gr.Request) -> dict[Any, Any]:
-        form, source = self._form, source_in(self._form, values)
+    def _draw(self, values: Values, token: str | None, request: gr.Request) -> Update:
+        form, source, adapter = self.form, self.form.source_in(values), self.form.adapter_in(values)
         # The field may already name another model, of which only the plan is drawn so far.
-        shown: dict[Any, Any] = {
+        shown = replace(values[form.shown], choices=(), plan_id="")
+        update: Update = {
             form.machines: gr.Number(visible=values[form.strategy] == PIPELINE),
             form.tensors: "",
-            form.seen: (),
-            form.plan_id: "",
+            form.shown: shown,
         }
-        if source and values[form.goal] == MERGE and not adapter_in(form, values):
+        if source and values[form.goal] == MERGE and not adapter:
             return self._unplanned(values, _NAME_ADAPTER)
-        if not source or not size_in(form, values):
-            return {form.size_message: "", **shown}
+        if not source or not form.size_in(values):
+            return {form.size_message: "", **update}
         try:
-            options = options_in(form, values)
-            checkpoint, plan = self._plan(options, values, token, request)
+            checkpoint, plan, options = self._plan(values, token, request)
         except ShardingError as error:
-            if isinstance(error, SourceError) and adapter_in(form, values):
+            if isinstance(error, SourceError) and adapter:
                 return self._unplanned(values, problem(error))
-            gone: dict[Any, Any] = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
-            return {form.size_message: problem(error), **gone, **shown}
+            gone = dict.fromkeys((form.picture, form.summary, form.shards, form.findings), "")
+            return {form.size_message: problem(error), **gone, **update}
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
         loads = checkpoint.is_plain_model and not options.dequantize and not options.adapter
@@ -294,53 +274,51 @@ class Planning:
             size = max(_bytes_by_folder(after).values())
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
-        allowed, forecast = options.allow_overflow and may, self._desk.forecast(checkpoint, plan)
+        forecast = self.desk.forecast(checkpoint, plan)
         # To load a base and save it merges nothing.
         classic = None if plan.merged else classic_forecast(checkpoint, plan, forecast)
+        wish = Wish(source, replace(options, allow_overflow=options.allow_overflow and may), values[form.goal] or "")
         return {
+            **update,
             form.size_message: message(_EACH_ONE, "", "warning") if parts and chosen == SINGLE_FILE else "",
-            **shown,
-            **({} if stops == values[form.stops] else {form.stops: stops, form.sizes: sizes_panel(stops, chosen)}),
-            form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
-            form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
+            **({form.sizes: sizes_panel(stops, chosen)} if stops != shown.stops else {}),
+            form.overflow: _possible(may),
+            form.measure: _possible(loads),
             form.picture: map_panel(map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen)),
-            form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values), stop_for(stops, chosen)),
-            form.plan_id: identify_plan(plan),
+            form.summary: summary_panel(checkpoint, plan, forecast, form.choices_in(values), stop_for(stops, chosen)),
             form.start: gr.Button(variant="secondary" if in_vain else "primary"),
             form.shards: shards_panel(plan, forecast, classic),
             form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
-            form.query: query_of(Wish(source, replace(options, allow_overflow=allowed), values[form.goal] or "")),
+            form.query: query_of(wish),
+            form.shown: Shown(stops=stops, plan_id=identify_plan(plan)),
         }
 
-    def _unplanned(self, values: Mapping[Any, Any], words: str) -> dict[Any, Any]:
+    def _unplanned(self, values: Values, words: str) -> Update:
         """Hide the plan and leave the facts about the model: `words` say what is wrong with the adapter."""
-        form = self._form
-        wish = Wish(source_in(form, values), Options(adapter=adapter_in(form, values)), MERGE, sized=False)
-        hidden = {part: update for part, update in self._hidden().items() if part is not form.facts}
+        form = self.form
+        wish = Wish(form.source_in(values), Options(adapter=form.adapter_in(values)), MERGE, sized=False)
+        hidden = {part: update for part, update in self._hidden(values).items() if part is not form.facts}
         gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
         return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
 
-    def _choices(self, values: Mapping[Any, Any], checkpoint: Checkpoint) -> tuple[Any, ...]:
+    def _choices(self, values: Values, checkpoint: Checkpoint) -> tuple[Any, ...]:
         """Return everything that the shown model and plan depend on."""
-        form = self._form
-        return checkpoint.source, values[form.goal], *(values[field] for field in fields_of_a_plan(form))
+        return checkpoint.source, values[self.form.goal], *(values[field] for field in self.form.of_a_plan)
 
-    def _plan(
-        self, options: Options, values: Mapping[Any, Any], token: str | None, request: gr.Request
-    ) -> tuple[Checkpoint, Plan]:
-        return self._desk.models.plan(source_in(self._form, values), options, token, request.session_hash)
+    def _plan(self, values: Values, token: str | None, request: gr.Request) -> tuple[Checkpoint, Plan, Options]:
+        """Plan what is chosen. Raises ShardingError."""
+        options = self.form.options_in(values)
+        return *self.desk.models.plan(self.form.source_in(values), options, token, request.session_hash), options
 
-    def _hidden(self) -> dict[Any, Any]:
-        form = self._form
+    def _hidden(self, values: Values) -> Update:
+        form = self.form
         return {
-            form.seen: (),
+            form.shown: replace(values[form.shown], choices=(), plan_id=""),
             form.base: gr.Textbox(visible=False),
             form.facts: "",
             form.variants: gr.Radio(visible=False),
-            form.plan: gr.Column(visible=False),
-            form.plan_id: "",
+            **{part: gr.Column(visible=False) for part in (form.plan, form.push)},
             form.advanced: gr.Accordion(visible=HIDDEN),
-            form.push: gr.Column(visible=False),
         }
 
     def wait(self) -> str:
@@ -348,54 +326,26 @@ class Planning:
         return message("Building the model without its weights …")
 
     def place(
-        self,
-        repo: str,
-        budget: str | None,
-        owner: str | None,
-        name: str,
-        request: gr.Request,
-        login: gr.OAuthToken | None,
+        self, repo: str, budget: str | None, owner: str | None, name: str, request: gr.Request, login: Login
     ) -> str:
         """Show which part of the model goes on which device, and the code that loads the copy like that."""
         if not repo or not budget:
             return message("Choose a machine, or write how much memory each device has for weights.")
         try:
-            token, session = self._site.token(request, login), request.session_hash
+            token, session = self.site.token(request, login), request.session_hash
             copy = f"{owner}/{name.strip()}" if owner and name.strip() else ""
-            return devices_panel(self._desk.models.devices(repo.strip(), budget, token, session), copy)
+            return devices_panel(self.desk.models.devices(repo.strip(), budget, token, session), copy)
         except ShardingError as error:
             return problem(error)
 
     def _read(self, source: str, variant: str, token: str | None) -> tuple[Checkpoint, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
         try:
-            return self._desk.models.inspect(source, variant, token), variant, ""
+            return self.desk.models.inspect(source, variant, token), variant, ""
         except VariantMissing as error:
             taken = error.there[0]  # the plain weights, if there are some
             remark = message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
-            return self._desk.models.inspect(source, taken, token), taken, remark
-
-    def _examples(self) -> tuple[str, ...]:
-        try:
-            return self._site.examples(self._desk)
-        except ShardingError:
-            return ()
-
-    def _greet(self, request: gr.Request, login: gr.OAuthToken | None) -> tuple[str, str]:
-        """Return the panels of who is signed in, and of their jobs."""
-        try:
-            who = person(self._desk, self._site.token(request, login))
-        except ShardingError as error:
-            return problem(error), ""
-        if who is None:
-            return message(_SIGN_IN if self._site.space else _NO_LOGIN), ""
-        page = f"{self._site.endpoint}/{who.name}"
-        return render("account", name=who.name, page=page), jobs_panel(self._desk.jobs_of(who.name))
-
-
-def _asked_adapter(goal: str | None) -> gr.Textbox:
-    """Return the field of the adapter, visible for the goal that merges one."""
-    return gr.Textbox(visible=goal == MERGE)
+            return self.desk.models.inspect(source, taken, token), taken, remark
 
 
 def _hint(goal: str | None) -> str:
@@ -403,14 +353,15 @@ def _hint(goal: str | None) -> str:
     return message(GOALS[goal].words) if goal and goal in GOALS else ""
 
 
-def _machines(count: int, strategy: str) -> gr.Number:
-    return gr.Number(value=count, visible=strategy == PIPELINE)
+def _possible(it_is: bool) -> gr.Checkbox:
+    """Return a checkbox as it is, or hide it and take back its tick."""
+    return gr.Checkbox(visible=True) if it_is else gr.Checkbox(value=False, visible=False)
 
 
 def _offered(quantized: Offer | None, **value: Any) -> gr.Checkbox:
     """Return the checkbox to dequantize, visible if the repo is quantized in a way that allows it."""
     if quantized is None:
-        return gr.Checkbox(value=False, visible=False)
+        return _possible(False)
     before, after = format_bytes(quantized.bytes_before), format_bytes(quantized.bytes_after)
     return gr.Checkbox(
         **value,

@@ -4,33 +4,34 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import MAX_WATCHERS, VIEW_SECONDS
-from sharding.desk import Desk, JobRequest, JobStatus, destination_of
+from sharding.desk import JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.desk.judgement import BESIDE
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.form import Form
+from sharding.page.events import Events, Login
+from sharding.page.form import Update
 from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.remedies import SIGN_IN
-from sharding.page.result_panels import Places, adapter_page, details_panel, result_panel
+from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.same.panels import differences_panel, outcome_panel
-from sharding.page.site import Site, person
+from sharding.page.site import person
 from sharding.storage.hub.answers import Person
 from sharding.verify.trust import Trust, lowered
 
 _OWN = Trust("made-here", ("This page made the copy. It read every byte again before it published the copy.", BESIDE))
-_NOT_YOURS = Refused(
+_NOT_YOURS = (
     "You have no job with this id here.",
     "Jobs are kept for a day, and only the account that started a job can see it. Look for the copy in its repo.",
+    None,
 )
 
 _TOO_MANY_WINDOWS = Refused(
@@ -38,49 +39,47 @@ _TOO_MANY_WINDOWS = Refused(
 )
 
 
-class Running:
+@dataclass(frozen=True, slots=True)
+class Running(Events):
     """The events of a running job."""
 
-    def __init__(self, desk: Desk, site: Site, form: Form) -> None:
-        """Watch jobs of `desk`, and show them in `form`."""
-        self._desk = desk
-        self._site = site
-        self._form = form
-        self._watchers = Counter[str]()
+    _watchers: Counter[str] = field(default_factory=Counter, init=False)
 
-    async def follow(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> AsyncIterator[dict[Any, Any]]:
+    async def follow(self, job: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
         """Show each change of a job until it has ended. The job goes on if nobody watches."""
         if not job:
-            yield {self._form.job: ""}
+            yield {self.form.job: ""}
             return
-        token = self._site.token(request, login)
+        token = self.site.token(request, login)
         try:
-            who = await asyncio.to_thread(person, self._desk, token)
-            status = self._desk.status(job, who.name if who else None)
+            who = await asyncio.to_thread(person, self.desk, token)
+            status = self.desk.status(job, who.name if who else None)
             if status is None:
                 yield await asyncio.to_thread(self._lost, job, who, token)
                 return
         except ShardingError as error:
-            yield {self._form.progress: problem(error)}
+            yield {self.form.progress: problem(error)}
             return
         if self._watchers[status.owner] >= MAX_WATCHERS:
-            yield {self._form.progress: problem(_TOO_MANY_WINDOWS)}
+            yield {self.form.progress: problem(_TOO_MANY_WINDOWS)}
             return
         self._watchers[status.owner] += 1
         try:
             async for update in self._watch(status, token, request):
                 yield update
         finally:
-            self._watchers -= Counter([status.owner])
+            self._watchers[status.owner] -= 1
+            if not self._watchers[status.owner]:
+                del self._watchers[status.owner]
 
-    async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[dict[Any, Any]]:
+    async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[Update]:
         now: JobStatus | None = status
         shown, is_drawn = None, False
         while now is not None:
             if now != shown:
                 update = self._show(now, request)
                 if now.state == "failed":
-                    update |= {self._form.job_map: ""}  # no picture of a success
+                    update |= {self.form.job_map: ""}  # no picture of a success
                 elif now.planned and not is_drawn:
                     update |= await patient(self._drawn)(now, token)
                     is_drawn = True
@@ -91,70 +90,66 @@ class Running:
                 return
             shown = now
             await asyncio.sleep(2 * VIEW_SECONDS)
-            now = self._desk.status(status.id, status.owner)
+            now = self.desk.status(status.id, status.owner)
 
-    def cancel(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def cancel(self, job: str, request: gr.Request, login: Login) -> Update:
         """Stop the job."""
         try:
-            who = person(self._desk, self._site.token(request, login))
-            self._desk.cancel(job, who.name if who else None)
+            who = person(self.desk, self.site.token(request, login))
+            self.desk.cancel(job, who.name if who else None)
         except ShardingError as error:
-            return {self._form.run_message: problem(error)}
-        return {self._form.cancel: gr.Button("Cancelling …", interactive=False)}
+            return {self.form.run_message: problem(error)}
+        return {self.form.cancel: gr.Button("Cancelling …", interactive=False)}
 
-    def resume(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def resume(self, job: str, request: gr.Request, login: Login) -> Update:
         """Start an interrupted or failed job again. It goes on from the finished shards, unless the copy differed."""
-        form, token = self._form, self._site.token(request, login)
         try:
-            who = person(self._desk, token)
-            wanted = self._interrupted(job, who, token) if who and token else None
-            if who is None or token is None or wanted is None:
-                raise _NOT_YOURS
+            who, token = self.signed_in(request, login, _NOT_YOURS)
+            wanted = self._interrupted(job, who, token)
+            if wanted is None:
+                raise Refused(*_NOT_YOURS)
             if wanted.kind == "verify" and wanted.of_result:
-                again = self._desk.submit_check(wanted.destination, who, token)
+                again = self.desk.submit_check(wanted.destination, who, token)
             elif wanted.kind == "verify":
                 places = wanted.source, wanted.destination, wanted.options.variant
-                again = self._desk.submit_comparison(*places, who, token)
+                again = self.desk.submit_comparison(*places, who, token)
             else:
-                again = self._desk.submit(wanted, who, token)
+                again = self.desk.submit(wanted, who, token)
         except ShardingError as error:
-            return {form.run_message: problem(error)}
-        return {
-            form.job: again,
-            form.query: query_of(Wish(job=again)),
-            form.resume: gr.Button(visible=False),
-            form.run_message: "",
-        }
+            return {self.form.run_message: problem(error)}
+        shown = self.taken(again)
+        del shown[self.form.run]
+        return {**shown, self.form.resume: gr.Button(visible=False), self.form.run_message: ""}
 
     def _interrupted(self, job: str, who: Person, token: str) -> JobRequest | None:
-        if status := self._desk.status(job, who.name):
+        if status := self.desk.status(job, who.name):
             differed = status.verification is not None and not status.verification.holds
             return replace(status.request, restart=status.request.restart or differed)
         repo_id = destination_of(job) or ""
-        return self._desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
+        return self.desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
-    def _lost(self, job: str, who: Person | None, token: str | None) -> dict[Any, Any]:
+    def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
         """Show what to do about a job that the desk does not know, or that is not this visitor's."""
-        form, repo_id = self._form, destination_of(job) or ""
+        form, repo_id = self.form, destination_of(job) or ""
         if who is None or token is None:
             hint = "Only the account that started it can see it."
             text = message("You are not signed in, so you cannot see this job.", hint, remedy=SIGN_IN)
             return {form.progress: text}
-        if repo_id.partition("/")[0] in who.namespaces and self._desk.unfinished(repo_id, token):
+        if repo_id.partition("/")[0] in who.namespaces and self.desk.unfinished(repo_id, token):
             text = message(
                 f"The job for {repo_id} was interrupted because this Space was restarted.",
                 "Its finished shards are kept on the Hub. Resume it to go on from there.",
                 "warning",
             )
             return {form.progress: text, form.resume: gr.Button(visible=True)}
-        return {form.progress: problem(_NOT_YOURS)}
+        return {form.progress: problem(Refused(*_NOT_YOURS))}
 
-    def _show(self, status: JobStatus, request: gr.Request) -> dict[Any, Any]:
-        form, address = self._form, self._site.address(request)
-        update: dict[Any, Any] = {
+    def _show(self, status: JobStatus, request: gr.Request) -> Update:
+        form, address = self.form, self.site.address(request)
+        update: Update = {
             form.run_heading: heading_of(status),
             form.progress: job_panel(
-                status, self._repo_page(status.request.source), address + query_of(Wish(job=status.id))
+                status, self.desk.lookup.link(status.request.source), address + query_of(Wish(job=status.id))
             ),
             form.log: log_panel(status),
             form.cancel: gr.Button(
@@ -172,12 +167,8 @@ class Running:
             return {**update, form.outcome: gr.Column(visible=True), **shown}
         if status.report is None or status.state != "done":
             return update  # neither words nor links of a success
-        report, repo_id = status.report, status.request.destination
-        source = f"{self._site.endpoint}/{report.source.ref.tree}"
-        revision = status.published.ref.revision if status.published else ""
-        link, badge = address + query_of(Wish(result=repo_id)), self._site.badge(repo_id)
-        adapter = adapter_page(report, self._site.endpoint)
-        places = Places(repo_id, self._repo_page(repo_id), link, source, revision, badge, adapter)
+        report, revision = status.report, status.published.ref.revision if status.published else ""
+        places = self.places(report, status.request.destination, revision, request)
         trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,
@@ -186,24 +177,21 @@ class Running:
             form.result_details: details_panel(report, places, trust, status.whole_seconds),
         }
 
-    def _drawn(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
+    def _drawn(self, status: JobStatus, token: str | None) -> Update:
         """Draw the map that gets its colours as files are finished. Without the source's headers there is no map."""
         if status.request.kind == "verify":
             return {}
         try:
-            checkpoint, plan = self._desk.models.plan(status.request.source, status.request.options, token)
+            checkpoint, plan = self.desk.models.plan(status.request.source, status.request.options, token)
         except ShardingError:
             return {}
         name = status.request.destination
-        return {self._form.job_map: map_panel(map_of_plan(checkpoint, plan), name, fits=False)}
+        return {self.form.job_map: map_panel(map_of_plan(checkpoint, plan), name, fits=False)}
 
-    def _differences(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
+    def _differences(self, status: JobStatus, token: str | None) -> Update:
         """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""
-        asked, form, names = status.request, self._form, set[str]()
+        asked, form, names = status.request, self.form, set[str]()
         with suppress(ShardingError):
-            names = {tensor.name for tensor in self._desk.models.inspect(asked.destination, "", token).tensors}
+            names = {tensor.name for tensor in self.desk.models.inspect(asked.destination, "", token).tensors}
         shown = {form.result: differences_panel(status, names), form.result_details: ""}
         return {form.outcome: gr.Column(visible=True), **shown}
-
-    def _repo_page(self, source: str) -> str:
-        return self._desk.lookup.link(source)

@@ -1,5 +1,6 @@
 """The page served in a process of its own, as a Space of a loopback Hub or on somebody's machine, and a browser."""
 
+import asyncio
 import base64
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -22,13 +24,17 @@ import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect, sync_playwright
+from safetensors.numpy import save_file
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sharding import job
-from tests.conftest import ROOT, environment, random_tensors, write_checkpoint
+from tests.conftest import LONGEST_SECONDS, ROOT, environment, random_tensors, write_checkpoint
+from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
-PATIENCE_MS = 120_000
+PATIENCE_MS = 1000 * LONGEST_SECONDS
 """How long a browser waits for what must come; nothing is asserted about time."""
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -87,7 +93,7 @@ class Site:
             self.process = subprocess.Popen(
                 [sys.executable, str(ROOT / "app.py")], env=env, cwd=self.folder, stdout=log, stderr=log, text=True
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONGEST_SECONDS
         while True:
             assert self.process.poll() is None, self.log
             try:
@@ -104,7 +110,7 @@ class Site:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self.process and self.process.poll() is None:
             self.process.send_signal(number)
-            self.process.wait(timeout=30)
+            self.process.wait(timeout=LONGEST_SECONDS)
 
 
 def free_port() -> int:
@@ -113,20 +119,54 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@dataclass
+class Hold:
+    """What the Hub holds back: requests that match `pattern`, once it has let the first `left` pass."""
+
+    pattern: re.Pattern[str]
+    left: int
+
+
+HOLDS: list[Hold] = []
+
+
+class Holding:
+    """Middleware of the Hub that holds back requests for as long as a test wants."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        line = f"{scope.get('method', '')} {scope['path']}" if scope["type"] == "http" else ""
+        for hold in [hold for hold in HOLDS if hold.pattern.search(line)]:
+            hold.left -= 1
+            while hold.left < 0 and hold in HOLDS:
+                await asyncio.sleep(0.02)
+        await self._app(scope, receive, send)
+
+
+@contextmanager
+def held(pattern: str, after: int = 0) -> Iterator[None]:
+    """Have the Hub hold back requests ("METHOD path") while the block lasts, once it has answered `after` of them."""
+    HOLDS.append(hold := Hold(re.compile(pattern), after))
+    try:
+        yield
+    finally:
+        HOLDS.remove(hold)
+
+
+def held_job(name: str, after: int = 0) -> AbstractContextManager[None]:
+    """Have a job into the repo `name` get no further than `after` shards: for each it asks for leave to upload."""
+    return held(f"GET .*/{name}/xet-write", after)
+
+
 @pytest.fixture(scope="session")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # Into a slow repo, and still more into an endless one, a job takes its time without keeping a core busy: for every
-    # shard it asks anew for leave to upload.
-    asked = ("--fault=delay:0.6@GET .*/slow-[^/]*/xet-write", "--fault=delay:5@GET .*/endless-[^/]*/xet-write")
-    waits: tuple[str, ...] = ("--xet-seconds", "60", *asked)
-    # Whether a name of the kind "late" is free takes its time as well.
-    waits += ("--fault=delay:2@GET .*/alice/late-",)
-    # Who opens a result of the kind "slow" sees its report before its headers.
-    waits += ("--fault=delay:2@GET .*/alice/slow-result[^/]*/refs",)
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    orgs = {"acme": ("alice", "bob")}
     # Over HTTP a test may upload while a job does: a folder as store takes one at a time.
-    server = Server(tmp_path_factory.mktemp("hub"), ("--xet-over-http", "--org", "acme=alice,bob", *waits)).start()
-    yield server
-    server.stop()
+    folder = tmp_path_factory.mktemp("hub")
+    with hub_in_house(folder, Middleware(Holding), orgs=orgs, xet_over_http=True, xet_seconds=60) as hub:
+        yield hub
 
 
 @pytest.fixture(scope="session")
@@ -139,21 +179,24 @@ def small(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     return push(hub, folder, "bob/small")
 
 
-@pytest.fixture(scope="session")
-def variants(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A public source of float32 weights, three of them too large for fp16, and their variant fp16."""
+def save_variants(folder: Path) -> Path:
+    """Float32 weights, three of them too large for fp16, and their variant fp16."""
     plain = {f"layers.{n}.weight": np.full(3000, n, np.float32) for n in range(6)}
     plain["layers.5.weight"][:3] = 1e6
     half = {name: np.minimum(tensor, 6e4).astype(np.float16) for name, tensor in plain.items()}
     files = {"model.safetensors": plain, "model.fp16.safetensors": half}
-    folder = write_checkpoint(tmp_path_factory.mktemp("in") / "variants", files, False)
+    write_checkpoint(folder, files, False)
     (folder / "config.json").unlink()  # nothing for transformers to be asked about
-    return push(hub, folder, "bob/variants")
+    return folder
 
 
 @pytest.fixture(scope="session")
-def quantized(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A public source in FP8, with a scale for each 128 x 128, written by hand: to import torch takes seconds."""
+def variants(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return push(hub, save_variants(tmp_path_factory.mktemp("in") / "variants"), "bob/variants")
+
+
+def save_fp8(folder: Path) -> Path:
+    """A model in FP8, with a scale for each 128 x 128, written by hand: to import torch takes seconds."""
     parts: dict[str, tuple[str, tuple[int, ...], bytes]] = {"norm.weight": ("BF16", (400,), b"\x80\x3f" * 400)}
     for n in range(4):  # 448 is the largest number in FP8: with these scales, layer n is n + 1 all over
         parts[f"layers.{n}.weight"] = ("F8_E4M3", (200, 400), b"\x7e" * 80_000)
@@ -163,13 +206,49 @@ def quantized(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     for name, (dtype, shape, content) in parts.items():
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end := end + len(content)]}
     header = json.dumps(entries).encode()
-    folder = tmp_path_factory.mktemp("in") / "fp8"
     folder.mkdir()
     content = len(header).to_bytes(8, "little") + header + b"".join(content for *_, content in parts.values())
     (folder / "model.safetensors").write_bytes(content)
     said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (folder / "config.json").write_text(json.dumps({"quantization_config": said}))
-    return push(hub, folder, "bob/model-fp8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def quantized(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return push(hub, save_fp8(tmp_path_factory.mktemp("in") / "fp8"), "bob/model-fp8")
+
+
+LAYERS, SIDE, RANK = 6, 32, 4
+"""Of the model that an adapter changes, and of the adapter."""
+
+
+def save_plain(folder: Path) -> Path:
+    """A model in one file, of which an adapter changes two tensors in each layer."""
+    generator = np.random.default_rng(0)
+    parts = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
+    tensors = {
+        f"model.layers.{n}.{part}.weight": generator.standard_normal((SIDE, SIDE)).astype(np.float32)
+        for n in range(LAYERS)
+        for part in parts
+    }
+    tensors["model.embed_tokens.weight"] = generator.standard_normal((64, SIDE)).astype(np.float32)
+    return write_checkpoint(folder, {"model.safetensors": tensors}, False)
+
+
+def save_lora(folder: Path, side: int = SIDE) -> Path:
+    """Write an adapter as PEFT does, by hand: to import torch takes seconds."""
+    generator, tensors = np.random.default_rng(1), {}
+    for layer in range(LAYERS):
+        for part in ("q_proj", "v_proj"):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{part}"
+            tensors[f"{name}.lora_A.weight"] = generator.standard_normal((RANK, side)).astype(np.float32)
+            tensors[f"{name}.lora_B.weight"] = generator.standard_normal((side, RANK)).astype(np.float32)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -315,13 +394,13 @@ def arrive(page: Page) -> None:
 
 
 Headers = Mapping[str, str]
-UNCERTIFIED = False
-"""Nothing speaks TLS here, and to read the certificates that httpx would verify takes longer than to ask."""
+PATIENTLY: dict[str, Any] = {"timeout": LONGEST_SECONDS, "verify": False}
+"""How httpx asks. Nothing speaks TLS here, and to read the certificates that it would verify takes long."""
 
 
 def ask(site: Site, method: str, path: str, headers: Headers, body: Any = None) -> httpx.Response:
     """Ask as no browser would let one: any header, `Host` among them."""
-    return httpx.request(method, site.address + path, headers=headers, json=body, timeout=60, verify=UNCERTIFIED)
+    return httpx.request(method, site.address + path, headers=headers, json=body, **PATIENTLY)
 
 
 def call(site: Site, endpoint: str, arguments: list[Any], headers: Headers) -> tuple[int, str]:
@@ -347,7 +426,7 @@ def greeting(site: Site, headers: Headers) -> str:
     if joined.status_code != 200:
         return f"status {joined.status_code}"
     address, heard = f"{site.address}/gradio_api/queue/data?session_hash={asked['session_hash']}", ""
-    with httpx.stream("GET", address, headers=headers, timeout=60, verify=UNCERTIFIED) as stream:
+    with httpx.stream("GET", address, headers=headers, **PATIENTLY) as stream:
         for line in stream.iter_lines():  # the stream of a browser stays open for what it asks next
             heard += f"{line}\n"
             if '"process_completed"' in line:
@@ -358,9 +437,9 @@ def greeting(site: Site, headers: Headers) -> str:
 def session_of(site: Site, user: str) -> str:
     """Sign `user` in to a Space as a browser would, without one; return the cookie that it keeps."""
     began = ask(site, "GET", "/login/huggingface?_target_url=/", {})
-    agreed = httpx.get(f"{began.headers['Location']}&user={user}", timeout=60, verify=UNCERTIFIED)
+    agreed = httpx.get(f"{began.headers['Location']}&user={user}", **PATIENTLY)
     back = {"Cookie": f"session={began.cookies['session']}"}
-    known = httpx.get(agreed.headers["Location"], headers=back, timeout=60, verify=UNCERTIFIED)
+    known = httpx.get(agreed.headers["Location"], headers=back, **PATIENTLY)
     return known.cookies["session"]
 
 
@@ -391,7 +470,7 @@ def sign_in(page: Page, user: str) -> None:
 
 
 def copy_name(kind: str = "copy") -> str:
-    """A name that no repo has yet; a shard takes half a second more to the kind "slow", and 5 to "endless"."""
+    """A name that no repo has yet."""
     return f"{kind}-{next(NUMBERS)}"
 
 
@@ -419,6 +498,12 @@ def start_job(page: Page, name: str) -> str:
     page.locator("#progress .job").wait_for()
     expect(page).to_have_url(re.compile(r"\?job="))
     return page.url.partition("?job=")[2]
+
+
+def cancel(page: Page) -> None:
+    """Cancel the job that is shown, and return when it is told to stop."""
+    page.get_by_role("button", name="Cancel").click()
+    page.locator("#progress .job:is(.cancelling, .cancelled)").wait_for()
 
 
 def settled(page: Page) -> None:

@@ -1,6 +1,6 @@
 """The rooms of the page over a Hub in this process and a desk where jobs wait: what they answer, without a browser."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 from gradio.blocks import Block
 
 from sharding.desk import Desk, JobRequest, Settings
-from sharding.page.form import Form, lay_out
+from sharding.page.form import Form
 from sharding.page.site import Site
 from tests.conftest import in_a_loop
 from tests.inhouse import InHouse, hub_in_house
@@ -37,7 +37,7 @@ class Rooms:
 
     def given(self, **values: object) -> Given:
         """What stands in the fields of a form that nobody has touched, but for `values`."""
-        placed = {name: getattr(self.form, name) for name in self.form.__slots__ if name != "more"}
+        placed = {name: part for name, part in vars(self.form).items() if name != "more"}
         fields = {**placed, **self.form.more}
         assert values.keys() <= fields.keys()
         return {field: values.get(name, getattr(field, "value", None)) for name, field in fields.items()}
@@ -63,14 +63,14 @@ def rooms_over(folder: Path, **settings: object) -> Iterator[Rooms]:
 async def form() -> Form:
     """Return the form of a page. Outside of an event loop Gradio would leave one open."""
     with gr.Blocks():
-        return lay_out(on_space=False)
+        return Form(on_space=False)
 
 
-def asks(user: str = "", session: str = "s", **headers: str) -> gr.Request:
-    """A request of `user`, who sends a token."""
+def asks(user: str = "", session: str = "s", query: Mapping[str, str] | None = None, **headers: str) -> gr.Request:
+    """A request of `user`, who sends a token, from the link with `query`."""
     sent = {"authorization": f"Bearer hf_{user}"} if user else {}
     sent |= {name.replace("_", "-"): text for name, text in headers.items()}
-    return gr.Request(headers={"host": "127.0.0.1:7860", **sent}, session_hash=session, query_params={})
+    return gr.Request(headers={"host": "127.0.0.1:7860", **sent}, session_hash=session, query_params=dict(query or {}))
 
 
 def login(user: str) -> gr.OAuthToken:

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_BYTES, MAX_TOOL_CALLS
 from sharding.page.serving.door import BODY_SECONDS, MALFORMED, Door
-from tests.conftest import in_a_loop
+from tests.conftest import LONGEST_SECONDS, in_a_loop
+from tests.promises import promise
 
 TOOLS = ("/gradio_api/mcp/", "/gradio_api/mcp", "/gradio_api/mcp/http/", "/gradio_api/mcp/schema")
 CALLS = ("/gradio_api/call/plan", "/gradio_api/call/v2/plan", "/gradio_api/queue/join", "/gradio_api/cancel")
@@ -46,6 +47,7 @@ def text_of(size: int) -> bytes:
     return json.dumps("a" * (size - 2)).encode()
 
 
+@promise("docs/security.md#fill-the-memory-with-long-requests")
 @pytest.mark.parametrize("states_length", [True, False])
 def test_a_call_has_so_many_bytes_and_that_of_a_tool_fewer(states_length: bool) -> None:
     most = dict.fromkeys(CALLS, MAX_BODY_BYTES) | dict.fromkeys(TOOLS, MAX_TOOL_BYTES)
@@ -78,7 +80,7 @@ class Slow:
         scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": self.headers}
 
         async def asked() -> None:
-            await asyncio.wait_for(door(scope, self.receive, self.send), 20)
+            await asyncio.wait_for(door(scope, self.receive, self.send), LONGEST_SECONDS)
 
         in_a_loop(asked())
         return self.statuses
@@ -132,10 +134,23 @@ def test_a_tool_that_fails_or_is_hung_up_on_makes_room_for_the_next(error: type[
 
 NAMES = {
     200: ["s", "a" * 100, "Session-1.2_3", None],
-    422: ["", "a" * 101, "good bad", "good\n", "good<gradio-sep>bad", " good", "gut\xe4", 7, True, ["s"], {"s": 1}],
+    422: [
+        "",
+        "a" * 101,
+        "good bad",
+        "good\n",
+        "a<gradio-sep>b<gradio-sep>c",
+        " good",
+        "gut\xe4",
+        7,
+        True,
+        ["s"],
+        {"s": 1},
+    ],
 }
 
 
+@promise("docs/security.md#disturb-other-calls-with-the-name")
 @pytest.mark.parametrize("path", [*CALLS, *TOOLS, "/gradio_api/reset"])
 def test_a_session_is_called_by_letters_digits_and_few_other_characters(path: str) -> None:
     for status, names in NAMES.items():

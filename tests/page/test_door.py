@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import httpx
@@ -11,10 +10,10 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_CALLS
+from sharding.core.limits import MAX_TOOL_CALLS
 from sharding.page.serving.door import Door
-from tests.conftest import in_a_loop
-from tests.page.conftest import UNCERTIFIED, Site, ask, call
+from tests.conftest import LONGEST_SECONDS, in_a_loop
+from tests.page.conftest import PATIENTLY, Site, ask, call
 from tests.promises import promise
 
 
@@ -76,36 +75,20 @@ def test_the_page_listens_at_its_own_address_and_at_no_other(space: Site) -> Non
 
 @promise("docs/security.md#upload-a-file-or-download-one")
 def test_a_file_that_is_sent_is_nowhere(space: Site) -> None:
-    answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000}, verify=UNCERTIFIED)
+    answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000}, **PATIENTLY)
     assert answer.status_code == 404
     assert "path" not in answer.text
 
 
 @promise("docs/security.md#fill-the-memory-with-long-requests")
 def test_a_long_body_is_refused_before_it_comes(space: Site) -> None:
-    connection = HTTPConnection("127.0.0.1", space.port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", space.port, timeout=LONGEST_SECONDS)
     connection.putrequest("POST", "/gradio_api/call/plan")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", "200000000")
     connection.endheaders()
     assert connection.getresponse().status == 413
     connection.close()
-
-
-@promise("docs/security.md#fill-the-memory-with-long-requests")
-def test_a_body_of_unknown_length_is_counted_as_it_comes(space: Site) -> None:
-    def chunks() -> Iterator[bytes]:
-        yield b'{"data": ["'
-        for _ in range(200):
-            yield b"a" * (MAX_BODY_BYTES // 100)
-        yield b'"]}'
-
-    headers = {"Content-Type": "application/json"}
-    try:
-        answer = httpx.post(f"{space.address}/gradio_api/call/plan", content=chunks(), headers=headers)
-    except httpx.WriteError:
-        return  # hung up on in the midst of it
-    assert answer.status_code == 413
 
 
 @promise("docs/security.md#get-a-long-argument-repeated-in")
@@ -134,25 +117,11 @@ def test_what_describes_a_file_in_place_of_a_text_has_nothing_fetched(space: Sit
     assert "Traceback" not in space.log[before:]
 
 
-@promise("docs/security.md#disturb-other-calls-with-the-name")
-@pytest.mark.parametrize("session", ["a<gradio-sep>b<gradio-sep>c", "x" * 200, "\xe9", "", 7, ["x"], {"a": 1}])
-@pytest.mark.parametrize("path", ["queue/join", "call/plan", "cancel", "reset"])
-def test_a_session_has_the_name_of_one(space: Site, path: str, session: object) -> None:
-    wish = {"data": [], "fn_index": 0, "event_id": "x", "session_hash": session}
-    assert ask(space, "POST", f"/gradio_api/{path}", {}, wish).status_code == 422
-
-
 def test_a_call_by_the_names_of_its_arguments_is_taken(space: Site, small: str) -> None:
     began = ask(space, "POST", "/gradio_api/call/v2/inspect", {}, {"source": small})
     assert began.status_code == 200
     told = ask(space, "GET", f"/gradio_api/call/v2/inspect/{began.json()['event_id']}", {}).text
     assert '"tensors"' in told
-
-
-def test_the_call_of_a_tool_is_short(space: Site) -> None:
-    wish = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "a" * 20_000, "arguments": {}}}
-    headers = {"Accept": "application/json, text/event-stream"}
-    assert ask(space, "POST", "/gradio_api/mcp/", headers, wish).status_code == 413
 
 
 @promise("docs/security.md#block-the-page-by-watching-one")
@@ -233,7 +202,7 @@ def test_a_wrong_choice_in_the_form_is_not_repeated(space: Site) -> None:
 def test_what_calls_for_nothing_that_is_there_is_refused(space: Site, path: str, body: object) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
-    answer = httpx.post(f"{space.address}{path}", content=content, headers=headers, verify=UNCERTIFIED)
+    answer = httpx.post(f"{space.address}{path}", content=content, headers=headers, **PATIENTLY)
     assert 400 <= answer.status_code < 500
 
 
@@ -248,10 +217,3 @@ def test_what_calls_for_nothing_that_is_there_is_refused(space: Site, path: str,
 )
 def test_an_address_that_makes_no_sense_is_refused(space: Site, path: str, status: int) -> None:
     assert ask(space, "GET", path, {}).status_code == status
-
-
-@promise("docs/security.md#make-links-lead-to-a-host")
-@pytest.mark.parametrize("host", ["evil.example", "[::1", "carol-shard-my-repo.hf.space.evil.example"])
-def test_a_forwarded_name_that_is_not_the_pages_is_not_believed(space: Site, host: str) -> None:
-    answer = ask(space, "GET", "/config", {"X-Forwarded-Host": host})
-    assert (answer.status_code, host in answer.text) == (200, False)

@@ -1,6 +1,7 @@
 """The page on every screen, for every hand and eye, in a real browser: widths, keyboard, axe, console; and no token."""
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, advanced, become, copy_name, files, start_job, token_of
+from tests.page.conftest import Site, advanced, become, copy_name, files, held_job, sign_in, start_job, token_of
 
 Visit = Callable[..., Page]
 Theme = Literal["light", "dark"]
@@ -101,23 +102,20 @@ def axe() -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_from_a_visit_to_a_result(
-    space: Site, visit: Visit, small: str, genuine: str, theme: Theme
-) -> None:
+def test_axe_finds_nothing_from_a_visit_to_a_result(space: Site, visit: Visit, small: str) -> None:
     script = axe()
-    page = visit(space, f"?repo={small}&size=70kB", color_scheme=theme)
+    page = visit(space, f"?repo={small}&size=70kB")
     expect(files(page)).to_have_count(4)
     advanced(page)
     expect(page.locator("#start")).to_be_disabled()
-    assert violations(page, script) == []
+    for theme in THEMES:
+        in_theme(page, theme)
+        assert violations(page, script) == []
     become(page, space, "alice")
     start_job(page, copy_name())
     expect(page.locator("#result")).to_contain_text("bit-identical")
-    assert violations(page, script) == []
-    for query in (f"?result={genuine}", "?repo=bob/nothing-here"):
-        page.goto(f"{space.address}/{query}")
-        expect(page.locator("#result, #repo-message [role=alert]").filter(visible=True)).to_be_visible()
+    for theme in THEMES:
+        in_theme(page, theme)
         assert violations(page, script) == []
 
 
@@ -134,41 +132,61 @@ def violations(page: Page, script: Path) -> list[str]:
     ]
 
 
-def test_after_a_job_that_was_pushed_by_keyboard_alone_the_token_is_found_nowhere(
+def test_a_job_that_was_pushed_by_keyboard_alone_leaves_its_token_nowhere_and_its_result_opens_for_anybody(
     space: Site, visit: Visit, hub: Server, small: str
 ) -> None:
-    site = space
-    page = visit(site, user="alice")
-    token = token_of(next(cookie["value"] for cookie in page.context.cookies() if cookie["name"] == "session"))
-    assert token.startswith("hf_oauth_")
+    page = visit(space)
     # The keyboard is enough to choose and push.
     tab_to(page, "Model")
     page.keyboard.type(f"{small}\n")
     expect(page.locator("#facts")).to_contain_text(small)
+    expect(page).to_have_url(re.compile(f"repo={small}&size=50kB$"))  # to which the login leads back
+    sign_in(page, "alice")
     page.locator("#start:not([disabled])").wait_for()
+    expect(page.locator("#target")).to_contain_text("to alice/small-sharded-50kB, public")
+    expect(files(page)).to_have_count(6)  # what was chosen is kept through the login
+    token = token_of(next(cookie["value"] for cookie in page.context.cookies() if cookie["name"] == "session"))
+    assert token.startswith("hf_oauth_")
+    advanced(page).get_by_label("Owner of the copy").click()
+    page.get_by_role("option", name="acme").click()  # an organisation that alice may write to
+    page.locator("#advanced > button").click()
     page.get_by_label("Model", exact=True).focus()
     assert tab_to(page, "Shard and push") <= 12
     tab_to(page, "Advanced")
     page.keyboard.press("Enter")
     tab_to(page, "Name of the new repo")
     page.keyboard.press("Control+a")
-    page.keyboard.type(name := copy_name("slow"))
-    tab_to(page, "Shard and push", "Shift+Tab")
-    page.keyboard.press("Enter")
-    page.locator("#progress .job").wait_for()
-    # Nobody finds the token where the job runs, nor in what it leaves.
-    assert site.process
-    arguments = []
-    while page.locator("#result").count() == 0 or "bit-identical" not in page.locator("#result").inner_text():
-        for process in psutil.Process(site.process.pid).children(recursive=True):
-            with suppress(psutil.Error):
+    page.keyboard.type(name := copy_name())
+    with held_job(name):
+        tab_to(page, "Shard and push", "Shift+Tab")
+        page.keyboard.press("Enter")
+        expect(page.locator("#progress .running")).to_contain_text("Writing the files")
+        # Nobody finds the token where the job runs, nor in what it leaves.
+        assert space.process
+        children = psutil.Process(space.process.pid).children(recursive=True)
+        arguments = []
+        for process in children:
+            with suppress(psutil.Error):  # it has ended
                 arguments.append(" ".join(process.cmdline()))
     assert any("sharding shard" in line for line in arguments)
-    said = [*arguments, page.content(), site.log]
-    for path in site.folder.rglob("*"):
+    expect(page.locator("#result")).to_contain_text(f"All 14 tensors bit-identical to {small}@")
+    said = [*arguments, page.content(), space.log]
+    for path in space.folder.rglob("*"):
         if path.is_file():
             said.append(path.read_bytes().decode(errors="replace"))
-    for file in hub.api().list_repo_files(f"alice/{name}"):
-        said.append(hub.ask("GET", f"/alice/{name}/resolve/main/{file}").body.decode(errors="replace"))
+    for file in hub.api().list_repo_files(f"acme/{name}"):
+        said.append(hub.ask("GET", f"/acme/{name}/resolve/main/{file}").body.decode(errors="replace"))
     assert len(said) > 20
     assert not [text[:200] for text in said if token in text or "hf_alice" in text]
+    link = page.locator("#result-details pre", has_text="?result=").inner_text()
+    assert link == f"https://huggingface.co/spaces/carol/shard-my-repo?result=acme/{name}"
+    assert hub.api(False).model_info(f"acme/{name}").private is False
+    other = visit(space, f"?{link.partition('?')[2]}")
+    shown, details = other.locator("#result"), other.locator("#result-details")
+    expect(shown).to_contain_text("All 14 tensors bit-identical")
+    expect(shown).to_contain_text("This page made the copy on")
+    expect(details).to_contain_text("Its proof: ")
+    opens = details.get_by_role("link", name=f"acme/{name}").first
+    expect(opens).to_have_attribute("href", re.compile(f"acme/{name}"))
+    expect(details).to_contain_text(f"AutoModelForCausalLM.from_pretrained('acme/{name}'")
+    expect(other.locator("#choose")).to_have_count(0)

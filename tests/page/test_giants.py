@@ -1,11 +1,9 @@
 """A checkpoint with more tensors than a page can hold is counted and drawn, in a process of its own."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
 
 from sharding.core.limits import MAX_PAGE_TENSORS
 from tests.localhub.conftest import Server
@@ -39,28 +37,13 @@ USUAL = ["1MB", "size", "natural", "keep", "", "", False, ""]
 
 
 @promise("docs/security.md#stop-the-page-with-a-million")
-def test_what_is_too_large_to_plan_is_counted(home: Site, giant: str) -> None:
+@pytest.mark.thorough
+def test_what_is_too_large_to_plan_is_counted_and_says_where_it_can_be_planned(home: Site, giant: str) -> None:
     _, said = call(home, "inspect", [giant, "", ""], {})
     summary = json.loads(said.rpartition("event: complete\ndata: ")[2].partition("\n")[0])[0]
-    assert summary["tensors"] == MAX_PAGE_TENSORS + 50_000
-    assert summary["weight_files"][0]["tensors"] == MAX_PAGE_TENSORS + 50_000
-
-
-def test_what_is_too_large_is_not_planned_and_says_where_it_can_be(home: Site, giant: str) -> None:
+    assert summary["tensors"] == summary["weight_files"][0]["tensors"] == MAX_PAGE_TENSORS + 50_000
     _, said = call(home, "plan", [giant, *USUAL], {})
-    assert "more than 100,000 tensors" in said
-    assert "shard-my-repo" in said
-
-
-@pytest.mark.thorough
-def test_a_visitor_sees_the_layers_of_what_is_too_large(home: Site, giant: str, visit: Callable[..., Page]) -> None:
-    page = visit(home, f"?repo={giant}")
-    expect(page.get_by_text("more than 100,000 tensors")).to_be_visible()
-    expect(page.get_by_text("150,000 tensors in 1 file")).to_be_visible()
-    picture = page.locator("img.overview")
-    expect(picture).to_be_visible()
-    assert picture.evaluate("image => image.naturalWidth") > 0
-    assert page.complaints == []  # type: ignore[attr-defined]
+    assert "more than 100,000 tensors" in said and "shard-my-repo" in said
 
 
 @pytest.mark.thorough

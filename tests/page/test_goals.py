@@ -13,7 +13,7 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint
 from sharding.page.goals import GOALS
 from tests.conftest import write_checkpoint
-from tests.page.conftest import Site, files
+from tests.page.conftest import Site
 
 Visit = Callable[..., Page]
 
@@ -64,9 +64,7 @@ def test_a_goal_that_makes_no_sense_for_a_model_says_why(narrow: Checkpoint, goa
     assert isinstance(said, str) and reason in said
 
 
-def test_a_chip_that_is_linked_is_chosen_and_sets_the_plan_of_the_model_that_follows(
-    home: Site, visit: Visit, small: str
-) -> None:
+def test_a_goal_that_is_linked_sets_the_plan_and_arrow_keys_move_it(home: Site, visit: Visit, small: str) -> None:
     page = visit(home, "?goal=one-file")
     expect(page.get_by_role("radio", name="One file")).to_be_checked()
     expect(page.locator("#goal-hint")).to_contain_text("ComfyUI")
@@ -78,11 +76,6 @@ def test_a_chip_that_is_linked_is_chosen_and_sets_the_plan_of_the_model_that_fol
     expect(page.locator("#summary")).to_contain_text("2 files → 1,")
     expect(page).to_have_url(re.compile(f"repo={small}&goal=one-file&size=single-file$"))
     expect(page.locator("#facts a").first).to_have_text(small)
-
-
-def test_arrow_keys_move_the_goal_and_the_plan_follows(home: Site, visit: Visit, small: str) -> None:
-    page = visit(home, f"?repo={small}&goal=one-file")
-    expect(page.locator("#summary")).to_contain_text("2 files → 1,")
     page.get_by_role("radio", name="One file").focus()
     page.keyboard.press("ArrowLeft")
     expect(page.get_by_role("radio", name="Slow connection")).to_be_checked()
@@ -92,31 +85,3 @@ def test_arrow_keys_move_the_goal_and_the_plan_follows(home: Site, visit: Visit,
     expect(page.get_by_role("group", name="What is it for?")).to_be_visible()
     page.keyboard.press("Tab")
     assert not page.evaluate("document.activeElement.matches('#goal input')")
-
-
-def test_a_goal_changes_the_size_that_another_goal_set_and_a_size_of_ones_own_stays_until_then(
-    home: Site, visit: Visit, variants: str
-) -> None:
-    page = visit(home, f"?repo={variants}&goal=half-size&size=30kB")
-    size = page.get_by_label("Maximum file size")
-    expect(page.locator("#start:not([disabled])")).to_be_visible()
-    expect(size).to_have_value("30kB")  # the link names it
-    expect(page.locator("#dtype input:checked")).to_have_value("keep")
-    page.locator("#goal label", has_text="Slow connection").click()
-    expect(size).not_to_have_value("30kB")
-    page.locator("#goal label", has_text="Half the size").click()
-    expect(page.locator("#dtype input:checked")).to_have_value("bf16")
-    page.locator("#goal label", has_text="One file").click()
-    expect(page.locator("#dtype input:checked")).to_have_value("keep")
-    expect(size).to_have_value("one file")
-
-
-def test_a_quantized_model_becomes_an_ordinary_one(home: Site, visit: Visit, quantized: str, small: str) -> None:
-    page = visit(home, f"?repo={quantized}&goal=unquantize")
-    expect(page.locator("#dequantize input")).to_be_checked()
-    expect(page.locator("#summary")).to_contain_text("1 file →")
-    model = page.get_by_label("Model", exact=True)
-    model.fill(small)
-    model.press("Enter")
-    expect(page.locator("#goal-hint")).to_contain_text("not quantized")
-    assert files(page)

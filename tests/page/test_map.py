@@ -7,7 +7,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.conftest import write_checkpoint
 from tests.localhub.conftest import Server
-from tests.page.conftest import LONG, Site, copy_name, files, push, settled, start_job
+from tests.page.conftest import LONG, Site, cancel, copy_name, files, held_job, push, settled, start_job
 
 Visit = Callable[..., Page]
 
@@ -30,6 +29,7 @@ SMALL_FLOWS = [
     ["1 3", "60.1 kB"],
 ]
 """What goes from which file of `small` to which file of at most 70 kB."""
+SVG = "{http://www.w3.org/2000/svg}"
 HINT = "Hover or use the arrow keys to inspect; click a file to list its tensors."
 
 
@@ -91,12 +91,24 @@ def test_the_map_says_what_a_tensor_is_lists_files_and_is_walked_by_keyboard(
     expect(listed.filter(has_text="model.embed_tokens.weight")).to_contain_text("36.0 kB")
     today.locator('rect[data-n^="model.embed_tokens.weight"]').click()
     expect(title).to_have_text("model.safetensors")
+    # Numbers of files never overlap, however narrow the screen.
+    page.get_by_label("Maximum file size").fill("10kB")
+    page.get_by_label("Maximum file size").press("Enter")
+    expect(page).to_have_url(re.compile("size=10kB$"))
+    for width in (1440, 768, 390, 360):
+        page.set_viewport_size({"width": width, "height": 900})
+        settled(page)
+        boxes = page.locator("#picture .labels.after span").evaluate_all(
+            "spans => spans.map(span => span.getBoundingClientRect()).map(box => [box.left, box.right])"
+        )
+        assert len(boxes) > 5
+        assert all(one[1] <= other[0] for one, other in pairwise(boxes)), width
 
 
-def test_ribbons_lead_from_a_file_to_its_new_ones_with_their_bytes_and_nothing_moves(
-    home: Site, visit: Visit, small: str
+def test_ribbons_lead_from_a_file_to_its_new_ones_with_their_bytes_and_the_picture_is_saved(
+    home: Site, visit: Visit, small: str, tmp_path: Path
 ) -> None:
-    page = visit(home, f"?repo={small}&size=70kB")
+    page = visit(home, f"?repo={small}&size=70kB", color_scheme="dark")
     expect(files(page)).to_have_count(4)
     settled(page)
     height, ribbons = page_height(page), page.locator("#picture .ribbons path")
@@ -127,16 +139,9 @@ def test_ribbons_lead_from_a_file_to_its_new_ones_with_their_bytes_and_nothing_m
     moving = "parts => parts.map(part => getComputedStyle(part).transitionDuration)"
     assert set(page.locator("#picture .ribbons path, #picture rect").evaluate_all(moving)) == {"0s"}
 
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def test_the_picture_of_a_map_is_saved_as_svg_and_png_with_what_is_shown(
-    home: Site, visit: Visit, small: str, tmp_path: Path
-) -> None:
-    page = visit(home, f"?repo={small}&size=70kB", color_scheme="dark")
-    expect(files(page)).to_have_count(4)
-    settled(page)
+    # The picture is saved with what is shown.
+    page.mouse.move(0, 0)
+    page.emulate_media(reduced_motion="no-preference", color_scheme="dark")
     height = page_height(page)
     for kind in ("svg", "png"):
         with page.expect_download() as download:
@@ -177,7 +182,23 @@ def mixed(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     return push(hub, folder, "bob/mixed")
 
 
-def test_experts_have_a_grid_that_says_from_which_file_to_which_each_goes(home: Site, visit: Visit, mixed: str) -> None:
+FOLDERS = {"text_encoder": 2, "text_encoder_2": 10, "unet": 40, "vae": 1}
+
+
+@pytest.fixture(scope="module")
+def pipeline(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder, index = tmp_path_factory.mktemp("in"), dict[str, object](_class_name="StableDiffusionXLPipeline")
+    for name, tensors in FOLDERS.items():
+        weights = {f"layers.{n}.weight": np.full(250, n, np.float32) for n in range(tensors)}
+        write_checkpoint(folder / name, {"model.safetensors": weights}, False)
+        index[name] = ["transformers", "CLIPTextModel"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return push(hub, folder, "bob/pipeline")
+
+
+def test_experts_have_a_grid_and_components_of_a_pipeline_their_names_above_and_below_their_files(
+    home: Site, visit: Visit, mixed: str, pipeline: str
+) -> None:
     page = visit(home, f"?repo={mixed}&size=16kB")
     expect(files(page)).to_have_count(4)
     settled(page)
@@ -200,24 +221,15 @@ def test_experts_have_a_grid_that_says_from_which_file_to_which_each_goes(home: 
     expect(readout(page)).to_contain_text("model.layers.1, expert 7, 2.0 kB, from model-00001-of-00002.safetensors")
     page.keyboard.press("Enter")
     expect(page.locator("#tensors h3")).to_have_text("model-00002-of-00004.safetensors")
-
-
-def test_components_of_a_pipeline_have_their_names_above_and_below_their_files(
-    home: Site, visit: Visit, hub: Server, tmp_path: Path
-) -> None:
-    folders = {"text_encoder": 2, "text_encoder_2": 10, "unet": 40, "vae": 1}
-    index: dict[str, object] = {"_class_name": "StableDiffusionXLPipeline"}
-    for name, tensors in folders.items():
-        weights = {f"layers.{n}.weight": np.full(250, n, np.float32) for n in range(tensors)}
-        write_checkpoint(tmp_path / "in" / name, {"model.safetensors": weights}, False)
-        index[name] = ["transformers", "CLIPTextModel"]
-    (tmp_path / "in/model_index.json").write_text(json.dumps(index))
-    page = visit(home, f"?repo={push(hub, tmp_path / 'in', 'bob/pipeline')}&size=10kB")
+    page.get_by_label("Maximum file size").fill("10kB")
+    page.get_by_label("Model", exact=True).fill(pipeline)
+    page.get_by_label("Model", exact=True).press("Enter")
+    expect(page.locator("#facts")).to_contain_text(pipeline)
     expect(files(page)).to_have_count(7)
     settled(page)
     for side in ("today", "after"):
         names = page.locator(f"#picture .components.{side} span")
-        expect(names).to_have_text(list(folders))
+        expect(names).to_have_text(list(FOLDERS))
         boxes = [name.bounding_box() for name in names.all()]
         for one, other in combinations([box for box in boxes if box], 2):
             apart = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
@@ -275,19 +287,6 @@ def test_three_thousand_files_and_one_are_both_drawn_within_the_page(home: Site,
     expect(search).to_have_count(0)
 
 
-def test_file_numbers_never_overlap_however_narrow_the_screen(home: Site, visit: Visit, layered: str) -> None:
-    page = visit(home, f"?repo={layered}&size=10kB")
-    settled(page)
-    for width in (1440, 768, 390, 360):
-        page.set_viewport_size({"width": width, "height": 900})
-        settled(page)
-        boxes = page.locator("#picture .labels.after span").evaluate_all(
-            "spans => spans.map(span => span.getBoundingClientRect()).map(box => [box.left, box.right])"
-        )
-        assert len(boxes) > 5
-        assert all(one[1] <= other[0] for one, other in pairwise(boxes)), width
-
-
 # --- A job --------------------------------------------------------------------------------------------
 
 
@@ -297,7 +296,13 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_it
 ) -> None:
     page = visit(home, f"?repo={long}&size={LONG}")
     page.locator("#start:not([disabled])").wait_for()
-    job = start_job(page, copy_name("endless"))
+    with held_job(name := copy_name("held"), after=5):
+        watch_a_job(home, page, start_job(page, name), long)
+        cancel(page)
+    expect(page.locator("#progress .cancelled")).to_be_visible()
+
+
+def watch_a_job(home: Site, page: Page, job: str, long: str) -> None:
     expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[1-9] of 12 files finished"))
     expect(page.locator("#progress .percent")).to_have_text(re.compile(r"^\d+%$"))
     expect(page.locator("#progress .elapsed")).to_have_text(re.compile(r"^\d+ s so far$"))
@@ -325,52 +330,3 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_it
         expect(silence).to_contain_text(re.compile("No news from this page's server for 1 min [0-9]+ s"))
     finally:
         home.process.send_signal(signal.SIGCONT)
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#progress .cancelled")).to_be_visible()
-
-
-def test_a_file_fills_from_below_as_it_is_written_and_has_a_mark_once_it_was_read_again(
-    home: Site, visit: Visit, long: str
-) -> None:
-    page = visit(home, f"?repo={long}&size={LONG}")
-    page.locator("#start:not([disabled])").wait_for()
-    start_job(page, copy_name("endless"))
-    page.locator("#job-map .map[data-built]").wait_for()
-    page.emulate_media(reduced_motion="reduce")
-    page.evaluate("""() => {
-      window.shown = (state, finished, filling, checked) => {
-        const job = document.querySelector("#progress .job").cloneNode();
-        job.className = `job ${state}`;
-        Object.assign(job.dataset, { finished, filling, checked });
-        document.querySelector("#progress").replaceChildren(job);
-        colour();
-        const high = document.querySelector("#job-map .strip.after svg").getBoundingClientRect().height;
-        const veils = [...document.querySelectorAll("#job-map .veil")].map((veil) => veil.getBoundingClientRect());
-        return {
-          veiled: veils.map(({ height }) => Math.round(100 * height / high)),
-          fromTop: new Set(veils.map(({ top }) => Math.round(top))).size === 1,
-          proved: [...document.querySelectorAll("#job-map .marks-of-proof span")].map((mark) => mark.matches(".proved")),
-          ticks: document.querySelector("#job-map .marks-of-proof").innerText.trim().split(/\\s*/).join(""),
-        };
-      };
-    }""")
-
-    def shown(*of: str) -> dict[str, Any]:
-        picture: dict[str, Any] = page.evaluate("of => window.shown(...of)", list(of))
-        return picture
-
-    running = shown("running", "0-1,4-4", "2:25,3:90", "0-0,4-4")
-    assert running["veiled"] == [0, 0, 75, 10, 0, *[100] * 7] and running["fromTop"]
-    assert running["proved"] == [number in (0, 4) for number in range(12)] and running["ticks"] == "✓✓"
-    expect(page.locator("#job-map .strip.after rect.waiting")).to_have_count(7 * 5)
-    assert shown("done", "", "", "")["veiled"] == [0] * 12 and all(shown("done", "", "", "")["proved"])
-    cancelled = shown("cancelled", "0-11", "", "0-11")
-    assert cancelled["veiled"] == [100] * 12 and not any(cancelled["proved"])
-    # Neighbours in one column are as full as all of them, and proved together.
-    page.evaluate("""() => {
-      const map = document.querySelector("#job-map .map");
-      partsOf(map).data.after[0][4] = 2;
-    }""")
-    both = shown("running", "0-0", "1:50", "0-0")
-    assert both["veiled"][0] == 25 and not both["proved"][0]
-    page.get_by_role("button", name="Cancel").click()

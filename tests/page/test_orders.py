@@ -7,8 +7,7 @@ import gradio as gr
 import pytest
 
 from sharding.core.limits import ROUNDS
-from sharding.page.choices import options_in
-from sharding.page.form import PRIVATE, PUBLIC
+from sharding.page.form import PRIVATE, PUBLIC, Shown
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
 from sharding.planning.plan import identify_plan
@@ -47,8 +46,8 @@ def order(rooms: Rooms, source: str, destination: str, **values: object) -> dict
     """The form with `source` and `destination` filled in, with its plan, and else as it comes but for `values`."""
     namespace, _, name = destination.partition("/")
     given = rooms.given(repo=source, size="60kB", namespace=namespace, name=name, **values)
-    plan_id = identify_plan(rooms.desk.models.plan(source, options_in(rooms.form, given), "hf_alice")[1])
-    return {**given, rooms.form.plan_id: plan_id}
+    plan_id = identify_plan(rooms.desk.models.plan(source, rooms.form.options_in(given), "hf_alice")[1])
+    return {**given, rooms.form.shown: Shown(plan_id=plan_id)}
 
 
 # --- Replacing a copy ---------------------------------------------------------------------------------------
@@ -113,9 +112,9 @@ def test_a_new_plan_starts_nothing_under_a_name_that_is_none(
 
 def test_a_form_that_nobody_touched_asks_for_no_more_than_a_copy(rooms: Rooms, pushing: Pushing) -> None:
     form = rooms.form
-    boxes = {name for name in form.__slots__ if isinstance(getattr(form, name), gr.Checkbox)}
+    boxes = {name for name, part in vars(form).items() if isinstance(part, gr.Checkbox)}
     assert boxes == {"dequantize", "overflow", "permitted", "measure", "replace"}
-    assert not any(getattr(form, name).value for name in boxes)
+    assert not any(vars(form)[name].value for name in boxes)
     pushing.start(order(rooms, MODEL, "alice/plain"), asks("alice"), None)
     (waits,) = rooms.waiting("alice")
     assert (waits.compare_rounds, waits.confirmed, waits.overwrite, waits.restart, waits.private) == (

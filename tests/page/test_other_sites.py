@@ -14,6 +14,7 @@ from starlette.routing import Route
 from sharding.page.serving.guard import guarded
 from sharding.page.site import Site
 from tests.conftest import in_a_loop
+from tests.promises import promise
 
 SPACE = "carol-shard-my-repo.hf.space"
 EVIL = "https://evil.example"
@@ -155,6 +156,7 @@ def test_at_home_only_names_of_this_machine_and_those_that_were_given_are_answer
     assert len(inside.reached) == reached
 
 
+@promise("docs/security.md#make-links-lead-to-a-host")
 def test_no_link_leads_to_a_name_that_a_visitor_says_the_page_has(ask: Ask, inside: Inside) -> None:
     """Gradio puts what a proxy says in `X-Forwarded-Host` before its links."""
     believed = {

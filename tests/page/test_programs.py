@@ -14,7 +14,7 @@ from sharding.core.limits import MAX_SHOWN_REPORT_VALUES, QUESTION_SECONDS
 from sharding.desk.patience import Later, patient
 from sharding.page.api import Endpoints
 from sharding.page.site import Site
-from tests.conftest import in_a_loop, random_tensors, write_checkpoint
+from tests.conftest import LONGEST_SECONDS, in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import download, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over
 from tests.promises import promise
@@ -134,6 +134,15 @@ def test_a_private_copy_needs_no_word_and_none_is_put_into_anybodys_mouth(at_hom
         rooms.cancel_all("alice")
 
 
+def test_another_models_copy_is_replaced_with_a_word_only(at_home: Endpoints, rooms: Rooms) -> None:
+    shard(rooms.hub, HIDDEN, "alice/taken")
+    with pytest.raises(gr.Error, match="alice/taken holds a copy of alice/hidden"):
+        at_home.shard(SMALL, "alice/taken", asks())
+    at_home.shard(SMALL, "alice/taken", asks(), overwrite=True)
+    (waits,) = rooms.waiting("alice")
+    assert (waits.destination, waits.overwrite) == ("alice/taken", True)
+
+
 # --- Who asks -----------------------------------------------------------------------------------------------
 
 
@@ -155,7 +164,7 @@ def outcomes(endpoints: Endpoints, requests: list[gr.Request], sources: list[str
         loop = asyncio.get_running_loop()
 
         def held(*question: Any, **more: Any) -> Any:
-            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(LONGEST_SECONDS)
             raise SourceError("There is no class for it.")
 
         def plan(source: str, request: gr.Request) -> str:

@@ -18,7 +18,7 @@ from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import push
 from tests.localhub.conftest import Server
 from tests.messages import KINDS, Message, every_message
-from tests.page.conftest import Site, advanced, copy_name, start_job
+from tests.page.conftest import Site, advanced, copy_name
 from tests.page.rooms import form
 
 Visit = Callable[..., Page]
@@ -87,9 +87,7 @@ def test_a_job_and_a_plan_are_opened_by_a_link() -> None:
 
 
 def test_each_button_works_a_field_of_the_form() -> None:
-    laid = in_a_loop(form())
-    parts = [getattr(laid, name) for name in laid.__slots__ if name != "more"]
-    fields = {block.elem_id: block for block in (*parts, *laid.more.values())}
+    fields = {block.elem_id: block for block in in_a_loop(form()).parts}
     helps = [help_with(Remedy(kind)) for kind in KINDS]
     controls = {each.control for each in helps if each.control} - {"#sign-in"}
     assert len(controls) == 7
@@ -128,93 +126,48 @@ def test_who_is_not_signed_in_is_led_to_it_from_the_refusal_and_back(space: Site
     expect(page.locator("#facts")).to_contain_text(gated)
 
 
-def test_at_home_no_button_signs_in_and_words_say_how(serve: Callable[..., Site], visit: Visit, gated: str) -> None:
-    refusal = visit(serve(), f"?repo={gated}").locator("#repo-message")
-    expect(refusal).to_contain_text("Run hf auth login on the machine")
-    expect(refusal.get_by_role("button")).to_have_count(0)
-
-
-def test_a_public_copy_that_is_refused_is_made_private_by_a_button(
-    home: Site, visit: Visit, hub: Server, tmp_path: Path
+def test_who_pushes_at_home_is_helped_by_buttons_for_the_fields_of_the_page_and_by_words_without_them(
+    home: Site, visit: Visit, hub: Server, quantized: str, small: str, long: str, tmp_path: Path
 ) -> None:
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    hidden = push(hub, folder, f"alice/{copy_name('hidden')}", private=True)
-    page = visit(home, f"?repo={hidden}&size=70kB")
-    page.locator("#start:not([disabled])").wait_for()
-    advanced(page).get_by_label("Public", exact=True).check()
-    name, private = copy_name(), page.get_by_label("Private", exact=True)
-    page.get_by_label("Name of the new repo").fill(name)
-    page.locator("#advanced > button").click()
-    page.locator("#start").click()
-    refusal = page.locator("#start-message").get_by_role("alert")
-    expect(refusal).to_contain_text("A public copy would show it to everybody")
-    expect(refusal.get_by_text("Both are under Advanced")).to_be_hidden()
-    press(refusal.get_by_role("button", name="Make it private"))
-    expect(private).to_be_checked()
-    expect(private).to_be_focused()
-    page.locator("#start").click()
-    expect(page.locator("#result")).to_contain_text("bit-identical")
-    assert hub.api().model_info(f"alice/{name}").private is True
-
-
-def test_another_models_copy_is_ticked_for_replacement_by_a_button(
-    home: Site, visit: Visit, hub: Server, small: str, long: str
-) -> None:
-    name = copy_name()
-    *_, _ = job.shard(long, f"alice/{name}", endpoint=hub.address, token="hf_alice")
-    page = visit(home, f"?repo={small}&size=70kB&to=alice/{name}")
-    page.locator("#start:not([disabled])").click()
-    press(page.locator("#start-message").get_by_role("button", name="Replace it"))
-    tick = page.get_by_label(f"Replace the copy of {long} in alice/{name} with this copy of {small}")
-    expect(tick).to_be_checked()
-    expect(tick).to_be_focused()
-    assert "?job=" not in page.url  # to tick is not to start
-    page.locator("#start").click()
-    expect(page.locator("#result")).to_contain_text(f"All 14 tensors bit-identical to {small}@")
-
-
-def test_a_job_that_ended_at_an_overflow_leads_to_the_plan_that_allows_it(
-    home: Site, visit: Visit, variants: str
-) -> None:
-    page = visit(home, f"?repo={variants}&dtype=fp16")
-    start_job(page, copy_name())
-    ended = page.locator("#progress .failed")
-    expect(ended).to_contain_text("too large for float16")
-    expect(ended).to_contain_text("Choose bf16")
-    expect(ended.get_by_role("button")).to_have_count(0)  # the plan and its fields are not on the page
-    press(ended.get_by_role("link", name="Allow overflow"))
-    expect(advanced(page).get_by_label("Allow overflow")).to_be_checked()
-    expect(page.locator("#dtype").get_by_label("fp16")).to_be_checked()
-
-
-def test_a_plan_that_cannot_be_is_made_another_by_a_button(home: Site, visit: Visit, quantized: str) -> None:
     page = visit(home, f"?repo={quantized}&size=90kB&dtype=bf16")
     refusal = page.locator("#size-message")
     expect(refusal).to_contain_text("It cannot be cast")
     press(refusal.get_by_role("button", name="Dequantize"))
     expect(page.locator("#dequantize").get_by_role("checkbox")).to_be_checked()
     expect(refusal).to_be_empty()
-
-
-def test_who_has_a_job_already_is_led_to_it(home: Site, visit: Visit, small: str, long: str) -> None:
-    name = copy_name("slow")
-    page = visit(home, f"?repo={small}&size=70kB")  # before, as the job may be done by the time that it is there
-    page.locator("#start:not([disabled])").wait_for()
-    job_id = start_job(visit(home, f"?repo={long}&size=20kB"), name)
-    page.locator("#start:not([disabled])").click()
+    # A public copy of a private model.
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
+    hidden = push(hub, folder, f"alice/{copy_name('hidden')}", private=True)
+    model, private = page.get_by_label("Model", exact=True), page.get_by_label("Private", exact=True)
+    advanced(page).locator("#dtype").get_by_label("As it is").check()
+    model.fill(hidden)
+    model.press("Enter")
+    expect(page.locator("#facts")).to_contain_text(hidden)
+    expect(private).to_be_checked()
+    page.get_by_label("Public", exact=True).check()
+    page.locator("#advanced > button").click()
     refusal = page.locator("#start-message").get_by_role("alert")
-    expect(refusal).to_contain_text("You have a job here already")
-    press(refusal.get_by_role("link", name="Open it"))
-    expect(page.locator("#progress")).to_contain_text(name)
-    assert page.url.endswith(f"?job={job_id}")
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#progress .cancelled")).to_be_visible()
-
-
-def test_a_repo_without_a_result_leads_to_its_plan(home: Site, visit: Visit, small: str) -> None:
-    page = visit(home, f"?result={small}")
-    refusal = page.locator("#result").get_by_role("alert")
-    expect(refusal).to_contain_text("there is no result to show")
-    press(refusal.get_by_role("link", name="Plan this model"))
-    expect(page.locator("#facts")).to_contain_text(small)
-    expect(page.locator("#summary")).to_contain_text("2 files")
+    page.locator("#start:not([disabled])").click()
+    expect(refusal).to_contain_text("A public copy would show it to everybody")
+    expect(refusal.get_by_text("Both are under Advanced")).to_be_hidden()
+    press(refusal.get_by_role("button", name="Make it private"))
+    expect(private).to_be_checked()
+    expect(private).to_be_focused()
+    # A copy of another model. To tick is not to start.
+    name = copy_name()
+    *_, _ = job.shard(long, f"alice/{name}", endpoint=hub.address, token="hf_alice")
+    page.goto(f"{home.address}/?repo={small}&size=70kB&to=alice/{name}")
+    page.locator("#start:not([disabled])").click()
+    press(page.locator("#start-message").get_by_role("button", name="Replace it"))
+    tick = page.get_by_label(f"Replace the copy of {long} in alice/{name} with this copy of {small}")
+    expect(tick).to_be_checked()
+    expect(tick).to_be_focused()
+    assert "?job=" not in page.url
+    # Without the field on the page, here that to sign in, there are words and no button.
+    page.evaluate(
+        "html => document.querySelector('#repo-message .prose, #repo-message').innerHTML = html",
+        problem(ShardingError("It is gated.", "Sign in.", Remedy("sign_in"))),
+    )
+    refusal = page.locator("#repo-message")
+    expect(refusal).to_contain_text("Run hf auth login on the machine")
+    expect(refusal.get_by_role("button")).to_have_count(0)

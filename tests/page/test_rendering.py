@@ -2,15 +2,16 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from html import unescape
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core.errors import Remedy
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, RepoRef
 from sharding.desk.forecast import ClassicForecast, Forecast
@@ -18,8 +19,7 @@ from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.drawing.model_map import map_of_plan
 from sharding.page import job_panels, panels
-from sharding.page.choices import filled_in, options_in, size_label
-from sharding.page.form import Form
+from sharding.page.form import Form, size_label
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
 from sharding.page.render import MOST_NAMED, render
@@ -28,6 +28,8 @@ from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
 from sharding.verify.trust import Level, Trust
+from tests.conftest import in_a_loop
+from tests.page.rooms import form
 from tests.planning.tensors import in_ranks
 from tests.report.results import FOLDER, made, of, planned, proved
 from tests.report.results import checkpoint as of_a_folder
@@ -100,6 +102,11 @@ def test_the_slider_stands_at_the_size_and_gives_its_reasons() -> None:
     assert 'aria-valuetext="123MB"' in beside and "A download" not in Tags(beside).text
 
 
+@cache
+def laid_out() -> Form:
+    return in_a_loop(form())  # type: ignore[no-any-return]
+
+
 OPTIONS = st.builds(
     Options,
     max_shard_size=st.sampled_from(["200MB", "5GB", "1.5GB", "1GiB", "300kB"]),
@@ -119,10 +126,9 @@ def test_a_link_says_what_was_chosen(wish: Wish) -> None:
 
 @given(OPTIONS)
 def test_fields_that_were_filled_in_ask_for_the_same_again(options: Options) -> None:
-    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__} | {"more": {}})
-    shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
-    shown[form.size] = size_label(str(options.max_shard_size))
-    assert options_in(form, shown) == options
+    form = laid_out()
+    shown = {field: getattr(value, "value", value) for field, value in form.filled_in(options).items()}
+    assert form.options_in(shown | {form.size: size_label(str(options.max_shard_size))}) == options
 
 
 @given(
@@ -137,17 +143,11 @@ def test_any_link_at_all_can_be_read(place: dict[str, str], choices: dict[str, s
     assert all(len(text) <= 300 for text in (wish.repo, wish.job, wish.result))
 
 
-def test_a_link_to_stages_of_an_earlier_version_still_says_the_rest() -> None:
-    wish = read_wish({"repo": "me/it", "size": "1GB", "strategy": "stages:2", "order": "stored"})
-    assert wish == Wish("me/it", Options("1GB", order="stored"))
-
-
 def test_a_single_file_is_written_in_words_and_read_again() -> None:
-    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__} | {"more": {}})
-    options = Options(SINGLE_FILE)
-    shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
+    form, options = laid_out(), Options(SINGLE_FILE)
+    shown = {field: getattr(value, "value", value) for field, value in form.filled_in(options).items()}
     assert size_label(SINGLE_FILE) == "one file"
-    assert options_in(form, shown | {form.size: "One file"}) == options
+    assert form.options_in(shown | {form.size: "One file"}) == options
     assert read_wish(dict(parse_qsl(query_of(Wish("me/it", options))[1:]))) == Wish("me/it", options)
 
 
@@ -176,6 +176,13 @@ def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
     wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
     assert wish == Wish("me/it@v1", options, to="me/copy", private=True)
     assert "variant ema" in Tags(html).text
+    # One that ended at an overflow leads to the plan that allows it. That plan and its fields are not beside it.
+    request = replace(record.request, options=replace(options, allow_overflow=False))
+    ended = replace(status_of(replace(record, request=request), History()), remedy=Remedy("allow_overflow"))
+    html = job_panels.job_panel(ended, "http://hub/me/it", "http://page/?job=x")
+    links = dict(re.findall('href="([?][^"]*)"[^>]*>([^<]*)<', html))
+    (allowing,) = [link for link, words in links.items() if words == "Allow overflow"]
+    assert read_wish(dict(parse_qsl(unescape(allowing)[1:]))).options == options
 
 
 def test_my_jobs_say_of_each_copy_how_its_newest_job_stands_and_since_when() -> None:
@@ -256,19 +263,6 @@ def test_of_three_thousand_remarks_a_dozen_is_listed_and_the_rest_counted() -> N
     assert html.count("<li") == MOST_NAMED + 1
     assert f"{3001 - MOST_NAMED:,} more remarks" in Tags(html).text
     assert len(html) < 10_000
-
-
-def test_a_terminal_counts_what_it_does_not_list(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    from sharding.cli.terminal import Terminal
-
-    with Terminal(Console(), Console(soft_wrap=True)) as terminal:
-        terminal.findings([Finding("warning", "x", f"Remark {number}.") for number in range(3001)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 60
-    shown = sum("Remark" in line for line in lines)
-    assert any(f"and {3001 - shown:,} more such remarks" in line for line in lines)
 
 
 def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:

@@ -1,21 +1,27 @@
-"""The stream of a browser stays open between its calls; that of a program ends with its last call."""
+"""The stream of a browser stays open between its calls; nothing is kept that nobody fetches or asks for any more."""
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from gradio import queueing
 from gradio.server_messages import HeartbeatMessage, ProcessCompletedMessage
 from gradio.state_holder import SessionState
 
-from sharding.page.serving.answers import QUIET_SECONDS, Sessions, bound_answers
-from tests.conftest import in_a_loop
-from tests.page.conftest import Site, ask, call
+from sharding.page.serving.answers import QUIET_SECONDS, UNFETCHED_SECONDS, Sessions, bound_answers
+from tests.conftest import LONGEST_SECONDS, in_a_loop
+from tests.page.conftest import PATIENTLY, Site, ask, call
+from tests.promises import promise
 
+CALLS = 60
+GROWTH_BYTES = 150_000_000
+"""Memory by which the page may have grown after calls of 0.9 MB each that nobody fetches."""
 BROWSER = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
 
 
@@ -38,7 +44,7 @@ def test_the_answer_to_the_next_call_comes_on_the_stream_that_a_browser_has_open
     address = f"{space.address}/gradio_api/queue/data?session_hash=browser"
     ended = []
     first = plan(space, "browser", BROWSER)
-    with httpx.stream("GET", address, headers=BROWSER, timeout=60) as stream:
+    with httpx.stream("GET", address, headers=BROWSER, **PATIENTLY) as stream:
         for message in messages(stream):
             assert message["msg"] != "close_stream"
             if message["msg"] == "process_completed":
@@ -57,7 +63,7 @@ def test_the_stream_of_a_single_call_ends_in_a_browser_too(space: Site) -> None:
 
 def test_the_stream_of_a_program_ends_with_its_last_call(space: Site) -> None:
     asked = plan(space, "program", {})
-    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=program", timeout=60) as stream:
+    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=program", **PATIENTLY) as stream:
         heard = list(messages(stream))
     assert [message["event_id"] for message in heard if message["msg"] == "process_completed"] == [asked]
     assert heard[-1]["msg"] == "close_stream"
@@ -92,3 +98,31 @@ def test_a_stream_ends_when_all_is_quiet(monkeypatch: pytest.MonkeyPatch, is_bro
 
     after = ["heartbeat", "heartbeat", "process_completed"] if is_browser else ["process_completed"] * 3
     assert in_a_loop(heard()) == ["process_completed", *after]
+
+
+@promise("docs/security.md#fill-the-memory-with-answers-that")
+@pytest.mark.thorough
+def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
+    assert space.process
+    page = psutil.Process(space.process.pid)
+    before = page.memory_info().rss
+    for attempt in range(3):
+        for number in range(CALLS):
+            name = f"{attempt}-{number}-" + "a" * 900_000
+            call = {"data": [name, "1MB", "size", "natural", "keep", "", "", False, ""]}
+            assert ask(space, "POST", "/gradio_api/call/plan", {}, call).status_code == 200
+    deadline = time.monotonic() + UNFETCHED_SECONDS / 2  # later they are forgotten because they are old
+    while page.memory_info().rss - before > GROWTH_BYTES:
+        assert time.monotonic() < deadline, "the page keeps what nobody fetches"
+        time.sleep(0.2)
+
+
+@pytest.mark.thorough
+def test_a_second_stream_for_a_call_that_has_ended_ends_too(space: Site) -> None:
+    call = {"data": ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]}
+    event = ask(space, "POST", "/gradio_api/call/plan", {}, call).json()["event_id"]
+    for _ in range(2):
+        deadline = time.monotonic() + LONGEST_SECONDS
+        with httpx.stream("GET", f"{space.address}/gradio_api/call/plan/{event}", **PATIENTLY) as answer:
+            for _ in answer.iter_lines():
+                assert time.monotonic() < deadline, "the page goes on with heartbeats"

@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
 from sharding.desk import JobRequest
 from sharding.desk.jobs import JobRecord, new_job_id, reading_of
+from sharding.page.job_panels import jobs_panel
 from sharding.page.result_link import Showing
 from sharding.page.running import Running
 from sharding.report.events import event_json
@@ -24,6 +26,7 @@ from sharding.storage.hub.answers import Person
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import TOKEN, propose, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
+from tests.promises import promise
 
 MODEL = "bob/model"
 ALICE = Person("alice", ("alice", "acme"))
@@ -69,6 +72,7 @@ def first(running: Running, job_id: str, user: str) -> Update:
 # --- Windows ------------------------------------------------------------------------------------------------
 
 
+@promise("docs/security.md#block-the-page-by-watching-one")
 def test_eight_windows_of_one_person_are_open_at_a_time_however_each_is_closed(rooms: Rooms, running: Running) -> None:
     assert MAX_WATCHERS == 8
     jobs, form = {user: waits(rooms, user) for user in ("alice", "bob")}, rooms.form
@@ -208,6 +212,8 @@ def test_a_job_that_is_done_is_green_unless_its_weights_are_of_a_commit_that_nob
         assert ("good" in state) == (source == MODEL), state
         assert check or f'data-trust="{"made-here" if source == MODEL else "unreached"}"' in shown
         assert check or ("No known branch or tag of bob/model contains" in shown) == (source == unmerged)
+    listed = jobs_panel([record for record in rooms.desk.jobs_of("alice") if f"{kind}-unmerged" in record.id])
+    assert "a commit on no known branch" in listed and 'class="badge good"' not in listed
 
 
 # --- Results ------------------------------------------------------------------------------------------------
@@ -232,26 +238,120 @@ def test_the_link_of_a_result_leads_to_the_commit_that_was_named(rooms: Rooms, t
     assert (update[form.result], update[form.result_map], update[form.result_details]) == ("", "", "")
 
 
-def test_a_report_that_the_files_in_the_repo_contradict_is_never_shown(rooms: Rooms) -> None:
-    form, name = rooms.form, "alice/forged"
+Document = dict[str, Any]
+
+
+def forge(rooms: Rooms, name: str, change: Callable[[Document], object]) -> str:
+    """Make a result in `name`, of which somebody has changed the report."""
     shard(rooms.hub, MODEL, name)
+    report = json.loads(Path(rooms.hub.api().hf_hub_download(name, "sharding_report.json")).read_text())
+    change(report)
+    upload_report(rooms, name, report)
+    return name
+
+
+def upload_report(rooms: Rooms, name: str, report: Document) -> None:
+    content = json.dumps(report).encode()
+    rooms.hub.api().upload_file(repo_id=name, path_or_fileobj=content, path_in_repo="sharding_report.json")
+
+
+def show(rooms: Rooms, name: str, user: str = "") -> list[Update]:
+    """What a result link shows on a Space, one after another."""
     updates: list[Update] = []
 
     async def watch() -> None:
-        async for update in Showing(rooms.desk, rooms.site, form).show(name, asks(), None):
-            updates.append(update)
+        async for update in Showing(rooms.desk, rooms.space, rooms.form).show(name, asks(user), None):
+            panels = (rooms.form.result, rooms.form.result_details)
+            plain = {panel: update[panel].replace("<wbr>", "") for panel in panels if panel in update}
+            updates.append(update | plain)
 
     in_a_loop(watch())
-    assert ["data-trust" in update[form.result] for update in updates] == [True, True]
-    report = json.loads(Path(rooms.hub.api().hf_hub_download(name, "sharding_report.json")).read_text())
-    report["shards"][0]["sha256"] = "0" * 64
-    document = {"path_or_fileobj": json.dumps(report).encode(), "path_in_repo": "sharding_report.json"}
-    rooms.hub.api().upload_file(repo_id=name, **document)
-    updates.clear()
-    in_a_loop(watch())
-    (update,) = updates
-    assert "does not match the repos, so it is not shown" in update[form.result]
-    assert "data-trust" not in update[form.result]
+    return updates
+
+
+def levels(rooms: Rooms, updates: list[Update]) -> list[str]:
+    return [level for update in updates for level in re.findall('data-trust="([^"]*)"', update[rooms.form.result])]
+
+
+def test_what_a_report_claims_is_shown_until_the_headers_are_read(rooms: Rooms) -> None:
+    shard(rooms.hub, MODEL, "alice/first-claims")
+    assert levels(rooms, show(rooms, "alice/first-claims")) == ["claims", "fits"]
+
+
+LIES: dict[str, Callable[[Document], object]] = {
+    "a shard is another": lambda report: report["shards"][0].update(sha256="0" * 64),
+    "of another model": lambda report: report["source"].update(repo_id="bob/another"),
+    "another architecture": lambda report: report["source"].update(architecture="EvilForCausalLM"),
+    "of itself": lambda report: report["source"].update(repo_id="alice/lie-3"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_report_that_the_repos_contradict_is_red_and_nothing_of_it_is_shown(
+    rooms: Rooms, lie: str, tmp_path: Path
+) -> None:
+    name = f"alice/lie-{[*LIES].index(lie)}"
+    if lie == "of another model":
+        write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, False)
+        push(rooms.hub, tmp_path / "in", "bob/another", "hf_bob")
+
+    def tell(report: Document) -> None:
+        LIES[lie](report)
+        report["source"]["revision"] = rooms.hub.api().model_info(report["source"]["repo_id"]).sha
+
+    forge(rooms, name, tell)
+    update = show(rooms, name)[-1]
+    assert "does not match the repos, so it is not shown" in update[rooms.form.result]
+    assert "data-trust" not in update[rooms.form.result] and "identical" not in update[rooms.form.result]
+    _, trust = rooms.desk.results.judge(name, None)
+    assert trust.level == "contradicted" and unescape(update[rooms.form.result]).find(trust.reasons[0]) > 0
+
+
+def test_what_cannot_be_compared_only_claims(rooms: Rooms, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, False)
+    push(rooms.hub, tmp_path / "in", "alice/hidden", private=True)
+    shard(rooms.hub, "alice/hidden", "alice/shown", private=False, confirmed=True)
+    updates = show(rooms, "alice/shown")
+    assert levels(rooms, updates) == ["claims", "claims"] and states(updates[-1][rooms.form.result]) == ["state "]
+    assert "Claims to be alice/hidden@" in updates[-1][rooms.form.result]
+    assert "Its source cannot be compared" in updates[-1][rooms.form.result]
+    assert not told(updates[-1], rooms.form.check)["visible"]
+    assert levels(rooms, show(rooms, "alice/shown", "alice"))[-1] == "fits"
+
+
+@promise("docs/security.md#make-a-folder-look-like-a")
+def test_a_folder_with_the_name_of_a_famous_repo_is_not_shown_as_that_repo(rooms: Rooms) -> None:
+    """With the whole name the report is refused: no folder has it. The last part may be one's."""
+
+    def of_folder(name: str) -> Callable[[Document], object]:
+        return lambda report: report["source"].update(kind="folder", repo_id=name, revision="0" * 40)
+
+    form, update = rooms.form, show(rooms, forge(rooms, "alice/famous", of_folder("Llama-3.1-8B")))[-1]
+    assert "Claims to be the folder Llama-3.1-8B" in update[form.result]
+    assert "from the folder Llama-3.1-8B in the state" in " ".join(update[form.result_details].split())
+    assert "Llama-3.1-8B@" not in update[form.result] + update[form.result_details]
+    update = show(rooms, forge(rooms, "alice/more-famous", of_folder("meta-llama/Llama-3.1-8B")))[-1]
+    assert "is not a report of this tool" in update[form.result]
+    assert "meta-llama" not in "".join(re.findall('href="[^"]*"', update[form.result]))
+
+
+def test_three_thousand_remarks_are_counted(rooms: Rooms) -> None:
+    def remark(report: Document) -> None:
+        report["plan"]["findings"] = [{"level": "warning", "code": "x", "message": "Look at me.", "hint": ""}] * 3001
+        files = [report["shards"][0]["file"]]
+        tied = {"tensor": "x", "file": files[0], "used_as": ["y"]}
+        stage = {"blocks": ["0"], "others": [], "files": files, "bytes": 1, "also_needs": [tied] * 20}
+        report["plan"]["stages"] = [stage] * 900
+
+    update = show(rooms, forge(rooms, "alice/remarks", remark))[-1]
+    assert levels(rooms, [update]) == ["fits"] and "836 more" in update[rooms.form.result_details]
+    assert update[rooms.form.result_details].count("<tr") < 100
+
+
+def test_a_repo_without_a_result_leads_to_its_plan(rooms: Rooms) -> None:
+    (update,) = show(rooms, MODEL)
+    assert "there is no result to show" in update[rooms.form.result]
+    assert f'href="?repo={MODEL}">Plan this model</a>' in update[rooms.form.result]
 
 
 def test_a_result_is_read_whole_on_a_click_by_who_has_a_login(rooms: Rooms, running: Running) -> None:

@@ -1,0 +1,248 @@
+"""What a visitor sees of a model and its plan: asked of the rooms in this process."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import pytest
+from gradio.blocks import Block
+
+from sharding.page.api import Endpoints
+from sharding.page.form import PRIVATE
+from sharding.page.planning import Planning
+from sharding.page.pushing import Pushing
+from sharding.page.site import Site
+from tests.conftest import random_tensors, write_checkpoint
+from tests.hubs import push
+from tests.page.conftest import save_fp8, save_lora, save_plain, save_variants
+from tests.page.rooms import Rooms, asks, rooms_over, told
+from tests.promises import promise
+
+SMALL, VARIANTS, NO_PLAIN, FP8 = "bob/small", "bob/variants", "bob/no-plain", "bob/model-fp8"
+PLAIN, LORA, OTHER_LORA, SECRET = "bob/plain", "bob/lora", "bob/other-lora", "alice/secret-lora"
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
+    with rooms_over(tmp_path_factory.mktemp("rooms")) as rooms:
+        folder = tmp_path_factory.mktemp("in")
+        write_checkpoint(folder / "small", {"model.safetensors": random_tensors()}, False)
+        half = {name: tensor.astype(np.float16) for name, tensor in random_tensors(3, 300).items()}
+        write_checkpoint(folder / "two", {f"model.{name}.safetensors": half for name in ("ema", "fp16")}, False)
+        save_variants(folder / "variants")
+        save_fp8(folder / "fp8")
+        save_plain(folder / "plain")
+        save_lora(folder / "lora")
+        save_lora(folder / "other", side=48)
+        repos = {SMALL: "small", NO_PLAIN: "two", VARIANTS: "variants", FP8: "fp8", PLAIN: "plain"}
+        for repo, name in {**repos, LORA: "lora", OTHER_LORA: "other"}.items():
+            push(rooms.hub, folder / name, repo, "hf_bob")
+        push(rooms.hub, folder / "lora", SECRET, private=True)
+        yield rooms
+
+
+class Visitor:
+    """A form that somebody fills in, which keeps what each event sets, as a browser does."""
+
+    def __init__(self, rooms: Rooms, query: Mapping[str, str] | None = None, user: str = "alice", site: Any = None):
+        """Open the link with `query`."""
+        self.form, self.values, self.shown = rooms.form, rooms.given(), dict[Block, dict[str, Any]]()
+        self._asks, self._planning = asks(user), Planning(rooms.desk, site or rooms.site, rooms.form)
+        self._pushing = Pushing(rooms.desk, site or rooms.site, rooms.form)
+        self._apply(self._planning.arrive(asks(user, query=query)))
+        if query:
+            self.see()
+
+    def see(self, **typed: object) -> None:
+        """Ask for the model and its plan, and for a name of the copy."""
+        self._write(typed)
+        self._apply(self._planning.see(self.values, self._asks, None))
+        self._apply(self._pushing.propose(self.values, self._asks, None))
+
+    def draw(self, **typed: object) -> None:
+        """Ask for another plan of the model."""
+        self._write(typed)
+        self._apply(self._planning.draw(self.values, self._asks, None))
+
+    def now(self, name: str) -> Any:
+        """The value of a part of the form."""
+        return self.values[getattr(self.form, name)]
+
+    def text(self, name: str) -> str:
+        return " ".join(re.sub("<[^>]+>", " ", str(self.now(name)).replace("<wbr>", "")).split())
+
+    def is_visible(self, name: str) -> bool:
+        return self.shown.get(getattr(self.form, name), {}).get("visible") is True
+
+    def _write(self, typed: Mapping[str, object]) -> None:
+        self.values |= {getattr(self.form, name): value for name, value in typed.items()}
+
+    def _apply(self, update: dict[Any, Any]) -> None:
+        for part in update:
+            settings = told(update, part)
+            self.shown.setdefault(part, {}).update(settings)
+            if "value" in settings:
+                self.values[part] = settings["value"]
+
+
+def test_a_link_fills_the_form_in(rooms: Rooms) -> None:
+    query = {"repo": f"{SMALL}@main", "size": "70kB", "order": "stored", "strategy": "pp:3", "dtype": "bf16"}
+    visit = Visitor(rooms, {**query, "to": "acme/mine", "private": "true"})
+    fields = ("repo", "size", "order", "strategy", "machines", "dtype", "visibility", "name")
+    assert [visit.now(name) for name in fields] == [
+        f"{SMALL}@main", "70kB", "stored", "pp", 3, "bf16", PRIVATE, "mine"
+    ]  # fmt: skip
+    assert visit.is_visible("machines")
+
+
+def test_one_variant_is_offered_beside_others_and_kept(rooms: Rooms) -> None:
+    visit = Visitor(rooms, {"repo": SMALL, "size": "13kB", "variant": "bf16"})
+    assert re.search("There is no variant .*bf16.* You see the plain weights instead", visit.text("repo_message"))
+    assert visit.is_visible("machine") and not visit.is_visible("variants")
+    # Several and no plain weights: one of them is shown.
+    visit.see(repo=NO_PLAIN)
+    assert "several variants but no plain weights" in visit.text("repo_message") and visit.now("variant") == "ema"
+    visit.see(variant="fp16")
+    assert "model.fp16.safetensors" in visit.text("shards") and visit.text("repo_message") == ""
+    # Only the plain weights are placed on devices, and loaded to compare.
+    assert not visit.is_visible("machine") and not visit.is_visible("measure")
+    # One beside the plain weights.
+    visit.see(repo=VARIANTS, variant="")
+    assert visit.is_visible("variants") and "F32" in visit.text("facts")
+    visit.see(variant="fp16")
+    assert "F16" in visit.text("facts") and "variant=fp16" in visit.now("query")
+    assert visit.now("name").startswith("variants-fp16-sharded-")
+
+
+def test_overflow_is_asked_about_where_a_cast_can_have_it(rooms: Rooms) -> None:
+    visit = Visitor(rooms, {"repo": VARIANTS, "dtype": "fp16", "allow_overflow": "true"})
+    assert visit.now("overflow") and visit.is_visible("overflow") and "allow_overflow=true" in visit.now("query")
+    visit.draw(dtype="keep")
+    assert not visit.is_visible("overflow") and "allow_overflow" not in visit.now("query")
+    visit.draw(dtype="fp16")
+    assert visit.is_visible("overflow") and visit.now("overflow") is False
+
+
+def test_ordinary_weights_are_offered_where_a_repo_is_quantized(rooms: Rooms) -> None:
+    visit = Visitor(rooms, {"repo": FP8, "size": "90kB", "dtype": "bf16", "dequantize": "true"})
+    assert visit.now("dequantize") is True
+    visit.see(repo=SMALL)
+    assert not visit.is_visible("dequantize") and "dequantize" not in visit.now("query")
+    visit.draw(dtype="keep")
+    visit.see(repo=FP8)
+    box = visit.shown[visit.form.dequantize]
+    assert box["label"] == "Dequantize: 320.9 kB → 640.8 kB"
+    assert "quantized with fp8, one scale for each 128 x 128" in box["info"]
+    assert visit.now("dequantize") is False and "Tick Dequantize for training" in visit.text("findings")
+    visit.see(dequantize=True)
+    assert "640.8 kB" in visit.text("picture") and visit.now("query").endswith("size=90kB&dequantize=true")
+    assert not visit.is_visible("measure") and visit.now("name") == "model-fp8-bf16-sharded-90kB"
+
+
+def test_a_goal_changes_the_size_that_another_goal_set_and_a_size_of_ones_own_stays_until_then(rooms: Rooms) -> None:
+    visit = Visitor(rooms, {"repo": VARIANTS, "goal": "half-size", "size": "30kB"})
+    assert (visit.now("size"), visit.now("dtype")) == ("30kB", "keep")  # the link names the size
+    visit.see(goal="slow-connection")
+    assert visit.now("size") != "30kB"
+    visit.see(goal="half-size")
+    assert visit.now("dtype") == "bf16"
+    visit.see(goal="one-file")
+    assert (visit.now("size"), visit.now("dtype")) == ("one file", "keep")
+    visit.see(goal="half-size")
+    visit.see(goal="unquantize")  # makes no sense for it, and takes back what the goal before it set
+    assert "is not for this model. Its weights are not quantized" in visit.text("goal_hint")
+    assert visit.now("dtype") == "keep" and visit.now("size") != "one file"
+    visit = Visitor(rooms, {"repo": FP8, "goal": "unquantize"})
+    assert visit.now("dequantize") is True and "1 file →" in visit.text("summary")
+    visit.see(repo=SMALL)
+    assert "not quantized" in visit.text("goal_hint") and visit.text("summary")
+
+
+def test_what_is_wrong_with_an_adapter_stands_below_its_field(rooms: Rooms) -> None:
+    visit = Visitor(rooms, {"repo": PLAIN, "goal": "merge-lora"})
+    assert "Now name your adapter." in visit.text("repo_message") and not visit.is_visible("push")
+    for adapter, words in (
+        ("bob/nothing-there", "bob/nothing-there"),
+        (SMALL, "has no adapter_config.json"),
+        (OTHER_LORA, "Name the base that the adapter was trained on"),
+    ):
+        visit.see(adapter=adapter)
+        assert words in visit.text("repo_message") and PLAIN in visit.now("facts") and not visit.is_visible("push")
+    visit.see(adapter=LORA)
+    assert "12 of 25 tensors change" in visit.text("summary") and visit.text("repo_message") == ""
+    assert visit.is_visible("push") and "adapter=bob/lora" in visit.now("query")
+
+
+@pytest.mark.parametrize("user", ["", "alice"])
+def test_a_space_reads_a_private_adapter_with_the_token_of_its_visitor_only(rooms: Rooms, user: str) -> None:
+    site = Site(rooms.hub.address, "carol/shard-my-repo")
+    visit = Visitor(rooms, {"repo": PLAIN, "adapter": SECRET, "size": "30kB"}, user, site)
+    assert ("12 of 25 tensors change" in visit.text("summary")) == visit.is_visible("push") == bool(user)
+    # The result is private by itself, as its adapter is.
+    assert user == "" or visit.now("visibility") == PRIVATE
+
+
+@promise("docs/security.md#stop-the-page-with-a-million")
+def test_of_a_model_that_is_too_large_to_plan_the_tensors_are_counted_and_the_layers_shown(
+    rooms: Rooms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
+    push(rooms.hub, tmp_path / "in", "bob/large", "hf_bob")
+    monkeypatch.setattr("sharding.desk.header_cache.MAX_PAGE_TENSORS", 10)
+    visit = Visitor(rooms, {"repo": "bob/large"})
+    assert "more than 10 tensors" in visit.text("repo_message")
+    assert "14 tensors in 1 file" in visit.text("facts") and "data:image/svg+xml;base64," in visit.now("facts")
+    endpoints = Endpoints(rooms.desk, rooms.site)
+    assert endpoints.inspect("bob/large", asks("alice"))["weight_files"][0]["tensors"] == 14
+    with pytest.raises(gr.Error, match="more than 10 tensors.*shard-my-repo"):
+        endpoints.plan("bob/large", asks("alice"))
+
+
+@pytest.mark.parametrize("name", ["", "a--b", "  ", "x/y/z", "a.git"])
+def test_a_name_that_is_none_starts_nothing_and_a_taken_one_is_told(rooms: Rooms, name: str) -> None:
+    visit = Visitor(rooms, {"repo": SMALL, "size": "100kB"})
+    pushing, shown = Pushing(rooms.desk, rooms.site, rooms.form), visit.now("shown")
+    update = pushing.check_name("alice", name, shown, asks("alice"), None)
+    assert told(update, visit.form.start)["interactive"] is False
+    assert (f"alice/{name}" if name.strip() else "Give the new repo a name") in update[visit.form.name_message]
+    update = pushing.check_name("bob", "small", shown, asks("bob"), None)
+    assert "bob/small exists already" in update[visit.form.name_message]
+    update = pushing.check_name("alice", "free", shown, asks("alice"), None)
+    assert update[visit.form.name_message] == "" and told(update, visit.form.start)["interactive"] is True
+
+
+def test_who_has_a_job_already_is_led_to_it(rooms: Rooms) -> None:
+    visit = Visitor(rooms, {"repo": SMALL, "size": "100kB", "to": "alice/one"})
+    pushing = Pushing(rooms.desk, rooms.site, rooms.form)
+    job = pushing.start(visit.values, asks("alice"), None)[visit.form.job]
+    visit.see(name="another")
+    refusal = pushing.start(visit.values, asks("alice"), None)[visit.form.start_message]
+    assert "You have a job here already" in refusal and f'href="?job={job}">Open it</a>' in refusal
+    rooms.cancel_all("alice")
+
+
+def test_models_are_suggested_by_what_is_typed(rooms: Rooms) -> None:
+    planning = Planning(rooms.desk, rooms.site, rooms.form)
+
+    def suggested(text: str, *found: str) -> Any:
+        typed = gr.KeyUpData(None, {"key": text[-1:], "input_value": text})
+        return planning.suggest(found, typed, asks("alice"), None)[1]
+
+    assert SMALL in suggested("bob/smal") and suggested("bob/smal", "a/b")[-1] == "a/b"
+    assert not isinstance(suggested("b"), tuple) and not isinstance(suggested("bob/nothing-like-it"), tuple)
+
+
+@pytest.mark.thorough
+def test_the_devices_of_a_machine_are_shown_with_the_code_that_uses_them(rooms: Rooms, tmp_path: Path) -> None:
+    from tests import models
+
+    push(rooms.hub, models.save("llama", tmp_path / "tiny"), "bob/tiny", "hf_bob")
+    planning = Planning(rooms.desk, rooms.site, rooms.form)
+    budget = "cuda:0=40kB,cpu=1GB"
+    for name, loaded in (("", "bob/tiny"), ("mine", "alice/mine")):
+        html = planning.place("bob/tiny", budget, "alice", name, asks("alice"), None)
+        assert "It fits." in html and f"from_pretrained(\n    &#39;{loaded}&#39;," in html
+    assert "is not the budget of one device" in planning.place("bob/tiny", "much", "alice", "", asks("alice"), None)
