@@ -63,7 +63,7 @@ class Terminal:
 
     def __exit__(self, *_: object) -> None:
         """Stop the bar."""
-        self._bar.stop()
+        self._end_bar()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Show what a source holds."""
@@ -149,7 +149,7 @@ class Terminal:
 
     def verification(self, verification: Verification) -> None:
         """Say whether two checkpoints are the same. If not, list the first differences."""
-        self._bar.stop()
+        self._end_bar()
         if verification.holds:
             verb = "dequantized" if verification.dequantized else "cast"
             changes = ["with the adapter merged"] if verification.merged else []
@@ -182,7 +182,7 @@ class Terminal:
 
     def comparison(self, comparison: Comparison) -> None:
         """Show the verdict on loading, then a table of medians with their spread."""
-        self._bar.stop()
+        self._end_bar()
         self._say(comparison.verdict.sentence, "bold")
         if comparison.reason_not_measured:
             self._mention(f"Not measured: {comparison.reason_not_measured}", "yellow")
@@ -226,7 +226,7 @@ class Terminal:
 
     def error(self, error: ShardingError) -> None:
         """Say what went wrong and what to do."""
-        self._bar.stop()
+        self._end_bar()
         self._mention(error.message, "bold red")
         if error.hint:
             self._mention(error.hint, "")
@@ -257,6 +257,10 @@ class Terminal:
             memory = format_bytes(sum(worker.anon_bytes for worker in event.workers))
             phase += f": {count(len(event.workers), 'worker')}, {memory}"
         self._bar.update(task, description=phase, completed=event.bytes_done)
+
+    def _end_bar(self) -> None:
+        if self._bar.live.is_started:  # otherwise rich prints an empty line where nobody watches
+            self._bar.stop()
 
     def _fleet(self, fleet: FleetCost) -> None:
         table = Table(box=None, pad_edge=False)

@@ -4,21 +4,18 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.core.options import Group, of_command
+from tests.commands import invoke
 from tests.conftest import environment, in_two_files
 from tests.docs.pages import CLI
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 TERMINALS = {
     "latin-1": {"PYTHONIOENCODING": "latin-1"},
     "ascii": {"PYTHONIOENCODING": "ascii:strict"},
@@ -35,12 +32,10 @@ def run_at(terminal: str, folder: Path, *words: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("command", ["", *CLI.commands])
-def test_help_fits_80_columns_cuts_nothing_and_is_ascii(
-    command: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_fits_80_columns_cuts_nothing_and_is_ascii(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    done = run(*command.split(), "--help")
-    assert done.returncode == 0 and done.stdout.isascii()
+    done = invoke(*command.split(), "--help")
+    assert done.exit_code == 0 and done.stdout.isascii()
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "..." not in done.stdout.replace("COMMAND [ARGS]...", "")
 
@@ -57,7 +52,7 @@ def sections(text: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("command", [name for name in CLI.commands if name != "localhub"])
 def test_help_lists_every_option_once_under_its_heading_and_shows_a_command_that_can_be_given(command: str) -> None:
-    text = CliRunner().invoke(app, [command, "--help"]).stdout
+    text = invoke(command, "--help").stdout
     listed = sections(text)
     order = ["Arguments", *get_args(Group), "Other"]
     assert list(listed) == [heading for heading in order if heading in listed]
@@ -77,7 +72,7 @@ def test_help_lists_every_option_once_under_its_heading_and_shows_a_command_that
 
 
 def test_the_first_help_lists_the_commands_with_a_sentence_each_and_an_example() -> None:
-    text = CliRunner().invoke(app, ["--help"]).stdout
+    text = invoke("--help").stdout
     commands = text.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in commands] == list(CLI.commands)
     assert all(line.endswith(".") for line in commands)
@@ -131,9 +126,9 @@ def test_a_repo_of_thousands_of_files_is_shown_in_a_few_lines_and_whole_to_progr
     (source / "notes").mkdir()
     for name in beside:
         (source / name).write_bytes(b"x")
-    done = CliRunner().invoke(app, ["inspect", str(source)])
+    done = invoke("inspect", source)
     assert done.exit_code == 0 and len(done.output) < 5000 and len(done.output.splitlines()) < 60, done.output
     assert [name for name in beside if name in done.output] == beside[:5]
     assert "and 2995 more" in done.output and "(2960 more)" in done.output
-    document = json.loads(CliRunner().invoke(app, ["inspect", str(source), "--json"]).stdout)
+    document = json.loads(invoke("inspect", source, "--json").stdout)
     assert len(document["weight_files"]) == 3000 and len(document["side_files"]) == 3000

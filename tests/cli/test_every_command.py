@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from sharding import job
 from sharding.cli import commands, start
-from sharding.cli.commands import app
 from sharding.core.errors import DestinationError, Refused, Remedy, ShardingError, UsageError
+from tests.commands import invoke
 from tests.conftest import in_two_files, listing, write_checkpoint
 from tests.hubs import TOKEN
 
@@ -54,10 +52,6 @@ CHOICES = {
     "devices": "--dtype",
 }
 """Which take one of some words, or a number."""
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
 
 
 def ways(command: str) -> list[list[str]]:
@@ -226,7 +220,9 @@ def test_two_answers_about_the_size_are_wrong_usage(tmp_path: Path) -> None:
 
 
 def test_every_command_of_a_job_is_tried_here() -> None:
-    named = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    named = [
+        command.name or command.callback.__name__ for command in commands.app.registered_commands if command.callback
+    ]
     assert {*NAMES, "localhub"} == set(named)
 
 

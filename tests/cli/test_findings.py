@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
+from tests.commands import invoke
 from tests.conftest import in_two_files, listing
 
 LEFT_OUT = {
@@ -46,7 +45,7 @@ def told(findings: list[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def printed(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in arguments])
+    done = invoke(*[str(word) for word in arguments])
     assert done.exit_code == 0, done.output
     return done.stdout if "--json" in arguments or "--events" in arguments else done.output
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.storage.folder_source import FolderSource
+from tests.commands import invoke
 from tests.conftest import in_two_files, listing
 
 
@@ -35,10 +33,6 @@ def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
 
 
 DONE = {

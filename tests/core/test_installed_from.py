@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.core.errors import Refused
 from sharding.core.extras import require
+from tests.commands import invoke
 from tests.conftest import ROOT, environment, in_two_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -130,7 +129,7 @@ def test_a_checkout_that_is_not_installed_is_named_by_the_command(
     source = str(in_two_files(tmp_path / "in"))
     for folder, what in ((tmp_path, f"{ROOT}[ray]"), (ROOT, ".[ray]")):
         monkeypatch.chdir(folder)
-        done = CliRunner().invoke(app, ["shard", source, str(tmp_path / "out"), "--workers", "ray"])
+        done = invoke("shard", source, tmp_path / "out", "--workers", "ray")
         assert done.exit_code == 3 and f"Run `pip install {shlex.quote(what)}`." in done.stderr.replace("\n", "")
     assert not (tmp_path / "out").exists()
 

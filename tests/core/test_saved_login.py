@@ -1,14 +1,23 @@
 """A login that is saved and cannot be read is one sentence that says where it is, whatever is wrong with it."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sharding.core.environment import hub_token
 from sharding.core.errors import Refused
-from tests.cli.test_hardship import LOGINS
 
 TOKEN, RENEWAL = "token", "stored_tokens"
+LOGINS: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda path: path.mkdir(),
+    "a link in a circle": lambda path: path.symlink_to(path.name),
+    "bytes": lambda path: path.write_bytes(bytes(range(128, 256))),
+    "a gigabyte": lambda path: (path.touch(), os.truncate(path, 10**9)),
+    "a pipe": lambda path: os.mkfifo(path),
+    "below a file": lambda path: path.parent.rmdir() or path.parent.write_text(""),
+}
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_a_limit_that_nothing_loads_under_is_an_answer(run: Run, pair: tuple[Pat
     assert json.loads(done.stdout)["verdict"]["kind"] == "not-loaded"
 
 
-def test_custom_code_gets_a_prediction_plainly_marked(run_here: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_custom_code_gets_a_prediction_plainly_marked(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
     for folder in pair:
         place = tmp_path / folder.name
         place.mkdir()
@@ -62,7 +62,7 @@ def test_custom_code_gets_a_prediction_plainly_marked(run_here: Run, pair: tuple
         (place / "config.json").unlink()
         config |= {"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}
         (place / "config.json").write_text(json.dumps(config))
-    done = run_here("compare", tmp_path / "original", tmp_path / "sharded", "--json")
+    done = run("compare", tmp_path / "original", tmp_path / "sharded", "--json")
     said = json.loads(done.stdout)
     assert (said["measured"], said["original"]) == (False, None)
     assert "code from its repo" in said["reason_not_measured"]

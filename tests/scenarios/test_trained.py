@@ -268,7 +268,7 @@ def test_the_command_in_the_card_finds_a_copy_with_a_base_identical(
     hub: Server,
     t5: Path,
     tmp_path: Path,
-    run_here: Callable[..., subprocess.CompletedProcess[str]],
+    run: Callable[..., subprocess.CompletedProcess[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shard(hub, "alice/t5-run", "alice/t5-trained", Options("2MB", base="alice/t5", dtype="fp16"))
@@ -276,7 +276,7 @@ def test_the_command_in_the_card_finds_a_copy_with_a_base_identical(
     [command] = commands_in(card)
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    done = run_here(*command[1:])
+    done = run(*command[1:])
     assert (done.returncode, "Equal to the original" in done.stdout) == (0, True), done.stdout + done.stderr
 
 

@@ -192,6 +192,7 @@ def test_what_a_job_has_staged_that_was_allowed_to_overflow_is_not_taken_over_by
         list(job.shard("alice/wide", str(out), replace(options, allow_overflow=False), **at))  # type: ignore[arg-type]
 
 
+@pytest.mark.own_process
 def test_the_command_casts_and_asks_transformers_in_a_process_of_its_own(run: Run, tmp_path: Path) -> None:
     source = models.save("t5", tmp_path / "source")
     done = run(
