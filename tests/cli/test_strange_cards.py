@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sharding.core.limits import MAX_CARD_BYTES, MAX_METADATA_BYTES, MAX_METADATA_DEPTH, MAX_METADATA_VALUES
+from sharding.core.limits import MAX_CARD_BYTES, MAX_METADATA_BYTES, MAX_METADATA_DEPTH
 from sharding.formats.model_card import parse_card
 from tests.commands import invoke
 from tests.hubs import TOKEN, download
@@ -22,7 +22,7 @@ BOMB = "a0: &a0 {k: v}\n" + "".join(
 REPEATS, TYPES, NO_YAML = "anchors, aliases", "uses tags", "is not valid YAML"
 
 MANY = 2000
-"""Enough values here: real ones take seconds."""
+"""The most values here: as many as are taken otherwise need seconds."""
 
 UNREAD = {
     "merge-keys": (BOMB, REPEATS),
@@ -66,8 +66,9 @@ def front_matter(folder: Path) -> dict[str, object]:
 @promise("docs/security.md#delay-a-job-with-the-metadata")
 @pytest.mark.parametrize(("metadata", "problem"), UNREAD.values(), ids=UNREAD)
 def test_metadata_that_cannot_be_read_is_named_and_the_copy_is_made_without(
-    metadata: str, problem: str, checkpoint: Path, tmp_path: Path
+    metadata: str, problem: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sharding.formats.model_card.MAX_METADATA_VALUES", MANY)
     source = with_card(checkpoint, f"---\n{metadata}\n---\nWords about a model.\n")
     done = invoke("shard", source, str(tmp_path / "out"), "-s", "60kB")
     assert done.exit_code == 0, done.stderr

@@ -111,6 +111,10 @@ def test_where_nothing_is_known_of_an_install_the_sources_are_named_and_without_
     monkeypatch.syspath_prepend(install(tmp_path / "site", origin))
     monkeypatch.chdir(tmp_path)
     assert shlex.split(command()) == ["pip", "install", f"{ROOT}[ray]"]
+
+
+def test_a_copy_of_unknown_origin_without_its_sources_names_the_libraries(tmp_path: Path) -> None:
+    install(tmp_path / "site", None)
     shutil.copytree(ROOT / "sharding", tmp_path / "site/sharding", ignore=shutil.ignore_patterns("__pycache__"))
     script = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
