@@ -32,7 +32,7 @@ from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, M
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options, Request, WorkersOf
 from sharding.core.repo import Repo
-from sharding.core.values import Address, Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
+from sharding.core.values import Address, Checkpoint, Discarded, Plan, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
@@ -50,7 +50,7 @@ from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import identify_plan
 from sharding.planning.planned import planned
 from sharding.report.report import files_written, make_report
-from sharding.report.schema import Report
+from sharding.report.schema import Report, Resources
 from sharding.report.source_card import read_card
 from sharding.report.write import write_beside
 from sharding.storage.hub.client import Hub

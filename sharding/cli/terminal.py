@@ -22,12 +22,12 @@ from sharding.core.text import (
     undecided_sentence,
     unreached_sentence,
 )
-from sharding.core.values import Checkpoint, Difference, Discarded, Finding, FleetCost, Plan, Verification
+from sharding.core.values import Checkpoint, Difference, Discarded, Finding, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
 from sharding.planning.oversized import gathered
 from sharding.report.comparison import summarize_comparison
-from sharding.report.schema import Report
+from sharding.report.schema import FleetCost, Report
 
 _MOST_ROWS = 40
 _MOST_NAMES = 5

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, FleetCost, NodeCost, RepoRef
+from sharding.core.values import Checkpoint, Component, FileEntry, Finding, RepoRef
 from sharding.desk.classic import ClassicForecast
 from sharding.desk.forecast import Forecast
 from sharding.desk.history import History, status_of
@@ -31,7 +31,7 @@ from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
 from sharding.report.report import summarize_source
-from sharding.report.schema import Report
+from sharding.report.schema import FleetCost, NodeCost, Report
 from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_two_files

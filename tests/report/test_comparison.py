@@ -9,11 +9,12 @@ import pytest
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.core.values import RepoRef, Resources, ShardRecord, Verification
+from sharding.core.values import RepoRef, ShardRecord, Verification
 from sharding.loading.costs import Comparison, LoadCost, Moment, Prediction, Spread, Verdict
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.comparison import ComparisonSummary, LoadSummary, summarize_comparison
 from sharding.report.report import files_written, make_report
+from sharding.report.schema import Resources
 from tests.conftest import random_tensors, write_checkpoint
 
 

@@ -24,7 +24,6 @@ from sharding.core.values import (
     Library,
     Mismatch,
     RepoRef,
-    Resources,
     ShardRecord,
     Stage,
     TiedTensor,
@@ -33,7 +32,7 @@ from sharding.core.values import (
 from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
-from sharding.report.schema import Report, parse_report, to_json
+from sharding.report.schema import Report, Resources, parse_report, to_json
 from tests.conftest import random_tensors, write_checkpoint
 from tests.tensors import stored_tensor
 
