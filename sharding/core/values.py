@@ -88,15 +88,6 @@ class Tensor(NamedTuple):
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """A parsed safetensors header. `tensors` are in stored order, and their bytes start at `data_start`."""
-
-    tensors: tuple[Tensor, ...]
-    metadata: Mapping[str, str] | None
-    data_start: int
-
-
 class Address(NamedTuple):
     """A repo, its revision (None: not given), and a folder in it: "" or ending in "/"."""
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from sharding.core.errors import SourceError
 from sharding.core.text import MOST_NAMES, name_some
-from sharding.core.values import FileEntry, Header, Tensor
+from sharding.core.values import FileEntry, Tensor
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.rank_boxes import SavedBoxes, assemble
+from sharding.formats.safetensors_header import Header
 from sharding.recipes.laid import Box, strides_of
 from sharding.recipes.stored import place_of
 

@@ -10,9 +10,9 @@ from collections.abc import Generator, Iterable, Sequence
 from sharding.checkpoint.read import merge_metadata
 from sharding.core.events import Progress
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, FileEntry, Header, Mismatch, Shard, Tensor, TensorDigest
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, Shard, Tensor, TensorDigest
 from sharding.formats.names import RANK_SHARD_NAME
-from sharding.formats.safetensors_header import parse_header
+from sharding.formats.safetensors_header import Header, parse_header
 from sharding.recipes.stored import are_stored, place_of
 from sharding.verify.digests import Reader
 
