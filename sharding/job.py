@@ -14,7 +14,7 @@ from typing import TypeVar
 from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
-from sharding.core.destination import Destination
+from sharding.core.destination import Destination, Discarded
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import (
@@ -32,7 +32,7 @@ from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, M
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options, Request, WorkersOf
 from sharding.core.repo import Repo
-from sharding.core.values import Address, Checkpoint, Discarded, Plan, ShardRecord, StagedJob
+from sharding.core.values import Address, Checkpoint, Plan, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent

@@ -10,6 +10,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
+from sharding.core.destination import Discarded
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.text import (
@@ -22,7 +23,7 @@ from sharding.core.text import (
     undecided_sentence,
     unreached_sentence,
 )
-from sharding.core.values import Checkpoint, Difference, Discarded, Finding, Plan, Verification
+from sharding.core.values import Checkpoint, Difference, Finding, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
 from sharding.planning.oversized import gathered

@@ -1,13 +1,23 @@
 """The protocol of a destination, where shards are written and shown only when all are complete."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.protocols import ShardSink, Source
 from sharding.core.repo import Repo
-from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """What was removed of an unfinished job. `remark` says what could not be removed, and what you still have to do."""
+
+    found: bool
+    repo_deleted: bool = False
+    remark: str = ""
 
 
 class Destination(ShardSink, Protocol):

@@ -429,15 +429,6 @@ class StagedJob:
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Discarded:
-    """What was removed of an unfinished job. `remark` says what could not be removed, and what you still have to do."""
-
-    found: bool
-    repo_deleted: bool = False
-    remark: str = ""
-
-
 class BytesRead(NamedTuple):
     """The BLAKE3, in hex, of the bytes `[start_byte, end_byte)` that were read from a `file` of a source."""
 
