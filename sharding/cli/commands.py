@@ -398,8 +398,9 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
 def _for_people(cause: Exception | KeyboardInterrupt, resumable: bool) -> ShardingError:
     if isinstance(cause, KeyboardInterrupt):
         hint = "What is finished is kept. To go on, run the same command again. To start over, add --restart."
-        return Cancelled(str(cause) or "Cancelled.", hint if resumable else "")
-    error = cause if isinstance(cause, ShardingError) else unforeseen(cause)
+        error: ShardingError = Cancelled(str(cause) or "Cancelled.", hint if resumable else "")
+    else:
+        error = cause if isinstance(cause, ShardingError) else unforeseen(cause)
     with suppress(Refused):  # a token that cannot be read is in no message
         if token := hub_token():  # messages of other libraries may contain it
             error.message, error.hint = (text.replace(token, "[token]") for text in (error.message, error.hint))

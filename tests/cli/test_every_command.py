@@ -15,6 +15,7 @@ from sharding.core.errors import DestinationError, Refused, Remedy, ShardingErro
 from sharding.storage.folder_writing import FolderShardWriter
 from tests.commands import invoke
 from tests.conftest import write_checkpoint
+from tests.docs.pages import CLI
 from tests.hubs import TOKEN
 
 NAMES = {
@@ -31,28 +32,6 @@ NAMES = {
 DONE_BY = {"shard": "run", "diff": "verify"}
 """What of `job` does a command, where it is called otherwise."""
 STREAMED = {"shard", "verify", "diff", "compare"}
-TEXTS = {
-    "inspect": "SOURCE --variant --base",
-    "plan": "SOURCE --max-shard-size --strategy --variant --base --picture",
-    "shard": "SOURCE DESTINATION --max-shard-size --strategy --variant --base",
-    "verify": "SOURCE DESTINATION --variant --base",
-    "diff": "SOURCE DESTINATION --variant --base",
-    "discard": "DESTINATION",
-    "compare": "ORIGINAL SHARDED --memory-limit --picture",
-    "devices": "SOURCE --budget",
-}
-"""Which arguments and options of it take a text."""
-CHOICES = {
-    "inspect": "",
-    "plan": "--order --dtype --rank",
-    "shard": "--order --dtype --rank --engine --workers",
-    "verify": "--dtype",
-    "diff": "--dtype",
-    "discard": "",
-    "compare": "--dtype --method --rounds",
-    "devices": "--dtype",
-}
-"""Which take one of some words, or a number."""
 
 
 def ways(command: str) -> list[list[str]]:
@@ -67,22 +46,24 @@ def test_what_is_empty_or_blank_is_refused_by_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, DONE_BY.get(command, command), lambda *_, **__: pytest.fail("it has begun"))
-    for number, name in enumerate(TEXTS[command].split()):
-        words = list(NAMES[command])
-        if name in words:
+    places = iter(range(len(NAMES[command])))
+    for param in (param for param in CLI.commands[command].params if not getattr(param, "is_flag", False)):
+        words, name = list(NAMES[command]), param.opts[0]
+        if param.param_type_name == "argument":
+            name, words[next(places)] = param.metavar, empty
+        elif name in words:
             words[words.index(name) + 1] = empty
-        elif name.startswith("-"):
-            words += [name, empty]
         else:
-            words[number] = empty
+            words += [name, empty]
+        if param.metavar == "N":
+            done = invoke(command, *words)
+            assert done.exit_code == 2 and name in done.stderr, (words, done.output)
+            continue
         for way in ways(command):
             done = invoke(command, *words, *way)
             assert done.exit_code == 2 and f"{name} is empty." in done.stderr, (words, done.output)
             errors = [json.loads(line)["error"] for line in done.stdout.splitlines()]
             assert [error["message"] for error in errors] == [f"{name} is empty."] * bool(way), (words, way)
-    for name in CHOICES[command].split():
-        done = invoke(command, *NAMES[command], name, empty)
-        assert done.exit_code == 2 and name in done.stderr, (name, done.output)
     for name in ("--folder", "--user"):
         assert invoke("localhub", "--folder", "hub", name, empty).exit_code == 2
     assert not list(tmp_path.iterdir())

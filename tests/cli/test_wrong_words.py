@@ -86,11 +86,7 @@ def test_a_switch_may_be_repeated(checkpoint: Path) -> None:
     assert invoke("plan", str(checkpoint), "--json", "--json").exit_code == 0
 
 
-def test_a_process_answers_wrong_words_in_the_same_way() -> None:
-    done = invoke("plan", "--json")
-    assert (done.exit_code, done.stdout.count("\n")) == (2, 1)
-    assert json.loads(done.stdout)["error"]["message"] == "Missing argument 'SOURCE'."
-    assert "Missing argument 'SOURCE'." in done.stderr
+def test_without_words_the_help_is_shown_as_an_error() -> None:
     done = invoke()
     assert (done.exit_code, done.stdout) == (2, "") and "Commands:" in done.stderr
 
