@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("machine", [[], ["--json"], ["--events"]])
-@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize(("case", "machine"), zip(TEXTS, cycle([[], ["--json"], ["--events"]]), strict=False))
 def test_what_a_configuration_says_beside_names_travels(
     case: str, machine: list[str], source: Path, tmp_path: Path
 ) -> None:

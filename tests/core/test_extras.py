@@ -98,7 +98,7 @@ def test_neither_plan_nor_shard_of_a_folder_imports_what_an_extra_brings(tmp_pat
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True, cwd=tmp_path)
     planned, *sharded = done.stdout.splitlines()
-    heavy = {"torch", "transformers", "accelerate", "gradio", "pandas", "starlette"}
+    heavy = {"torch", "transformers", "accelerate", "gradio", "pandas", "starlette", "ray", "plotly"}
     assert {name for name in heavy | {"numpy", "ml_dtypes"} if f"'{name}'" in planned} == set()
     assert {name for name in heavy if f"'{name}'" in sharded[-1]} == set()
     assert ["'ml_dtypes'" in modules for modules in sharded] == [False, True, True, True]
