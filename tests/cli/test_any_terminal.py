@@ -24,11 +24,11 @@ NAMES = "Модель … 模型 ü"
 
 
 SEVERAL = """
-import json, sys
+import json, os, sys
 from sharding.cli.start import main
 
 for words in json.loads(sys.argv[1]):
-    sys.argv[1:] = words
+    sys.argv[1:] = [os.fsdecode(word.encode()) for word in words]
     try:
         main()
     except SystemExit as end:
@@ -134,21 +134,21 @@ def test_what_the_encoding_cannot_hold_is_written_as_escapes(terminal: str, tmp_
     assert name in (tmp_path / f"{name} 2" / "README.md").read_text("utf-8")
 
 
-def test_a_repo_of_thousands_of_files_is_shown_in_a_few_lines_and_whole_to_programs(tmp_path: Path) -> None:
+def test_a_repo_of_very_many_files_is_shown_in_a_few_lines_and_whole_to_programs(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
-    weights = [f"model-{number:05}-of-03000.safetensors" for number in range(1, 3001)]
+    weights = [f"model-{number:05}-of-01000.safetensors" for number in range(1, 1001)]
     for number, name in enumerate(weights):
         save_file({f"layers.{number}.weight": np.zeros(1, np.float32)}, source / name)
     index = {"metadata": {}, "weight_map": {f"layers.{number}.weight": name for number, name in enumerate(weights)}}
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    beside = [f"notes/{number:04}-{'n' * 40}.txt" for number in range(3000)]
+    beside = [f"notes/{number:04}-{'n' * 40}.txt" for number in range(1000)]
     (source / "notes").mkdir()
     for name in beside:
         (source / name).write_bytes(b"x")
     done = invoke("inspect", source)
     assert done.exit_code == 0 and len(done.output) < 5000 and len(done.output.splitlines()) < 60, done.output
     assert [name for name in beside if name in done.output] == beside[:5]
-    assert "and 2995 more" in done.output and "(2960 more)" in done.output
+    assert "and 995 more" in done.output and "(960 more)" in done.output
     document = json.loads(invoke("inspect", source, "--json").stdout)
-    assert len(document["weight_files"]) == 3000 and len(document["side_files"]) == 3000
+    assert len(document["weight_files"]) == 1000 and len(document["side_files"]) == 1000

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.core.environment import (
-    hub_endpoint,
-    hub_token,
-    result_page,
-    space_hosts,
-)
+from sharding.core.environment import hub_endpoint, hub_token, result_page, space_hosts
 from sharding.core.errors import Refused, UsageError
 from sharding.core.limits import MAX_STORED_TOKENS_BYTES, MAX_TOKEN_BYTES
 
