@@ -117,7 +117,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("case", "machine"), zip(TEXTS, cycle([[], ["--json"], ["--events"]]), strict=False))
+@pytest.mark.parametrize(("case", "machine"), list(zip(TEXTS, cycle([[], ["--json"], ["--events"]]), strict=False)))
 def test_what_a_configuration_says_beside_names_travels(
     case: str, machine: list[str], source: Path, tmp_path: Path
 ) -> None:
