@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
-from sharding.core.destination import Destination
+from sharding.core.destination import Destination, Discarded
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import (
@@ -32,7 +32,7 @@ from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, M
 from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.repo import Repo
-from sharding.core.values import Address, Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
+from sharding.core.values import Address, Checkpoint, Plan, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
@@ -49,7 +49,7 @@ from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import identify_plan, planned
 from sharding.report.report import files_written, make_report
-from sharding.report.schema import Report
+from sharding.report.schema import Report, Resources
 from sharding.report.write import read_card, write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source

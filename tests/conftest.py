@@ -10,14 +10,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +27,6 @@ from xdist.scheduler import LoadFileScheduling
 
 from sharding.core.options import Options
 from tests import warm
-from tests.forks import Order
 
 if TYPE_CHECKING:
     from tests.clusters import Cluster
@@ -101,44 +98,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return in_two_files(tmp_path / "checkpoint")
 
 
-@pytest.fixture(scope="session")
-def forks() -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported what the command line needs, torch excepted, and forks for each command."""
-    modules = (
-        "sharding.cli.start",
-        "sharding.cli.commands",
-        "sharding.cli.terminal",
-        "sharding.job",
-        "huggingface_hub",
-    )
-    command = [sys.executable, "-m", "tests.forks", *modules]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as process:
-        yield process
-        process.communicate()
-
-
 @pytest.fixture
-def run(
-    forks: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `python -m sharding …` as a person would, in a process of its own."""
+def run() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command as a person would, in this process; `commands.run_process` gives it one of its own."""
+    from tests.commands import invoke
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        words = list(map(str, arguments))
-        if "COVERAGE_PROCESS_START" in os.environ:  # a fork would be taken for the test that was first to have one
-            command = [sys.executable, "-m", "sharding", *words]
-            return subprocess.run(command, capture_output=True, text=True, env=environment())
-        place = tmp_path_factory.mktemp("run")
-        output, error = place / "output", place / "error"
-        order = Order("sharding.cli.start:main", words, str(output), str(error), os.getcwd(), environment())
-        assert forks.stdin and forks.stdout
-        forks.stdin.write(order.line())
-        hangs = Timer(LONGEST_SECONDS, os.kill, [int(forks.stdout.readline()), signal.SIGKILL])
-        hangs.start()
-        status = int(forks.stdout.readline())
-        hangs.cancel()
-        return subprocess.CompletedProcess(words, status, output.read_text(), error.read_text())
+        done = invoke(*arguments)
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
     return run
 
@@ -157,21 +124,6 @@ def warm_processes(warm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have processes that would import torch be forks of one that has done so: it takes each of them seconds."""
     if "COVERAGE_PROCESS_START" not in os.environ:  # a fork would be taken for the test that was first to have one
         monkeypatch.setenv("PYTHONPATH", f"{warm_folder}{os.pathsep}{ROOT}")
-
-
-@pytest.fixture
-def run_here() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a command as `run` does, in this process: what it needs of torch and transformers is here already."""
-    from typer.testing import CliRunner
-
-    from sharding.cli.commands import app
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        words = list(map(str, arguments))
-        done = CliRunner().invoke(app, words)
-        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
-
-    return run
 
 
 @pytest.fixture(autouse=True)

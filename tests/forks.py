@@ -10,12 +10,14 @@ import signal
 import sys
 from dataclasses import asdict, dataclass, field
 
+UNREAD, CLOSED = "unread", "closed"
+
 
 @dataclass(frozen=True)
 class Order:
     """A function of a module to call, what it finds in `sys.argv` and the environment, where, and what takes its words.
 
-    Without `error` both outputs go to one file.
+    Without `error` both outputs go to one file. Instead of a file, UNREAD is a pipe that nobody reads, and CLOSED none.
     """
 
     entry: str
@@ -49,14 +51,24 @@ def _obey(order: Order) -> None:
     if order.environment:
         os.environ.clear()
         os.environ.update(order.environment)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    output = os.open(order.output, flags, 0o600)
-    error = os.open(order.error, flags, 0o600) if order.error else output
+    output = _opened(order.output)
+    error = _opened(order.error) if order.error else output
     for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), output, error)):
         os.dup2(file, number)
+    for number, place in ((1, order.output), (2, order.error)):
+        if place == CLOSED:
+            os.close(number)
     sys.argv = [order.entry, *order.arguments]
     module, _, function = order.entry.partition(":")
     sys.exit(getattr(importlib.import_module(module), function)())
+
+
+def _opened(place: str) -> int:
+    if place == UNREAD:
+        reading, writing = os.pipe()
+        os.close(reading)
+        return writing
+    return os.open(os.devnull if place == CLOSED else place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
 if __name__ == "__main__":

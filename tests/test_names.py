@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
 from sharding import job
-from sharding.cli.commands import app
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_NAME_CHARACTERS
 from sharding.core.options import Options
@@ -21,6 +20,7 @@ from sharding.core.values import RepoRef
 from sharding.report.schema import parse_report
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import HubSource
+from tests.commands import invoke
 from tests.conftest import listing, write_checkpoint
 from tests.folders import finish
 
@@ -88,7 +88,7 @@ def test_a_name_that_cannot_be_kept_is_refused_by_name_before_anything_moves(
         assert refusal.value.message.encode() and refusal.value.hint
     assert listing(source) == before
     assert not (tmp_path / "out").exists()
-    said = CliRunner().invoke(app, ["inspect", str(source), "--json"])
+    said = invoke("inspect", source, "--json")
     assert (said.exit_code, json.loads(said.stdout)["error"]["message"]) == (3, refusal.value.message)
 
 
@@ -117,13 +117,12 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("machine", [[], ["--json"], ["--events"]])
-@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize(("case", "machine"), list(zip(TEXTS, cycle([[], ["--json"], ["--events"]]), strict=False)))
 def test_what_a_configuration_says_beside_names_travels(
     case: str, machine: list[str], source: Path, tmp_path: Path
 ) -> None:
     (source / "config.json").write_text(json.dumps(TEXTS[case]))
-    done = CliRunner().invoke(app, ["shard", str(source), str(tmp_path / "out"), *machine])
+    done = invoke("shard", source, tmp_path / "out", *machine)
     assert done.exit_code == 0, done.output
     written = json.loads((tmp_path / "out/config.json").read_bytes())
     assert written == {name: value for name, value in TEXTS[case].items() if name != "transformers_weights"}
@@ -160,9 +159,9 @@ def test_a_folder_of_any_name_is_a_source_and_a_destination(source: Path, tmp_pa
     one, other = (os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/\xff", b"/\xfe"))
     source.rename(one)
     assert finish(job.shard(one, other, "1MB")).source.repo_id == "\\udcff"
-    said = CliRunner().invoke(app, ["verify", one, other, "--json"])
+    said = invoke("verify", one, other, "--json")
     assert (said.exit_code, json.loads(said.stdout)["identical"]) == (0, True)
-    assert CliRunner().invoke(app, ["verify", one, other + "no", "--json"]).exit_code == 3
+    assert invoke("verify", one, other + "no", "--json").exit_code == 3
 
 
 def test_keys_that_are_no_tensors_are_named_in_short(source: Path, tmp_path: Path) -> None:

@@ -27,14 +27,14 @@ from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
 from sharding.core.protocols import Files
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.threads import readers
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
+from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Tensor
 from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.known_files import POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
 from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED, dtype_of_first
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.quantization import quantization_of
 from sharding.formats.rank_boxes import without_dcp
-from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
+from sharding.formats.safetensors_header import LENGTH_BYTES, Header, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
 from sharding.model_class.class_table import ties
 from sharding.recipes.stored import Stored, place_of

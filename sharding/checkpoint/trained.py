@@ -11,7 +11,7 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DCP_BYTES
 from sharding.core.protocols import Files
 from sharding.core.text import count, format_bytes, name_some, source_name
-from sharding.core.values import Checkpoint, FileEntry, Finding, Header, Tensor
+from sharding.core.values import Checkpoint, FileEntry, Finding, Tensor
 from sharding.formats.dcp_archives import find_boxes
 from sharding.formats.dcp_metadata import parse_metadata
 from sharding.formats.names import DCP_METADATA_NAME
@@ -23,6 +23,7 @@ from sharding.formats.quantization import (
     without_quantization,
 )
 from sharding.formats.rank_boxes import SavedBoxes, assemble, assemble_headers, missing_names
+from sharding.formats.safetensors_header import Header
 from sharding.formats.torch_checkpoint import HEADS
 from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid

@@ -252,10 +252,7 @@ def _verify(source: str, destination: str, as_json: bool, as_events: bool, **cho
 
 
 @_command("discard you/name-sharded")
-def discard(
-    destination: Destination,
-    as_json: AsJson = False,
-) -> None:
+def discard(destination: Destination, as_json: AsJson = False) -> None:
     """Remove the staged files of an unfinished job. A repo that it made goes too."""
     with _outcome(as_json) as terminal:
         from sharding import job
@@ -375,7 +372,10 @@ def _interrupt(number: int, _: object) -> NoReturn:
 
 @contextmanager
 def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
-    """Yield the terminal to show results on. Turn an error into words and an exit status."""
+    """Yield the terminal to show results on. Turn an error into words and an exit status.
+
+    A traceback would end with status 1, which means "they differ".
+    """
     from rich.console import Console
 
     from sharding.cli.terminal import Terminal
@@ -384,38 +384,27 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
     results = passing if machine else Console(soft_wrap=True)
     with Terminal(results, passing) as terminal:
         try:
-            with _last_resort():
-                try:
-                    yield terminal
-                except KeyboardInterrupt as error:
-                    hint = (
-                        "What is finished is kept. To go on, run the same command again. To start over, add --restart."
-                    )
-                    raise Cancelled(str(error) or "Cancelled.", hint if resumable else "") from error
-        except ShardingError as error:
-            _strike_out_token(error)
+            yield terminal
+        except (typer.Exit, typer.Abort):
+            raise
+        except (Exception, KeyboardInterrupt) as cause:
+            error = _for_people(cause, resumable)
             terminal.error(error)
             if machine:
                 _print_json({"error": error.document()})
-            raise typer.Exit(error.exit_status) from error
+            raise typer.Exit(error.exit_status) from cause
 
 
-def _strike_out_token(error: ShardingError) -> None:
-    """Take the token out of the error, because messages of other libraries may contain it."""
+def _for_people(cause: Exception | KeyboardInterrupt, resumable: bool) -> ShardingError:
+    if isinstance(cause, KeyboardInterrupt):
+        hint = "What is finished is kept. To go on, run the same command again. To start over, add --restart."
+        error: ShardingError = Cancelled(str(cause) or "Cancelled.", hint if resumable else "")
+    else:
+        error = cause if isinstance(cause, ShardingError) else unforeseen(cause)
     with suppress(Refused):  # a token that cannot be read is in no message
-        if token := hub_token():
+        if token := hub_token():  # messages of other libraries may contain it
             error.message, error.hint = (text.replace(token, "[token]") for text in (error.message, error.hint))
-
-
-@contextmanager
-def _last_resort() -> Iterator[None]:
-    """Turn an unforeseen error into one of ours. A traceback would end with status 1, which means "they differ"."""
-    try:
-        yield
-    except (ShardingError, typer.Exit, typer.Abort):
-        raise
-    except Exception as error:
-        raise unforeseen(error) from error
+    return error
 
 
 def _follow(

@@ -76,29 +76,22 @@ def _shorthand_name(option: Option) -> str:
 
 
 def _parameters(option: Option, group: Group) -> list[inspect.Parameter]:
-    default = option.default if option.declared.on is None else False
-    made = [_parameter(option.name, _kind(option), default, _told(option, group))]
-    if option.declared.shorthand:
-        flag, _, words = option.declared.shorthand
+    of, more = option.declared, dict[str, Any]()
+    if option.choices:
+        more["parser"] = parsed_choice(of.called or option.name, option.choices)
+    if option.default in (None, "") and not option.is_switch:
+        more["show_default"] = False
+    told = typer.Option(*of.flags, help=of.help, metavar=of.metavar, rich_help_panel=group, **more)
+    kind = str if option.name == "max_shard_size" else option.kind
+    kind, default = (kind, option.default) if of.on is None else (bool, False)
+    parameters = [_parameter(option.name, kind, default, told)]
+    if of.shorthand:
+        flag, _, words = of.shorthand
         told = typer.Option(flag, help=words, rich_help_panel=group)
-        made.append(_parameter(_shorthand_name(option), bool, False, told))
-    return made
+        parameters.append(_parameter(_shorthand_name(option), bool, False, told))
+    return parameters
 
 
 def _parameter(name: str, kind: Any, default: Any, told: Any) -> inspect.Parameter:
     annotation = Annotated[kind, told]
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
-
-
-def _kind(option: Option) -> Any:
-    return bool if option.declared.on is not None else str if option.name == "max_shard_size" else option.kind
-
-
-def _told(option: Option, group: Group) -> Any:
-    flags, more = list(option.declared.flags), dict[str, Any]()
-    if option.choices:
-        more["parser"] = parsed_choice(option.declared.called or option.name, option.choices)
-    if option.default in (None, "") and not option.is_switch:
-        more["show_default"] = False
-    of = option.declared
-    return typer.Option(*flags, help=of.help, metavar=of.metavar, rich_help_panel=group, **more)

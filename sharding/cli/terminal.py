@@ -10,6 +10,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
+from sharding.core.destination import Discarded
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.text import (
@@ -22,16 +23,17 @@ from sharding.core.text import (
     undecided_sentence,
     unreached_sentence,
 )
-from sharding.core.values import Checkpoint, Difference, Discarded, Finding, FleetCost, Plan, Verification
+from sharding.core.values import Checkpoint, Difference, Finding, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
 from sharding.planning.explain import gathered
 from sharding.report.comparison import summarize_comparison
-from sharding.report.schema import Report
+from sharding.report.schema import FleetCost, Report
 
 _MOST_ROWS = 40
 _MOST_NAMES = 5
 """The most files that one line names."""
+_FIGURES = (DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
 _PHASES = {
     "check": "checking what is there",
     "transfer": "writing shards",
@@ -47,14 +49,9 @@ class Terminal:
         """Show results on `results`, and progress, findings and errors on `passing`."""
         self._results = results
         self._passing = passing
-        self._bar = Bar(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-            BarColumn(bar_width=None),
-            DownloadColumn(table_column=Column(no_wrap=True)),
-            TransferSpeedColumn(table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            console=passing,
-        )
+        figures = (kind(table_column=Column(no_wrap=True)) for kind in _FIGURES)
+        description = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+        self._bar = Bar(description, BarColumn(bar_width=None), *figures, console=passing)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -63,7 +60,7 @@ class Terminal:
 
     def __exit__(self, *_: object) -> None:
         """Stop the bar."""
-        self._bar.stop()
+        self._end_bar()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Show what a source holds."""
@@ -149,7 +146,7 @@ class Terminal:
 
     def verification(self, verification: Verification) -> None:
         """Say whether two checkpoints are the same. If not, list the first differences."""
-        self._bar.stop()
+        self._end_bar()
         if verification.holds:
             verb = "dequantized" if verification.dequantized else "cast"
             changes = ["with the adapter merged"] if verification.merged else []
@@ -182,7 +179,7 @@ class Terminal:
 
     def comparison(self, comparison: Comparison) -> None:
         """Show the verdict on loading, then a table of medians with their spread."""
-        self._bar.stop()
+        self._end_bar()
         self._say(comparison.verdict.sentence, "bold")
         if comparison.reason_not_measured:
             self._mention(f"Not measured: {comparison.reason_not_measured}", "yellow")
@@ -199,9 +196,7 @@ class Terminal:
         """Show which block goes on which device, and the code that does it."""
         blocks = f"{count(plan.blocks, 'block')} ({', '.join(plan.no_split_classes)}) that are never split"
         self._say(f"{plan.class_name}: {blocks}", "bold")
-        table = Table(box=None, pad_edge=False)
-        for name in ("device", "weights", "budget", "modules", "files"):
-            table.add_column(name, justify="left" if name == "device" else "right")
+        table = _columns("device", "weights", "budget", "modules", "files")
         for load in plan.devices:
             budget = format_bytes(load.budget_bytes) if load.budget_bytes else ""
             counts = (f"{len(load.modules):,}", f"{len(load.files):,}")
@@ -209,9 +204,8 @@ class Terminal:
         self._results.print(table)
         rest = plan.trouble or "The rest stays on disk and is read at every pass."
         fits = "It fits." if plan.fits else f"It does not fit. {rest}"
-        self._say(
-            f"{fits} The budgets cover weights only. Activations need more memory.", "green" if plan.fits else "yellow"
-        )
+        style = "green" if plan.fits else "yellow"
+        self._say(f"{fits} The budgets cover weights only. Activations need more memory.", style)
         for line in plan.snippet.splitlines():
             self._say(line)
 
@@ -226,7 +220,7 @@ class Terminal:
 
     def error(self, error: ShardingError) -> None:
         """Say what went wrong and what to do."""
-        self._bar.stop()
+        self._end_bar()
         self._mention(error.message, "bold red")
         if error.hint:
             self._mention(error.hint, "")
@@ -258,11 +252,12 @@ class Terminal:
             phase += f": {count(len(event.workers), 'worker')}, {memory}"
         self._bar.update(task, description=phase, completed=event.bytes_done)
 
+    def _end_bar(self) -> None:
+        if self._bar.live.is_started:  # otherwise rich prints an empty line where nobody watches
+            self._bar.stop()
+
     def _fleet(self, fleet: FleetCost) -> None:
-        table = Table(box=None, pad_edge=False)
-        table.add_column(fleet.engine, no_wrap=True)
-        for name in ("parts", "size", "working", "largest worker"):
-            table.add_column(name, justify="right")
+        table = _columns(fleet.engine, "parts", "size", "working", "largest worker")
         for cost in fleet.nodes[:_MOST_ROWS]:
             sizes = (format_bytes(cost.bytes), f"{cost.seconds:.1f} s", format_bytes(cost.peak_anon_bytes))
             table.add_row(_plain(cost.node, ""), f"{cost.parts:,}", *sizes)
@@ -274,10 +269,7 @@ class Terminal:
 
     def _table(self, rows: Sequence[tuple[str, int, int]]) -> None:
         total = sum(size for _, _, size in rows) or 1
-        table = Table(box=None, pad_edge=False)
-        table.add_column("file", no_wrap=True)
-        for name in ("tensors", "size", "share"):
-            table.add_column(name, justify="right")
+        table = _columns("file", "tensors", "size", "share")
         hidden = len(rows) - _MOST_ROWS
         for index, (file, tensors, size) in enumerate(rows):
             if hidden > 0 and index == _MOST_ROWS // 2:
@@ -294,13 +286,12 @@ class Terminal:
             start, end = cut.layers[rank]
             self._say(f"Rank {rank} of {len(cut.layers)} loads layers {start} to {end - 1} of {cut.layers[-1][1]}.")
             return
-        table = Table(box=None, pad_edge=False)
-        for name in ("stage", "size", "blocks", "files"):
-            table.add_column(name, justify="right" if name == "size" else "left")
+        table = _columns("stage", "size")
+        table.add_column("blocks")
+        table.add_column("files")
         for number, stage in enumerate(stages, start=1):
-            table.add_row(
-                str(number), format_bytes(stage.bytes), _plain(ends(stage.blocks), ""), _plain(ends(stage.files), "")
-            )
+            blocks, files = (_plain(ends(names), "") for names in (stage.blocks, stage.files))
+            table.add_row(str(number), format_bytes(stage.bytes), blocks, files)
         self._results.print(table)
         for number, stage in enumerate(stages, start=1):
             for tied in stage.also_needs:
@@ -313,6 +304,14 @@ class Terminal:
 
     def _mention(self, text: str, style: str) -> None:
         self._passing.print(_plain(text, style))
+
+
+def _columns(names: str, *figures: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(names, no_wrap=True)
+    for name in figures:
+        table.add_column(name, justify="right")
+    return table
 
 
 def _share(share: float) -> str:

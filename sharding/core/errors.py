@@ -1,44 +1,8 @@
 """Every error that ends a job without a result.
 
-An error has a message, which is one sentence about the problem, and a hint about what to do. The tree says when each
-class is raised. After the arrow it says what helps.
-
-ShardingError                 the family: `str(error)` is the message, `error.hint` the hint; exit status 3
-├── UsageError                the request itself is wrong, such as a size of "10 apples"; exit status 2
-│                             → correct the request
-├── SourceError               the checkpoint cannot be read: it is missing, truncated, corrupt or changes during the job
-│   │                         → correct its name, or provide its files complete and unchanged
-│   ├── HeaderError           a safetensors header breaks a rule of the format, so no safetensors reader accepts it
-│   │                         → download the file again, or save it again
-│   ├── DamagedError          a file arrived with other bytes than its hash on the Hub says
-│   │                         → start the job again; if the error stays, the file must be uploaded again
-│   ├── ModelRefused          a config.json describes a model that takes too long or too much memory to build, or one
-│   │                         far larger than the tensors beside it
-│   │                         → use the right config.json, or leave out the option that needs transformers
-│   ├── TooManyTensors        the checkpoint has more tensors than the page shows, or than any single model has
-│   │                         → use the command line on your own machine
-│   ├── WeightsNeeded         the page would have to read more weights to plan this merge than it reads for a visitor
-│   │                         → merge the adapter on your own machine
-│   ├── VariantMissing        the variant does not exist, or there are several variants and no plain weights
-│   │                         → choose one of the variants that exist
-│   └── OverflowRefused       a cast would make finite numbers infinite
-│                             → choose another dtype, or allow overflow
-├── DestinationError          the result cannot be written: its place is taken, full or read-only
-│   │                         → choose another place, or make room
-│   └── ReplaceRefused        the destination holds a copy of another model
-│                             → choose another name, or allow the replacement
-├── Refused                   this machine does not take the job: it is busy, the job is too large or not yours, or a
-│                             library, a login or memory is missing
-│                             → wait, sign in, install the library, or use a larger machine
-├── GrantExpired              the access of a worker to the store ended before its part was done
-│                             → usually nothing: the part starts again with new access, up to three times
-├── Fault                     this program has a bug
-│                             → report it
-└── Cancelled                 somebody stopped the job; finished shards are kept; exit status 130
-                              → start the same job again to resume it
-
-Expected outcomes are values and not in this tree. A tensor that differs is a `values.Mismatch`, and a tensor that is
-too large for a shard is a `values.Finding`.
+An error has a message, which is one sentence about the problem, and a hint about what to do. Expected outcomes are
+values and no errors: a tensor that differs is a `values.Mismatch`, and one that is too large for a shard is a
+`values.Finding`.
 """
 
 import traceback
@@ -121,21 +85,21 @@ class ShardingError(Exception):
 
 
 class UsageError(ShardingError):
-    """The request itself is wrong."""
+    """The request itself is wrong, such as a size of "10 apples"."""
 
     exit_status = 2
 
 
 class SourceError(ShardingError):
-    """The checkpoint cannot be read."""
+    """The checkpoint cannot be read: it is missing, truncated, corrupt or changes during the job."""
 
 
 class HeaderError(SourceError):
-    """A safetensors header breaks a rule of the format."""
+    """A safetensors header breaks a rule of the format, so no safetensors reader accepts it."""
 
 
 class DamagedError(SourceError):
-    """A file arrived with other bytes than its hash on the Hub says."""
+    """A file arrived with other bytes than its hash on the Hub says. If that stays, it must be uploaded again."""
 
 
 class ModelRefused(SourceError):
@@ -146,11 +110,11 @@ class ModelRefused(SourceError):
 
 
 class TooManyTensors(SourceError):
-    """A checkpoint has more tensors than the caller takes."""
+    """A checkpoint has more tensors than the page shows, or than any single model has."""
 
 
 class WeightsNeeded(SourceError):
-    """A plan must read more weights than the caller allows."""
+    """To plan a merge, the page would have to read more weights than it reads for a visitor."""
 
 
 class VariantMissing(SourceError):
@@ -167,7 +131,7 @@ class OverflowRefused(SourceError):
 
 
 class DestinationError(ShardingError):
-    """The result cannot be written to its destination."""
+    """The result cannot be written to its destination: the place is taken, full or read-only."""
 
 
 class ReplaceRefused(DestinationError):
@@ -184,11 +148,14 @@ class ReplaceRefused(DestinationError):
 
 
 class Refused(ShardingError):
-    """This machine does not take a job or a request, or does not give up a job."""
+    """This machine does not take a job or a request, or does not give up a job.
+
+    It is busy, the job is too large or not yours, or a library, a login or memory is missing.
+    """
 
 
 class GrantExpired(ShardingError):
-    """The access of a worker to a store has expired, or the store does not accept it."""
+    """The access of a worker to a store has expired, or the store does not accept it. Its part starts again."""
 
 
 class Fault(ShardingError):
@@ -224,6 +191,6 @@ def unforeseen(error: Exception) -> ShardingError:
 
 
 class Cancelled(ShardingError):
-    """Somebody stopped the job, and it stopped cleanly."""
+    """Somebody stopped the job, and it stopped cleanly. Finished shards are kept."""
 
     exit_status = 130

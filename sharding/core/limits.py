@@ -144,13 +144,6 @@ MAX_EXPERT_BYTES = 4 << 20
 """Most scales of one expert in MXFP4, which is transposed as a whole. Its numbers take 16 times as many bytes. gpt-oss
 has 518,400."""
 
-PAGE_BYTES = 256 << 10
-"""Bytes that are read at once from the scales of quantized weights. The scales of a file usually lie together, so one
-request fetches many. A request for each would double the requests of a job."""
-
-PAGES_BYTES = 16 * PAGE_BYTES
-"""Bytes of those scales that stay in memory. Scales are about a four-thousandth of the file."""
-
 THREADS = 2
 """Shards that are written side by side, reads that are fetched early, and files that are verified side by side. The
 free Space has two cores, and more threads only add buffers."""

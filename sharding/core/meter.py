@@ -3,7 +3,6 @@
 import os
 import time
 from threading import Event, Thread
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -37,9 +36,7 @@ class Meter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Take a last sample and stop."""
         self._stop.set()
         self._thread.join()

@@ -30,15 +30,12 @@ class Files(Protocol):
 
         Several threads may call it at once. Raises SourceError if the bytes cannot be read.
         """
-        ...
 
     def path(self, file: str) -> Path | None:
         """Return the path of `file` on this disk, or None."""
-        ...
 
     def closed(self) -> str:
         """Return a repo that was public when it was opened and may not be public now; "" if there is none."""
-        ...
 
 
 class Source(Files, Protocol):
@@ -52,16 +49,13 @@ class Source(Files, Protocol):
     @property
     def requests(self) -> int:
         """Number of requests so far."""
-        ...
 
     @property
     def bytes_read(self) -> int:
         """Number of bytes read so far."""
-        ...
 
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return what another machine needs to read `files` for a limited time without a login. Raises SourceError."""
-        ...
 
 
 class ShardWriter(Protocol):
@@ -69,15 +63,12 @@ class ShardWriter(Protocol):
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes. The caller may change them after the call."""
-        ...
 
     def finish(self) -> str:
         """Store all bytes so that they survive a crash; return the SHA-256 of the file, in hex."""
-        ...
 
     def abort(self) -> None:
         """Give up an unfinished shard. Any thread may call it, and it ends a `write` that waits for a network."""
-        ...
 
 
 class ShardSink(Protocol):
@@ -86,33 +77,26 @@ class ShardSink(Protocol):
     @property
     def shards_at_once(self) -> int:
         """How many shards may be open at once."""
-        ...
 
     @property
     def bytes_uploaded(self) -> int:
         """Bytes that this machine has sent to a store."""
-        ...
 
     @property
     def bytes_deduplicated(self) -> int:
         """Bytes that the store already had."""
-        ...
 
     def finished(self, file: str) -> ShardRecord | None:
         """Return the record of a complete shard, no matter which run wrote it; None if that is not known."""
-        ...
 
     def open_shard(self, file: str) -> ShardWriter:
         """Start a shard."""
-        ...
 
     def note(self, record: ShardRecord) -> None:
         """Remember a finished shard. Several shards together make one commit on a Hub: see `staging.COMMIT_SECONDS`.
 
         Several threads may call it at once.
         """
-        ...
 
     def close(self) -> None:
         """Close the sink. Unfinished shards are lost."""
-        ...

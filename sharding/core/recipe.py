@@ -36,11 +36,9 @@ class Inputs(Protocol):
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes, as a copy that stays valid until the next call."""
-        ...
 
     def pieces(self, count: int) -> Iterator[memoryview]:
         """Yield the next `count` bytes in the pieces in which they arrived."""
-        ...
 
 
 class Kept(Protocol):
@@ -48,7 +46,6 @@ class Kept(Protocol):
 
     def read(self, recipe: "Recipe", start_byte: int, end_byte: int) -> bytes:
         """Return the bytes `[start_byte, end_byte)` of the output of `recipe`. Raises SourceError."""
-        ...
 
 
 class Recipe:

@@ -88,15 +88,6 @@ class Tensor(NamedTuple):
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """A parsed safetensors header. `tensors` are in stored order, and their bytes start at `data_start`."""
-
-    tensors: tuple[Tensor, ...]
-    metadata: Mapping[str, str] | None
-    data_start: int
-
-
 class Address(NamedTuple):
     """A repo, its revision (None: not given), and a folder in it: "" or ending in "/"."""
 
@@ -438,15 +429,6 @@ class StagedJob:
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Discarded:
-    """What was removed of an unfinished job. `remark` says what could not be removed, and what you still have to do."""
-
-    found: bool
-    repo_deleted: bool = False
-    remark: str = ""
-
-
 class BytesRead(NamedTuple):
     """The BLAKE3, in hex, of the bytes `[start_byte, end_byte)` that were read from a `file` of a source."""
 
@@ -566,42 +548,3 @@ class Verification:
     def is_undecided(self) -> bool:
         """Whether nothing was found wrong, but some bits differ in numbers that nobody can judge."""
         return bool(self.undecided) and not self.mismatches
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCost:
-    """What a job used on one machine of a fleet: parts done, their bytes, and the total time of its workers.
-
-    `peak_anon_bytes` is the memory of the largest of these processes.
-    """
-
-    node: Line
-    parts: Count
-    bytes: Count
-    seconds: Seconds
-    peak_anon_bytes: Count
-
-
-@dataclass(frozen=True, slots=True)
-class FleetCost:
-    """What a job used on many machines: the engine with its version, each node, and the files that started again."""
-
-    engine: Word
-    nodes: tuple[NodeCost, ...]
-    repeated: tuple[Line, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a job used: peak anonymous memory of its largest process, wall time, and the bytes that it moved.
-
-    The bytes read to prove the result are not counted.
-    """
-
-    peak_anon_bytes: Count
-    seconds: Seconds
-    bytes_read: Count
-    read_requests: Count
-    bytes_uploaded: Count
-    bytes_deduplicated: Count
-    disk_bytes_written: Count

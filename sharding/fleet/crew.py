@@ -23,7 +23,7 @@ from sharding.core.errors import (
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Source
-from sharding.core.values import FleetCost, NodeCost, Shard, ShardRecord
+from sharding.core.values import Shard, ShardRecord
 from sharding.fleet.parts import (
     PartDone,
     PartEvent,
@@ -36,6 +36,7 @@ from sharding.fleet.parts import (
     tasks_to_read,
 )
 from sharding.fleet.ray_workers import RayWorkers
+from sharding.report.schema import FleetCost, NodeCost
 from sharding.transfer.lanes import Done, collected
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import Pace

@@ -8,6 +8,7 @@ safetensors writer. Tests compare both with the installed library.
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -15,7 +16,7 @@ from sharding.core.dtypes import BY_NAME, USIZE_END, tensor_bytes
 from sharding.core.errors import HeaderError
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
 from sharding.core.text import name_problem, shown_name
-from sharding.core.values import Header, Tensor, folder_of
+from sharding.core.values import Tensor, folder_of
 from sharding.recipes.stored import Stored
 
 LENGTH_BYTES = 8
@@ -25,6 +26,15 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 _HINT = "The file is damaged, or safetensors did not write it. Download it again, or ask its author."
 
 # JSON objects are read as tuples of pairs (arrays as lists), because a repeated key then stays visible.
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A parsed safetensors header. `tensors` are in stored order, and their bytes start at `data_start`."""
+
+    tensors: tuple[Tensor, ...]
+    metadata: Mapping[str, str] | None
+    data_start: int
 
 
 def header_end(prefix: bytes, file_bytes: int, file: str) -> int:

@@ -6,17 +6,19 @@ from typing import Any
 
 from sharding import __version__
 from sharding.core.options import Engine
-from sharding.core.values import Checkpoint, Finding, FleetCost, Plan, RepoRef, Resources, ShardRecord, Verification
+from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, ShardRecord, Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Comparison
 from sharding.planning.plan import identify_plan
 from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import (
     ComponentSummary,
+    FleetCost,
     Inspection,
     PlannedShard,
     PlanSummary,
     Report,
+    Resources,
     SideFile,
     SourceSummary,
     WeightFile,

@@ -23,12 +23,12 @@ from pydantic import (
     model_validator,
 )
 
-from sharding.core.bounds import Count, File, Line, OptionalFolder, Sha256, Word
+from sharding.core.bounds import Count, File, Line, OptionalFolder, Seconds, Sha256, Word
 from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_FILES
 from sharding.core.options import Engine, TargetDtype
-from sharding.core.values import Finding, FleetCost, Library, Merge, RepoRef, Resources, Stage, Verification
+from sharding.core.values import Finding, Library, Merge, RepoRef, Stage, Verification
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
 
@@ -38,6 +38,45 @@ Json = dict[str, Any]
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO_ID = re.compile(rf"{_NAME}(/{_NAME})?")
 _COMMIT = re.compile("[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What a job used on one machine of a fleet: parts done, their bytes, and the total time of its workers.
+
+    `peak_anon_bytes` is the memory of the largest of these processes.
+    """
+
+    node: Line
+    parts: Count
+    bytes: Count
+    seconds: Seconds
+    peak_anon_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCost:
+    """What a job used on many machines: the engine with its version, each node, and the files that started again."""
+
+    engine: Word
+    nodes: tuple[NodeCost, ...]
+    repeated: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a job used: peak anonymous memory of its largest process, wall time, and the bytes that it moved.
+
+    The bytes read to prove the result are not counted.
+    """
+
+    peak_anon_bytes: Count
+    seconds: Seconds
+    bytes_read: Count
+    read_requests: Count
+    bytes_uploaded: Count
+    bytes_deduplicated: Count
+    disk_bytes_written: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from typing_extensions import override
 
-from sharding.core.limits import JOIN_GAP_BYTES, PAGE_BYTES, PAGES_BYTES
+from sharding.core.limits import JOIN_GAP_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent, Recipe
 from sharding.core.recipe import Kept as KeptInputs
@@ -49,6 +49,14 @@ class Kept(Generic[_T]):
                         del self._values[key]
                 value.set_exception(error)
         return value.result()
+
+
+PAGE_BYTES = 256 << 10
+"""Bytes that are read at once from the scales of quantized weights. The scales of a file usually lie together, so one
+request fetches many. A request for each would double the requests of a job."""
+
+PAGES_BYTES = 16 * PAGE_BYTES
+"""Bytes of those scales that stay in memory. Scales are about a four-thousandth of the file."""
 
 
 class Pages(KeptInputs):

@@ -10,18 +10,16 @@ from typing import get_args
 
 import pytest
 import shellingham
-from typer.testing import CliRunner
 
-from sharding.cli.commands import Method, app
+from sharding.cli.commands import Method
 from sharding.core.options import OPTIONS
+from tests.commands import invoke
 from tests.conftest import environment
 from tests.docs.pages import CLI
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture
-def complete(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+def complete(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """Ask for what may follow, as bash does when somebody presses Tab at the end of `line`."""
 
     def complete(line: str) -> list[str]:
@@ -29,8 +27,8 @@ def complete(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[
         monkeypatch.setenv("_SHARD_MY_REPO_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-        done = run()
-        assert (done.returncode, done.stderr) == (0, "")
+        done = invoke()
+        assert (done.exit_code, done.stderr) == (0, "")
         return done.stdout.split()
 
     return complete
@@ -56,12 +54,12 @@ def test_every_choice_is_completed(complete: Callable[[str], list[str]]) -> None
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_get_the_help_of_an_option_too(shell: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_shells_get_the_help_of_an_option_too(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_SHARD_MY_REPO_COMPLETE", f"complete_{shell}")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "shard-my-repo shard --over")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
-    done = run()
-    assert (done.returncode, done.stderr) == (0, "")
+    done = invoke()
+    assert (done.exit_code, done.stderr) == (0, "")
     assert "--overwrite" in done.stdout and "Replace another model" in done.stdout
 
 
@@ -91,7 +89,7 @@ def test_a_shell_that_is_not_known_is_wrong_usage_and_no_copy_that_differs(monke
 
     monkeypatch.setattr(shellingham, "detect_shell", fail)
     for option in ("--show-completion", "--install-completion"):
-        done = CliRunner().invoke(app, [option])
+        done = invoke(option)
         assert done.exit_code == 2 and "Run it from bash, zsh, fish or PowerShell." in done.stderr
 
 
@@ -99,5 +97,5 @@ def test_what_cannot_be_installed_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     (tmp_path / "home").write_text("a file")
     monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    done = CliRunner().invoke(app, ["--install-completion"])
+    done = invoke("--install-completion")
     assert done.exit_code == 2 and "Run --show-completion, and add what it prints" in done.stderr

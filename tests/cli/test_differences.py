@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.core.values import Difference, Mismatch
 from tests.cli.screen import SAME, Screen, screen
-from tests.docs.pages import Run
+from tests.commands import invoke
 
 __all__ = ["screen"]
 LONG = "layers.0." + "very_long_name." * 20 + "weight"
@@ -44,22 +41,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
-
-
 def without_time(text: str) -> str:
     return text.rpartition("; ")[0]
 
 
 def test_the_table_has_whole_names_on_standard_output_also_at_80_columns(
-    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed = {}
     for columns in ("80", "300"):
         monkeypatch.setenv("COLUMNS", columns)
-        done = run("diff", "./one", "./two")
-        assert done.returncode == 1
+        done = invoke("diff", "./one", "./two")
+        assert done.exit_code == 1
         printed[columns] = done.stdout
     first, head, *rows, _, _ = printed["80"].splitlines()
     assert first == "Different: 6 mismatches."

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from sharding import job
 from sharding.cli import commands, start
-from sharding.cli.commands import app
 from sharding.core.errors import DestinationError, Refused, Remedy, ShardingError, UsageError
-from tests.conftest import in_two_files, listing, write_checkpoint
+from sharding.storage.folder_writing import FolderShardWriter
+from tests.commands import invoke
+from tests.conftest import write_checkpoint
+from tests.docs.pages import CLI
 from tests.hubs import TOKEN
 
 NAMES = {
@@ -32,32 +32,6 @@ NAMES = {
 DONE_BY = {"shard": "run", "diff": "verify"}
 """What of `job` does a command, where it is called otherwise."""
 STREAMED = {"shard", "verify", "diff", "compare"}
-TEXTS = {
-    "inspect": "SOURCE --variant --base",
-    "plan": "SOURCE --max-shard-size --strategy --variant --base --picture",
-    "shard": "SOURCE DESTINATION --max-shard-size --strategy --variant --base",
-    "verify": "SOURCE DESTINATION --variant --base",
-    "diff": "SOURCE DESTINATION --variant --base",
-    "discard": "DESTINATION",
-    "compare": "ORIGINAL SHARDED --memory-limit --picture",
-    "devices": "SOURCE --budget",
-}
-"""Which arguments and options of it take a text."""
-CHOICES = {
-    "inspect": "",
-    "plan": "--order --dtype --rank",
-    "shard": "--order --dtype --rank --engine --workers",
-    "verify": "--dtype",
-    "diff": "--dtype",
-    "discard": "",
-    "compare": "--dtype --method --rounds",
-    "devices": "--dtype",
-}
-"""Which take one of some words, or a number."""
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
 
 
 def ways(command: str) -> list[list[str]]:
@@ -66,28 +40,32 @@ def ways(command: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("command", NAMES)
-@pytest.mark.parametrize("empty", ["", " ", "\t\n"])
+@pytest.mark.parametrize("empty", ["", " \t\n"])
 def test_what_is_empty_or_blank_is_refused_by_its_name(
     command: str, empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, DONE_BY.get(command, command), lambda *_, **__: pytest.fail("it has begun"))
-    for number, name in enumerate(TEXTS[command].split()):
-        words = list(NAMES[command])
-        if name in words:
+    places = iter(range(len(NAMES[command])))
+    for param in (param for param in CLI.commands[command].params if not getattr(param, "is_flag", False)):
+        words, name = list(NAMES[command]), param.opts[0]
+        if param.param_type_name == "argument":
+            name, words[next(places)] = param.metavar, empty
+        elif name in words:
             words[words.index(name) + 1] = empty
-        elif name.startswith("-"):
-            words += [name, empty]
         else:
-            words[number] = empty
+            words += [name, empty]
+        if param.metavar == "N":
+            done = invoke(command, *words)
+            assert done.exit_code == 2 and name in done.stderr, (words, done.output)
+            continue
         for way in ways(command):
             done = invoke(command, *words, *way)
             assert done.exit_code == 2 and f"{name} is empty." in done.stderr, (words, done.output)
             errors = [json.loads(line)["error"] for line in done.stdout.splitlines()]
             assert [error["message"] for error in errors] == [f"{name} is empty."] * bool(way), (words, way)
-    for name in CHOICES[command].split():
-        done = invoke(command, *NAMES[command], name, empty)
-        assert done.exit_code == 2 and name in done.stderr, (name, done.output)
+    for name in ("--folder", "--user"):
+        assert invoke("localhub", "--folder", "hub", name, empty).exit_code == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -187,46 +165,20 @@ def test_what_is_found_of_the_source_and_of_the_plan_is_shown(command: str, tmp_
         assert done.stderr.count(message) == 1 and message not in done.stdout
 
 
-def test_for_programs_there_is_json_and_nothing_else_and_people_read_the_other_output(tmp_path: Path) -> None:
-    source, out = str(in_two_files(tmp_path / "in")), str(tmp_path / "out")
-    for words in (["inspect", source], ["plan", source], ["shard", source, out], ["verify", source, out]):
-        done = invoke(*words, "--json")
-        assert done.exit_code == 0 and isinstance(json.loads(done.stdout), dict) and done.stdout.count("\n") == 1
-        if words[0] in STREAMED:
-            assert "dentical" in done.stderr
-            done = invoke(*words, "--events")
-            events = [json.loads(line)["event"] for line in done.stdout.splitlines()]
-            assert events[-1] == {"shard": "report", "verify": "verified"}[words[0]]
-    done = invoke("verify", source, out)
-    assert "Identical: all 14 tensors" in done.stdout and "verifying" in done.stderr and "verifying" not in done.stdout
-    assert json.loads(invoke("discard", out, "--json").stdout) == {"found": False, "repo_deleted": False, "remark": ""}
-    assert invoke("discard", out).stdout == "There is no unfinished job.\n"
-
-
 @pytest.mark.parametrize("way", [[], ["--json"], ["--events"]])
-def test_copies_that_differ_are_a_no(way: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, other = str(in_two_files(tmp_path / "in")), tmp_path / "other"
-    write_checkpoint(other, {"model.safetensors": {"w": np.zeros(9)}}, index=False)
-    assert invoke("verify", source, source, *way).exit_code == 0
-    assert invoke("verify", source, str(other), *way).exit_code == 1
-    from sharding.storage.folder_writing import FolderShardWriter
-
+def test_a_copy_that_was_written_wrong_is_a_no(
+    way: list[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = FolderShardWriter.write
     monkeypatch.setattr(FolderShardWriter, "write", lambda to, data: write(to, bytes(len(data))))
-    done = invoke("shard", source, str(tmp_path / "out"), "-s", "1GB", *way)
+    done = invoke("shard", checkpoint, tmp_path / "out", "-s", "1GB", *way)
     assert done.exit_code == 1 and not (tmp_path / "out").exists()
 
 
-def test_two_answers_about_the_size_are_wrong_usage(tmp_path: Path) -> None:
-    source = str(in_two_files(tmp_path / "in"))
-    for words in (["plan", source], ["shard", source, str(tmp_path / "out")]):
-        done = invoke(*words, "--single-file", "--max-shard-size", "5GB")
-        assert done.exit_code == 2 and "--single-file and --max-shard-size cannot be used together." in done.stderr
-    assert listing(tmp_path).keys() == {f"in/{path}" for path in listing(tmp_path / "in")}
-
-
 def test_every_command_of_a_job_is_tried_here() -> None:
-    named = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    named = [
+        command.name or command.callback.__name__ for command in commands.app.registered_commands if command.callback
+    ]
     assert {*NAMES, "localhub"} == set(named)
 
 

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
+from tests.commands import invoke
 from tests.conftest import in_two_files, listing
 
 LEFT_OUT = {
@@ -45,30 +44,29 @@ def told(findings: list[dict[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-def printed(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in arguments])
+def printed(*words: object) -> str:
+    done = invoke(*words)
     assert done.exit_code == 0, done.output
-    return done.stdout if "--json" in arguments else done.output
+    return done.stdout if words[-1] in ("--json", "--events") else " ".join(done.output.split())
 
 
 def test_every_command_tells_programs_and_people_what_is_left_out_and_why(source: Path, tmp_path: Path) -> None:
-    out, again = tmp_path / "out", tmp_path / "again"
+    report = json.loads(printed("shard", source, tmp_path / "out", "-s", "60kB", "--json"))
+    planned = json.loads(printed("shard", source, tmp_path / "again", "-s", "60kB", "--events").splitlines()[0])
     for findings in (
         json.loads(printed("inspect", source, "--json"))["findings"],
         json.loads(printed("plan", source, "-s", "60kB", "--json"))["findings"],
-        json.loads(printed("shard", source, out, "-s", "60kB", "--json"))["plan"]["findings"],
+        report["plan"]["findings"],
+        planned["source"]["findings"],
     ):
         found = told(findings)
         assert found.keys() == LEFT_OUT.keys()
         for reason, paths in found.items():
             shown = [path for path in paths if not path.endswith(" more")]
             assert {path.partition(" and ")[0] for path in shown} <= set(LEFT_OUT[reason])
-    ours = {path for path in listing(out) if path.startswith(("model-", "model.", "sharding", "README"))}
-    assert listing(out).keys() - ours == KEPT
-    for arguments in (["inspect", source], ["plan", source, "-s", "60kB"], ["shard", source, again, "-s", "60kB"]):
-        said = " ".join(printed(*arguments).split())
-        assert [
-            reason
-            for reason, paths in LEFT_OUT.items()
-            if reason not in said or not any(path in said for path in paths)
-        ] == []
+    ours = {path for path in listing(tmp_path / "out") if path.startswith(("model-", "model.", "sharding", "README"))}
+    assert listing(tmp_path / "out").keys() - ours == KEPT
+    for words in (["inspect", source], ["plan", source], ["shard", source, tmp_path / "people", "-s", "60kB"]):
+        said = printed(*words)
+        for reason, paths in LEFT_OUT.items():
+            assert reason in said and any(path in said for path in paths)

@@ -19,10 +19,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.storage.folder_source import FolderSource
+from tests.commands import invoke
 from tests.promises import promise
 
 PIECES = 400
@@ -77,7 +76,7 @@ def read_bytes() -> Iterator[list[int]]:
 def test_pieces_that_overlap_are_refused_before_any_is_opened(tmp_path: Path, read_bytes: list[int]) -> None:
     data = archive(9000)
     folder = write_ranks(tmp_path / "in", data, [(0, len(data))] * PIECES)
-    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    result = invoke("inspect", folder)
     assert result.exit_code == 3
     assert "Two pieces of w overlap in __0_0.distcp." in result.stderr
     assert read_bytes == []
@@ -90,7 +89,7 @@ def test_a_piece_with_more_than_one_tensor_beside_it_is_refused(
 ) -> None:
     one = archive(more)
     folder = write_ranks(tmp_path / "in", one * 20, [(number * len(one), len(one)) for number in range(20)])
-    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    result = invoke("inspect", folder)
     assert result.exit_code == 3
     assert "it has more than one tensor" in result.stderr
     assert sum(read_bytes) <= max(len(one) * 20, 20 * 4096) and len(read_bytes) <= 40
@@ -99,7 +98,7 @@ def test_a_piece_with_more_than_one_tensor_beside_it_is_refused(
 def test_honest_pieces_are_read_once_whatever_their_number(tmp_path: Path, read_bytes: list[int]) -> None:
     one = archive()
     folder = write_ranks(tmp_path / "in", one * PIECES, [(number * len(one), len(one)) for number in range(PIECES)])
-    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    result = invoke("inspect", folder)
     assert result.exit_code == 0, result.output
     assert sum(read_bytes) == len(one) * PIECES
     assert len(read_bytes) == 1
@@ -107,7 +106,7 @@ def test_honest_pieces_are_read_once_whatever_their_number(tmp_path: Path, read_
 
 def refusal(folder: Path) -> str:
     """Return what `inspect` says of a checkpoint that it does not take."""
-    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    result = invoke("inspect", folder)
     assert result.exit_code == 3, result.output
     return result.stderr
 
@@ -143,7 +142,7 @@ def test_a_path_that_is_not_that_of_its_name_is_not_followed(tmp_path: Path) -> 
     def elsewhere(metadata: Metadata) -> None:
         metadata.planner_data = {"w": ("model", "module." * 500 + "x")}
 
-    result = CliRunner().invoke(app, ["inspect", str(forged(tmp_path / "in", elsewhere))])
+    result = invoke("inspect", str(forged(tmp_path / "in", elsewhere)))
     assert result.exit_code == 0 and "Prefixes that the trainer added" not in result.output, result.output
 
 
@@ -188,7 +187,7 @@ def test_pieces_cut_along_many_dimensions_take_few_looks(tmp_path: Path, monkeyp
         write_rank(tmp_path, number, (1,) * (same + cuts), [0] * same + list(place))
     monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 2**cuts * cuts * (same + cuts))
     with patch("sharding.formats.rank_boxes._overlap", side_effect=AssertionError):
-        result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+        result = invoke("inspect", tmp_path)
     assert result.exit_code == 0, result.output
 
 
@@ -196,7 +195,7 @@ def test_all_tensors_share_the_looks_that_a_checkpoint_has(tmp_path: Path, monke
     for number in range(20):
         write_rank(tmp_path, number + 1, (1,), [number % 2], f"w{number // 2}")
     monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 20)
-    assert CliRunner().invoke(app, ["inspect", str(tmp_path)]).exit_code == 0
+    assert invoke("inspect", tmp_path).exit_code == 0
     monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 19)
     assert " pieces, too many to check for overlaps." in refusal(tmp_path)
 
@@ -214,7 +213,7 @@ def test_of_files_that_are_missing_only_the_first_are_named(tmp_path: Path) -> N
         path.rename(tmp_path / f"shard-{rank:05d}-model-{number:05d}-of-99999.safetensors")
     made = []
     with patch("sharding.formats.rank_boxes.product", lambda *ranges: made_of(ranges, made)):
-        result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+        result = invoke("inspect", tmp_path)
     assert result.exit_code == 0, result.output
     first = [f"shard-00001-model-{number:05d}-of-99999.safetensors" for number in (1, 2, 3)]
     assert f"{', '.join(first)} and {400 * 40 - 39 - 3} more." in " ".join(result.output.split())

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from huggingface_hub import constants, snapshot_download
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.core.errors import SourceError
 from sharding.fleet.borrowed import open_lent
 from sharding.storage.folder_source import FolderSource, open_folder
+from tests.commands import Result, invoke
 from tests.conftest import in_two_files, listing
 from tests.folders import write_ranks
 from tests.hubs import TOKEN, download, push
@@ -29,7 +27,7 @@ Link = Callable[[Path, Path], object]
 
 
 def shard(source: Path, out: Path | str, *options: str) -> Result:
-    return CliRunner().invoke(app, ["shard", str(source), str(out), "-s", "60kB", *options])
+    return invoke("shard", source, out, "-s", "60kB", *options)
 
 
 def refusal(result: Result) -> str:
@@ -99,7 +97,7 @@ def test_nothing_is_read_over_a_link_that_leads_out(name: str, checkpoint: Path,
     (tmp_path / "private").write_text("---\nlicense: secret\n---\n# hf_0123456789\n")
     (checkpoint / name).symlink_to(tmp_path / "private")
     for command in (["inspect", str(checkpoint), "--json"], ["shard", str(checkpoint), str(tmp_path / "out")]):
-        result = CliRunner().invoke(app, command)
+        result = invoke(*command)
         assert result.exit_code == 0 and "hf_0123456789" not in result.output
     assert not any(b"secret" in data for data in listing(tmp_path / "out").values())
 
@@ -120,7 +118,7 @@ def test_a_link_that_leads_out_is_refused_where_it_says_what_the_weights_are(
         ["devices", "--budget", "colab-t4"],
         ["verify", source],
     ):
-        sentence = refusal(CliRunner().invoke(app, [*command, source]))
+        sentence = refusal(invoke(*command, source))
         assert f"{name} is a link to a file outside the folder" in sentence, command
     assert f"{name} is a link" in refusal(shard(checkpoint, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -132,7 +130,7 @@ def test_pickled_weights_and_pieces_of_ranks_are_not_read_over_a_link_that_leads
         in_two_files(folder)
         (tmp_path / "elsewhere").write_bytes(b"")
         (folder / name).symlink_to("../elsewhere")
-        assert f"{name} is a link to a file outside" in refusal(CliRunner().invoke(app, ["plan", str(folder)]))
+        assert f"{name} is a link to a file outside" in refusal(invoke("plan", folder))
 
 
 @pytest.mark.parametrize("name", ["original/model.safetensors", "optimizer.bin"])

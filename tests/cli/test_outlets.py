@@ -6,21 +6,25 @@ import os
 import pty
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 
 from sharding import __version__
 from sharding.cli.start import main
-from tests.cli.test_commands import hear_hangups, start_slow_job
-from tests.conftest import environment, in_two_files
-from tests.folders import reshard, staged
+from tests.commands import invoke, run_process
+from tests.conftest import LONGEST_SECONDS, ROOT, environment, in_two_files, listing
+from tests.folders import recorded_in, reshard, staged
+from tests.forks import CLOSED, UNREAD, Order
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 INDEX = "new/model.safetensors.index.json"
 ENDS = {
@@ -42,9 +46,6 @@ ENDS = {
     "discard": (["discard", "./copy"], 0),
 }
 """What is typed, and the status where nobody reads what it prints."""
-LIKE_OTHERS = ("help of a command", "help of localhub", "inspect", "plan", "verify", "verify --json", "discard")
-"""Each a process of half a second, in which nothing is another than in one of those that stay."""
-COMMANDS = [pytest.param(name, marks=[pytest.mark.thorough] * (name in LIKE_OTHERS)) for name in ENDS]
 SENTENCE = "Standard output cannot be written: No space left on device."
 
 
@@ -63,25 +64,34 @@ def place(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "place"))
 
 
-@contextmanager
-def nobody() -> Iterator[int]:
-    """The end of a pipe whose other end is closed."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    yield writing
-    os.close(writing)
+@pytest.fixture(scope="module")
+def forks() -> Iterator["subprocess.Popen[str]"]:
+    """A process that has imported what the command line needs, torch excepted, and forks for each command."""
+    modules = ("sharding.cli.start", "sharding.cli.commands", "sharding.cli.terminal", "sharding.job")
+    command = [sys.executable, "-m", "tests.forks", *modules]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as process:
+        yield process
+        process.communicate()
 
 
-@contextmanager
-def full() -> Iterator[int]:
-    with open("/dev/full", "wb") as stream:
-        yield stream.fileno()
+@pytest.fixture
+def run(forks: "subprocess.Popen[str]", place: Path, tmp_path: Path) -> Run:
+    """Run a command whose outputs go to files, unless one of them is said to go elsewhere."""
 
+    def run(words: list[str], output: str = "", error: str = "") -> "subprocess.CompletedProcess[str]":
+        files = {name: tmp_path / name for name in ("output", "error")}
+        out, err = output or str(files["output"]), error or str(files["error"])
+        assert forks.stdin and forks.stdout
+        forks.stdin.write(Order("sharding.cli.start:main", words, out, err, str(place), environment()).line())
+        hangs = Timer(LONGEST_SECONDS, os.kill, [int(forks.stdout.readline()), signal.SIGKILL])
+        hangs.start()
+        status = int(forks.stdout.readline())
+        hangs.cancel()
+        texts = ["" if other else files[name].read_text() for name, other in (("output", output), ("error", error))]
+        return subprocess.CompletedProcess(words, status, *texts)
 
-def run(words: list[str], place: Path, **more: Any) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "sharding", *words]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    return subprocess.run(command, cwd=place, env=environment(), text=True, timeout=120, **pipes)
+    return run
 
 
 def is_quiet(stderr: str) -> bool:
@@ -89,33 +99,27 @@ def is_quiet(stderr: str) -> bool:
     return not any(word in stderr for word in ("Traceback", "Exception ignored", "roken pipe", "bug in the program"))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ENDS)
 def test_where_the_reader_goes_away_the_output_ends_quietly_and_the_status_is_that_of_the_command(
-    command: str, place: Path
+    command: str, run: Run, place: Path
 ) -> None:
     words, status = ENDS[command]
-    with nobody() as stdout:
-        done = run(words, place, stdout=stdout)
+    done = run(words, output=UNREAD)
     assert done.returncode == status, done.stderr
     assert is_quiet(done.stderr)
     assert ("nobody reads the events any more" in done.stderr) == (status == 130)
     assert (place / INDEX).exists() == (command in ("shard", "shard --json"))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_standard_output_that_cannot_be_written_is_a_sentence_and_status_3(command: str, place: Path) -> None:
-    with full() as stdout:
-        done = run(ENDS[command][0], place, stdout=stdout)
+@pytest.mark.parametrize("command", ENDS)
+def test_standard_output_that_cannot_be_written_is_a_sentence_and_status_3(command: str, run: Run, place: Path) -> None:
+    done = run(ENDS[command][0], output="/dev/full")
     assert done.returncode == 3 and done.stderr.count(SENTENCE) == 1, done.stderr
     assert is_quiet(done.stderr)
     assert (place / INDEX).exists() == (command == "shard --json")  # which prints at its end only
 
 
-def closed(descriptor: int) -> Callable[[], None]:
-    return lambda: os.close(descriptor)
-
-
-@pytest.mark.parametrize("how", ["nobody", "full", "closed"])
+@pytest.mark.parametrize("error", [UNREAD, "/dev/full", CLOSED])
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -126,13 +130,9 @@ def closed(descriptor: int) -> Callable[[], None]:
     ],
 )
 def test_without_standard_error_a_command_does_what_it_does(
-    how: str, words: list[str], status: int, place: Path
+    error: str, words: list[str], status: int, run: Run, place: Path
 ) -> None:
-    if how == "closed":
-        done = run(words, place, stderr=None, preexec_fn=closed(2))
-    else:
-        with {"nobody": nobody, "full": full}[how]() as stderr:
-            done = run(words, place, stderr=stderr)
+    done = run(words, error=error)
     assert done.returncode == status
     assert (place / INDEX).exists() == (words[0] == "shard")
     assert ("Identical" in done.stdout) == (words[0] == "shard")
@@ -140,11 +140,85 @@ def test_without_standard_error_a_command_does_what_it_does(
         assert len(json.loads(done.stdout)) >= 1
 
 
-def test_a_standard_output_that_was_closed_from_the_start_is_none(place: Path) -> None:
-    for words in (["--version"], ["inspect", "./in"], ["shard", "./in", "./new", "-s", "60kB", "--events"]):
-        done = run(words, place, stdout=None, preexec_fn=closed(1))
+def test_a_standard_output_that_was_closed_from_the_start_is_none(run: Run, place: Path) -> None:
+    for words in (["--version"], ["inspect", "./in"]):
+        done = run(words, output=CLOSED)
         assert done.returncode == 0 and is_quiet(done.stderr), done.stderr
-    assert run(["verify", "./in", "./new"], place).returncode == 0
+    job = ["shard", "./in", "./new", "-s", "60kB", "--events"]
+    done = run_process(*job, cwd=place, stdout=None, preexec_fn=lambda: os.close(1))  # it imports without one, too
+    assert done.returncode == 0 and is_quiet(done.stderr), done.stderr
+    assert invoke("verify", place / "in", place / "new").exit_code == 0
+
+
+def test_a_process_without_a_fork_ends_as_quietly(place: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run_process("--help", cwd=place, stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def hear_hangups() -> None:
+    """Undo what nohup does, in which tests may have been started."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+SLOW = """
+import time
+from sharding.storage.folder_destination import FolderDestination
+
+opened, open_shard = [], FolderDestination.open_shard
+
+def slow(*arguments):
+    opened.append(1)
+    for _ in range(1200 * (len(opened) > 1)):  # in short sleeps: a signal just before one begins does not end it
+        time.sleep(0.05)
+    return open_shard(*arguments)
+
+FolderDestination.open_shard = slow
+from sharding.cli.start import main; main()
+"""
+"""The command, whose job is certainly still at work after its first shard: writing the next one takes it a minute."""
+
+
+def start_slow_job(checkpoint: Path, out: Path, **more: Any) -> "subprocess.Popen[str]":
+    """Start such a job, and wait until it has finished a shard."""
+    command = [sys.executable, "-c", SLOW, "shard", str(checkpoint), str(out), "-s", "20kB", "--events"]
+    usual: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": hear_hangups}
+    job = subprocess.Popen(command, text=True, env=environment(), **(usual | more))
+    assert job.stdout
+    while '"shard-finished"' not in job.stdout.readline():
+        pass
+    return job
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_at_work_is_left_alone_and_an_interrupt_ends_it_cleanly_with_130(
+    checkpoint: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    out = tmp_path / "out"
+    job = start_slow_job(checkpoint, out)
+    try:
+        before = listing(out)
+        for words in (["shard", checkpoint, out, "-s", "20kB"], ["shard", checkpoint, out], ["discard", out]):
+            refused = invoke(*words)
+            who = f"process {job.pid} on {socket.gethostname()}"
+            assert f"Another job is writing to {out} right now: {who}.\nWait until it ends, " in refused.stderr
+            assert "could not be removed" not in refused.stderr
+            assert refused.exit_code == 3 and listing(out) == before
+    finally:
+        job.send_signal(sent)
+        stdout, stderr = job.communicate(timeout=LONGEST_SECONDS)
+    assert job.returncode == 130
+    assert "run the same command again" in stderr and "Traceback" not in stderr
+    assert json.loads(stdout.splitlines()[-1])["error"]["kind"] == "Cancelled"
+    parts = {path.name for path in staged(out).glob("*.safetensors*.part")}
+    assert {f"{file}.part" for file in recorded_in(out)} == {part for part in parts if "record" not in part}
+    if sent == signal.SIGTERM:
+        assert invoke("discard", out).exit_code == 0 and listing(out) == {}
+    else:
+        again = invoke("shard", checkpoint, out, "-s", "20kB")
+        assert again.exit_code == 0 and "was finished by an earlier run and is kept" in again.stderr
 
 
 def test_a_job_whose_events_nobody_reads_any_more_ends_and_keeps_what_is_finished(
@@ -155,9 +229,9 @@ def test_a_job_whose_events_nobody_reads_any_more_ends_and_keeps_what_is_finishe
     job.stdout.close()
     assert "Cancelled: nobody reads the events any more.\nWhat is finished is kept. " in job.stderr.read()
     job.stderr.close()
-    assert job.wait(60) == 130
-    again = run(["shard", str(checkpoint), str(tmp_path / "out"), "-s", "20kB"], tmp_path)
-    assert again.returncode == 0 and "was finished by an earlier run and is kept" in again.stderr
+    assert job.wait(LONGEST_SECONDS) == 130
+    again = invoke("shard", checkpoint, tmp_path / "out", "-s", "20kB")
+    assert again.exit_code == 0 and "was finished by an earlier run and is kept" in again.stderr
 
 
 def own_terminal() -> None:
@@ -170,7 +244,7 @@ def test_a_terminal_that_closes_cancels_its_job_as_ctrl_c_does(checkpoint: Path,
     job = start_slow_job(checkpoint, tmp_path / "out", stderr=terminal, start_new_session=True, preexec_fn=own_terminal)
     os.close(terminal)
     os.close(screen)
-    stdout, _ = job.communicate(timeout=60)
+    stdout, _ = job.communicate(timeout=LONGEST_SECONDS)
     assert job.returncode == 130
     assert json.loads(stdout.splitlines()[-1])["error"]["kind"] == "Cancelled"
     assert list(staged(tmp_path / "out").glob("*.safetensors.part"))
@@ -195,15 +269,9 @@ from sharding.cli.start import main; main()
 def test_a_job_that_was_started_with_nohup_goes_on_when_its_terminal_closes(place: Path) -> None:
     screen, terminal = pty.openpty()
     os.close(screen)
-    command = [sys.executable, "-c", SENT_IN_BETWEEN, "shard", "./in", "./new", "-s", "60kB"]
-    done = subprocess.run(
-        command,
-        cwd=place,
-        env=environment(),
-        stdout=terminal,
-        stderr=terminal,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    )
+    ignoring: dict[str, Any] = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    words = ("shard", "./in", "./new", "-s", "60kB")
+    done = run_process(*words, program=SENT_IN_BETWEEN, cwd=place, stdout=terminal, stderr=terminal, **ignoring)
     os.close(terminal)
     assert done.returncode == 0 and (place / INDEX).exists()
 

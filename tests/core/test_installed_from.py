@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.core.errors import Refused
 from sharding.core.extras import require
+from tests.commands import invoke
 from tests.conftest import ROOT, environment, in_two_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -112,6 +111,10 @@ def test_where_nothing_is_known_of_an_install_the_sources_are_named_and_without_
     monkeypatch.syspath_prepend(install(tmp_path / "site", origin))
     monkeypatch.chdir(tmp_path)
     assert shlex.split(command()) == ["pip", "install", f"{ROOT}[ray]"]
+
+
+def test_a_copy_of_unknown_origin_without_its_sources_names_the_libraries(tmp_path: Path) -> None:
+    install(tmp_path / "site", None)
     shutil.copytree(ROOT / "sharding", tmp_path / "site/sharding", ignore=shutil.ignore_patterns("__pycache__"))
     script = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
@@ -130,7 +133,7 @@ def test_a_checkout_that_is_not_installed_is_named_by_the_command(
     source = str(in_two_files(tmp_path / "in"))
     for folder, what in ((tmp_path, f"{ROOT}[ray]"), (ROOT, ".[ray]")):
         monkeypatch.chdir(folder)
-        done = CliRunner().invoke(app, ["shard", source, str(tmp_path / "out"), "--workers", "ray"])
+        done = invoke("shard", source, tmp_path / "out", "--workers", "ray")
         assert done.exit_code == 3 and f"Run `pip install {shlex.quote(what)}`." in done.stderr.replace("\n", "")
     assert not (tmp_path / "out").exists()
 

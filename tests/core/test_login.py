@@ -2,19 +2,12 @@
 
 import os
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sharding.core.environment import (
-    desk_folder,
-    hub_endpoint,
-    hub_token,
-    jobs_at_once,
-    max_job_bytes,
-    result_page,
-    space_hosts,
-)
+from sharding.core.environment import hub_endpoint, hub_token, result_page, space_hosts
 from sharding.core.errors import Refused, UsageError
 from sharding.core.limits import MAX_STORED_TOKENS_BYTES, MAX_TOKEN_BYTES
 
@@ -22,11 +15,13 @@ from sharding.core.limits import MAX_STORED_TOKENS_BYTES, MAX_TOKEN_BYTES
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for `token` and `stored_tokens`, where nothing else gives a login."""
+    place = tmp_path / "login"
+    place.mkdir()
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_STORED_TOKENS_PATH", str(tmp_path / "stored_tokens"))
-    return tmp_path
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(place / "token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_STORED_TOKENS_PATH", str(place / "stored_tokens"))
+    return place
 
 
 def test_the_login_is_the_one_of_the_environment_then_the_saved_one_then_none(
@@ -44,20 +39,43 @@ def test_the_login_is_the_one_of_the_environment_then_the_saved_one_then_none(
     assert hub_token() == "hf_told"
 
 
-def test_of_a_saved_login_that_is_no_text_nothing_is_said_but_where_it_is(saved: Path) -> None:
-    (saved / "token").write_bytes(b"hf_secret\xff\xfe")
-    with pytest.raises(Refused) as refused:
-        hub_token()
-    assert refused.value.message == (
-        f"The saved login cannot be read from {saved / 'token'}: it does not contain a token."
-    )
-    assert "hf auth login" in refused.value.hint and "HF_TOKEN" in refused.value.hint
+LOGINS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a folder": (lambda path: path.mkdir(), "Is a directory"),
+    "a link in a circle": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+    "bytes": (lambda path: path.write_bytes(b"hf_secret\xff\xfe"), "it does not contain a token"),
+    "a gigabyte": (lambda path: (path.touch(), os.truncate(path, 10**9)), "it does not contain a token"),
+    "a pipe": (lambda path: os.mkfifo(path), "it does not contain a token"),
+    "below a file": (lambda path: path.parent.rmdir() or path.parent.write_text(""), "Not a directory"),
+}
 
 
-def test_the_reason_why_a_saved_login_cannot_be_read_is_said(saved: Path) -> None:
-    (saved / "token").symlink_to("token")
-    with pytest.raises(Refused, match=f"cannot be read from {saved / 'token'}: .*symbolic links"):
-        hub_token()
+@pytest.mark.parametrize("kind", LOGINS)
+def test_a_saved_login_that_cannot_be_read_is_a_sentence_that_says_where_it_is_and_why(
+    kind: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage, reason = LOGINS[kind]
+    damage(saved / "token")
+    for blank in ("", " "):
+        monkeypatch.setenv("HF_TOKEN", blank)
+        with pytest.raises(Refused) as refused:
+            hub_token()
+        assert refused.value.message == f"The saved login cannot be read from {saved / 'token'}: {reason}."
+        assert (refused.value.hint, refused.value.exit_status) == ("Run `hf auth login` again, or set HF_TOKEN.", 3)
+    monkeypatch.setenv("HF_TOKEN", "hf_told")
+    assert hub_token() == "hf_told", "nothing saved is read then"
+
+
+def test_whatever_the_library_of_the_hub_raises_is_that_sentence(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (saved / "token").write_text("hf_a")
+    for error in (ValueError("hf_a"), KeyError("hf_a"), RuntimeError("hf_a"), PermissionError(13, "Permission denied")):
+
+        def broken(error: Exception = error) -> str:
+            raise error
+
+        monkeypatch.setattr("huggingface_hub.get_token", broken)
+        with pytest.raises(Refused, match="The saved login cannot be read from") as refused:
+            hub_token()
+        assert "hf_a" not in refused.value.message
 
 
 @pytest.mark.parametrize(("name", "most"), [("token", MAX_TOKEN_BYTES), ("stored_tokens", MAX_STORED_TOKENS_BYTES)])
@@ -102,44 +120,3 @@ def test_cards_link_to_the_own_name_of_a_space(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SPACE_HOST", " own.hf.space , other.example,, third.example ")
     assert space_hosts() == ["own.hf.space", "other.example", "third.example"]
     assert result_page("alice/copy") == "https://own.hf.space/?result=alice/copy"
-
-
-def test_from_one_to_64_jobs_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SHARD_JOBS_AT_ONCE", raising=False)
-    assert jobs_at_once() == 1
-    for text in ("1", "2", "64"):
-        monkeypatch.setenv("SHARD_JOBS_AT_ONCE", text)
-        assert jobs_at_once() == int(text)
-    for text in ("0", "65", "-1", " 2x"):
-        monkeypatch.setenv("SHARD_JOBS_AT_ONCE", text)
-        with pytest.raises(UsageError, match="SHARD_JOBS_AT_ONCE"):
-            jobs_at_once()
-
-
-@pytest.mark.parametrize("space", ["acme/space", ""])
-def test_the_largest_job_is_what_is_set_and_else_bounded_on_a_space_only(
-    space: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPACE_ID", space)
-    monkeypatch.delenv("SHARD_MAX_JOB_SIZE", raising=False)
-    assert max_job_bytes() == (50_000_000_000 if space else None)
-    monkeypatch.setenv("SHARD_MAX_JOB_SIZE", "80GB")
-    assert max_job_bytes() == 80_000_000_000
-    monkeypatch.setenv("SHARD_MAX_JOB_SIZE", "plenty")
-    with pytest.raises(UsageError):
-        max_job_bytes()
-
-
-def test_off_a_space_jobs_are_kept_in_the_state_folder_also_where_it_cannot_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SHARD_FOLDER", raising=False)
-    monkeypatch.delenv("SPACE_ID", raising=False)
-    (tmp_path / "file").write_text("")
-    for state in (tmp_path, tmp_path / "file"):
-        monkeypatch.setenv("XDG_STATE_HOME", str(state))
-        assert desk_folder() == state / "shard-my-repo", "what is wrong with it is said, and no other is taken"
-    monkeypatch.setenv("SHARD_FOLDER", str(tmp_path / "own"))
-    for space in ("", "acme/space"):
-        monkeypatch.setenv("SPACE_ID", space)
-        assert desk_folder() == tmp_path / "own"

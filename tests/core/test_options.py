@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sharding import job
-from sharding.core.errors import Cancelled, DestinationError, Refused, ShardingError, SourceError, UsageError
+from sharding.core.errors import UsageError
 from sharding.core.options import SINGLE_FILE, Options
 from tests.folders import finish, weights
 
@@ -56,24 +56,6 @@ def test_a_mere_size_will_do(checkpoint: Path, tmp_path: Path) -> None:
     for out, options in (("one", "60kB"), ("other", Options("60kB"))):
         finish(job.shard(str(checkpoint), str(tmp_path / out), options))
     assert weights(tmp_path / "one") == weights(tmp_path / "other")
-
-
-def test_what_goes_wrong_has_a_message_a_hint_and_a_status(checkpoint: Path, tmp_path: Path) -> None:
-    statuses = {UsageError: 2, SourceError: 3, DestinationError: 3, Refused: 3, Cancelled: 130}
-    for kind, status in statuses.items():
-        error = kind("It is so.", "Do that.")
-        assert isinstance(error, ShardingError)
-        assert (error.message, error.hint, error.exit_status) == ("It is so.", "Do that.", status)
-    for ask, kind in (
-        (lambda: job.inspect(str(tmp_path / "nowhere")), SourceError),
-        (lambda: job.plan(str(checkpoint), "much"), UsageError),
-        (lambda: list(job.shard(str(checkpoint), str(checkpoint))), DestinationError),
-        (lambda: list(job.verify(str(checkpoint), str(tmp_path / "nowhere"))), SourceError),
-        (lambda: job.discard("~nobody-of-this-name/x"), DestinationError),
-    ):
-        with pytest.raises(kind) as refusal:
-            ask()
-        assert refusal.value.message and refusal.value.hint and refusal.value.exit_status == statuses[kind]
 
 
 def test_nothing_is_done_before_somebody_asks(checkpoint: Path, tmp_path: Path) -> None:

@@ -35,6 +35,14 @@ from sharding.core.text import (
         (" 1.5GB ", 1_500_000_000),
         ("0.1 kB", 100),
         ("7B", 7),
+        ("1B", 1),
+        ("1.0B", 1),
+        ("0.001kB", 1),
+        ("9007199254740993", 2**53 + 1),
+        ("9007199254740.993kB", 2**53 + 1),
+        ("4.35KB", 4350),
+        ("1.001GB", 1_001_000_000),
+        ("9223372036854775807", 2**63 - 1),
     ],
 )
 def test_a_size_means_what_it_says(text: str, count: int) -> None:
@@ -61,23 +69,6 @@ def test_a_formatted_size_is_within_a_twentieth_of_the_count(count: int) -> None
     number, unit = format_bytes(count).split()
     assert float(number) < 1000 or unit == "TB"
     assert abs(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit] - count) <= 0.05 * count
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("1B", 1),
-        ("1.0B", 1),
-        ("0.001kB", 1),
-        ("9007199254740993", 2**53 + 1),
-        ("9007199254740.993kB", 2**53 + 1),
-        ("4.35KB", 4350),
-        ("1.001GB", 1_001_000_000),
-        ("9223372036854775807", 2**63 - 1),
-    ],
-)
-def test_a_size_is_exact_to_the_byte(text: str, count: int) -> None:
-    assert parse_bytes(text) == count
 
 
 @given(st.integers(0, 9000), st.integers(0, 10**9 - 1))

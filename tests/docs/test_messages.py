@@ -49,9 +49,9 @@ def test_the_messages_that_the_page_explains_are_those_of_the_code() -> None:
 
 
 def test_the_error_that_the_page_shows_is_the_real_one(
-    tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shown,) = blocks(TROUBLE, "console")
     monkeypatch.chdir(tmp_path)
-    done = run_here("plan", "./nowhere")
+    done = run("plan", "./nowhere")
     assert done.stderr.strip().splitlines() == shown.splitlines()[1:]

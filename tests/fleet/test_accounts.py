@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from sharding.core.events import Progress
-from sharding.core.values import FileEntry, NodeCost
+from sharding.core.values import FileEntry
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Part, PartEvent, Spent, UnderWay
+from sharding.report.schema import NodeCost
 from sharding.storage.folder_source import open_folder
 from sharding.verify.digests import ThisMachine
 from tests.fleet.hands import Hands

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from sharding import job
 from sharding.core.errors import DestinationError, OverflowRefused, Refused, SourceError
 from sharding.core.events import Progress
-from sharding.core.values import FleetCost
 from sharding.fleet.parts import Part, PartDone, PartEvent, UnderWay
-from sharding.report.schema import Report
+from sharding.report.schema import FleetCost, Report
 from sharding.storage.journal import JOURNAL_NAME
 from tests.casts import save_mixed
 from tests.conftest import listing, write_checkpoint

@@ -130,7 +130,7 @@ def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(served: Callable[..., Ser
 
 
 @pytest.mark.usefixtures("warm_processes")
-def test_the_command_takes_the_engine(run_here: Run, checkpoint: Path, tmp_path: Path) -> None:
-    done = run_here("shard", checkpoint, tmp_path / "out", "-s", "60kB", "--engine", "classic", "--dtype", "fp16")
+def test_the_command_takes_the_engine(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    done = run("shard", checkpoint, tmp_path / "out", "-s", "60kB", "--engine", "classic", "--dtype", "fp16")
     assert done.returncode == 3
     assert "The classic engine cannot re-shard this checkpoint" in done.stderr

@@ -46,14 +46,14 @@ def test_compare_prints_one_object_with_measured_figures_of_both(run: Run, pair:
     assert "warm-up" in done.stderr  # a person who waits sees each load
 
 
-def test_a_limit_that_nothing_loads_under_is_an_answer(run_here: Run, pair: tuple[Path, Path]) -> None:
-    done = run_here("compare", *pair, "--memory-limit", "80MB", "--rounds", 1, "--json")
+def test_a_limit_that_nothing_loads_under_is_an_answer(run: Run, pair: tuple[Path, Path]) -> None:
+    done = run("compare", *pair, "--memory-limit", "80MB", "--rounds", 1, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["verdict"]["kind"] == "not-loaded"
 
 
 @pytest.mark.usefixtures("warm_processes")
-def test_custom_code_gets_a_prediction_plainly_marked(run_here: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_custom_code_gets_a_prediction_plainly_marked(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
     for folder in pair:
         place = tmp_path / folder.name
         place.mkdir()
@@ -63,7 +63,7 @@ def test_custom_code_gets_a_prediction_plainly_marked(run_here: Run, pair: tuple
         (place / "config.json").unlink()
         config |= {"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}
         (place / "config.json").write_text(json.dumps(config))
-    done = run_here("compare", tmp_path / "original", tmp_path / "sharded", "--json")
+    done = run("compare", tmp_path / "original", tmp_path / "sharded", "--json")
     said = json.loads(done.stdout)
     assert (said["measured"], said["original"]) == (False, None)
     assert "code from its repo" in said["reason_not_measured"]
@@ -134,6 +134,6 @@ def test_comparing_is_refused_before_a_byte_moves_where_transformers_finds_no_we
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_side_and_a_bad_limit_are_refused_in_plain_words(run_here: Run, pair: tuple[Path, Path]) -> None:
-    assert run_here("compare", pair[0], "./nowhere").returncode == 3
-    assert run_here("compare", *pair, "--memory-limit", "plenty").returncode == 2
+def test_a_missing_side_and_a_bad_limit_are_refused_in_plain_words(run: Run, pair: tuple[Path, Path]) -> None:
+    assert run("compare", pair[0], "./nowhere").returncode == 3
+    assert run("compare", *pair, "--memory-limit", "plenty").returncode == 2

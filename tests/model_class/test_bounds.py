@@ -75,14 +75,14 @@ def test_twelve_million_positions_take_no_memory(words: list[str], tmp_path: Pat
     ids=["layers", "vocabulary", "nested"],
 )
 def test_a_config_that_contradicts_the_headers_is_refused_and_plans_by_size_are_made(
-    claims: dict[str, Any], reason: str, tmp_path: Path, run_here: Callable[..., "subprocess.CompletedProcess[str]"]
+    claims: dict[str, Any], reason: str, tmp_path: Path, run: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
     folder = claim(models.save("llama", tmp_path / "llama", "30kB", layers=2), **claims)
     for arguments in (["plan", folder, "--strategy", "pp:2"], ["devices", folder, "--budget", "cpu=1GB"]):
-        done = run_here(*arguments)
+        done = run(*arguments)
         assert done.returncode == 3
         assert reason in " ".join(done.stderr.split())
-    assert run_here("plan", folder).returncode == 0
+    assert run("plan", folder).returncode == 0
 
 
 @pytest.mark.parametrize(

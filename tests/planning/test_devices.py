@@ -114,9 +114,9 @@ def test_the_snippet_loads_the_model_as_planned_and_it_computes_the_same(
     assert torch.equal(models.logits(space["model"].eval()), models.logits(theirs.eval()))
 
 
-def test_the_command_prints_the_plan(run_here: Run, tmp_path: Path) -> None:
+def test_the_command_prints_the_plan(run: Run, tmp_path: Path) -> None:
     folder = models.save("llama", tmp_path / "llama", "30kB")
-    done = run_here("devices", folder, "--budget", "cuda:0=120kB,cpu=200kB", "--json")
+    done = run("devices", folder, "--budget", "cuda:0=120kB,cpu=200kB", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert {"architecture", "fits", "devices", "device_map", "snippet"} <= plan.keys()

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from sharding.cli.terminal import Terminal
+from sharding.core.destination import Discarded
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Planned, Published, Verified
 from sharding.core.options import Options
@@ -18,11 +19,8 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import (
     UNCHECKED,
     Difference,
-    Discarded,
     Finding,
-    FleetCost,
     Mismatch,
-    NodeCost,
     RepoRef,
     Tensor,
     TiedTensor,
@@ -47,6 +45,7 @@ from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
 from sharding.report.card import Links, write_card
 from sharding.report.fetch import Result
+from sharding.report.schema import FleetCost, NodeCost
 from sharding.verify.structure import Claims, compare_structure
 from sharding.verify.trust import Level, Trust
 from tests.report.results import COPY, FILES, FOLDER, LIMIT, MERGE, OUT, Made, checkpoint, made

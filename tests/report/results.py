@@ -10,18 +10,16 @@ from sharding.core.values import (
     Checkpoint,
     Component,
     FileEntry,
-    FleetCost,
     Merge,
     Plan,
     RepoRef,
-    Resources,
     ShardRecord,
     Verification,
 )
 from sharding.loading.costs import Comparison
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
-from sharding.report.schema import Report
+from sharding.report.schema import FleetCost, Report, Resources
 from tests.planning.tensors import in_ranks
 from tests.tensors import stored_tensor
 

@@ -21,7 +21,6 @@ from sharding.core.values import (
     Library,
     Mismatch,
     RepoRef,
-    Resources,
     ShardRecord,
     Stage,
     TiedTensor,
@@ -30,7 +29,7 @@ from sharding.core.values import (
 from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
-from sharding.report.schema import Report, parse_report, to_json
+from sharding.report.schema import Report, Resources, parse_report, to_json
 from tests.report.results import made, of
 from tests.tensors import stored_tensor
 

@@ -1,13 +1,13 @@
 """An adapter is merged into a model of any size in little memory, as the kernel counts it."""
 
 import json
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import run_process
 from tests.promises import promise
 
 ITEM_BYTES = {"BF16": 2, "F32": 4}
@@ -65,13 +65,11 @@ def write_adapter(folder: Path) -> None:
 
 @promise("docs/formats.md#lora-adapters")
 @pytest.mark.thorough
-def test_an_adapter_of_rank_64_is_merged_into_a_model_of_1_5_gb_within_200_mb(
-    run: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
-) -> None:
+def test_an_adapter_of_rank_64_is_merged_into_a_model_of_1_5_gb_within_200_mb(tmp_path: Path) -> None:
     base, adapter, out = tmp_path / "base", tmp_path / "adapter", tmp_path / "out"
     assert write_base(base) > 1_500_000_000
     write_adapter(adapter)
-    done = run("shard", base, out, "--adapter", adapter, "--max-shard-size", "500MB", "--json")
+    done = run_process("shard", base, out, "--adapter", adapter, "--max-shard-size", "500MB", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["verification"]["identical"]

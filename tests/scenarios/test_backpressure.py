@@ -1,7 +1,6 @@
 """What comes faster than it goes, or goes faster than it comes, waits where it is and not in memory."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from tempfile import mkdtemp
 import numpy as np
 import pytest
 
+from tests.commands import run_process
 from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house
@@ -51,7 +51,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory, folders: dict[int, Path]) -> I
 @pytest.fixture
 def peak(
     hub: InHouse,
-    run: Callable[..., subprocess.CompletedProcess[str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Callable[..., int]:
@@ -63,7 +62,7 @@ def peak(
         hub.log.clear()
         monkeypatch.setenv("HF_HOME", mkdtemp(dir=tmp_path))  # hf-xet remembers there what the store has
         with hub.failing(SLOW.format(slow)):
-            done = run("shard", source, "alice/made", "--max-shard-size", SHARD_BYTES, "--json")
+            done = run_process("shard", source, "alice/made", "--max-shard-size", SHARD_BYTES, "--json")
         assert done.returncode == 0, done.stderr
         hub.api().delete_repo("alice/made")
         cost = json.loads(done.stdout)["resources"]

@@ -188,7 +188,7 @@ def test_numbers_that_become_infinite_are_refused_or_counted(tmp_path: Path) -> 
     assert dequantize(source, tmp_path / "bf16").overflowed == {}
 
 
-def test_verify_computes_all_of_it_once_more(run_here: Run, tmp_path: Path) -> None:
+def test_verify_computes_all_of_it_once_more(run: Run, tmp_path: Path) -> None:
     source = save_mxfp4(tmp_path / "source")
     dequantize(source, tmp_path / "out")
     *_, last = job.verify(str(source), str(tmp_path / "out"), dequantize=True)
@@ -205,21 +205,21 @@ def test_verify_computes_all_of_it_once_more(run_here: Run, tmp_path: Path) -> N
     shard.write_bytes(data)
     *_, broken = job.verify(str(source), str(tmp_path / "out"), dequantize=True)
     assert isinstance(broken, Verified) and len(broken.verification.mismatches) == 1
-    done = run_here("verify", source, tmp_path / "out", "--dequantize")
+    done = run("verify", source, tmp_path / "out", "--dequantize")
     assert (done.returncode, "Different: 1 mismatch" in done.stdout) == (1, True)
 
 
-def test_the_command_line_says_what_it_computes_and_how_it_ends(run_here: Run, tmp_path: Path) -> None:
+def test_the_command_line_says_what_it_computes_and_how_it_ends(run: Run, tmp_path: Path) -> None:
     source = save_compressed("channel", tmp_path / "source")
-    planned = run_here("plan", source, "--dequantize")
+    planned = run("plan", source, "--dequantize")
     assert (planned.returncode, "dequantized from compressed-tensors float-quantized" in planned.stdout) == (0, True)
-    done = run_here("shard", source, tmp_path / "out", "--dequantize")
+    done = run("shard", source, tmp_path / "out", "--dequantize")
     assert (done.returncode, "Equal to the original dequantized to bf16" in done.stdout) == (0, True)
-    again = run_here("shard", tmp_path / "out", tmp_path / "again", "--dequantize")
+    again = run("shard", tmp_path / "out", tmp_path / "again", "--dequantize")
     assert (again.returncode, "not quantized" in again.stderr) == (2, True)
     assert not (tmp_path / "again").exists()
     write(tmp_path / "gptq", {"a.qweight": torch.ones(4)}, {"quant_method": "gptq"})
-    refused = run_here("shard", tmp_path / "gptq", tmp_path / "again", "--dequantize")
+    refused = run("shard", tmp_path / "gptq", tmp_path / "again", "--dequantize")
     assert (refused.returncode, "gptq" in refused.stderr, "base model" in refused.stderr) == (3, True, True)
     assert not (tmp_path / "again").exists()
 

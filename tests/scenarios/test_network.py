@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sharding import job
+from sharding.core.destination import Discarded
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.events import Published, ShardFinished
-from sharding.core.values import Discarded
 from sharding.storage.hub import retry
 from sharding.storage.hub import source as hub_source
 from sharding.storage.hub.staging import STAGING_BRANCH

@@ -47,12 +47,12 @@ def command(hub: InHouse, *words: str, **variables: str) -> "subprocess.Complete
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("endpoint", [f"GET /api/models/{SOURCE}$", f"GET /api/models/{SOURCE}/tree/"])
 def test_a_command_ends_with_status_3_a_sentence_and_json(
-    hub: InHouse, run_here: Run, kind: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    hub: InHouse, run: Run, kind: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with hub.failing(f"{kind}@{endpoint}"):
-        ended = run_here("inspect", SOURCE, "--json")
+        ended = run("inspect", SOURCE, "--json")
     assert ended.returncode == 3, ended.stderr
     assert "Traceback" not in ended.stderr
     error = json.loads(ended.stdout)["error"]

@@ -240,7 +240,7 @@ def test_the_command_in_the_card_finds_a_copy_with_a_base_identical(
     hub: Server,
     t5: Path,
     tmp_path: Path,
-    run_here: Callable[..., subprocess.CompletedProcess[str]],
+    run: Callable[..., subprocess.CompletedProcess[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shard(hub, "alice/t5-run", "alice/t5-trained", Options("2MB", base="alice/t5", dtype="fp16"))
@@ -248,7 +248,7 @@ def test_the_command_in_the_card_finds_a_copy_with_a_base_identical(
     [command] = commands_in(card)
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    done = run_here(*command[1:])
+    done = run(*command[1:])
     assert (done.returncode, "Equal to the original" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
@@ -262,9 +262,9 @@ def test_a_card_names_no_command_that_would_need_a_base_of_this_disk(hub: Server
 
 
 def test_the_command_line_says_what_is_wrong_usage(
-    saved: Path, base: Path, run_here: Callable[..., subprocess.CompletedProcess[str]]
+    saved: Path, base: Path, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    done = run_here("plan", base, "--base", base)
+    done = run("plan", base, "--base", base)
     assert (done.returncode, "Leave out --base" in done.stderr) == (2, True)
-    done = run_here("plan", saved / "hf", "--base", base, "--json")
+    done = run("plan", saved / "hf", "--base", base, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["total_parameters"] > 0

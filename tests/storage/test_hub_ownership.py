@@ -8,9 +8,9 @@ import pytest
 from huggingface_hub import HfApi
 
 from sharding import job
+from sharding.core.destination import Discarded
 from sharding.core.errors import DestinationError
 from sharding.core.events import Planned, Published, ShardFinished
-from sharding.core.values import Discarded
 from sharding.localhub import repos
 from sharding.storage.hub import retry
 from sharding.storage.hub.staging import STAGING_BRANCH

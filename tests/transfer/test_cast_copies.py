@@ -157,9 +157,9 @@ def test_what_a_job_has_staged_that_was_allowed_to_overflow_is_not_taken_over_by
         list(job.shard("alice/wide", str(out), replace(options, allow_overflow=False), **at))  # type: ignore[arg-type]
 
 
-def test_the_command_casts(run_here: Run, tmp_path: Path) -> None:
+def test_the_command_casts(run: Run, tmp_path: Path) -> None:
     source = models.save("t5", tmp_path / "source")
-    done = run_here(
+    done = run(
         "shard", source, tmp_path / "out", "-s", "60kB", "--dtype", "fp16", "--order", "transformers", "--events"
     )
     assert done.returncode == 0, done.stderr

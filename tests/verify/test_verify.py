@@ -123,7 +123,7 @@ def test_a_quick_look_names_every_tensor_whose_stored_digests_differ(sharded: tu
 
 
 def test_a_variant_is_that_of_the_original_alone(
-    tmp_path: Path, run_here: Callable[..., subprocess.CompletedProcess[str]]
+    tmp_path: Path, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     weights = {"w": np.arange(8, dtype=np.float16)}
     files = {"model.safetensors": {"w": np.zeros(8, np.float32)}, "model.fp16.safetensors": weights}
@@ -132,7 +132,7 @@ def test_a_variant_is_that_of_the_original_alone(
     for variant, identical in (("fp16", True), ("", False)):
         assert compared(original, copy, variant=variant).identical is identical
         chosen = ("--variant", variant) if variant else ()
-        assert run_here("verify", original, copy, *chosen).returncode == (0 if identical else 1)
+        assert run("verify", original, copy, *chosen).returncode == (0 if identical else 1)
     with pytest.raises(SourceError, match="no variant"):
         compared(copy, original, variant="fp16")
 

@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from typing_extensions import override
 
-from sharding.core.destination import Destination
+from sharding.core.destination import Destination, Discarded
 from sharding.core.errors import DestinationError, Remedy
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
@@ -22,7 +22,7 @@ from sharding.core.limits import THREADS
 from sharding.core.protocols import Files, ShardWriter
 from sharding.core.repo import Repo
 from sharding.core.text import name_some
-from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.answers import person_of
 from sharding.storage.hub.client import SIGN_IN, Hub
