@@ -71,13 +71,13 @@ def test_side_files_of_the_store_are_copied_by_the_hub_or_sent_where_it_does_not
 
 
 def test_a_whole_job_sends_side_files_that_the_hub_does_not_copy(hub: InHouse, name: str, tmp_path: Path) -> None:
-    if "tokenizer.msgpack" not in files_of(hub, SOURCE):
-        hub.api().upload_file(path_or_fileobj=DATA, path_in_repo="tokenizer.msgpack", repo_id=SOURCE)
+    if "tokenizer.model" not in files_of(hub, SOURCE):
+        hub.api().upload_file(path_or_fileobj=DATA, path_in_repo="tokenizer.model", repo_id=SOURCE)
     for number, rules in enumerate(([], [f"gone@{COPY}"])):
         with hub.failing(*rules):
             assert shard(hub, SOURCE, f"{name}-{number}", "9kB").verification.identical
-        assert listing(download(hub, f"{name}-{number}", tmp_path / str(number)))["tokenizer.msgpack"] == DATA
-    hub.api().delete_file("tokenizer.msgpack", SOURCE)
+        assert listing(download(hub, f"{name}-{number}", tmp_path / str(number)))["tokenizer.model"] == DATA
+    hub.api().delete_file("tokenizer.model", SOURCE)
 
 
 @pytest.fixture
