@@ -180,7 +180,8 @@ def _is_own(url: httpx2.URL, endpoint: str) -> bool:
     """Return whether `url` has the scheme, host and port of `endpoint`, or is the same host over TLS."""
     own = httpx2.URL(endpoint)
     is_upgrade = (own.scheme, url.scheme, own.host) == ("http", "https", url.host)
-    return url.origin == own.origin or (is_upgrade and own.port is None and url.port is None)
+    is_same = (url.scheme, url.host, url.port) == (own.scheme, own.host, own.port)
+    return is_same or (is_upgrade and own.port is None and url.port is None)
 
 
 def checked_grant(grant: Grant, endpoint: str) -> Grant:
