@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo pipeline run space test thorough browser check bench matrix torture soak live fuzz mutants lock class-table clean help
+.PHONY: demo pipeline run space test thorough versions browser check bench matrix torture soak live fuzz mutants lock class-table clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.demo.whole_job
@@ -26,6 +26,9 @@ test: .venv/tested browser  ## what a change is tried with
 # every kind loaded by their own libraries.
 thorough: .venv/tested .venv/loaders/installed browser  ## what is long by nature
 	$(BIN)/python -m pytest -m thorough --numprocesses 2 --dist worksteal
+
+versions: .venv/tested  ## run the tests of the Hub with the oldest and newest libraries
+	.ci/versions
 
 # Chromium, and axe-core for the test of accessibility: installed where they are missing and that is permitted.
 # Where it is not, their tests are skipped; with CI set they fail.

@@ -206,9 +206,6 @@ have other limits."""
 MAX_ANSWER_VALUES = 3_000_000
 """Most JSON values in such an answer. 100,000 files take 1,500,000."""
 
-MAX_ANSWER_HEADER_BYTES = 1_000_000
-"""Most bytes before the body of an answer, including interim answers (status 1xx)."""
-
 MAX_PAGES = 2000
 """Most pages of a list. 100,000 files are 100 pages."""
 

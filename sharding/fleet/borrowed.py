@@ -5,8 +5,8 @@ from pathlib import Path
 from sharding.core.lent import LentDestination, LentSource
 from sharding.core.protocols import ShardSink, Source
 from sharding.core.values import FileEntry
-from sharding.storage.folder_sink import FolderSink
 from sharding.storage.folder_source import FolderSource
+from sharding.storage.folder_writing import FolderSink
 
 
 def open_lent(lent: LentSource) -> Source:

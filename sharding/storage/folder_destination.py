@@ -24,9 +24,17 @@ from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, Stage
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
 from sharding.storage.folder_names import forget_names, refuse_overlap, try_names
-from sharding.storage.folder_sink import FolderSink
 from sharding.storage.folder_source import FolderSource
-from sharding.storage.folder_writing import PART, RECORD, explained, part_path, record_path, sync_folders, write_synced
+from sharding.storage.folder_writing import (
+    PART,
+    RECORD,
+    FolderSink,
+    explained,
+    part_path,
+    record_path,
+    sync_folders,
+    write_synced,
+)
 from sharding.storage.journal import Journal
 from sharding.storage.records import parse_record, whole
 

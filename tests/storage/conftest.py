@@ -1,5 +1,6 @@
 """One Hub that has a small model, for tests that each write to a repo of their own."""
 
+import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -13,6 +14,12 @@ from tests.inhouse import InHouse, hub_in_house
 from tests.storage.steps import SOURCE
 
 NUMBERS = count()
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here rests on what is really on the disk."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture(scope="session")

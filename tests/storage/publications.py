@@ -44,6 +44,9 @@ def write_pipeline(folder: Path) -> Path:
 class Place:
     """A folder `out` to publish into again and again, each time with the same before, and all that is beside it."""
 
+    every = 1
+    """Of how many steps one is tried."""
+
     def __init__(self, folder: Path, source: Path, size: str, earlier: str = "") -> None:
         """`earlier` is the size of the shards of a result that stands there already, "" for none."""
         self.source, self.size = source, size

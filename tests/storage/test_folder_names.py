@@ -1,6 +1,5 @@
 """What has a name that a file of the result is to have, or would be loaded in its place, and is not ours."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,6 @@ from sharding.formats.names import STAGING_FOLDER
 from tests.conftest import listing
 from tests.folders import finish
 from tests.storage.publications import stable, write_pipeline, write_source
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here rests on what is really on the disk."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture
@@ -49,35 +42,48 @@ def run(source: Path, out: Path, moment: str, put: Path, *, as_folder: bool = Fa
             do()
 
 
-PIPELINE = {
-    "unet/diffusion_pytorch_model.safetensors": True,
-    "unet/diffusion_pytorch_model-00001-of-00009.safetensors": True,
-    "unet/diffusion_pytorch_model.safetensors.index.fp16.json": True,
-    "text_encoder/model.safetensors.index.json": True,
-    "text_encoder/config.json": True,  # a file beside the weights
-    "model_index.json": True,
-    "modules.json": True,
-    "model.safetensors.index.json": False,  # of no component
-    "text_encoder/pytorch_model.bin": False,  # what is loaded only where there are no safetensors
-    "unet/lora.safetensors": False,
-    "unet/notes.txt": False,
-    "vae/model.safetensors": False,
-}
-"""Files in the folder of a copy of a pipeline, and whether they would be replaced, or loaded instead."""
+RIVALS = (
+    "unet/diffusion_pytorch_model.safetensors",
+    "unet/diffusion_pytorch_model-00001-of-00009.safetensors",
+    "unet/diffusion_pytorch_model.safetensors.index.fp16.json",
+    "text_encoder/model.safetensors.index.json",
+    "text_encoder/model-00002-of-00002.safetensors",
+    "text_encoder/config.json",  # a file beside the weights
+    "model_index.json",
+    "modules.json",
+)
+"""Files in the folder of a copy of a pipeline that would be replaced, or loaded instead."""
+HARMLESS = (
+    "model.safetensors.index.json",  # of no component
+    "model.safetensors",
+    "text_encoder/pytorch_model.bin",  # what is loaded only where there are no safetensors
+    "unet/lora.safetensors",
+    "unet/model.bin.index.json",
+    "unet/notes.txt",
+    "sub/modules.json",
+    "vae/model.safetensors",
+    "vae/model.safetensors.index.json",
+)
 
 
-@pytest.mark.parametrize("name", PIPELINE)
+@pytest.mark.parametrize("name", RIVALS)
 def test_what_would_be_loaded_instead_is_looked_for_in_the_folder_of_every_component(tmp_path: Path, name: str) -> None:
     source, out = write_pipeline(tmp_path / "in"), tmp_path / "out"
-    finish(job.shard(str(source), str(tmp_path / "whole"), "500B"))
-    if PIPELINE[name]:
-        with pytest.raises(DestinationError, match=f"files that this tool did not write: {name}") as refusal:
-            run(source, out, "meanwhile", out / name)
-        assert "--overwrite" in refusal.value.hint
-        assert shown(out) == {name: b"mine"}
-    else:
+    with pytest.raises(DestinationError, match=f"files that this tool did not write: {name}") as refusal:
         run(source, out, "meanwhile", out / name)
-        assert stable(out) == stable(tmp_path / "whole") | {name: b"mine"}
+    assert "--overwrite" in refusal.value.hint
+    assert shown(out) == {name: b"mine"}
+
+
+def test_what_nothing_loads_instead_stays_beside_a_pipeline(tmp_path: Path) -> None:
+    source, out = write_pipeline(tmp_path / "in"), tmp_path / "out"
+    finish(job.shard(str(source), str(tmp_path / "whole"), "500B"))
+    for name in HARMLESS[1:]:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(b"mine")
+    (out / STAGING_FOLDER).mkdir()  # as after a job that was killed as it began
+    run(source, out, "meanwhile", out / HARMLESS[0])
+    assert stable(out) == stable(tmp_path / "whole") | dict.fromkeys(HARMLESS, b"mine")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors", "sub/tokenizer.json"])

@@ -9,7 +9,7 @@ from sharding.core.errors import DestinationError
 from sharding.core.options import Options
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_sink import FolderSink
+from sharding.storage.folder_writing import FolderSink
 from tests.conftest import listing
 from tests.folders import staged
 

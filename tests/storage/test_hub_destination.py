@@ -13,7 +13,7 @@ from sharding.core.events import Planned, Published, ShardFinished
 from sharding.storage.hub import retry
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import listing, write_checkpoint
-from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
+from tests.hubs import TOKEN, branches, download, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
 SOURCE, MADE = "alice/source", "alice/made"
@@ -70,13 +70,6 @@ def test_a_private_repo_of_ones_own_stays_private_also_when_an_unfinished_job_go
     assert hub.asked(SETTINGS) == 0
 
 
-def test_a_public_repo_of_ones_own_stays_public(hub: InHouse) -> None:
-    hub.api().create_repo(MADE, private=False)
-    shard(hub, SOURCE, MADE, "300B")
-    assert hub.api().model_info(MADE).private is False
-    assert hub.asked(SETTINGS) == 0
-
-
 def test_a_new_repo_that_cannot_be_shown_stays_private_and_that_is_said(hub: InHouse) -> None:
     with hub.failing(f"status:500@{SETTINGS}"):
         events = list(job.shard(SOURCE, MADE, "300B", endpoint=hub.address, token=TOKEN))
@@ -97,15 +90,6 @@ def test_what_is_published_is_not_given_up_although_its_staging_branch_is_there_
     discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)
     assert (discarded.found, discarded.repo_deleted) == (True, False)
     assert (files_of(hub, MADE), branches(hub, MADE)) == (shown, {"main"})
-
-
-def test_a_repo_that_the_job_did_not_make_is_not_deleted_with_what_it_staged(hub: InHouse) -> None:
-    hub.api().create_repo(MADE, private=True)
-    events = job.shard(SOURCE, MADE, "200B", endpoint=hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
-    events.close()
-    assert not job.discard(MADE, endpoint=hub.address, token=TOKEN).repo_deleted
-    assert exists(hub, MADE) and branches(hub, MADE) == {"main"}
 
 
 # --- Files beside the weights -------------------------------------------------------------------------

@@ -137,7 +137,6 @@ def test_a_redirect_to_another_address_goes_there_without_the_login(hub: InHouse
 
 
 @promise("docs/security.md#get-the-login-sent-to-another")
-@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_an_upload_is_not_confirmed_at_another_address(
     tmp_path: Path, hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +157,11 @@ def test_an_upload_is_not_confirmed_at_another_address(
 
 @promise("docs/security.md#fill-the-memory-with-an-answer")
 @pytest.mark.parametrize("endpoint", ["/api/models/", "/tree/", "/resolve/"])
-def test_an_answer_without_end_is_given_up(hub: InHouse, invoke: Invoke, endpoint: str) -> None:
+def test_an_answer_without_end_is_given_up(
+    hub: InHouse, invoke: Invoke, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if endpoint == "/tree/":
+        monkeypatch.setattr(hub_guard, "MAX_ANSWER_BYTES", 1_000_000)
     with hub.failing(f"endless@{endpoint}"):
         assert invoke("inspect", SOURCE).exit_code == 3
 
@@ -178,11 +181,14 @@ def test_an_answer_without_end_is_given_up_by_a_job(
 
 
 @promise("docs/security.md#fill-the-memory-with-an-answer")
-def test_an_answer_that_unpacks_to_gigabytes_is_given_up(hub: InHouse, invoke: Invoke) -> None:
-    with hub.failing("bomb:80000000@/tree/"):
+def test_an_answer_that_unpacks_to_gigabytes_is_given_up(
+    hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_guard, "MAX_ANSWER_BYTES", 1_000_000)
+    with hub.failing("bomb:8000000@/tree/"):
         result = invoke("inspect", SOURCE)
     assert result.exit_code == 3
-    assert "64.0 MB" in result.stderr
+    assert "1.0 MB" in result.stderr
 
 
 @promise("docs/security.md#keep-a-job-waiting-for-ever")
@@ -194,30 +200,6 @@ def test_an_answer_that_drips_is_given_up(hub: InHouse, invoke: Invoke, monkeypa
     assert "does not finish its answer" in result.stderr
 
 
-PAUSES = {"without a pause": (0.0, b"a" * 65536), "drop by drop": (0.01, b"a")}
-
-
-@pytest.mark.parametrize("pace", PAUSES)
-def test_what_unpacks_to_nothing_is_given_up_too(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, pace: str) -> None:
-    """A name in the header of a gzip file (RFC 1952, FNAME) may be as long as one likes, and is no part of the text."""
-    monkeypatch.setattr(hub_guard, "MAX_ANSWER_BYTES", 1_000_000)
-    monkeypatch.setattr(hub_guard, "LONGEST_ANSWER_SECONDS", 0.5)
-    begun = set[socket.socket]()
-
-    def send(connection: socket.socket) -> None:
-        if connection not in begun:
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08\x08\0\0\0\0\0\x03")
-            begun.add(connection)
-        pause, part = PAUSES[pace]
-        threading.Event().wait(pause)
-        connection.sendall(part)
-
-    with served_by_hand(send) as (address, _):
-        result = invoke("inspect", SOURCE, endpoint=address)
-    assert result.exit_code == 3
-    assert "1.0 MB" in result.stderr or "does not finish its answer" in result.stderr
-
-
 @promise("docs/security.md#keep-a-job-waiting-for-ever")
 @pytest.mark.parametrize("endpoint", ["/api/models/", "/tree/", "/resolve/"])
 def test_a_hub_that_says_nothing_is_given_up(
@@ -225,6 +207,7 @@ def test_a_hub_that_says_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr(hub_guard, "ANSWER_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(hub_source, "READ_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(hub_retry, "NETWORK_TRIES", 1)
     with hub.failing(f"delay:2@{endpoint}"):
         result = invoke("inspect", SOURCE)
     assert result.exit_code == 3
@@ -232,7 +215,7 @@ def test_a_hub_that_says_nothing_is_given_up(
 
 
 def test_a_file_that_comes_packed_is_not_taken(hub: InHouse, invoke: Invoke) -> None:
-    with hub.failing("bomb:80000000@/resolve/"):
+    with hub.failing("bomb:8000000@/resolve/"):
         result = invoke("inspect", SOURCE)
     assert result.exit_code == 3
     assert "sends a file encoded as 'gzip', although this tool asked for plain bytes" in result.stderr
@@ -255,16 +238,6 @@ def test_a_file_that_breaks_off_after_every_byte_is_given_up(
     assert hub.asked("/resolve/") < 100
 
 
-def test_a_slow_line_and_a_pause_are_waited_for(
-    hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(hub_guard, "LEAST_SECONDS", 0.3)
-    monkeypatch.setattr(hub_guard, "LEAST_BYTES", 20_000)
-    for number, line in enumerate(("slow:500000@/resolve/", "stall:0.2@/resolve/#3")):
-        with hub.failing(line):
-            assert invoke("shard", SOURCE, str(tmp_path / f"out-{number}"), "-s", "100kB").exit_code == 0, line
-
-
 def test_an_answer_of_very_many_values_is_given_up(
     hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,13 +257,15 @@ def test_a_list_that_goes_on_for_too_long_is_given_up(
     assert "sends a list of more than" in result.stderr
 
 
-def test_a_list_without_end_is_given_up(hub: InHouse, invoke: Invoke) -> None:
+def test_a_list_without_end_is_given_up(hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_guard, "MAX_PAGES", 20)
+    hub.log.clear()
     again = f"{hub.address}/api/models/{SOURCE}/tree/main"
     with hub.failing(f"next={again}@/tree/"):
         result = invoke("inspect", SOURCE)
     assert result.exit_code == 3
     assert "sends a list of more than" in result.stderr
-    assert hub.asked("/tree/") < 3000
+    assert hub.asked("/tree/") == 20
 
 
 def test_a_redirect_without_end_is_given_up(hub: InHouse, invoke: Invoke) -> None:
@@ -319,32 +294,6 @@ def test_a_hub_that_asks_to_wait_for_years_is_not_waited_for(
         with pytest.raises(SourceError):  # a list, for which huggingface_hub waits by itself
             client.ask(SOURCE, SourceError, lambda: list(client.api.list_repo_tree(SOURCE)))
     assert not [seconds for seconds in slept if seconds > 300]
-
-
-HEADERS: dict[str, list[bytes]] = {
-    "one header after another": [b"X-Header: 1\r\n"],
-    "one byte after another": [b"x"],
-    "nothing but promises": [b"HTTP/1.1 103 Early Hints\r\n\r\n"],
-}
-
-
-@pytest.mark.parametrize("kind", HEADERS)
-def test_headers_without_end_are_given_up(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(hub_guard, "LONGEST_ANSWER_SECONDS", 0.3)
-    begun = set[socket.socket]()
-
-    def send(connection: socket.socket) -> None:
-        if connection not in begun and "promises" not in kind:
-            connection.sendall(b"HTTP/1.1 200 OK\r\n")
-        begun.add(connection)
-        if "byte" in kind:
-            threading.Event().wait(0.02)
-        connection.sendall(HEADERS[kind][0])
-
-    with served_by_hand(send) as (address, asked):
-        result = invoke("inspect", SOURCE, endpoint=address)
-    assert result.exit_code == 3
-    assert asked
 
 
 ODD_GRANTS: dict[str, dict[str, object]] = {

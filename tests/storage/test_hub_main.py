@@ -105,15 +105,6 @@ def test_a_repo_is_not_shown_with_what_somebody_has_put_there_since(
     assert STAGING_BRANCH not in branches(hub, MADE)
 
 
-def test_records_that_are_larger_than_any_are_not_read(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(hub, ShardFinished)
-    monkeypatch.setattr("sharding.storage.hub.staging.MAX_REPORT_BYTES", 100)
-    hub.log.clear()
-    with pytest.raises(DestinationError, match="No job of this tool writes as many"):
-        list(start(hub, Planned))
-    assert hub.asked("/resolve/.*sharding_records/") <= 1  # whose job it is
-
-
 # --- Two jobs ---------------------------------------------------------------------------------------------
 
 
@@ -348,21 +339,13 @@ def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it
 # --- What files beside the copy say of others -----------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the client, where it uploads without Xet
-@pytest.mark.parametrize("xet", [True, False])
-def test_files_that_a_gitignore_names_are_published_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xet: bool
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not xet)
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
-    with hub_in_house(tmp_path / "hub", xet=xet) as hub:
-        push(hub, folder, SOURCE)
-        hub.api().upload_file(path_or_fileobj=b"*.json\n*.safetensors\n", path_in_repo=".gitignore", repo_id=SOURCE)
-        for size in ("20kB", "60kB"):  # the second time it stands in the repo already
-            report = shard(hub, SOURCE, MADE, size)
-            published = files_of(hub, MADE)
-            assert published >= {".gitignore", "config.json", "model.safetensors.index.json"}
-            assert {one.file for one in report.shards} <= published
+def test_files_that_a_gitignore_names_are_published_all_the_same(hub: InHouse) -> None:
+    hub.api().upload_file(path_or_fileobj=b"*.json\n*.safetensors\n", path_in_repo=".gitignore", repo_id=SOURCE)
+    for size in ("20kB", "60kB"):  # the second time it stands in the repo already
+        report = shard(hub, SOURCE, MADE, size)
+        published = files_of(hub, MADE)
+        assert published >= {".gitignore", "config.json", "model.safetensors.index.json"}
+        assert {one.file for one in report.shards} <= published
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the client, where it uploads without Xet
@@ -376,45 +359,6 @@ def test_shards_go_to_the_store_whatever_the_gitattributes_of_a_repo_say(
         hub.api().create_repo(MADE)
         put(hub, ".gitattributes", b"*.bin filter=lfs diff=lfs merge=lfs -text\n")
         assert shard(hub, SOURCE, MADE).verification.identical
-
-
-# --- Giving up ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["a branch", "a tag", "a pull request"])
-def test_a_repo_in_which_somebody_keeps_something_is_not_deleted(hub: InHouse, where: str) -> None:
-    start(hub, ShardFinished).close()
-    kept = "refs/pr/1" if where == "a pull request" else "mine"
-    if where == "a pull request":
-        put(hub, "thesis.txt", create_pr=True)
-    else:
-        hub.api().create_branch(MADE, branch="mine")
-        put(hub, "thesis.txt", revision="mine")
-    if where == "a tag":
-        hub.api().create_tag(MADE, tag="mine", revision="mine")
-        hub.api().delete_branch(MADE, branch="mine")
-    discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)
-    assert (discarded.found, discarded.repo_deleted) == (True, False)
-    assert "thesis.txt" in files_of(hub, MADE, kept) and STAGING_BRANCH not in branches(hub, MADE)
-
-
-def test_a_job_begun_anew_shows_and_discards_the_repo_that_was_made_for_it(hub: InHouse) -> None:
-    start(hub, ShardFinished, private=False).close()
-    events = start(hub, ShardFinished, "60kB", private=False, restart=True)
-    assert job.find_unfinished(MADE, endpoint=hub.address, token=TOKEN)
-    published = next(event for event in events if isinstance(event, Published))
-    assert published.remark == "" and not is_private(hub)
-    events.close()
-    hub.api().delete_repo(MADE)
-    start(hub, ShardFinished).close()
-    start(hub, ShardFinished, "60kB", restart=True).close()
-    assert job.discard(MADE, endpoint=hub.address, token=TOKEN).repo_deleted
-
-
-def test_a_job_that_was_begun_privately_is_not_shown_for_want_of_a_word(hub: InHouse) -> None:
-    start(hub, ShardFinished, private=True).close()
-    published = next(event for event in start(hub, Planned) if isinstance(event, Published))
-    assert is_private(hub) and "this job started as a private one" in published.remark
 
 
 def test_of_a_repo_that_is_public_nobody_says_that_it_stays_private(hub: InHouse) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi
 
 from sharding import job
 from sharding.core.destination import Discarded
@@ -13,6 +12,7 @@ from sharding.core.errors import DestinationError
 from sharding.core.events import Planned, Published, ShardFinished
 from sharding.localhub import repos
 from sharding.storage.hub import retry
+from sharding.storage.hub.repo import Change, HubRepo
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.hubs import TOKEN, branches, exists, files_of, shard
 from tests.inhouse import InHouse, ignore_private
@@ -190,13 +190,14 @@ def test_a_repo_that_is_shown_while_a_commit_uploads_gets_no_commit(
 ) -> None:
     target = begun(hub, name, private=True)
     record = staged(target, 1)
-    usual = HfApi.preupload_lfs_files
+    usual = HubRepo.added
 
-    def upload(api: HfApi, *given: Any, **more: Any) -> None:
-        usual(api, *given, **more)
+    def added(repo: HubRepo, *given: Any) -> list[Change]:
+        changes = usual(repo, *given)
         hub.api().update_repo_settings(name, private=False)
+        return changes
 
-    monkeypatch.setattr(HfApi, "preupload_lfs_files", upload)
+    monkeypatch.setattr(HubRepo, "added", added)
     with pytest.raises(DestinationError, match="is public now"):
         publish(target, tmp_path / "in", record)
     assert hub.asked("/commit/main") == 0 and files_of(hub, name) == {".gitattributes"}

@@ -1,56 +1,23 @@
-"""The private parts of huggingface_hub and hf-xet do what this project relies on."""
+"""Nothing here rests on a private part of huggingface_hub, httpx2 or hf-xet, or on a setting that a version may lack."""
 
-import os
-import re
+import ast
 from collections.abc import Iterator
-from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
 
+import hf_xet
 import httpx2
 import pytest
 from hf_xet import XetConfig
-from huggingface_hub import HfApi, close_session, get_session, set_client_factory
-from huggingface_hub.utils import _http
+from huggingface_hub import close_session, get_session, set_client_factory
 
+from sharding.core.errors import DestinationError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
-from sharding.core.values import ShardRecord
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.private import XET_SETTINGS, small, uploaded, watch_connections, xet_session
+from sharding.storage.hub.xet import XET_SETTINGS, xet_session
 from tests.conftest import ROOT
-from tests.localhub.conftest import Server
 
-REPO = "alice/model"
-DATA = os.urandom(20_000)
-
-
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HfApi]:
-    server = Server(tmp_path_factory.mktemp("hub")).start()
-    server.api().create_repo(REPO)
-    server.api().upload_file(path_or_fileobj=DATA, path_in_repo="stored.safetensors", repo_id=REPO)
-    yield server.api()
-    server.stop()
-
-
-@pytest.fixture
-def asked() -> Iterator[list[str]]:
-    """The requests of the client, as they are made."""
-    requests: list[str] = []
-    hooks = get_session().event_hooks
-    get_session().event_hooks = {
-        **hooks,
-        "request": [*hooks["request"], lambda request: requests.append(f"{request.method} {request.url.path}")],
-    }
-    yield requests
-    get_session().event_hooks = hooks
-
-
-def test_what_the_store_has_and_what_is_small_goes_in_one_request(api: HfApi, asked: list[str]) -> None:
-    shard = ShardRecord("copy.safetensors", len(DATA), sha256(DATA).hexdigest(), {})
-    api.create_commit(REPO, [uploaded(shard), small("record.json", b"{}")], commit_message="m")
-    assert asked == [f"POST /api/models/{REPO}/commit/main"]
-    copy, record = api.get_paths_info(REPO, [shard.file, "record.json"])
-    assert (copy.size, copy.lfs.sha256) == (shard.bytes, shard.sha256)
-    assert (record.size, record.lfs) == (2, None)
+LIBRARIES = ("huggingface_hub", "hf_xet", "httpx2", "httpcore2")
 
 
 def test_hf_xet_has_every_setting_and_would_take_no_less_by_itself() -> None:
@@ -61,30 +28,65 @@ def test_hf_xet_has_every_setting_and_would_take_no_less_by_itself() -> None:
     assert xet_session().status() is not None
 
 
-def test_a_client_that_would_wait_for_ever_gets_a_bound_and_any_other_keeps_its_own() -> None:
-    usual = _http._GLOBAL_CLIENT_FACTORY
-    try:
-        for seconds in (None, 3):
-            set_client_factory(lambda seconds=seconds: httpx2.Client(timeout=seconds))
-            for _ in range(2):
-                assert Hub("http://127.0.0.1:9", None).headers
-                assert get_session().timeout.read == (seconds or ANSWER_TIMEOUT_SECONDS)
-                assert len(get_session().event_hooks["request"]) == 1
-                close_session()  # the library makes a new client at any time
-    finally:
-        set_client_factory(usual)
+def test_a_setting_that_hf_xet_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(XET_SETTINGS, "client.of_the_next_version", 1)
+    configs: list[Any] = []
+    monkeypatch.setattr(hf_xet, "XetSession", configs.append)
+    xet_session()
+    assert configs[0]["telemetry.enabled"] is False
 
 
-def test_every_way_out_of_a_client_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    seen: list[object] = []
-    with httpx2.Client() as client:
-        watch_connections(client, lambda inner: seen.append(inner) or inner)
-        assert len(seen) == 2
+@pytest.fixture
+def own_client() -> Iterator[list[dict[str, float | None]]]:
+    """A client that the user of this process has made for huggingface_hub; gives the timeouts of its requests."""
+    waits: list[dict[str, float | None]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        waits.append(request.extensions["timeout"])
+        return httpx2.Response(200, json={"branches": [], "tags": [], "converts": []})
+
+    hooks, seconds = get_session().event_hooks, iter((None, 3.0, None))
+    set_client_factory(lambda: httpx2.Client(transport=httpx2.MockTransport(answer), timeout=next(seconds)))
+    yield waits
+    set_client_factory(lambda: httpx2.Client(follow_redirects=True, timeout=None, event_hooks=hooks))
 
 
-def test_no_other_room_uses_a_private_part() -> None:
-    private = re.compile(r"huggingface_hub[\w.]*(\._| import _|\.lfs)|\bapi\._|operation\._")
-    house = ROOT / "sharding"
-    rooms = {str(path.relative_to(house)) for path in house.rglob("*.py") if private.search(path.read_text())}
-    assert rooms == {"storage/hub/private.py"}
+def test_a_client_that_would_wait_for_ever_gets_a_bound_and_any_other_keeps_its_own(own_client: list[Any]) -> None:
+    hub = Hub("http://hub.example", None)
+    for seconds in (ANSWER_TIMEOUT_SECONDS, 3.0):
+        for _ in range(2):
+            hub.ask("a/b", DestinationError, lambda: hub.refs("a/b"))
+            assert own_client[-1]["read"] == seconds
+        assert len(get_session().event_hooks["request"]) == 1
+        close_session()  # the library makes a new client at any time
+    hub.ask("a/b", DestinationError, lambda: hub.api.list_repo_refs("a/b"))
+    assert own_client[-1]["read"] == ANSWER_TIMEOUT_SECONDS
+
+
+def test_no_room_uses_a_private_part() -> None:
+    """Neither a module nor a name that begins with "_", nor an attribute like that of what a library gives."""
+    own = SimpleNamespace(attributes=set[str](), seen=list[str]())
+    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "sharding").rglob("*.py")}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [name.name for name in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{name.name}" for name in node.names]
+            own.seen += [
+                f"{path.name}: {name}" for name in names if name.partition(".")[0] in LIBRARIES and "._" in name
+            ]
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                of = ast.unparse(node.value)
+                if of.rpartition(".")[2] in (
+                    "api",
+                    "client",
+                    "transport",
+                    "operation",
+                    "session",
+                    "commit",
+                    "response",
+                ):
+                    own.seen.append(f"{path.name}: {of}.{node.attr}")
+    assert own.seen == []

@@ -1,11 +1,16 @@
 """How a Hub is asked: as often as it helps, and within bounds that each question has to itself."""
 
+import gzip
 import os
 import socket
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import LONGEST_WAIT_SECONDS
@@ -99,23 +104,31 @@ def test_the_waits_double_where_the_hub_asks_for_none(monkeypatch: pytest.Monkey
         hub_retry.wait_to_retry(ConnectionError("broken"), NETWORK_TRIES)
 
 
-def test_the_client_itself_sleeps_for_no_hub_that_asks_for_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"RateLimit": '"api";r=0;t=55'}, 56.0),
+        ({"Retry-After": "7", "RateLimit": '"api";r=0;t=55'}, 56.0),
+        ({"Retry-After": "7", "RateLimit": '"api";r=9;t=55'}, 7.0),
+    ],
+)
+def test_a_hub_that_counts_requests_is_left_alone_for_as_long_as_it_says(
+    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], seconds: float
+) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", slept.append)
-    monkeypatch.setattr(hub_retry.time, "sleep", slept.append)
+    monkeypatch.setattr("sharding.storage.hub.retry.time.sleep", slept.append)
+    answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
+    hub_retry.wait_to_retry(HfHubHTTPError("slow down", response=answer), 1)
+    assert seconds <= slept[0] <= 1.5 * seconds
 
-    def busy(connection: socket.socket) -> None:
-        wait = LONGEST_WAIT_SECONDS + 1
-        connection.sendall(
-            b"HTTP/1.1 503 Slow\r\nRetry-After: %d\r\nConnection: close\r\nContent-Length: 0\r\n\r\n" % wait
-        )
-        raise OSError
 
-    with served_by_hand(busy) as (address, asked):
-        client = Hub(address, None)
-        with pytest.raises(SourceError):
-            client.ask(SOURCE, SourceError, lambda: list(client.api.list_repo_tree(SOURCE)))
-    assert (slept, len(asked)) == ([], 1)
+@pytest.mark.parametrize("error", [RuntimeError("xet"), PermissionError("old"), FileNotFoundError("gone")])
+def test_what_hf_xet_raises_is_put_into_words(error: Exception) -> None:
+    with pytest.raises(SourceError) as refusal, Hub("http://127.0.0.1:1", None).explained("a/b", SourceError):
+        raise error
+    assert "a/b" in refusal.value.message
+    assert refusal.value.hint
 
 
 # --- Bounds -------------------------------------------------------------------------------------------
@@ -162,52 +175,61 @@ def test_a_small_file_that_is_large_is_not_read_to_its_end() -> None:
 # --- What comes over the line -------------------------------------------------------------------------
 
 
-def test_a_file_of_which_too_few_bytes_come_after_many_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_guard, "LEAST_SECONDS", 0.05)
-    monkeypatch.setattr(hub_guard, "LEAST_BYTES", 1000)
-    monkeypatch.setattr(hub_retry, "NETWORK_TRIES", 2)
-    monkeypatch.setattr(hub_retry, "NETWORK_WAIT_SECONDS", 0.0001)
-    parts = dict[socket.socket, int]()
-
-    def drips(connection: socket.socket) -> None:
-        number = parts[connection] = parts.get(connection, -1) + 1
-        if number == 0:
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        connection.sendall(b"x" * (50_000 if number == 2 else 1))  # not with the headers, which count by themselves
-        pause.wait(0.01)
-        if number == 60:
-            raise OSError
-
-    import threading
-
-    pause = threading.Event()
-    with served_by_hand(drips) as (address, asked):
-        client = Hub(address, None)
-        with pytest.raises(SourceError, match="fewer than"):
-            client.ask(SOURCE, SourceError, lambda: client.get(SOURCE, "main", "notes.txt", 10**6))
-    assert len(asked) == 2
+def line(now: list[float], pieces: list[tuple[float, int]]) -> Iterator[bytes]:
+    """What comes over a line: after each wait in seconds so many bytes."""
+    for seconds, count in pieces:
+        now[0] += seconds
+        yield b"x" * count
 
 
-def test_who_takes_the_bytes_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours pass while nobody reads; what had come by then was there at once."""
+def read(now: list[float], chunks: Iterable[bytes]) -> bytes:
+    """Read all of it, an hour for each piece: who takes the bytes may be slow."""
+    text = bytearray()
+    for chunk in chunks:
+        text += chunk
+        now[0] += 3600
+    return bytes(text)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(hub_guard, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
-    size = 300_000
+    monkeypatch.setattr(hub_guard, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
 
-    def quick(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
-        raise OSError
 
-    with served_by_hand(quick) as (address, _):
-        client, count = Hub(address, None), 0
-        for url, headers in (
-            (client.address(SOURCE, "main", "model.safetensors"), client.headers),
-            (f"{address}/api/models/{SOURCE}/tree/main", client.headers),
-        ):
-            from huggingface_hub.utils import get_session
+SECONDS, BYTES = hub_guard.LEAST_SECONDS, hub_guard.LEAST_BYTES
 
-            with get_session().stream("GET", url, headers=headers) as response:
-                for chunk in response.iter_bytes(10_000):
-                    now[0] += 3600.0
-                    count += len(chunk)
-    assert count == 2 * size
+
+@pytest.mark.parametrize(
+    ("pieces", "comes"),
+    [
+        ([(1, BYTES), (SECONDS, 9), (SECONDS / 2, 9)], True),
+        ([(SECONDS / 2, BYTES)] * 9, True),
+        ([(SECONDS + 1, BYTES), (SECONDS + 1, BYTES - 1)], False),
+        ([(SECONDS / 2, BYTES * 9), (SECONDS, 1), (SECONDS / 2, 1), (SECONDS, 1)], False),
+    ],
+)
+def test_a_file_comes_as_slowly_as_it_likes_but_for_a_minute_with_too_few_bytes(
+    now: list[float], pieces: list[tuple[float, int]], comes: bool
+) -> None:
+    with nullcontext() if comes else pytest.raises(TimeoutError, match="fewer than 64.0 kB in 60 s"):
+        assert len(read(now, hub_guard._file(line(now, pieces)))) == sum(count for _, count in pieces)
+
+
+def test_an_answer_is_counted_as_it_comes_and_as_it_unpacks(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(chunks: Iterable[bytes], encoding: str = "identity") -> bytes:
+        return read(now, hub_guard._answer(chunks, encoding, hub_guard._Spent()))
+
+    seconds = hub_guard.LONGEST_ANSWER_SECONDS
+    assert answer(line(now, [(seconds / 2, 9), (seconds / 2, 9)])) == b"x" * 18
+    with pytest.raises(OddAnswer, match="does not finish its answer"):
+        answer(line(now, [(seconds / 2, 9), (seconds / 2 + 1, 9)]))
+    monkeypatch.setattr(hub_guard, "MAX_ANSWER_BYTES", 100_000)
+    packed = gzip.compress(b"x" * 100_000)
+    assert len(answer([packed], "gzip")) == 100_000
+    with pytest.raises(OddAnswer, match=r"more than 100\.0 kB or"):
+        answer([gzip.compress(b"x" * 100_001)], "gzip")
+    # A name in the header of a gzip file (RFC 1952, FNAME) may be as long as one likes, and is no part of the text.
+    with pytest.raises(OddAnswer, match=r"an answer of more than 100\.0 kB"):
+        answer([b"\x1f\x8b\x08\x08\0\0\0\0\0\x03", b"a" * 100_000], "gzip")

@@ -257,11 +257,8 @@ def test_of_a_closed_repo_nothing_is_lent_where_one_file_takes_a_login(
 # --- What a commit carries ----------------------------------------------------------------------------
 
 
-def test_what_the_server_copies_takes_no_room_in_a_commit() -> None:
-    stored = [FileEntry(f"stored-{n}", 15_000_000, xet_hash="ab") for n in range(3)]
+def test_a_commit_carries_the_smallest_files_and_no_weights() -> None:
     small, large, weights = FileEntry("b", 5_000_000), FileEntry("c", 15_000_000), FileEntry("w.safetensors", 1)
-    fit, too_much = fit_for_commit([*stored, large, small, weights])
-    assert sorted(file.path for file in fit) == ["b", "stored-0", "stored-1", "stored-2"]
-    assert sorted(file.path for file in too_much) == ["c", "w.safetensors"], "5 MB, a byte and 15 MB are over 20 MB"
-    fit, too_much = fit_for_commit([*stored, large, small])
-    assert ({file.path for file in fit}, too_much) == ({"b", "c", "stored-0", "stored-1", "stored-2"}, [])
+    fit, too_much = fit_for_commit([large, small, weights])
+    assert ([file.path for file in fit], [file.path for file in too_much]) == (["b"], ["w.safetensors", "c"])
+    assert fit_for_commit([large, small]) == ([small, large], [])

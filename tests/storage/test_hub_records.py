@@ -96,8 +96,10 @@ def test_records_that_are_together_too_large_are_refused_and_others_are_read(
     monkeypatch.setattr(hub_staging, "MAX_REPORT_BYTES", sum(sizes))
     assert len(aimed_at(hub, name)) == 3
     monkeypatch.setattr(hub_staging, "MAX_REPORT_BYTES", sum(sizes) - 1)
+    hub.log.clear()
     with pytest.raises(DestinationError, match="No job of this tool writes as many") as refusal:
         aimed_at(hub, name)
+    assert hub.asked("/resolve/.*sharding_records/") <= 1, "whose job it is"
     assert "--restart" in refusal.value.hint
 
 

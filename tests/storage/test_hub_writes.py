@@ -1,6 +1,7 @@
 """What is sent to a Hub: through Xet without the disk, without Xet by one nameless file at a time."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,23 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished
 from sharding.report.schema import Report
-from sharding.storage.hub.private import XET_SETTINGS, xet_session
+from sharding.storage.hub.client import Hub
 from sharding.storage.hub.upload import LfsShardWriter, XetShardWriter
+from sharding.storage.hub.xet import XET_SETTINGS, xet_session
 from tests.conftest import listing
 from tests.hubs import TOKEN, exists, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.storage.steps import SOURCE, begun, noted, sent, staged
 from tests.storage.test_hub_upload import Store
 
-LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
-
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[InHouse]:
     """A Hub without Xet."""
     with hub_in_house(tmp_path_factory.mktemp("plain"), xet=False) as hub:
-        with pytest.MonkeyPatch.context() as patch:  # other Hubs have it
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():  # other Hubs have it
             patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+            warnings.simplefilter("ignore", DeprecationWarning)  # huggingface_hub's own, in its LFS upload
             push(hub, folder, SOURCE)
         yield hub
 
@@ -52,7 +53,6 @@ def open_files(folder: Path) -> int:
     return sum(place.startswith(f"{folder}/") for place in places)
 
 
-@LFS_WARNS
 @pytest.mark.parametrize("of_hub", [False, True])
 def test_without_xet_one_shard_is_open_at_a_time_in_a_file_without_a_name(
     plain: InHouse, folder: Path, name: str, temporary: Path, of_hub: bool
@@ -72,7 +72,6 @@ def test_without_xet_one_shard_is_open_at_a_time_in_a_file_without_a_name(
     assert report.resources.bytes_deduplicated == 0
 
 
-@LFS_WARNS
 def test_without_xet_a_finished_shard_has_let_go_of_its_file_and_one_that_is_given_up_too(
     plain: InHouse, name: str, temporary: Path
 ) -> None:
@@ -88,7 +87,6 @@ def test_without_xet_a_finished_shard_has_let_go_of_its_file_and_one_that_is_giv
     assert target.disk_bytes_written == sum(one.bytes for one in records) + len(b"half")
 
 
-@LFS_WARNS
 def test_without_xet_what_the_store_has_already_is_not_counted_as_uploaded(plain: InHouse, name: str) -> None:
     target = begun(plain, name)
     data = os.urandom(200_000)
@@ -100,7 +98,6 @@ def test_without_xet_what_the_store_has_already_is_not_counted_as_uploaded(plain
     target.close()
 
 
-@LFS_WARNS
 def test_without_xet_no_bar_of_the_client_is_drawn(
     plain: InHouse, folder: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +154,7 @@ def test_an_upload_that_fails_is_said_in_plain_words_whenever_it_does(what: str,
 
 def test_a_full_disk_is_said_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))  # noqa: SIM115 - the writer closes it
-    writer = LfsShardWriter(lambda _: None, "w.safetensors")
+    writer = LfsShardWriter(Hub("http://hub.example", None), SOURCE, "main", "w.safetensors")
     with pytest.raises(DestinationError, match="temporary folder .* cannot be written: .*No space left") as refusal:
         writer.write(b"data")
     assert "smaller shard size" in refusal.value.hint
@@ -198,7 +195,6 @@ def test_hf_xet_gets_its_bounds_and_writes_no_log_files(monkeypatch: pytest.Monk
     assert {name: config[name] for name in XET_SETTINGS} == XET_SETTINGS
 
 
-@LFS_WARNS
 def test_a_job_that_came_to_nothing_without_xet_leaves_nothing(
     plain: InHouse, name: str, folder: Path, temporary: Path
 ) -> None:

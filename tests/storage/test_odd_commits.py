@@ -66,7 +66,7 @@ def test_a_source_is_at_a_commit_or_it_is_not_read(hub: InHouse, changed: Change
 
 @pytest.mark.parametrize("key", ["targetCommit", "commitOid"])
 def test_a_destination_is_at_a_commit_or_nothing_is_shown_there(hub: InHouse, changed: Changed, key: str) -> None:
-    for odd in ("main", "0" * 39, None):
+    for odd in ("0" * 39, None):
         changed[key] = odd
         with pytest.raises(ShardingError) as refusal:
             shard(hub, SOURCE, MADE)

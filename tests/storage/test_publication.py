@@ -1,6 +1,5 @@
 """Whatever fails and whenever a job dies, a folder shows a whole result or none, and the next run finishes it."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,22 +10,28 @@ from sharding.core.errors import DestinationError
 from tests.storage.publications import BEFORE, Place
 from tests.storage.recorder import Step, recorded
 
+EVERY = 3
+"""Of how many steps one is tried where all are not; each test tries others."""
+
 
 def usually(*names: str) -> list[object]:
-    """All that may be there before; the others than `names` are for the long run."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.thorough) for name in BEFORE]
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here rests on what is really on the disk."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
+    """What is there before, and of how many steps one is tried: some with `names`, all with everything in the long run."""
+    thorough = [pytest.param((name, 1), marks=pytest.mark.thorough, id=f"{name}, every step") for name in BEFORE]
+    return [*(pytest.param((name, EVERY), id=name) for name in names), *thorough]
 
 
 @pytest.fixture(params=usually("nothing", "shards", "one file"))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A folder that holds what the parameter says."""
-    return BEFORE[request.param](tmp_path)
+    before, every = request.param
+    place = BEFORE[before](tmp_path)
+    place.every = every
+    return place
+
+
+def some(place: Place, first: int, work: Callable[[], object]) -> list[tuple[int, Step]]:
+    """The steps that something takes from here, with their numbers; all of them or every third from `first`."""
+    return list(enumerate(steps_of(work)))[first % place.every :: place.every]
 
 
 def steps_of(work: Callable[[], object]) -> list[Step]:
@@ -57,7 +62,7 @@ def die(place: Place, number: int) -> None:
 
 def test_a_job_that_dies_before_any_step_is_finished_by_the_next(place: Place) -> None:
     place.again()
-    for number, step in enumerate(steps_of(place.publish)):
+    for number, step in some(place, 0, place.publish):
         with naming(number, step):
             die(place, number)
             place.assert_whole_or_unfinished()
@@ -65,9 +70,10 @@ def test_a_job_that_dies_before_any_step_is_finished_by_the_next(place: Place) -
             place.assert_finished()
 
 
+@pytest.mark.parametrize("place", usually("shards"), indirect=True)
 def test_a_job_that_dies_before_any_step_is_discarded_without_a_trace(place: Place) -> None:
     place.again()
-    for number, step in enumerate(steps_of(place.publish)):
+    for number, step in some(place, 1, place.publish):
         with naming(number, step):
             die(place, number)
             place.discard()
@@ -81,10 +87,11 @@ def half_published(place: Place) -> int:
     return max(number for number, to in named if to and to.suffix == ".safetensors")
 
 
+@pytest.mark.parametrize("place", usually("shards"), indirect=True)
 def test_a_job_that_dies_again_while_it_ends_what_was_half_published_is_finished_by_the_next(place: Place) -> None:
     middle = half_published(place)
     die(place, middle)
-    for number, step in enumerate(steps_of(place.publish)):
+    for number, step in some(place, 0, place.publish):
         with naming(number, step):
             die(place, middle)
             with recorded(dies_at=number) as recorder:
@@ -99,7 +106,7 @@ def test_a_job_that_dies_again_while_it_ends_what_was_half_published_is_finished
 def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for(place: Place) -> None:
     middle = half_published(place)
     die(place, middle)
-    for number, step in enumerate(steps_of(place.discard)):
+    for number, step in some(place, 0, place.discard):
         for go_on, assert_ended in ((place.discard, place.assert_discarded), (place.publish, place.assert_finished)):
             with naming(number, step):
                 die(place, middle)
@@ -115,7 +122,7 @@ def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for
 def test_a_step_that_fails_ends_the_job_in_words_and_the_next_run_finishes_it(place: Place) -> None:
     place.again()
     said = []
-    for number, step in enumerate(steps_of(place.publish)):
+    for number, step in some(place, 2, place.publish):
         with naming(number, step):
             place.again()
             with recorded(fails_at=number) as recorder:

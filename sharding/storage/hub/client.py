@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -16,6 +16,7 @@ from sharding.storage.hub.answers import Commit, Refs, checked_commit, parsed
 from sharding.storage.hub.retry import GarbledAnswer, OddAnswer, may_pass, refuses_argument, wait_to_retry
 
 if TYPE_CHECKING:
+    import httpx2
     from huggingface_hub import HfApi
 
 _NAME = "shard-my-repo"
@@ -47,7 +48,7 @@ class Hub:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """The headers for a request that no method of `api` makes."""
+        """The headers for a request that `send` does not make."""
         from huggingface_hub.utils import build_hf_headers
 
         from sharding.storage.hub.guard import mark
@@ -55,6 +56,22 @@ class Hub:
         name = {"library_name": _NAME, "library_version": __version__}
         headers: dict[str, str] = build_hf_headers(token=self._token, headers=mark(self.endpoint), **name)
         return headers
+
+    def send(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, *, openly: bool = False, **options: Any
+    ) -> "httpx2.Response":
+        """Return the answer to a request of our own, where `api` has no public method; `openly`: without the login.
+
+        Raises the client's errors.
+        """
+        from huggingface_hub.utils import hf_raise_for_status
+
+        from sharding.storage.hub.guard import mark, session
+
+        ours = mark(self.endpoint) if openly else self.headers
+        answer = session().request(method, url, headers={**ours, **(headers or {})}, **options)
+        hf_raise_for_status(answer)
+        return answer
 
     def page(self, repo_id: str) -> str:
         """Return the address of a repo's page."""
@@ -73,10 +90,12 @@ class Hub:
 
     def takes_card(self, card: str) -> bool:
         """Return whether the Hub would accept `card` as a README.md. Raises the client's errors."""
-        from huggingface_hub.utils import get_session, hf_raise_for_status
+        from huggingface_hub.utils import hf_raise_for_status
+
+        from sharding.storage.hub.guard import session
 
         question = {"content": card, "repoType": "model"}
-        answer = get_session().post(f"{self.endpoint}/api/validate-yaml", json=question, headers=self.headers)
+        answer = session().post(f"{self.endpoint}/api/validate-yaml", json=question, headers=self.headers)
         answer.json()  # a proxy's own answer is not JSON, and does not count
         if answer.status_code == 400:
             return False
@@ -86,7 +105,7 @@ class Hub:
     @cached_property
     def xet(self) -> Any:
         """The session of hf-xet."""
-        from sharding.storage.hub.private import xet_session
+        from sharding.storage.hub.xet import xet_session
 
         return xet_session()
 
@@ -130,12 +149,14 @@ class Hub:
 
     def get(self, repo_id: str, revision: str, path: str, max_bytes: int) -> bytes:
         """Return a small file of a repo, cut off at `max_bytes`. Raises the client's errors."""
-        from huggingface_hub.utils import get_session, hf_raise_for_status
+        from huggingface_hub.utils import hf_raise_for_status
+
+        from sharding.storage.hub.guard import session
 
         text = bytearray()
         headers = {**self.headers, "Accept-Encoding": "identity"}
         url = self.address(repo_id, revision, path)
-        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+        with session().stream("GET", url, headers=headers, follow_redirects=True) as response:
             hf_raise_for_status(response)
             for chunk in response.iter_bytes():
                 text += chunk
@@ -148,12 +169,8 @@ class Hub:
 
         `list_repo_refs` of huggingface_hub 2.4 does not accept `null` for an empty list, which some Hubs send.
         """
-        from huggingface_hub.utils import get_session, hf_raise_for_status
-
         url = f"{self.endpoint}/api/models/{repo_id}/refs"
-        response = get_session().get(url, params={"include_prs": 1} if pull_requests else {}, headers=self.headers)
-        hf_raise_for_status(response)
-        return parsed(Refs, response.json())
+        return parsed(Refs, self.send("GET", url, params={"include_prs": 1} if pull_requests else {}).json())
 
     def commits(self, repo_id: str, revision: str) -> Iterator[Commit]:
         """Yield the commit that `revision` names and those before it. Raises the client's errors.
@@ -191,14 +208,10 @@ class Hub:
 
         The request and the answer follow the Xet protocol (https://huggingface.co/docs/xet/auth).
         """
-        from huggingface_hub.utils import get_session, hf_raise_for_status
-
         from sharding.storage.hub.guard import checked_grant, one_question
 
         with one_question():  # while a file is read, no caller has started one
-            response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
-            hf_raise_for_status(response)
-            granted = parsed(dict[str, Any], response.json())
+            granted = parsed(dict[str, Any], self.send("GET", self._grants(kind, repo_id, revision)).json())
         grant = Grant(*(granted.get(key) for key in ("casUrl", "accessToken", "exp")))  # type: ignore[arg-type]
         return checked_grant(grant, self.endpoint)
 

@@ -7,10 +7,9 @@ Publishing is one commit on `main`. After it, the staging branch is deleted.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from uuid import uuid4
 
-from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from typing_extensions import override
 
@@ -27,8 +26,7 @@ from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.answers import person_of
 from sharding.storage.hub.client import SIGN_IN, Hub
 from sharding.storage.hub.main import OF_EVERY_NEW_REPO, MainBranch
-from sharding.storage.hub.private import quietly, uploaded
-from sharding.storage.hub.repo import HubRepo, copied, fit_for_commit
+from sharding.storage.hub.repo import HubRepo, fit_for_commit, stored
 from sharding.storage.hub.source import HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub.upload import LfsShardWriter, StoreSink
@@ -65,7 +63,6 @@ class HubDestination(StoreSink, Destination):
         self._job: StagedJob | None = None
         self._created = False
         self._is_prepared = self._may_be_ours = self._is_public = False
-        self._has_xet = True
         self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
             hint = f"Sign in first. {SIGN_IN} To write to a folder, name it ./{name}."
@@ -75,10 +72,14 @@ class HubDestination(StoreSink, Destination):
         self.ref = RepoRef("hub", self._me.own_id(name), "")
         self.findings = self._warn_of_namespace(name)
         super().__init__(hub, self.ref.repo_id, STAGING_BRANCH)
-        self._repo = HubRepo(hub, self.ref.repo_id)
-        self._repo.before_commit = self._refuse_public
+        self._repo = HubRepo(hub, self.ref.repo_id, self._refuse_public, self._store)
         self._main = MainBranch(self._repo, overwrite=overwrite)
         self._staging = StagingBranch(self._repo)
+
+    @cached_property
+    def _has_xet(self) -> bool:
+        """Whether files go to the store through Xet. Ask once the staging branch exists."""
+        return self._repo.ask(lambda: self._hub.has_xet(self.ref.repo_id, STAGING_BRANCH))
 
     @property
     @override
@@ -143,7 +144,6 @@ class HubDestination(StoreSink, Destination):
         Raises DestinationError if the Hub does not allow it, or shows a repo that must be private. Also if `ours` or
         the files `beside` them may not be put there, or if somebody else has changed the repo since `check`.
         """
-        repo_id = self.ref.repo_id
         self._is_prepared = True
         self._staging.go_on(keep)
         self._main.refuse_names(list(ours), list(beside))
@@ -161,7 +161,6 @@ class HubDestination(StoreSink, Destination):
                 self._staging.delete()
             self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
             self._staging.begin(self._job, head)
-        self._has_xet = self._repo.ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
         # Without Xet, a shard needs disk space. Through hf-xet, it needs a hundred megabytes of memory. Between two
         # Hubs, a single shard keeps two cores busy.
         self.shards_at_once = THREADS if self._has_xet and self._job.source.kind != "hub" else 1
@@ -226,7 +225,7 @@ class HubDestination(StoreSink, Destination):
         """Start a shard: through hf-xet a stream without any disk space, or without Xet one temporary file."""
         if self._has_xet:
             return super().open_shard(file)
-        self._writers.append(LfsShardWriter(self._upload_lfs, file))
+        self._writers.append(LfsShardWriter(self._hub, self.ref.repo_id, STAGING_BRANCH, file))
         return self._writers[-1]
 
     @override
@@ -270,14 +269,17 @@ class HubDestination(StoreSink, Destination):
         beside = list(side_files)
         with self._what_stays():
             self._main.refuse_names([*records, *written], [file.path for file in beside])
-            fit, too_much = fit_for_commit(beside)
-            operations = [
-                *(uploaded(record) for record in records.values()),
-                *(uploaded(self._store(file, origin)) for file in too_much),
-                *(copied(file, origin) for file in fit),
-                *(CommitOperationAdd(path, data) for path, data in written.items()),
+            copied = self._repo.copied(beside, origin)
+            paths = {change.path for change in copied}
+            fit, too_much = fit_for_commit(file for file in beside if file.path not in paths)
+            carried = {file.path: b"".join(origin.read(file.path, 0, file.bytes)) for file in fit}
+            changes = [
+                *(stored(record) for record in records.values()),
+                *(stored(self._store(file.path, origin.read(file.path, 0, file.bytes))) for file in too_much),
+                *copied,
+                *self._repo.added("main", {**carried, **written}),
             ]
-            commit = self._main.publish(operations, origin.ref, records.values(), written[REPORT_NAME])
+            commit = self._main.publish(changes, origin.ref, records.values(), written[REPORT_NAME])
             self.ref = RepoRef("hub", self.ref.repo_id, commit)
             # Before the branch goes: it records that this job has created the repo.
             remark = self._show(commit, origin) if self._asked_to_show else ""
@@ -348,17 +350,13 @@ class HubDestination(StoreSink, Destination):
         """Stage a shard whose bytes are in the Hub's store."""
         self._staging.add(record)
 
-    def _store(self, file: FileEntry, origin: Repo) -> ShardRecord:
-        """Stream a side file into the store, as a shard."""
-        writer = self.open_shard(file.path)
-        for chunk in origin.read(file.path, 0, file.bytes):
+    def _store(self, path: str, chunks: Iterable[bytes]) -> ShardRecord:
+        """Stream a file into the store, as a shard."""
+        writer, count = self.open_shard(path), 0
+        for chunk in chunks:
             writer.write(chunk)
-        return ShardRecord(file.path, file.bytes, writer.finish(), {})
-
-    def _upload_lfs(self, operation: CommitOperationAdd) -> None:
-        upload = self._hub.api.preupload_lfs_files
-        question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
-        quietly(lambda: self._repo.ask(question))
+            count += len(chunk)
+        return ShardRecord(path, count, writer.finish(), {})
 
     def _show(self, commit: str, origin: Repo) -> str:
         """Make a repo public that this job created and that holds nothing else; return a remark if it stays private."""

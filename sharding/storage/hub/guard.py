@@ -2,17 +2,17 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import ip_address
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import httpx2
-from httpcore2 import NetworkBackend, NetworkStream
-from huggingface_hub.utils import hf_raise_for_status
+from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from sharding.core.lent import Grant
 from sharding.core.limits import (
@@ -20,12 +20,10 @@ from sharding.core.limits import (
     LEAST_BYTES,
     LONGEST_WAIT_SECONDS,
     MAX_ANSWER_BYTES,
-    MAX_ANSWER_HEADER_BYTES,
     MAX_ANSWER_VALUES,
     MAX_PAGES,
 )
 from sharding.core.text import format_bytes
-from sharding.storage.hub.private import replace_client_factory, watch_connections
 from sharding.storage.hub.retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
 
 LONGEST_ANSWER_SECONDS = 300
@@ -79,12 +77,26 @@ _SPENT: ContextVar[_Spent | None] = ContextVar("_SPENT", default=None)
 _INSTALLING = Lock()
 
 
+def session() -> httpx2.Client:
+    """Return the client that huggingface_hub shares, with limits. On its own, it waits and reads without end.
+
+    huggingface_hub makes a new one after an error of the network, so ask each time.
+    """
+    with _INSTALLING:
+        client = get_session()
+        hooks = client.event_hooks
+        if _ask not in hooks["request"]:
+            client.event_hooks = {"request": [_ask, *hooks["request"]], "response": [_hear, *hooks["response"]]}
+    return client
+
+
 @contextmanager
 def one_question() -> Iterator[None]:
     """Count all answers in this block as answers to one question, and name the request that got an odd one.
 
     Raises GarbledAnswer for an answer that is not JSON, and OddAnswer for one that the client cannot read.
     """
+    session()
     spent = _Spent()
     before = _SPENT.set(spent)
     try:
@@ -106,25 +118,12 @@ def one_question() -> Iterator[None]:
 
 def mark(endpoint: str) -> dict[str, str]:
     """Return the header that marks a request as one to the Hub at `endpoint`. It does not leave this process."""
-    with _INSTALLING:
-        replace_client_factory(_guarded)
     return {_MARK: endpoint}
 
 
 def unmarked(headers: Mapping[str, str]) -> dict[str, str]:
     """Return `headers` without that mark, for a client that has no hooks."""
     return {name: text for name, text in headers.items() if name != _MARK}
-
-
-def _guarded(make: Callable[[], httpx2.Client]) -> httpx2.Client:
-    """Return the client of `make` with limits. On its own, huggingface_hub 2.4 waits and reads without end."""
-    client = make()
-    if client.timeout.read is None:
-        client.timeout = ANSWER_TIMEOUT_SECONDS
-    hooks = client.event_hooks
-    client.event_hooks = {"request": [_ask, *hooks["request"]], "response": [_hear, *hooks["response"]]}
-    watch_connections(client, _Backend)
-    return client
 
 
 def _ask(request: httpx2.Request) -> None:
@@ -144,27 +143,23 @@ def _ask(request: httpx2.Request) -> None:
 
 def _hear(response: httpx2.Response) -> None:
     """Limit the body of an answer, and the wait that its header asks for. Raises OddAnswer, and the client's errors."""
-    request, stream = response.request, response.extensions.get("network_stream")
+    request = response.request
     endpoint = request.extensions.get(_OF_HUB)
-    is_others = endpoint is None and request.method in ("GET", "HEAD")
-    is_file = response.is_success and request.extensions.get(_OF_FILE, False)
-    if isinstance(stream, _Stream):
-        stream.headers_are_in(None if is_others else "file" if is_file else "answer")
-    if is_others:  # from other code in this process
+    if endpoint is None:  # from other code in this process
         return
-    if spent := _SPENT.get():
-        spent.request = f"{request.method} {request.url.path}"
+    spent = _SPENT.get() or _Spent()
+    spent.request = f"{request.method} {request.url.path}"
     encoding = response.headers.get("Content-Encoding", "identity")
-    if is_file and encoding != "identity":  # its bytes are counted as they arrive
-        raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although this tool asked for plain bytes")
-    if not is_file:
+    if not (response.is_success and request.extensions[_OF_FILE]):
         response.headers.pop("Content-Encoding", None)
-        raw = httpx2.Response(200, headers={"Content-Encoding": encoding}, stream=response.stream)
-        response.stream = _Body(raw, _SPENT.get() or _Spent())
+        response.stream = _Body(response.stream, partial(_answer, encoding=encoding, spent=spent))
+    elif encoding != "identity":  # its bytes are counted as they arrive
+        raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although this tool asked for plain bytes")
+    else:
+        response.stream = _Body(response.stream, _file)
     if response.status_code in _BUSY and (seconds_asked(response.headers) or 0) > LONGEST_WAIT_SECONDS:
         hf_raise_for_status(response)  # the client itself would sleep as long as the header asks
-    if endpoint:
-        _follow(response, endpoint)
+    _follow(response, endpoint)
 
 
 def _follow(response: httpx2.Response, endpoint: str) -> None:
@@ -185,7 +180,8 @@ def _is_own(url: httpx2.URL, endpoint: str) -> bool:
     """Return whether `url` has the scheme, host and port of `endpoint`, or is the same host over TLS."""
     own = httpx2.URL(endpoint)
     is_upgrade = (own.scheme, url.scheme, own.host) == ("http", "https", url.host)
-    return url.origin == own.origin or (is_upgrade and own.port is None and url.port is None)
+    is_same = (url.scheme, url.host, url.port) == (own.scheme, own.host, own.port)
+    return is_same or (is_upgrade and own.port is None and url.port is None)
 
 
 def checked_grant(grant: Grant, endpoint: str) -> Grant:
@@ -226,89 +222,52 @@ def _is_here(host: str) -> bool:
 
 
 class _Body(httpx2.SyncByteStream):
-    """The body of an answer, decoded and counted in small pieces."""
+    """The body of an answer, as `limit` lets it pass."""
 
-    def __init__(self, raw: httpx2.Response, spent: _Spent) -> None:
-        self._raw = raw
-        self._spent = spent
+    def __init__(self, stream: Any, limit: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
+        self._stream = stream
+        self._limit = limit
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._raw.iter_bytes():
-            self._spent.take(chunk)
+        return self._limit(self._stream)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _answer(chunks: Iterable[bytes], encoding: str, spent: _Spent) -> Iterator[bytes]:
+    """Yield an answer, decoded. Bytes count as they arrive too, because some of them may decode to nothing."""
+
+    def arriving() -> Iterator[bytes]:
+        waited, count = 0.0, 0
+        for seconds, chunk in _timed(chunks):
+            waited, count = waited + seconds, count + len(chunk)
+            if waited > LONGEST_ANSWER_SECONDS:
+                raise OddAnswer(f"does not finish its answer within {LONGEST_ANSWER_SECONDS} s")
+            if count > MAX_ANSWER_BYTES:
+                raise OddAnswer(f"sends an answer of more than {format_bytes(MAX_ANSWER_BYTES)}")
             yield chunk
 
-    def close(self) -> None:
-        self._raw.close()
+    for chunk in httpx2.Response(200, headers={"Content-Encoding": encoding}, content=arriving()).iter_bytes():
+        spent.take(chunk)
+        yield chunk
 
 
-class _Backend(NetworkBackend):
-    """Opens connections that limit the headers of an answer."""
-
-    def __init__(self, inner: NetworkBackend) -> None:
-        self._inner = inner
-
-    def connect_tcp(self, *arguments: Any, **options: Any) -> NetworkStream:
-        return _Stream(self._inner.connect_tcp(*arguments, **options))
-
-    def connect_unix_socket(self, *arguments: Any, **options: Any) -> NetworkStream:
-        return _Stream(self._inner.connect_unix_socket(*arguments, **options))
-
-    def sleep(self, seconds: float) -> None:
-        self._inner.sleep(seconds)
+def _file(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a file. It may take any time, as long as it sends `LEAST_BYTES` in `LEAST_SECONDS`."""
+    waited, count = 0.0, 0
+    for seconds, chunk in _timed(chunks):
+        waited, count = waited + seconds, count + len(chunk)
+        if waited > LEAST_SECONDS:
+            if count < LEAST_BYTES:
+                raise TimeoutError(f"it sent fewer than {format_bytes(LEAST_BYTES)} in {LEAST_SECONDS} s")
+            waited, count = 0.0, 0
+        yield chunk
 
 
-_Part = Literal["headers", "answer", "file"]
-
-
-class _Stream(NetworkStream):
-    """A connection: after each request the headers of the answer, then its body, each limited in size and time.
-
-    Bytes count as they arrive, because some of them may decode to nothing. Only the time that this side waits counts,
-    because the reader may be slow. A file may take any time, as long as it sends `LEAST_BYTES` in `LEAST_SECONDS`.
-    """
-
-    def __init__(self, inner: NetworkStream) -> None:
-        self._inner = inner
-        self._begin("headers")
-
-    def _begin(self, part: _Part | None) -> None:
-        self._part, self._waited, self._bytes = part, 0.0, 0
-
-    def headers_are_in(self, body: Literal["answer", "file"] | None) -> None:
-        """Count what arrives from now on as an answer or a file, or not at all."""
-        self._begin(body)
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+def _timed(chunks: Iterable[bytes]) -> Iterator[tuple[float, bytes]]:
+    """Yield the seconds that this side waited for each chunk, and the chunk. The reader's own time does not count."""
+    began = time.monotonic()
+    for chunk in chunks:
+        yield time.monotonic() - began, chunk
         began = time.monotonic()
-        data = self._inner.read(max_bytes, timeout)
-        self._waited += time.monotonic() - began
-        self._bytes += len(data)
-        self._refuse_endless()
-        return data
-
-    def _refuse_endless(self) -> None:
-        is_late = self._waited > LONGEST_ANSWER_SECONDS
-        match self._part:
-            case "headers" if is_late or self._bytes > MAX_ANSWER_HEADER_BYTES:
-                raise OddAnswer("starts an answer with headers that do not end")
-            case "answer" if is_late:
-                raise OddAnswer(f"does not finish its answer within {LONGEST_ANSWER_SECONDS} s")
-            case "answer" if self._bytes > MAX_ANSWER_BYTES:
-                raise OddAnswer(f"sends an answer of more than {format_bytes(MAX_ANSWER_BYTES)}")
-            case "file" if self._waited > LEAST_SECONDS:
-                if self._bytes < LEAST_BYTES:
-                    raise TimeoutError(f"it sent fewer than {format_bytes(LEAST_BYTES)} in {LEAST_SECONDS} s")
-                self._begin("file")
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._begin("headers")
-        self._inner.write(buffer, timeout)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def start_tls(self, *arguments: Any, **options: Any) -> NetworkStream:
-        return _Stream(self._inner.start_tls(*arguments, **options))
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._inner.get_extra_info(info)

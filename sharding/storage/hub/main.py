@@ -4,13 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import PurePosixPath
 
-from huggingface_hub import CommitOperationDelete
-
 from sharding.core.errors import DestinationError, Remedy, ReplaceRefused
 from sharding.core.text import name_some, source_name
 from sharding.core.values import FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
-from sharding.storage.hub.repo import HubRepo, Operation, has_content, holds, is_alike
+from sharding.storage.hub.repo import Change, HubRepo, deleted, has_content, holds, is_alike
 from sharding.storage.hub.staging import STAGING_BRANCH
 from sharding.storage.records import parse_earlier
 
@@ -87,18 +85,16 @@ class MainBranch:
                 Remedy("overwrite"),
             )
 
-    def publish(
-        self, operations: Sequence[Operation], source: RepoRef, records: Iterable[ShardRecord], report: bytes
-    ) -> str:
+    def publish(self, changes: Sequence[Change], source: RepoRef, records: Iterable[ShardRecord], report: bytes) -> str:
         """Return the commit that shows the result and removes the rest of an earlier one.
 
         Raises DestinationError if somebody else has changed `main` meanwhile.
         """
-        new = {operation.path_in_repo for operation in operations}
-        stale = [CommitOperationDelete(path) for path in (*self._earlier, *self._rivals) if path not in new]
+        new = {change.path for change in changes}
+        stale = [deleted(path) for path in (*self._earlier, *self._rivals) if path not in new]
 
         def publish() -> str:
-            return self._repo.commit("main", self.head, _title(source), [*stale, *operations])
+            return self._repo.commit("main", self.head, _title(source), [*stale, *changes])
 
         commit = ""
         try:

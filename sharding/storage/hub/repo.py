@@ -1,22 +1,24 @@
 """Ask one repo of a Hub the questions of a destination, and commit to it."""
 
+import base64
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
 
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from huggingface_hub.utils.sha import git_hash
+from pydantic import BaseModel
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.repo import Repo
-from sharding.core.values import FileEntry, ShardRecord
+from sharding.core.values import FileEntry, RepoRef, ShardRecord
 from sharding.formats.names import is_weights
-from sharding.storage.hub.answers import checked_commit, checked_flag, listed_files
-from sharding.storage.hub.client import Hub
-from sharding.storage.hub.private import quietly
+from sharding.storage.hub.answers import checked_commit, checked_flag, listed_files, parsed
+from sharding.storage.hub.client import Hub, is_without
 from sharding.storage.hub.retry import OddAnswer
 
 COMMITTED_BYTES = 20_000_000
@@ -24,22 +26,75 @@ COMMITTED_BYTES = 20_000_000
 that repos keep in git are smaller. Beyond this limit the largest files go to the store."""
 
 
-Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
+_MODES_AT_ONCE, _COPIES_AT_ONCE = 256, 500
+"""Most files in one request, as huggingface_hub 2.4 sends them."""
 
 _T = TypeVar("_T")
 
-_IGNORE_NOTHING = "# nothing\n"
-"""A `.gitignore` for the Hub to use. Instead of an empty one, it may use the one in the repo."""
+
+class _Mode(BaseModel):
+    path: str
+    uploadMode: Literal["regular", "lfs"]
+
+
+class _Modes(BaseModel):
+    files: list[_Mode]
+
+
+class _NotCopied(BaseModel):
+    sha256: str
+
+
+class _Copied(BaseModel):
+    failed: list[_NotCopied] | None = None
+
+
+class _Committed(BaseModel):
+    commitOid: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit does to one file, as the Hub's commit endpoint takes it."""
+
+    key: Literal["file", "lfsFile", "deletedFile"]
+    path: str
+    fields: Mapping[str, str | int]
+
+
+def stored(record: ShardRecord) -> Change:
+    """Return the change that adds a file whose bytes the Hub's store already has."""
+    return Change("lfsFile", record.file, {"algo": "sha256", "oid": record.sha256, "size": record.bytes})
+
+
+def small(path: str, data: bytes) -> Change:
+    """Return the change that adds a file to git itself."""
+    return Change("file", path, {"content": base64.b64encode(data).decode(), "encoding": "base64"})
+
+
+def deleted(path: str) -> Change:
+    """Return the change that deletes a file."""
+    return Change("deletedFile", path, {})
 
 
 class HubRepo:
     """A repo, which may not exist yet. Retries failures that may pass. All methods raise DestinationError."""
 
-    def __init__(self, hub: Hub, repo_id: str) -> None:
-        """Use the repo `repo_id`. Asks nothing. An error from `before_commit` prevents a commit."""
+    def __init__(
+        self,
+        hub: Hub,
+        repo_id: str,
+        before_commit: Callable[[], None] = lambda: None,
+        store: Callable[[str, Iterable[bytes]], ShardRecord] | None = None,
+    ) -> None:
+        """Use the repo `repo_id`. Asks nothing.
+
+        An error from `before_commit` prevents a commit. `store` puts a file into the Hub's store.
+        """
         self.hub = hub
         self.repo_id = repo_id
-        self.before_commit: Callable[[], None] = lambda: None
+        self._before_commit = before_commit
+        self._store = store
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Return the result of `question`."""
@@ -107,23 +162,72 @@ class HubRepo:
         """Return a small file, cut off at `max_bytes`."""
         return self.ask(lambda: self.hub.get(self.repo_id, revision, path, max_bytes))
 
-    def commit(self, branch: str, parent: str, message: str, operations: Sequence[Operation]) -> str:
+    def added(self, branch: str, files: Mapping[str, bytes]) -> list[Change]:
+        """Return the changes that add `files`, each to git or to the store, as the Hub wants it. Uploads the latter."""
+        assert self._store, "only a destination adds files"
+        in_store = self.ask(lambda: set(self._meant_for_store(branch, files)))
+        return [
+            stored(self._store(path, [data])) if path in in_store else small(path, data) for path, data in files.items()
+        ]
+
+    def _meant_for_store(self, branch: str, files: Mapping[str, bytes]) -> Iterator[str]:
+        wishes = [
+            {"path": path, "size": len(data), "sample": base64.b64encode(data[:512]).decode()}
+            for path, data in files.items()
+            if data  # the store takes no empty file
+        ]
+        for batch in _batches(wishes, _MODES_AT_ONCE):
+            answer = self.hub.send("POST", self._api(f"preupload/{quote(branch, safe='')}"), json={"files": batch})
+            yield from (file.path for file in parsed(_Modes, answer.json()).files if file.uploadMode == "lfs")
+
+    def copied(self, files: Iterable[FileEntry], origin: Repo) -> list[Change]:
+        """Return the changes that add those of `files` that the Hub's store copies here from their own repo.
+
+        Others have to be sent: those in git, and those that the Hub does not copy, for example from another region.
+        """
+        in_store = [file for file in files if file.xet_hash and file.sha256]
+        changes = list[Change]()
+        for number in {file.source for file in in_store}:
+            source = origin.sources[number].ref
+            for batch in _batches([file for file in in_store if file.source == number], _COPIES_AT_ONCE):
+                failed = self.ask(lambda source=source, batch=batch: self._not_copied(source, batch))  # type: ignore[misc]
+                changes += [
+                    stored(ShardRecord(file.path, file.bytes, file.sha256 or "", {}))
+                    for file in batch
+                    if file.sha256 not in failed
+                ]
+        return changes
+
+    def _not_copied(self, source: RepoRef, files: Sequence[FileEntry]) -> set[str | None]:
+        wishes = [
+            {"xetHash": file.xet_hash, "sha256": file.sha256, "filename": source.folder + file.at} for file in files
+        ]
+        target = {"type": "model", "name": self.repo_id}
+        url = f"{self.hub.endpoint}/api/models/{source.repo_id}/lfs-files/duplicate"
+        try:
+            answer = self.hub.send("POST", url, json={"target": target, "files": wishes}).json()
+        except HfHubHTTPError as error:
+            if not is_without(error):
+                raise
+            return {file.sha256 for file in files}
+        return {file.sha256 for file in parsed(_Copied, answer).failed or ()}
+
+    def commit(self, branch: str, parent: str, title: str, changes: Iterable[Change]) -> str:
         """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors.
 
-        Without this method's own `.gitignore`, the client would silently leave out the files that a `.gitignore` names.
+        The client's own method would ask for each file where the Hub wants it, and upload it.
         """
-        additions = [operation for operation in operations if isinstance(operation, CommitOperationAdd)]
-        upload = self.hub.api.preupload_lfs_files
-        quietly(
-            lambda: upload(
-                self.repo_id, additions, revision=branch, gitignore_content=_IGNORE_NOTHING, free_memory=False
-            )
-        )
-        self.before_commit()  # as late as this: nobody can see uploaded files before
-        info = self.hub.api.create_commit(
-            self.repo_id, operations, commit_message=message, revision=branch, parent_commit=parent
-        )
-        return checked_commit(info.oid)
+        lines = [
+            {"key": "header", "value": {"summary": title, "description": "", "parentCommit": parent}},
+            *({"key": change.key, "value": {"path": change.path, **change.fields}} for change in changes),
+        ]
+        body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        self._before_commit()  # as late as this: nobody can see uploaded files before
+        url, kind = self._api(f"commit/{quote(branch, safe='')}"), {"Content-Type": "application/x-ndjson"}
+        return checked_commit(parsed(_Committed, self.hub.send("POST", url, kind, content=body).json()).commitOid)
+
+    def _api(self, path: str) -> str:
+        return f"{self.hub.endpoint}/api/models/{self.repo_id}/{path}"
 
     def history(self, commit: str) -> list[tuple[str, str]]:
         """Return the titles and ids of `commit` and those before it, newest first."""
@@ -138,10 +242,9 @@ class HubRepo:
 
 
 def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[FileEntry]]:
-    """Return the side files that fit into a commit, smallest first, and those that do not.
+    """Return the side files that a commit itself may carry, smallest first, and those that it may not.
 
-    A commit copies a file on the server, or carries it itself up to a limit. It carries no weights, because a Hub keeps
-    them in its store whatever their size.
+    It carries no weights, because a Hub keeps them in its store whatever their size.
 
     >>> files = [FileEntry("a", 15_000_000), FileEntry("b", 9), FileEntry("c", 16_000_000)]
     >>> [[file.path for file in some] for some in fit_for_commit(files)]
@@ -149,23 +252,9 @@ def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[Fi
     """
     fit, too_much, count = list[FileEntry](), list[FileEntry](), 0
     for file in sorted(files, key=lambda file: file.bytes):
-        count += 0 if file.xet_hash else file.bytes
-        is_carried = count <= COMMITTED_BYTES and not is_weights(file.path)
-        (fit if file.xet_hash or is_carried else too_much).append(file)
+        count += file.bytes
+        (fit if count <= COMMITTED_BYTES and not is_weights(file.path) else too_much).append(file)
     return fit, too_much
-
-
-def copied(file: FileEntry, origin: Repo) -> CommitOperationAdd | CommitOperationCopy:
-    """Return the operation that copies a side file. If its bytes are in the Hub's store, the server copies it."""
-    if file.xet_hash:
-        return CommitOperationCopy(
-            file.at,
-            file.path,
-            src_revision=origin.sources[file.source].ref.revision,
-            src_repo_id=origin.sources[file.source].ref.repo_id,
-            src_repo_type="model",
-        )
-    return CommitOperationAdd(file.path, b"".join(origin.read(file.path, 0, file.bytes)))
 
 
 def has_moved(error: Exception) -> bool:
@@ -177,7 +266,9 @@ def has_content(file: FileEntry | None, data: bytes) -> bool:
     """Return whether a listed file is `data`, by its SHA-256 or its git hash."""
     if file and file.sha256:
         return file.sha256 == hashlib.sha256(data).hexdigest()
-    return file is not None and file.git_sha1 == git_hash(data)
+    # Git puts the kind and the length before the content (gitformat-loose, "blob").
+    git_sha1 = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    return file is not None and file.git_sha1 == git_sha1
 
 
 def is_alike(file: FileEntry, other: FileEntry | None) -> bool:
@@ -188,3 +279,7 @@ def is_alike(file: FileEntry, other: FileEntry | None) -> bool:
 def holds(file: FileEntry | None, record: ShardRecord) -> bool:
     """Return whether a listed file is the shard of `record`."""
     return file is not None and (file.sha256, file.bytes) == (record.sha256, record.bytes)
+
+
+def _batches(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -220,13 +220,15 @@ class HubSource(Source):
         return sorted(files, key=lambda file: file.path)
 
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        from huggingface_hub.utils import get_session, hf_raise_for_status
+        from huggingface_hub.utils import hf_raise_for_status
+
+        from sharding.storage.hub.guard import session
 
         self._count()
         url = self._hub.address(self.ref.repo_id, self.ref.revision, self.ref.folder + entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         headers = {**self._hub.headers, **asked}
-        with get_session().stream(
+        with session().stream(
             "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS
         ) as response:
             hf_raise_for_status(response)

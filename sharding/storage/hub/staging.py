@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, Remedy
@@ -15,8 +14,7 @@ from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
-from sharding.storage.hub.private import small, uploaded, went_to_store
-from sharding.storage.hub.repo import HubRepo, Operation, has_content, has_moved, holds
+from sharding.storage.hub.repo import Change, HubRepo, deleted, has_content, has_moved, holds, small, stored
 from sharding.storage.records import job_line, parse_job, parse_staged, staged_line, whole
 
 COMMIT_SECONDS = 60.0
@@ -95,7 +93,7 @@ class StagingBranch:
         repo_id = self._repo.repo_id
         self._repo.ask(lambda: create(repo_id, branch=STAGING_BRANCH, revision=parent, exist_ok=True))
         self.head, self._job, self._is_at_work = parent, job, True
-        inherited = [CommitOperationDelete(path) for path in self._repo.files(parent) if self._is_record(path)]
+        inherited = [deleted(path) for path in self._repo.files(parent) if self._is_record(path)]
         self._commit("Begin", inherited, {_JOB: job_line(job)})
 
     def go_on(self, kept: Iterable[ShardRecord]) -> None:
@@ -148,7 +146,7 @@ class StagingBranch:
         if noted and self._job:
             message = f"{noted[0].file} and {len(noted) - 1} more" if noted[1:] else noted[0].file
             lines = {f"{RECORDS}{record.file}.json": staged_line(record, self._job) for record in noted}
-            self._commit(message, [uploaded(record) for record in noted], lines)
+            self._commit(message, [stored(record) for record in noted], lines)
             self.finished |= {record.file for record in noted}
             with self._lock:
                 self._unnoted = [record for record in self._unnoted if record not in noted]
@@ -173,14 +171,18 @@ class StagingBranch:
 
         self._repo.ask(delete)
 
-    def _commit(self, message: str, changes: Sequence[Operation], lines: Mapping[str, bytes]) -> None:
+    def _commit(self, message: str, shards: Sequence[Change], lines: Mapping[str, bytes]) -> None:
         """Commit shards and JSON files. Only the first commit asks the Hub whether JSON goes to the store."""
-        kind = small if self._is_json_small else CommitOperationAdd
-        records = [kind(path, data) for path, data in lines.items()]
+        if self._is_json_small:
+            records = [small(path, data) for path, data in lines.items()]
+        else:
+            records = self._repo.added(STAGING_BRANCH, lines)
+        self._is_json_small = all(record.key == "file" for record in records)
+        changes = [*shards, *records]
 
         def commit() -> str:
             try:
-                return self._repo.commit(STAGING_BRANCH, self.head, message, [*changes, *records])
+                return self._repo.commit(STAGING_BRANCH, self.head, message, changes)
             except HfHubHTTPError as error:
                 head = self._repo.branches().get(STAGING_BRANCH, "") if has_moved(error) else self.head
                 if head == self.head:
@@ -194,10 +196,9 @@ class StagingBranch:
                 if all(has_content(files.get(path), data) for path, data in lines.items()):
                     return head  # an earlier try has arrived, but its answer has not
                 # If somebody has added something, reading everything again finds it.
-                return self._repo.commit(STAGING_BRANCH, head, message, [*changes, *records])
+                return self._repo.commit(STAGING_BRANCH, head, message, changes)
 
         self.head, self._is_at_work = self._repo.ask(commit), True
-        self._is_json_small = not went_to_store(records[0])
 
     @staticmethod
     def _is_record(path: str) -> bool:

@@ -1,21 +1,58 @@
 """Send shards to a Hub: through hf-xet as streams, or through LFS as temporary files."""
 
 import hashlib
-import io
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from huggingface_hub import CommitOperationAdd
+from pydantic import BaseModel, Field
 from typing_extensions import override
 
 from sharding.core.errors import DestinationError, Remedy
 from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.values import FileEntry, ShardRecord
+from sharding.storage.hub.answers import parsed
 from sharding.storage.hub.client import GO_ON, Hub
-from sharding.storage.hub.private import to_upload
+from sharding.storage.hub.retry import OddAnswer
+
+_LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
+_PIECE_BYTES = 1 << 20
+_T = TypeVar("_T")
+
+
+class _Action(BaseModel):
+    href: str
+    header: dict[str, Any] | None = None
+
+    def parts(self, size: int) -> tuple[list[str], int]:
+        """Return the addresses for the parts of a file of `size` bytes, and the bytes of each but the last."""
+        header = dict(self.header or {})
+        chunk = str(header.pop("chunk_size", ""))
+        places = [str(header[number]) for number in sorted(filter(str.isdecimal, header), key=int)]
+        if not chunk.isdecimal() or int(chunk) == 0 or len(places) != -(-size // int(chunk)):
+            raise OddAnswer(f"wants a file of {size} bytes in {len(places)} parts of {chunk[:20]!r} bytes")
+        return places, int(chunk)
+
+
+class _Actions(BaseModel):
+    upload: _Action
+    verify: _Action | None = None
+
+
+class _Error(BaseModel):
+    message: str
+
+
+class _Object(BaseModel):
+    actions: _Actions | None = None
+    """Without them, the store has the file already."""
+    error: _Error | None = None
+
+
+class _Batch(BaseModel):
+    objects: Annotated[list[_Object], Field(min_length=1)]
 
 
 class XetShardWriter(ShardWriter):
@@ -69,15 +106,21 @@ class XetShardWriter(ShardWriter):
 
 
 class LfsShardWriter(ShardWriter):
-    """A shard for a Hub without Xet. LFS needs its SHA-256 first, so it waits in a temporary file without a name."""
+    """A shard for a Hub without Xet. LFS needs its SHA-256 first, so it waits in a temporary file without a name.
+
+    The protocol is git-lfs's own (`docs/api/batch.md`), and the Hub's for files in parts. huggingface_hub 2.4 would
+    ask first whether the repo's `.gitattributes` wants the file in git.
+    """
 
     stored = None
 
-    def __init__(self, upload: Callable[[CommitOperationAdd], None], file: str) -> None:
+    def __init__(self, hub: Hub, repo_id: str, revision: str, file: str) -> None:
         """Create the temporary file, which the system removes even if this process is killed."""
         self.bytes_uploaded = self.bytes_deduplicated = self.bytes_written = 0
         self._sha256 = hashlib.sha256()
-        self._upload = upload
+        self._hub = hub
+        self._repo_id = repo_id
+        self._revision = revision
         self._file = file
         self._part = tempfile.TemporaryFile(prefix="shard-")  # noqa: SIM115 - closed by finish or abort
 
@@ -95,15 +138,55 @@ class LfsShardWriter(ShardWriter):
     @override
     def finish(self) -> str:
         """Upload the file, unless the store already has its bytes; return its SHA-256."""
-        self._part.seek(0)  # flushes the buffer
-        part = _CountedFile(self._part.raw)
-        operation = to_upload(self._file, part)
-        part.bytes_read = 0  # does not count the reads for the hash
-        self._upload(operation)
-        self.bytes_uploaded = part.bytes_read
-        self.bytes_deduplicated = 0 if self.bytes_uploaded else self.bytes_written
+        item = {"oid": self._sha256.hexdigest(), "size": self.bytes_written}
+        wish: dict[str, Any] = {
+            "operation": "upload",
+            "transfers": ["basic", "multipart"],
+            "ref": {"name": self._revision},
+            "hash_algo": "sha256",
+            "objects": [item],
+        }
+        url = f"{self._hub.endpoint}/{self._repo_id}.git/info/lfs/objects/batch"
+        answer = self._ask(lambda: parsed(_Batch, self._hub.send("POST", url, _LFS, json=wish).json()).objects[0])
+        if answer.error:
+            message = f"The Hub does not accept {self._file}: {answer.error.message:.200}."
+            raise DestinationError(message, "Change what the Hub complains about, then start again.")
+        if actions := answer.actions:
+            self._send(actions.upload, item)
+            if verify := actions.verify:
+                self._ask(lambda: self._hub.send("POST", verify.href, json=item))
+            self.bytes_uploaded = self.bytes_written
+        else:
+            self.bytes_deduplicated = self.bytes_written
         self.abort()
         return self._sha256.hexdigest()
+
+    def _send(self, upload: _Action, item: dict[str, Any]) -> None:
+        if not upload.header or "chunk_size" not in upload.header:
+            self._put(upload.href, 0, self.bytes_written)
+            return
+        places, size = self._ask(lambda: upload.parts(self.bytes_written))
+        parts = [
+            {"partNumber": number, "etag": self._put(place, start, min(size, self.bytes_written - start))}
+            for number, (place, start) in enumerate(zip(places, range(0, self.bytes_written, size), strict=True), 1)
+        ]
+        done = {"oid": item["oid"], "parts": parts}
+        self._ask(lambda: self._hub.send("POST", upload.href, _LFS, openly=True, json=done))
+
+    def _put(self, url: str, start: int, size: int) -> str:
+        """Send a part of the file to an address that needs no login; return the name that the store gives it."""
+
+        def pieces() -> Iterator[bytes]:
+            self._part.seek(start)
+            for at in range(0, size, _PIECE_BYTES):
+                yield self._part.read(min(_PIECE_BYTES, size - at))
+
+        length = {"Content-Length": str(size)}
+        answer = self._ask(lambda: self._hub.send("PUT", url, length, openly=True, content=pieces()))
+        return str(answer.headers.get("ETag", ""))
+
+    def _ask(self, question: Callable[[], _T]) -> _T:
+        return self._hub.ask(self._repo_id, DestinationError, question)
 
     @override
     def abort(self) -> None:
@@ -150,14 +233,3 @@ class StoreSink(ShardSink):
         for writer in self._writers:
             with suppress(RuntimeError, OSError):  # it is dropped in any case
                 writer.abort()
-
-
-class _CountedFile(io.BufferedReader):
-    """A file that counts the bytes that are read from it."""
-
-    bytes_read = 0
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        self.bytes_read += len(data)
-        return data
