@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from typer.testing import CliRunner
 
+from sharding.cli.commands import app
 from sharding.localhub.faults import Fault
 from tests.clusters import Cluster, end, kill
 from tests.conftest import environment, listing
@@ -109,9 +111,8 @@ def fleet(env: Mapping[str, str], *words: object) -> Iterator[Fleet]:
 
 def alone(env: Mapping[str, str], *words: object) -> None:
     """Run the same job on this machine alone."""
-    command = [sys.executable, "-m", "sharding", "shard", *map(str, words), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=JOB_SECONDS)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner(env=dict(env)).invoke(app, ["shard", *map(str, words), "--json"])
+    assert done.exit_code == 0, done.stderr
 
 
 def refusal(env: Mapping[str, str], *words: object) -> tuple[int, str]:

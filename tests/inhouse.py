@@ -1,8 +1,8 @@
 """A loopback Hub in this very process: its faults change from one job to the next, and its requests are counted."""
 
 import re
+import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,8 +46,6 @@ class InHouse(Server):
 @contextmanager
 def hub_in_house(folder: Path, **settings: object) -> Iterator[InHouse]:
     """Serve a Hub kept in `folder` from a thread while the block lasts."""
-    import socket
-
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind((HOST, 0))
         listener.listen(1024)
@@ -57,18 +55,29 @@ def hub_in_house(folder: Path, **settings: object) -> Iterator[InHouse]:
         middleware = [Middleware(_Log, served.log), Middleware(Faults, served.rules)]
         app = make_app(hub, middleware)
         config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_keep_alive=IDLE_SECONDS)
-        server = uvicorn.Server(config)
+        server = _Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="hub")
         thread.start()
         try:
-            while not server.started:
-                time.sleep(0.01)
+            server.is_ready.wait()
             yield served
         finally:
             server.should_exit = True
             server.force_exit = True
             thread.join()
             hub.close()
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.is_ready.set()
 
 
 class _Log:

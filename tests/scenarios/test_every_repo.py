@@ -16,24 +16,16 @@ from tests.scenarios.every_repo import (
     in_docs,
 )
 
-pytestmark = [
-    # transformers and diffusers warn about themselves.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 RENAMED = {"gpt_neox", "vit", "beit", "dinov2", "yolos", "audio-spectrogram-transformer"}
 FUSED = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"}
 """Of these `save_pretrained` cuts elsewhere, as it goes by the names and experts that it has in memory."""
-
-
-SAMPLE = {"llama", "gpt2", "t5", "mixtral", "vit", "resnet", "whisper", "clip", "mamba"}
-"""One of every kind; the others are for `make thorough`."""
-EVERY_WAY = {"llama", "mixtral"}
+SAMPLE = {"vit", "resnet", "whisper", "clip", "mamba"}
+"""One of every kind that is not in test_fidelity.py; the others are for `make thorough`."""
 
 
 def case(name: str, way: Way) -> Any:
-    is_quick = name in SAMPLE and way == Way() or name in EVERY_WAY
+    is_quick = name == "mixtral" or (name in SAMPLE and way == Way())
     return pytest.param(name, way, id=f"{name}: {way.title}", marks=[] if is_quick else pytest.mark.thorough)
 
 

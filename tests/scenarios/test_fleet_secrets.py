@@ -38,24 +38,18 @@ def source(hub: InHouse, tmp_path: Path) -> str:
     return push(hub, plain(tmp_path)[0], f"acme/source-{next(NUMBERS)}", private=True)
 
 
-@pytest.mark.parametrize("place", ["environ", "cmdline", "memory"])
-def test_the_search_finds_what_a_process_knows(place: str) -> None:
-    script = "import os, time; word = '-'.join(['hf_keeper', 'of', 'the', 'keys']); print(flush=True); input()"
-    words = [TOKEN] if place == "cmdline" else []
-    if place != "memory":
-        script = "print(flush=True); input()"
-    env = os.environ | ({"HF_TOKEN": TOKEN} if place == "environ" else {})
-    with subprocess.Popen(
-        [sys.executable, "-c", script, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-    ) as process:
+def test_the_search_finds_what_a_process_knows_and_what_a_file_holds(tmp_path: Path) -> None:
+    script = "word = '-'.join(['hf_of', 'the', 'memory']); print(flush=True); input()"
+    words = {"environ": "hf_of-the-environment", "cmdline": "hf_of-the-arguments", "memory": "hf_of" + "-the-memory"}
+    env = os.environ | {"WORD": words["environ"]}
+    command = [sys.executable, "-c", script, words["cmdline"]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         assert process.stdout
         process.stdout.readline()
-        assert f"{place} of {process.pid}" in processes_with(TOKEN, [psutil.Process(process.pid)])
+        for place, word in words.items():
+            assert f"{place} of {process.pid}" in processes_with(word, [psutil.Process(process.pid)])
         assert not processes_with("hf_somebody" + "-else", [psutil.Process(process.pid)])
         process.communicate(b"\n")
-
-
-def test_the_search_finds_what_a_file_holds(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/one").write_text(f"It was {TOKEN}.")
     (tmp_path / "other").write_text("It was nothing.")
@@ -87,8 +81,7 @@ def search(job: Fleet, session: int, login: str, *folders: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("login", ["variable", "saved"])
-@pytest.mark.parametrize("to_folder", [False, True])
+@pytest.mark.parametrize(("login", "to_folder"), [("variable", False), ("saved", False), ("variable", True)])
 def test_no_node_ever_has_the_login(
     login: str,
     to_folder: bool,
@@ -113,10 +106,10 @@ def test_no_node_ever_has_the_login(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("login", ["variable", "saved"])
 def test_no_node_that_the_command_starts_itself_ever_has_the_login(
-    login: str, homes: dict[str, dict[str, str]], hub: InHouse, source: str, tmp_path: Path
+    homes: dict[str, dict[str, str]], hub: InHouse, source: str, tmp_path: Path
 ) -> None:
+    login = "saved"
     env = variables(None, hub, "") | homes[login]
     with fleet(env, source, tmp_path / "out", "-s", SIZE) as job:
         with hub.failing(SLOW):

@@ -25,13 +25,21 @@ SAID: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=SAID)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    folder = models.save("llama", tmp_path / "in", "100kB")
+    folder = models.save("llama", tmp_path / "in", "100kB", layers=2)
     configured("config.json", quantization_config=SAID[request.param])(folder)
     (folder / "hf_quant_config.json").write_text("{}")
     return folder
 
 
-@pytest.mark.parametrize("choices", [{"dtype": "fp16"}, {"dequantize": True}, {"dequantize": True, "dtype": "fp32"}])
+DROPPED = [
+    ("bitsandbytes", {"dtype": "fp16"}),
+    ("fp8", {"dequantize": True}),
+    ("gptq", {"dequantize": True, "dtype": "fp32"}),
+    ("something", {"dtype": "fp16"}),
+]
+
+
+@pytest.mark.parametrize(("folder", "choices"), DROPPED, indirect=["folder"])
 def test_plain_weights_are_cast_or_kept_and_the_entry_goes(
     choices: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
@@ -40,7 +48,7 @@ def test_plain_weights_are_cast_or_kept_and_the_entry_goes(
     assert report.plan.dequantized == ""
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert "quantization_config" not in config and "hf_quant_config.json" not in listing(tmp_path / "out")
-    plain = models.save("llama", tmp_path / "plain", "100kB")
+    plain = models.save("llama", tmp_path / "plain", "100kB", layers=2)
     reshard(plain, tmp_path / "same", "50kB", **{name: each for name, each in choices.items() if name == "dtype"})
     assert same(arrays(tmp_path / "out"), arrays(tmp_path / "same"))
     _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
