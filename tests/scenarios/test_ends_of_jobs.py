@@ -18,7 +18,6 @@ from tests.conftest import listing
 from tests.folders import finish, staged
 from tests.hubs import TOKEN, branches, exists, files_of
 from tests.inhouse import InHouse
-from tests.storage.steps import heads
 
 
 def transfer_of(finished: int) -> Callable[..., Iterator[Progress]]:
@@ -103,19 +102,6 @@ def test_a_job_without_a_finished_shard_leaves_no_repo_that_it_made_and_no_branc
     assert exists(hub, name) == was_there
     if was_there:
         assert branches(hub, name) == {"main"} and files_of(hub, name) == {".gitattributes"}
-
-
-@pytest.mark.parametrize("finished", [0, 1])
-def test_a_second_job_for_a_repo_is_refused_and_touches_nothing_of_the_first(
-    finished: int, folder: Path, hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = begun(folder, name, hub, monkeypatch, finished)
-    before = heads(hub, name)
-    with pytest.raises(DestinationError, match="holds an unfinished job of another plan") as refused:
-        finish(job.shard(str(folder), name, "50kB", endpoint=hub.address, token=TOKEN))
-    assert "If it is running, wait for it." in refused.value.hint
-    assert "could not be removed" not in refused.value.hint and heads(hub, name) == before
-    first.close()
 
 
 @pytest.mark.parametrize("hint", ["Mend it.", ""])

@@ -42,18 +42,15 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
     """A Hub without Xet that has the source, in one file of 260 kB, and what something is made of."""
     place = tmp_path_factory.mktemp("in")
     weights = write_checkpoint(place / "source", {"model.safetensors": random_tensors()}, index=False)
-    with (
-        hub_in_house(tmp_path_factory.mktemp("hub"), xet=False) as hub,
-        pytest.MonkeyPatch.context() as patch,
-        warnings.catch_warnings(action="ignore"),
-    ):
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the Hub's own client would want it
-        shard(hub, str(weights), SOURCE, "1GB", private=False)
-        for number, (save, _) in enumerate(MADE_OF.values()):
-            repo_id = f"{SOURCE}-{number}"
-            hub.api().create_repo(repo_id)
-            hub.api().upload_file(path_or_fileobj=IN_STORE, path_in_repo=".gitattributes", repo_id=repo_id)
-            hub.api().upload_folder(repo_id=repo_id, folder_path=save(place / str(number)))
+    with hub_in_house(tmp_path_factory.mktemp("hub"), xet=False) as hub:
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
+            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the Hub's own client would want it
+            shard(hub, str(weights), SOURCE, "1GB", private=False)
+            for number, (save, _) in enumerate(MADE_OF.values()):
+                repo_id = f"{SOURCE}-{number}"
+                hub.api().create_repo(repo_id)
+                hub.api().upload_file(path_or_fileobj=IN_STORE, path_in_repo=".gitattributes", repo_id=repo_id)
+                hub.api().upload_folder(repo_id=repo_id, folder_path=save(place / str(number)))
         yield hub
 
 
@@ -128,7 +125,7 @@ def test_wrong_bytes_of_weights_beside_the_model_are_not_published(
 
 def test_wrong_bytes_out_of_the_xet_store_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hub, "least_xet_bytes", 10_000)
-    folder = write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors(seed=7)}, index=False)
+    folder = write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors()}, index=False)
     with hub_in_house(tmp_path / "hub") as hub:
         push(hub, folder, SOURCE)
         assert hub.hub and hub.hub.xet
@@ -205,10 +202,10 @@ def save_ranks(folder: Path) -> Path:
 MADE_OF: dict[str, tuple[Callable[[Path], Path], Options]] = {
     "a cast": (
         lambda folder: write_checkpoint(folder, {"model.safetensors": random_tensors()}, index=False),
-        Options("20kB", dtype="bf16"),
+        Options("60kB", dtype="bf16"),
     ),
-    "a .bin file": (save_bin, Options("20kB")),
-    "a training run": (save_ranks, Options("20kB")),
+    "a .bin file": (save_bin, Options("60kB")),
+    "a training run": (save_ranks, Options("60kB")),
     "FP8": (lambda folder: save_fp8("qwen3", folder), Options("300kB", dequantize=True)),
 }
 
@@ -340,7 +337,7 @@ def test_a_small_file_in_git_is_held_to_its_name_there(
     lfs.api().upload_file(path_or_fileobj=b"# none", path_in_repo=".gitattributes", repo_id=source)
     lfs.api().upload_folder(repo_id=source, folder_path=save_bin(tmp_path / "source"))
     assert not lfs.api().get_paths_info(source, "pytorch_model.bin")[0].lfs  # type: ignore[union-attr]
-    events = job.shard(source, name, "20kB", endpoint=lfs.address, token=TOKEN)
+    events = job.shard(source, name, "60kB", endpoint=lfs.address, token=TOKEN)
     next(event for event in events if isinstance(event, Planned))
     with lfs.failing("corrupt@GET .*/resolve/.*bin#1"):
         next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 
 
 def begin(hub: InHouse, name: str, source: str = SOURCE) -> Generator[Event, None, None]:
-    return job.shard(source, name, "20kB", endpoint=hub.address, token=TOKEN)
+    return job.shard(source, name, "45kB", endpoint=hub.address, token=TOKEN)
 
 
 def begun(hub: InHouse, name: str, source: str = SOURCE) -> tuple[Generator[Event, None, None], ShardFinished]:

@@ -128,13 +128,6 @@ def test_the_remark_on_a_repo_that_stays_behind_is_told_also_where_its_branch_st
     assert f"Its branch {STAGING_BRANCH} is still there" in discarded.remark
 
 
-def test_the_first_error_is_told_where_cleaning_up_fails_as_well(hub: InHouse, name: str) -> None:
-    rules = ("status:403@POST .*/branch/", "null@DELETE /api/repos/delete", "html@DELETE .*/branch/")
-    with hub.failing(*rules), pytest.raises(DestinationError) as refusal:
-        shard(hub, SOURCE, name)
-    assert "The login does not allow it" in refusal.value.message
-
-
 def test_json_that_a_repo_keeps_in_the_store_does_not_stand_in_the_way(hub: InHouse, name: str) -> None:
     hub.api().create_repo(name)
     hub.api().upload_file(path_or_fileobj=JSON_IN_THE_STORE.encode(), path_in_repo=".gitattributes", repo_id=name)

@@ -20,12 +20,13 @@ from transformers.distributed.pipeline_parallel import PipelineStage
 from sharding import job
 from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.events import ShardFinished
 from sharding.core.options import Options
 from sharding.demo import samples
 from sharding.desk.forecast import Forecast
 from sharding.page import panels
 from sharding.page.result_panels import Places, details_panel
-from sharding.report.schema import Report, parse_report
+from sharding.report.schema import parse_report
 from sharding.verify.trust import Trust
 from tests import models, quantized
 from tests.conftest import environment
@@ -64,8 +65,7 @@ def test_a_rank_moves_what_it_loads_and_no_more(tied: bool, tmp_path: Path) -> N
     whole = job.inspect(str(source))
     parts = []
     for rank in range(2):
-        *_, report = job.shard(str(source), str(tmp_path / f"{rank}"), Options("9MB", strategy="pp:2", rank=rank))
-        assert isinstance(report, Report)
+        report = reshard(source, tmp_path / f"{rank}", "9MB", strategy="pp:2", rank=rank)
         parts.append({tensor.name for tensor in job.inspect(str(tmp_path / f"{rank}")).tensors})
         assert report.resources.bytes_read < 0.7 * whole.total_bytes
         assert report.plan.rank == rank and report.source.total_bytes == whole.total_bytes
@@ -76,12 +76,11 @@ def test_a_rank_moves_what_it_loads_and_no_more(tied: bool, tmp_path: Path) -> N
 
 def test_a_part_is_cast_as_the_whole_is(tmp_path: Path) -> None:
     source = pp_cases.save(Case("llama", 2, 5, tied=True), tmp_path / "source")
-    list(job.shard(str(source), str(tmp_path / "whole"), Options("60kB", dtype="bf16")))
+    reshard(source, tmp_path / "whole", "60kB", dtype="bf16")
     whole = load_all(tmp_path / "whole")
     parts: dict[str, torch.Tensor] = {}
     for rank in range(2):
-        options = Options("60kB", strategy="pp:2", dtype="bf16", rank=rank)
-        list(job.shard(str(source), str(tmp_path / f"part{rank}"), options))
+        reshard(source, tmp_path / f"part{rank}", "60kB", strategy="pp:2", dtype="bf16", rank=rank)
         parts |= load_all(tmp_path / f"part{rank}")
     assert parts.keys() == whole.keys() and all(torch.equal(parts[name], whole[name]) for name in whole)
 
@@ -144,8 +143,7 @@ def test_dequantized_weights_of_ranks_are_those_of_the_ordinary_model(tmp_path: 
 
 def test_the_result_for_all_ranks_has_an_index_for_each(tmp_path: Path) -> None:
     source = pp_cases.save(Case("llama", 3, 7, tied=True), tmp_path / "source")
-    *_, report = job.shard(str(source), str(tmp_path / "cut"), Options("60kB", strategy="pp:3"))
-    assert isinstance(report, Report)
+    report = reshard(source, tmp_path / "cut", "60kB", strategy="pp:3")
     files = []
     for rank, stage in enumerate(report.plan.stages):
         index = json.loads((tmp_path / f"cut/model.safetensors.index.rank{rank}-of-3.json").read_text())
@@ -161,8 +159,7 @@ def test_the_result_for_all_ranks_has_an_index_for_each(tmp_path: Path) -> None:
 
 def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Path) -> None:
     source = pp_cases.save(Case("llama", 2, 5, tied=True), tmp_path / "source")
-    *_, report = job.shard(str(source), str(tmp_path / "cut"), Options("60kB", strategy="pp:2"))
-    assert isinstance(report, Report)
+    report = reshard(source, tmp_path / "cut", "60kB", strategy="pp:2")
     file = report.plan.weight_map["model.embed_tokens.weight"]
     expected = {"tensor": "model.embed_tokens.weight", "file": file, "used_as": ["lm_head.weight"]}
     told = (tmp_path / "cut/sharding_report.json").read_text()
@@ -201,13 +198,11 @@ def test_a_part_is_resumed(tmp_path: Path) -> None:
     source = pp_cases.save(Case("llama", 2, 5), tmp_path / "source")
     options = Options("20kB", strategy="pp:2", rank=1)
     events = job.shard(str(source), str(tmp_path / "part"), options)
-    for event in events:
-        if type(event).__name__ == "ShardFinished":
-            break
+    next(event for event in events if isinstance(event, ShardFinished))
     events.close()
-    again = list(job.shard(str(source), str(tmp_path / "part"), options))
-    assert any(getattr(event, "kept", False) for event in again)
-    assert again[-1].verification.identical  # type: ignore[union-attr]
+    *again, report = job.shard(str(source), str(tmp_path / "part"), options)
+    assert any(isinstance(event, ShardFinished) and event.kept for event in again)
+    assert report.verification.identical  # type: ignore[union-attr]
 
 
 @pytest.mark.thorough

@@ -15,10 +15,10 @@ from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.hub_steps import failing_for_good, requests
+from tests.storage.publications import UNTIMED
 
 SOURCE, OTHER, MADE = "alice/source", "alice/other", "alice/made"
 SIZE = "300B"
-UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 

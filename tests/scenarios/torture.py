@@ -33,13 +33,13 @@ from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
-from tests.conftest import environment, listing, write_checkpoint
+from tests.conftest import environment, write_checkpoint
 from tests.folders import recorded_in
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
+from tests.storage.publications import stable
 
 INDEX = "model.safetensors.index.json"
-UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
 
 
 @dataclass
@@ -58,11 +58,6 @@ def write_source(folder: Path, tensors: int, tensor_bytes: int) -> Path:
         for n in range(tensors)
     }
     return write_checkpoint(folder, {"model.safetensors": arrays}, index=False)
-
-
-def stable(folder: Path) -> dict[str, bytes]:
-    """Return the files of a result that are the same every time, and of what is staged for it."""
-    return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
 
 
 def which(out: Path, file: str) -> tuple[int, int]:
