@@ -225,6 +225,10 @@ def making(request: pytest.FixtureRequest, lfs: InHouse) -> Made:
     return lfs, source, MADE_OF[request.param][1], stored(lfs, largest.path, source)
 
 
+TWO = pytest.mark.parametrize("making", ["a .bin file", "FP8"], indirect=True)
+"""A recipe of numbers as they are, and one of numbers that are computed."""
+
+
 def middle(file: Path) -> int:
     return file.stat().st_size // 2
 
@@ -270,6 +274,7 @@ def test_what_is_made_of_wrong_bytes_is_not_published(making: Made, name: str, t
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
+@TWO
 def test_what_is_made_of_bytes_that_were_wrong_only_then_is_not_published(making: Made, name: str) -> None:
     hub, source, options, file = making
     mend = flip(file, middle(file))
@@ -281,6 +286,7 @@ def test_what_is_made_of_bytes_that_were_wrong_only_then_is_not_published(making
     assert shard(hub, source, name, options).verification.identical
 
 
+@TWO
 def test_what_an_earlier_run_made_of_wrong_bytes_is_not_published(making: Made, name: str) -> None:
     hub, source, options, file = making
     mend = flip(file, middle(file))

@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,24 +35,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[InHouse]:
     """A Hub without Xet that has the source."""
-    with hub_in_house(tmp_path_factory.mktemp("without"), xet=False) as hub, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # huggingface_hub's own, in its LFS upload
-        shard(hub, str(folder), SOURCE, "150kB", private=False)  # the client itself would want Xet
+    with hub_in_house(tmp_path_factory.mktemp("without"), xet=False) as hub:
+        with warnings.catch_warnings(action="ignore"):  # huggingface_hub's own, in its LFS upload
+            shard(hub, str(folder), SOURCE, "150kB", private=False)  # the client itself would want Xet
         yield hub
-
-
-@pytest.fixture
-def start(hub: InHouse, without: InHouse) -> Iterator[Callable[..., InHouse]]:
-    """Return a Hub that fails by the rules given."""
-    with ExitStack() as failing:
-
-        def start(*rules: str, xet: bool = True) -> InHouse:
-            chosen = hub if xet else without
-            chosen.log.clear()
-            failing.enter_context(chosen.failing(*rules))
-            return chosen
-
-        yield start
 
 
 PASSING = [
@@ -71,14 +56,10 @@ PASSING = [
 
 
 @pytest.mark.parametrize("rules", [PASSING, ["status:503@.*%0.05", "cut:5@GET .*%0.05"]], ids=["each", "at random"])
-def test_what_passes_is_tried_again_and_published_once(
-    start: Callable[..., InHouse], name: str, rules: list[str]
-) -> None:
-    hub = start(*rules)
-    assert shard(hub, SOURCE, name).verification.identical
-    if rules is PASSING:
-        assert {rule.left for rule in hub.rules} == {0}
-    hub.rules.clear()
+def test_what_passes_is_tried_again_and_published_once(hub: InHouse, name: str, rules: list[str]) -> None:
+    with hub.failing(*rules):
+        assert shard(hub, SOURCE, name).verification.identical
+        assert rules is not PASSING or {rule.left for rule in hub.rules} == {0}
     assert branches(hub, name) == {"main"}
     assert len(hub.api().list_repo_commits(name)) == 2  # the first is of the repo itself
 
@@ -93,11 +74,11 @@ def test_what_passes_is_tried_again_and_published_once(
     ],
 )
 def test_what_passes_is_tried_again_without_xet(
-    start: Callable[..., InHouse], name: str, rules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    without: InHouse, name: str, rules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_source, "LEAST_BYTES", 1000)  # what a try must bring to count as a new one
-    hub = start(*rules, xet=False)
-    assert shard(hub, SOURCE, name).verification.identical
+    with without.failing(*rules):
+        assert shard(without, SOURCE, name).verification.identical
 
 
 @LFS_WARNS
@@ -112,14 +93,11 @@ def test_what_passes_is_tried_again_without_xet(
         ("status:404@GET .*/resolve/.*safetensors$", "cannot find it"),
     ],
 )
-def test_what_stays_wrong_with_reading_leaves_nothing(
-    start: Callable[..., InHouse], name: str, rule: str, says: str
-) -> None:
-    hub = start(rule, xet=False)
-    with pytest.raises(SourceError, match=says) as refusal:
-        shard(hub, SOURCE, name)
+def test_what_stays_wrong_with_reading_leaves_nothing(without: InHouse, name: str, rule: str, says: str) -> None:
+    with without.failing(rule), pytest.raises(SourceError, match=says) as refusal:
+        shard(without, SOURCE, name)
     assert refusal.value.hint
-    assert not exists(hub, name)
+    assert not exists(without, name)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +114,9 @@ def test_what_stays_wrong_with_reading_leaves_nothing(
     ],
 )
 def test_every_refusal_of_a_commit_has_its_sentence_and_leaves_nothing(
-    start: Callable[..., InHouse], name: str, status: int, says: str
+    hub: InHouse, name: str, status: int, says: str
 ) -> None:
-    hub = start(f"status:{status}@POST .*/commit/")
-    with pytest.raises(DestinationError, match=says) as refusal:
+    with hub.failing(f"status:{status}@POST .*/commit/"), pytest.raises(DestinationError, match=says) as refusal:
         shard(hub, SOURCE, name)
     assert refusal.value.hint
     assert not exists(hub, name)
@@ -150,9 +127,8 @@ def test_every_refusal_of_a_commit_has_its_sentence_and_leaves_nothing(
 
 @pytest.mark.parametrize("private", [False, True])
 def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_be(
-    start: Callable[..., InHouse], name: str, private: bool
+    hub: InHouse, name: str, private: bool
 ) -> None:
-    hub = start()
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
     events = list(job.shard(SOURCE, name, "60kB", private=private, endpoint=hub.address, token=token))
     (published,) = [event for event in events if isinstance(event, Published)]
@@ -161,8 +137,7 @@ def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_
     assert "model.safetensors.index.json" in files_of(hub, name)
 
 
-def test_a_login_without_the_scope_is_refused(start: Callable[..., InHouse], name: str) -> None:
-    hub = start()
+def test_a_login_without_the_scope_is_refused(hub: InHouse, name: str) -> None:
     token = hub.login("alice", "openid read-repos")["access_token"]
     with pytest.raises(DestinationError, match="does not allow it.*scope") as refusal:
         shard(hub, SOURCE, name, token=token)
@@ -170,8 +145,7 @@ def test_a_login_without_the_scope_is_refused(start: Callable[..., InHouse], nam
     assert not exists(hub, name)
 
 
-def test_a_gated_source_needs_the_scope_for_it(start: Callable[..., InHouse], name: str) -> None:
-    hub = start()
+def test_a_gated_source_needs_the_scope_for_it(hub: InHouse, name: str) -> None:
     gated = f"{name}-gated"
     hub.api().duplicate_repo(SOURCE, gated, private=False)
     hub.api().update_repo_settings(gated, gated="auto")
@@ -182,8 +156,7 @@ def test_a_gated_source_needs_the_scope_for_it(start: Callable[..., InHouse], na
     assert shard(hub, gated, name, token=token).verification.identical
 
 
-def test_an_expired_login_stops_a_job_which_goes_on_after_the_next(start: Callable[..., InHouse], name: str) -> None:
-    hub = start()
+def test_an_expired_login_stops_a_job_which_goes_on_after_the_next(hub: InHouse, name: str) -> None:
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
     events = job.shard(SOURCE, name, "20kB", endpoint=hub.address, token=token)
     next(event for event in events if isinstance(event, ShardFinished))
@@ -199,18 +172,13 @@ def test_an_expired_login_stops_a_job_which_goes_on_after_the_next(start: Callab
 # --- Giving up ----------------------------------------------------------------------------------------
 
 
-def stop_after_a_shard(hub: InHouse, name: str, **options: object) -> None:
-    events = job.shard(SOURCE, name, "20kB", endpoint=hub.address, **options)  # type: ignore[arg-type]
-    next(event for event in events if isinstance(event, ShardFinished))
-    events.close()
-
-
-def test_an_unfinished_job_is_found_and_discarded_from_anywhere(start: Callable[..., InHouse], name: str) -> None:
-    hub = start()
+def test_an_unfinished_job_is_found_and_discarded_from_anywhere(hub: InHouse, name: str) -> None:
     place = {"endpoint": hub.address, "token": "hf_alice"}
     assert job.find_unfinished(name, **place) is None
     assert job.discard(name, **place) == Discarded(found=False)
-    stop_after_a_shard(hub, name, token="hf_alice", private=False)
+    events = job.shard(SOURCE, name, "20kB", private=False, **place)
+    next(event for event in events if isinstance(event, ShardFinished))
+    events.close()
     found = job.find_unfinished(name, **place)
     assert found
     assert (found.source.repo_id, found.options.max_shard_bytes) == (SOURCE, 20_000)
@@ -221,14 +189,15 @@ def test_an_unfinished_job_is_found_and_discarded_from_anywhere(start: Callable[
 
 
 @LFS_WARNS
-def test_an_interrupt_ends_a_job_whose_network_stalls(start: Callable[..., InHouse], tmp_path: Path) -> None:
-    hub = start(f"stall:3600@{SECOND_HEADER}", xet=False)
-    env = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_alice", "TMPDIR": str(tmp_path)}
+def test_an_interrupt_ends_a_job_whose_network_stalls(without: InHouse, tmp_path: Path) -> None:
+    env = {**environment(), "HF_ENDPOINT": without.address, "HF_TOKEN": "hf_alice", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "sharding", "inspect", SOURCE, "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    wait_until(lambda: hub.asked(SECOND_HEADER))
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    without.log.clear()
+    with without.failing(f"stall:3600@{SECOND_HEADER}"):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        wait_until(lambda: without.asked(SECOND_HEADER))
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert json.loads(stdout)["error"]["kind"] == "Cancelled"
