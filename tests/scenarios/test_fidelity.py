@@ -1,7 +1,8 @@
-"""The result is what transformers and huggingface_hub themselves write, and loads in all the usual ways."""
+"""The result is what transformers and huggingface_hub themselves write, and loads in all the usual ways (docs/architectures.md)."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from huggingface_hub import load_torch_model, save_torch_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.trainer_utils import load_sharded_checkpoint
 
 from sharding import job
@@ -17,7 +18,18 @@ from sharding.core.options import Options
 from tests import models
 from tests.folders import reshard, tensors, weights
 from tests.promises import promise
-from tests.scenarios.every_repo import same_bits
+from tests.scenarios.architectures import ARCHITECTURES
+from tests.scenarios.every_repo import (
+    CASES,
+    COUNT_DIFFERS,
+    CUT_ELSEWHERE,
+    EQUAL,
+    Way,
+    found,
+    found_of_pipeline,
+    in_docs,
+    same_bits,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SIZE = "30kB"
@@ -116,3 +128,85 @@ def test_stored_order_is_what_save_torch_state_dict_writes(size: str, tmp_path: 
     ours, theirs = weights(tmp_path / "out"), weights(tmp_path / "theirs")
     assert ours.keys() == theirs.keys()
     assert [file for file in ours if file != INDEX and ours[file] != theirs[file]] == []
+
+
+# --- Every kind of model: the table in the docs ------------------------------------------------------
+
+RENAMED = {"gpt_neox", "vit", "beit", "dinov2", "yolos", "audio-spectrogram-transformer"}
+FUSED = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"}
+"""Of these `save_pretrained` cuts elsewhere, as it goes by the names and experts that it has in memory."""
+SAMPLE = {"vit", "resnet", "whisper", "clip", "mamba"}
+"""One of every kind that is not tried above; the others are for `make thorough`."""
+
+
+def case(name: str, way: Way) -> Any:
+    is_quick = name == "mixtral" or (name in SAMPLE and way == Way())
+    return pytest.param(name, way, id=f"{name}: {way.title}", marks=[] if is_quick else pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("name", "way"), [case(*one) for one in CASES])
+def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(name: str, way: Way) -> None:
+    row = found(name, way)
+    assert row.line(name, ARCHITECTURES[name].kind, way) in in_docs()
+    assert row.bits_equal and row.loads and row.same_logits
+    if way.strategy == "size":
+        cut_elsewhere = name in RENAMED | FUSED and way.order != "transformers" and way.source != ".bin"
+        # Buffers are no parameters, but in a single file of a ResNet nothing says which tensors are buffers.
+        assert row.layout == (CUT_ELSEWHERE if cut_elsewhere else COUNT_DIFFERS if name == "resnet" else EQUAL)
+
+
+def test_a_pipeline_comes_out_with_its_bits_loads_and_draws_the_same() -> None:
+    row = found_of_pipeline()
+    assert row.line("stable-diffusion", "diffusers", Way()) in in_docs()
+    assert row.bits_equal and row.loads and row.same_logits
+
+
+def test_the_table_in_the_docs_has_every_case_and_says_no_to_none() -> None:
+    cases = [tuple(line.split(" | ")[0::2])[:2] for line in in_docs()]
+    assert cases == [(f"| {name}", way.title) for name, way in (*CASES, ("stable-diffusion", Way()))]
+    assert not [line for line in in_docs() if " no |" in line or "different" in line]
+    assert len(ARCHITECTURES) >= 25
+
+
+# --- The dtype that a model loads in, also where only the order of the tensors decides (transformers #34919)
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def save_mixed(folder: Path, wide: str, *, shards: str = "1GB", pickled: bool = False) -> Path:
+    """Save a model of bfloat16 without a dtype in its configuration. The weights with `wide` in their names are fp32."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=96, num_key_value_heads=2, **SMALL)).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size=shards)
+    for file in folder.glob("*.safetensors"):
+        tensors = {name: each.float() if wide in name else each for name, each in load_file(file).items()}
+        if pickled:
+            torch.save(tensors, folder / "pytorch_model.bin")
+            file.unlink()
+        else:
+            save_file(tensors, file, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["dtype"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("wide", ["lm_head", "norm", "embed_tokens", "layers.0"])
+@pytest.mark.parametrize("form", ["one file", "shards", "pickle", "index"])
+def test_a_copy_loads_in_the_dtype_of_its_original(form: str, wide: str, tmp_path: Path) -> None:
+    of_several = form in ("shards", "index")
+    source = save_mixed(tmp_path / "in", wide, shards="9kB" if of_several else "1GB", pickled=form == "pickle")
+    if form == "index":
+        index = source / "model.safetensors.index.json"
+        document = json.loads(index.read_text())
+        document["metadata"]["dtype"] = "float16"
+        index.write_text(json.dumps(document))
+    theirs = AutoModelForCausalLM.from_pretrained(source)
+    for size in ("9kB", "single-file"):
+        out = tmp_path / size
+        report = reshard(source, out, size)
+        ours = AutoModelForCausalLM.from_pretrained(out)
+        assert ours.dtype == theirs.dtype
+        assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
+        is_written = "dtype" in json.loads((out / "config.json").read_text())
+        assert is_written == ("dtype-written" in {finding.code for finding in report.plan.findings})
