@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from sharding import job
+from sharding.core.events import ShardFinished
 from sharding.core.values import ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
@@ -29,6 +30,21 @@ def finish(events: Iterable[Event]) -> Report:
     *_, report = events
     assert isinstance(report, Report)
     return report
+
+
+def until_shard(events: Iterator[Event], number: int = 1, stop: bool = False) -> ShardFinished:
+    """Go on with a job until so many shards are finished, with 0 all and with -1 all but one; `stop` it there."""
+    for event in events:
+        if isinstance(event, ShardFinished) and event.number == (number if number > 0 else event.shards + number):
+            if stop:
+                events.close()  # type: ignore[attr-defined]
+            return event
+    raise AssertionError("The job has ended before.")
+
+
+def kept(events: Iterable[object]) -> int:
+    """How many shards of an earlier run a job has kept."""
+    return len([event for event in events if isinstance(event, ShardFinished) and event.kept])
 
 
 def reshard(source: Path, out: Path, size: str = "50kB", **choices: object) -> Report:

@@ -21,10 +21,10 @@ import numpy as np
 from bench.harness.sections import RESULTS, replace_section
 from sharding import job
 from sharding.core.errors import ShardingError
-from sharding.core.events import ShardFinished
 from sharding.report.schema import Report
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import write_checkpoint
+from tests.folders import until_shard
 from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
@@ -134,9 +134,7 @@ class Matrix:
         """Run a job of a kind on a Hub that fails by `rules`; return the Hub, the repo, what it held, and the outcome."""
         hub, made, before = self.hubs[xet], f"alice/made-{next(NUMBERS)}", set[str]()
         if kind == "resumed":
-            events = job.shard(SOURCE, made, SIZE, endpoint=hub.address, token=TOKEN)
-            next(event for event in events if isinstance(event, ShardFinished))
-            events.close()
+            until_shard(job.shard(SOURCE, made, SIZE, endpoint=hub.address, token=TOKEN), stop=True)
         elif kind == "again":
             shard(hub, SOURCE, made, SIZE)
             before = set(_weights_of(hub, made).values())

@@ -17,7 +17,7 @@ from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import environment, listing
-from tests.folders import finish, weights
+from tests.folders import finish, until_shard, weights
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
@@ -87,7 +87,7 @@ def test_a_folder_goes_to_an_organisation_of_ones_own_and_back(hub: InHouse, fol
 def test_a_pinned_source_may_move_on_meanwhile(hub: InHouse, name: str) -> None:
     hub.api().duplicate_repo(SOURCE, f"{name}-source", private=False)
     events = job.shard(f"{name}-source", name, "20kB", endpoint=hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
+    until_shard(events)
     hub.api().delete_file("model-00002-of-00002.safetensors", f"{name}-source")
     assert finish(events).verification.identical
 
@@ -145,9 +145,7 @@ def test_a_full_quota_is_refused_and_leaves_no_repo(folder: Path, tmp_path: Path
 
 
 def test_an_unfinished_job_of_another_plan_is_explained_and_restart_discards_it(hub: InHouse, name: str) -> None:
-    for event in (events := job.shard(SOURCE, name, "20kB", endpoint=hub.address, token=TOKEN)):
-        if isinstance(event, ShardFinished) and event.number == 3:
-            events.close()
+    until_shard(job.shard(SOURCE, name, "20kB", endpoint=hub.address, token=TOKEN), 3, stop=True)
     with pytest.raises(DestinationError, match="another plan") as refusal:
         shard(hub, SOURCE, name, "60kB")
     assert "--restart" in refusal.value.hint

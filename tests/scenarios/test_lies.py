@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.events import Planned, ShardFinished, Verified
+from sharding.core.events import Planned, Verified
 from sharding.core.options import Options
 from sharding.core.values import Verification
 from sharding.job import Event
@@ -23,6 +23,7 @@ from sharding.report.schema import Report
 from sharding.storage.hub.client import Hub
 from tests import models
 from tests.conftest import listing, random_tensors, write_checkpoint
+from tests.folders import until_shard
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
@@ -140,15 +141,11 @@ def test_wrong_bytes_out_of_the_xet_store_are_not_published(tmp_path: Path, monk
 def test_bytes_that_were_wrong_in_an_earlier_run_are_not_published_by_a_later_one(lfs: InHouse, name: str) -> None:
     mend = flip(stored(lfs), HEADER_BYTES)
     events = job.shard(SOURCE, name, "20kB", endpoint=lfs.address, token=TOKEN)
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == event.shards - 1:
-            events.close()
+    until_shard(events, -1, stop=True)
     mend()
-    again = list(job.shard(SOURCE, name, "20kB", endpoint=lfs.address, token=TOKEN))
-    assert [event for event in again if isinstance(event, ShardFinished) and event.kept]
-    report = again[-1]
-    assert isinstance(report, Report)
-    assert "SHA-256 that the Hub states" in problems(report)
+    again = job.shard(SOURCE, name, "20kB", endpoint=lfs.address, token=TOKEN)
+    assert until_shard(again).kept
+    assert "SHA-256 that the Hub states" in ended(again)
     assert not exists(lfs, name)
     assert shard(lfs, SOURCE, name, "20kB").verification.identical
 
@@ -279,7 +276,7 @@ def test_what_is_made_of_bytes_that_were_wrong_only_then_is_not_published(making
     hub, source, options, file = making
     mend = flip(file, middle(file))
     events = job.shard(source, name, options, endpoint=hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)
+    until_shard(events, 0)
     mend()
     assert "an earlier read of it does not match the file on the Hub" in ended(events)
     assert not exists(hub, name)
@@ -291,12 +288,10 @@ def test_what_an_earlier_run_made_of_wrong_bytes_is_not_published(making: Made, 
     hub, source, options, file = making
     mend = flip(file, middle(file))
     events = job.shard(source, name, options, endpoint=hub.address, token=TOKEN)
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == event.shards:
-            events.close()
+    until_shard(events, 0, stop=True)
     mend()
     again = job.shard(source, name, options, endpoint=hub.address, token=TOKEN)
-    assert next(event for event in again if isinstance(event, ShardFinished)).kept
+    assert until_shard(again).kept
     assert "an earlier read of it does not match the file on the Hub" in ended(again)
     assert not exists(hub, name)
 
@@ -312,14 +307,12 @@ def test_what_a_damaged_shard_was_made_of_is_asked_of_those_that_stay_too(
     # All are read at once, for the first shard; the last is that of the last shard.
     mend = flip(file, begin + max(entry["data_offsets"][1] for entry in scales) - 1)
     events = job.shard(source, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == event.shards:
-            events.close()
+    until_shard(events, 0, stop=True)
     mend()
     (first,) = (tmp_path / "out").rglob("model-00001-of-*.safetensors.part")
     flip(first, middle(first))
     again = job.shard(source, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
-    assert next(event for event in again if isinstance(event, ShardFinished)).kept
+    assert until_shard(again).kept
     assert "an earlier read of it does not match the file on the Hub" in ended(again)
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
@@ -346,7 +339,7 @@ def test_a_small_file_in_git_is_held_to_its_name_there(
     events = job.shard(source, name, "60kB", endpoint=lfs.address, token=TOKEN)
     next(event for event in events if isinstance(event, Planned))
     with lfs.failing("corrupt@GET .*/resolve/.*bin#1"):
-        next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)
+        until_shard(events, 0)
     assert "an earlier read of it does not match the file on the Hub" in ended(events)
     proof = shard(lfs, source, name, restart=True).verification
     assert proof.identical and not proof.unstated

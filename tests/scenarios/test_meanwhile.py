@@ -1,6 +1,6 @@
 """What others do while a job runs, and what a Hub only says that it has done, costs nobody what is theirs."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from sharding.storage.hub import retry
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.records import record_line
 from tests.conftest import random_tensors, write_checkpoint
-from tests.folders import finish
+from tests.folders import finish, kept, until_shard
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.conftest import SOURCE
@@ -38,11 +38,7 @@ def begin(hub: InHouse, name: str, source: str = SOURCE) -> Generator[Event, Non
 def begun(hub: InHouse, name: str, source: str = SOURCE) -> tuple[Generator[Event, None, None], ShardFinished]:
     """A job that has finished a shard and goes on when it is asked for more, and that shard."""
     events = begin(hub, name, source)
-    return events, next(event for event in events if isinstance(event, ShardFinished))
-
-
-def kept(events: Iterable[Event]) -> int:
-    return len([event for event in events if isinstance(event, ShardFinished) and event.kept])
+    return events, until_shard(events)
 
 
 def run_again(hub: InHouse, name: str, source: str = SOURCE) -> int:
@@ -130,9 +126,7 @@ def test_a_quota_that_fills_up_keeps_what_was_moved_and_the_job_goes_on_when_the
 
 def test_shards_that_are_not_noted_yet_are_when_a_job_is_stopped(hub: InHouse, name: str) -> None:
     events, _ = begun(hub, name)
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == 6:
-            events.close()
+    until_shard(events, 6, stop=True)
     assert not {path for path in files_of(hub, name) if path.endswith(".safetensors")}
     assert run_again(hub, name) >= 6
 

@@ -12,11 +12,12 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError, ShardingError, SourceError
-from sharding.core.events import Published, ShardFinished
+from sharding.core.events import Published
 from sharding.core.values import Discarded
 from sharding.storage.hub import source as hub_source
 from tests.clusters import wait_until
 from tests.conftest import environment
+from tests.folders import kept, until_shard
 from tests.hubs import branches, exists, files_of, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.conftest import SOURCE
@@ -159,13 +160,12 @@ def test_a_gated_source_needs_the_scope_for_it(hub: InHouse, name: str) -> None:
 def test_an_expired_login_stops_a_job_which_goes_on_after_the_next(hub: InHouse, name: str) -> None:
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
     events = job.shard(SOURCE, name, "20kB", endpoint=hub.address, token=token)
-    next(event for event in events if isinstance(event, ShardFinished))
+    until_shard(events)
     with hub.failing("status:401@.*"), pytest.raises(ShardingError, match="not valid") as stop:
         list(events)
     assert "sign in" in stop.value.hint.lower()
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
-    again = list(job.shard(SOURCE, name, "20kB", endpoint=hub.address, token=token))
-    assert any(event.kept for event in again if isinstance(event, ShardFinished))
+    assert kept(job.shard(SOURCE, name, "20kB", endpoint=hub.address, token=token))
     assert branches(hub, name) == {"main"}
 
 
@@ -176,9 +176,7 @@ def test_an_unfinished_job_is_found_and_discarded_from_anywhere(hub: InHouse, na
     place = {"endpoint": hub.address, "token": "hf_alice"}
     assert job.find_unfinished(name, **place) is None
     assert job.discard(name, **place) == Discarded(found=False)
-    events = job.shard(SOURCE, name, "20kB", private=False, **place)
-    next(event for event in events if isinstance(event, ShardFinished))
-    events.close()
+    until_shard(job.shard(SOURCE, name, "20kB", private=False, **place), stop=True)
     found = job.find_unfinished(name, **place)
     assert found
     assert (found.source.repo_id, found.options.max_shard_bytes) == (SOURCE, 20_000)

@@ -10,11 +10,10 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError, ShardingError
-from sharding.core.events import ShardFinished
 from sharding.storage.hub import retry
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import ROOT, environment
-from tests.folders import finish
+from tests.folders import finish, kept, until_shard
 from tests.hubs import TOKEN, branches, exists, files_of, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.conftest import SOURCE
@@ -118,9 +117,7 @@ def test_a_login_in_the_address_of_the_hub_is_refused_and_not_shown(
 
 
 def test_the_remark_on_a_repo_that_stays_behind_is_told_also_where_its_branch_stays(hub: InHouse, name: str) -> None:
-    for event in job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN):
-        if isinstance(event, ShardFinished):
-            break
+    until_shard(job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN), stop=True)
     with hub.failing("status:403@DELETE /api/repos/delete", "status:403@DELETE .*/branch/"):
         discarded = job.discard(name, endpoint=hub.address, token=TOKEN)
     assert f"This tool created {name} for the job. It is empty, but this tool could not delete it" in discarded.remark
@@ -131,11 +128,9 @@ def test_the_remark_on_a_repo_that_stays_behind_is_told_also_where_its_branch_st
 def test_json_that_a_repo_keeps_in_the_store_does_not_stand_in_the_way(hub: InHouse, name: str) -> None:
     hub.api().create_repo(name)
     hub.api().upload_file(path_or_fileobj=JSON_IN_THE_STORE.encode(), path_in_repo=".gitattributes", repo_id=name)
-    for event in job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN):
-        if isinstance(event, ShardFinished):
-            break
+    until_shard(job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN), stop=True)
     events = list(job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN))
-    assert any(event.kept for event in events if isinstance(event, ShardFinished))
+    assert kept(events)
     assert finish(iter(events)).verification.identical
     stored = {file.rfilename: file.lfs for file in hub.api().model_info(name, files_metadata=True).siblings or []}
     assert stored["sharding_digests.json"]

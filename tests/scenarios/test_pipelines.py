@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,11 @@ from safetensors.torch import save_file as save_torch_file
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
-from sharding.core.events import ShardFinished
 from sharding.formats.names import STAGING_FOLDER
 from sharding.report.schema import Report, parse_report
 from tests import models, pipelines
 from tests.conftest import listing
-from tests.folders import in_folders, reshard, said
+from tests.folders import in_folders, kept, reshard, said, until_shard
 from tests.hubs import TOKEN, download, push
 from tests.inhouse import InHouse
 
@@ -199,24 +197,17 @@ def test_names_that_share_a_tensor_are_all_written_where_nothing_ties_them_again
     assert "tied" not in said(source)
 
 
-def stop_after(events: Iterator[job.Event], shards: int) -> None:
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == shards:
-            events.close()  # type: ignore[attr-defined]
-
-
 def test_an_interrupted_pipeline_shows_nothing_and_is_resumed_and_shared_with_no_other_job(
     pipeline: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     first = job.shard(str(pipeline), str(out), SIZE)
-    next(event for event in first if isinstance(event, ShardFinished))
+    until_shard(first)
     with pytest.raises(DestinationError, match="Another job"):
         reshard(pipeline, out)
-    stop_after(first, 5)
+    until_shard(first, 5, stop=True)
     assert all(name.startswith(f"{STAGING_FOLDER}/") and name.endswith(".part") for name in listing(out))
-    events = list(job.shard(str(pipeline), str(out), SIZE))
-    assert len([event for event in events if isinstance(event, ShardFinished) and event.kept]) >= 5
+    assert kept(job.shard(str(pipeline), str(out), SIZE)) >= 5
     assert in_folders(out) == in_folders(pipeline)
     assert not list(out.rglob("*.part"))
 
@@ -225,7 +216,7 @@ def test_discard_and_another_result_leave_no_file_of_a_pipeline_behind(
     pipeline: Path, source: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    stop_after(job.shard(str(pipeline), str(out), SIZE), 3)
+    until_shard(job.shard(str(pipeline), str(out), SIZE), 3, stop=True)
     assert job.discard(str(out)).found and not listing(out)
     reshard(pipeline, out)
     reshard(pipeline, out, "1GB")
@@ -242,10 +233,10 @@ def test_a_pickled_pipeline_goes_from_hub_to_hub_and_is_resumed_there(
     pickled(source, *BASES)
     push(hub, source, f"{name}-source")
     at = {"endpoint": hub.address, "token": TOKEN}
-    stop_after(job.shard(f"{name}-source", name, SIZE, **at), 3)  # type: ignore[arg-type]
+    until_shard(job.shard(f"{name}-source", name, SIZE, **at), 3, stop=True)  # type: ignore[arg-type]
     *events, report = job.shard(f"{name}-source", name, SIZE, **at)  # type: ignore[arg-type]
     assert isinstance(report, Report) and report.verification.identical
-    assert [event for event in events if isinstance(event, ShardFinished) and event.kept]
+    assert kept(events)
     down = download(hub, name, tmp_path / "down")
     assert in_folders(down) == in_folders(pipeline)
     assert np.array_equal(pipelines.image(down), drawn)

@@ -20,7 +20,6 @@ from transformers.distributed.pipeline_parallel import PipelineStage
 from sharding import job
 from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.events import ShardFinished
 from sharding.core.options import Options
 from sharding.demo import samples
 from sharding.desk.forecast import Forecast
@@ -30,7 +29,7 @@ from sharding.report.schema import parse_report
 from sharding.verify.trust import Trust
 from tests import models, quantized
 from tests.conftest import environment
-from tests.folders import bits, reshard
+from tests.folders import bits, kept, reshard, until_shard
 from tests.folders import tensors as load_all
 from tests.hubs import TOKEN, download, push
 from tests.localhub.conftest import Server
@@ -198,10 +197,9 @@ def test_a_part_is_resumed(tmp_path: Path) -> None:
     source = pp_cases.save(Case("llama", 2, 5), tmp_path / "source")
     options = Options("20kB", strategy="pp:2", rank=1)
     events = job.shard(str(source), str(tmp_path / "part"), options)
-    next(event for event in events if isinstance(event, ShardFinished))
-    events.close()
+    until_shard(events, stop=True)
     *again, report = job.shard(str(source), str(tmp_path / "part"), options)
-    assert any(isinstance(event, ShardFinished) and event.kept for event in again)
+    assert kept(again)
     assert report.verification.identical  # type: ignore[union-attr]
 
 

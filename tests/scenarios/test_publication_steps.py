@@ -8,10 +8,10 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.events import ShardFinished
 from sharding.storage.hub import retry
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import write_checkpoint
+from tests.folders import until_shard
 from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.hub_steps import failing_for_good, requests
@@ -138,9 +138,7 @@ BEGINNINGS: dict[str, Callable[[Place], None]] = {"publish": Place.again, "disca
 def stage(place: Place) -> None:
     """Run the job until a shard is staged, and leave it."""
     place.again()
-    events = job.shard(SOURCE, MADE, SIZE, endpoint=place.hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
-    events.close()
+    until_shard(job.shard(SOURCE, MADE, SIZE, endpoint=place.hub.address, token=TOKEN), stop=True)
 
 
 def steps_of(work: Callable[[], object]) -> list[str]:
