@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import write_checkpoint
+from tests.conftest import environment, write_checkpoint
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
@@ -28,6 +29,12 @@ LINEAR = {
     "mlp.up_proj": (INNER, WIDTH),
     "mlp.down_proj": (WIDTH, INNER),
 }
+
+
+def run(*words: object) -> "subprocess.CompletedProcess[str]":
+    """Run a job in a process of its own."""
+    command = [sys.executable, "-m", "sharding", "shard", *map(str, words), "--json"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment())
 
 
 def write_holes(path: Path, dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -71,13 +78,11 @@ def write_adapter(folder: Path) -> None:
 
 
 @promise("docs/formats.md#lora-adapters")
-def test_an_adapter_of_rank_64_is_merged_into_a_model_of_1_5_gb_within_200_mb(
-    run: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
-) -> None:
+def test_an_adapter_of_rank_64_is_merged_into_a_model_of_1_5_gb_within_200_mb(tmp_path: Path) -> None:
     base, adapter, out = tmp_path / "base", tmp_path / "adapter", tmp_path / "out"
     assert write_base(base) > 1_500_000_000
     write_adapter(adapter)
-    done = run("shard", base, out, "--adapter", adapter, "--max-shard-size", "500MB", "--json")
+    done = run(base, out, "--adapter", adapter, "--max-shard-size", "500MB")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["verification"]["identical"]
@@ -121,7 +126,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory, folders: dict[int, Path]) -> I
 @pytest.fixture
 def peak(
     hub: InHouse,
-    run: Callable[..., subprocess.CompletedProcess[str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Callable[..., int]:
@@ -133,7 +137,7 @@ def peak(
         hub.log.clear()
         monkeypatch.setenv("HF_HOME", mkdtemp(dir=tmp_path))  # hf-xet remembers there what the store has
         with hub.failing(SLOW.format(slow)):
-            done = run("shard", source, "alice/made", "--max-shard-size", SHARD_BYTES, "--json")
+            done = run(source, "alice/made", "--max-shard-size", SHARD_BYTES)
         assert done.returncode == 0, done.stderr
         hub.api().delete_repo("alice/made")
         cost = json.loads(done.stdout)["resources"]

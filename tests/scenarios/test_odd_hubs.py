@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from sharding import job
+from sharding.cli.commands import app
 from sharding.core.errors import DestinationError, ShardingError
 from sharding.storage.hub import retry
 from sharding.storage.hub.staging import STAGING_BRANCH
@@ -18,9 +19,13 @@ from tests.hubs import TOKEN, branches, exists, files_of, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.conftest import SOURCE
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 ODD = ("null", "list", "text", "empty", "html", "gone")
 JSON_IN_THE_STORE = "*.json filter=lfs diff=lfs merge=lfs -text\n*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+
+
+def run(*words: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, words)
 
 
 @pytest.fixture
@@ -32,23 +37,19 @@ def signed_in(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("signed_in")
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("endpoint", [f"GET /api/models/{SOURCE}$", f"GET /api/models/{SOURCE}/tree/"])
-def test_a_command_ends_with_status_3_a_sentence_and_json(
-    hub: InHouse, run_here: Run, kind: str, endpoint: str
-) -> None:
+def test_a_command_ends_with_status_3_a_sentence_and_json(hub: InHouse, kind: str, endpoint: str) -> None:
     with hub.failing(f"{kind}@{endpoint}"):
-        ended = run_here("inspect", SOURCE, "--json")
-    assert ended.returncode == 3, ended.stderr
+        ended = run("inspect", SOURCE, "--json")
+    assert ended.exit_code == 3, ended.stderr
     assert "Traceback" not in ended.stderr
     error = json.loads(ended.stdout)["error"]
     assert error["kind"] == "SourceError" and error["message"] and error["hint"]
 
 
-def test_what_nobody_foresaw_is_a_fault_of_the_program_with_status_3(
-    run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_foresaw_is_a_fault_of_the_program_with_status_3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "inspect", lambda *_, **__: 1 / 0)
-    ended = run_here("inspect", SOURCE, "--json")
-    assert ended.returncode == 3
+    ended = run("inspect", SOURCE, "--json")
+    assert ended.exit_code == 3
     error = json.loads(ended.stdout)["error"]
     assert (error["kind"], "ZeroDivisionError" in error["message"]) == ("Fault", True)
     assert "bug in the program" in error["message"] and "Please report" in error["hint"]
@@ -107,11 +108,11 @@ def test_what_the_client_itself_refuses_is_not_asked_again_and_again_nor_blamed_
 
 
 def test_a_login_in_the_address_of_the_hub_is_refused_and_not_shown(
-    hub: InHouse, run_here: Run, monkeypatch: pytest.MonkeyPatch
+    hub: InHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.address.replace("://", "://me:secret@"))
-    ended = run_here("inspect", SOURCE, "--json")
-    assert ended.returncode == 2
+    ended = run("inspect", SOURCE, "--json")
+    assert ended.exit_code == 2
     assert "HF_ENDPOINT contains a login" in json.loads(ended.stdout)["error"]["message"]
     assert "secret" not in ended.stdout + ended.stderr
 

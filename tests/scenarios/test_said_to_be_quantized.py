@@ -80,11 +80,8 @@ INT4 = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fp8": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-    "compressed fp8": {"quantization_config": quantized.compressed("channel")},
-    "int4": {"quantization_config": INT4},
     "an old int4": {"compression_config": INT4},
     "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
-    "a part of it": {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
     "a part of a part": {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
 }
 BESIDE = {"recipe.yaml", "quantize_config.json", "quant_config.json", "hf_quant_config.json"}

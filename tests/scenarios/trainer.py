@@ -24,22 +24,29 @@ warnings.filterwarnings("ignore")
 
 
 def main() -> None:
-    """Save it in every way, each in processes of its own."""
+    """Save it in every way, that of accelerate in processes of its own."""
     folder, out, ranks, ways = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     if "accelerate" in ways:  # once for all ranks
         import accelerate  # noqa: F401
         from transformers import AutoModelForCausalLM  # noqa: F401
-    sys.exit(not all([on_ranks(ranks, partial(_work, ranks, folder, out / how, how)) for how in ways]))
+    groups = [how for how in ways if how != "accelerate"], [how for how in ways if how == "accelerate"]
+    sys.exit(not all([on_ranks(ranks, partial(_work, ranks, folder, out, group)) for group in groups if group]))
 
 
-def _work(ranks: int, folder: Path, out: Path, how: str, rank: int) -> None:
-    if how == "accelerate":
-        _accelerate(folder, out)
+def _work(ranks: int, folder: Path, out: Path, ways: list[str], rank: int) -> None:
+    if ways == ["accelerate"]:
+        _accelerate(folder, out / "accelerate")
         return
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (ranks,))
+    for how in ways:
+        _distribute(folder, out / how, mesh, how)
+    dist.destroy_process_group()
+
+
+def _distribute(folder: Path, out: Path, mesh: Any, how: str) -> None:
     state = {name: _placed(name, tensor, mesh, how) for name, tensor in _loaded(folder).items()}
     if how.startswith("hf"):
         state |= {"model.steps": torch.arange(3), "model.scale": torch.tensor(7, dtype=torch.int16)}
@@ -51,7 +58,6 @@ def _work(ranks: int, folder: Path, out: Path, how: str, rank: int) -> None:
         optimizer = {"state": {name: {"exp_avg": moments[name], "step": torch.tensor(3.0)} for name in state}}
         whole = {"model": state, "optimizer": optimizer, "step": 3, "lr_scheduler": {"last": [1, 2]}}
         dcp.save(whole, storage_writer=dcp.FileSystemWriter(str(out), thread_count=1 + (how == "columns")))
-    dist.destroy_process_group()
 
 
 def _loaded(folder: Path) -> dict[str, torch.Tensor]:
