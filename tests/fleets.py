@@ -135,10 +135,14 @@ class _After:
 
 
 @contextmanager
-def slow_parts(hub: InHouse) -> Iterator[None]:
-    """Slow down what workers put into the store of `hub`, and what they read there of a result; nothing else."""
+def slow_parts(hub: InHouse, to_folder: bool = False) -> Iterator[None]:
+    """Slow down what workers put into the store of `hub`, and what they read there of a result; nothing else.
+
+    Where the result goes into a folder, slow down what they read of the source.
+    """
     read: Any = _After("GET .*/xet-read-token/shard-my-repo-staging", "GET /cas/xorbs/")
-    hub.rules[:] = [Fault("slow", SLOW_BYTES, re.compile("POST /cas/v1/xorbs/")), Fault("slow", SLOW_BYTES, read)]
+    sent = [Fault("slow", SLOW_BYTES, re.compile("POST /cas/v1/xorbs/")), Fault("slow", SLOW_BYTES, read)]
+    hub.rules[:] = [Fault("slow", SLOW_BYTES, re.compile("GET /cas/xorbs/"))] if to_folder else sent
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.clusters import Cluster, of_session, wait_until
-from tests.fleets import SLOW_BYTES, Fleet, files_with, fleet, processes_with, slow_parts, variables
+from tests.fleets import Fleet, files_with, fleet, processes_with, slow_parts, variables
 from tests.hubs import push
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.test_fleet import SIZE, plain
@@ -20,7 +20,6 @@ from tests.scenarios.test_fleet import SIZE, plain
 NUMBERS = count(1000)
 TOKEN = "hf_keeper-of-the-keys"
 """Of a user whose name stands nowhere else."""
-SLOW = f"slow:{SLOW_BYTES}@GET /cas/xorbs/"
 PLACES = {"variable": ("environ", "cmdline"), "saved": ("environ", "cmdline", "memory")}
 """Where to look for it in processes, by how somebody is signed in."""
 
@@ -94,7 +93,7 @@ def test_no_node_ever_has_the_login(
     out = tmp_path / "shared" if to_folder else f"acme/made-{next(NUMBERS)}"
     env = variables(cluster, hub, "") | homes[login]
     with fleet(env, source, out, "-s", SIZE) as job:
-        with hub.failing(SLOW) if to_folder else slow_parts(hub):
+        with slow_parts(hub, to_folder):
             job.at_work("transfer")
             search(job, cluster.session, login, cluster.folder, tmp_path)
             if not to_folder:  # which is read too quickly
@@ -112,7 +111,7 @@ def test_no_node_that_the_command_starts_itself_ever_has_the_login(
     login = "saved"
     env = variables(None, hub, "") | homes[login]
     with fleet(env, source, tmp_path / "out", "-s", SIZE) as job:
-        with hub.failing(SLOW):
+        with slow_parts(hub, to_folder=True):
             job.at_work("transfer")
             ray_folder = folder_of_ray(job.process.pid)
             search(job, job.process.pid, login, ray_folder, tmp_path)
