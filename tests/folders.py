@@ -32,10 +32,15 @@ def finish(events: Iterable[Event]) -> Report:
     return report
 
 
-def until_shard(events: Iterator[Event], number: int = 1, stop: bool = False) -> ShardFinished:
-    """Go on with a job until so many shards are finished, with 0 all and with -1 all but one; `stop` it there."""
+def until_shard(events: Iterator[Event], number: int | None = None, stop: bool = False) -> ShardFinished:
+    """Go on with a job until shard `number` is finished, with 0 the last, with -1 the last but one; `stop` it there.
+
+    Without a number it is the first of which the job says so, which may be kept of an earlier run.
+    """
     for event in events:
-        if isinstance(event, ShardFinished) and event.number == (number if number > 0 else event.shards + number):
+        if not isinstance(event, ShardFinished):
+            continue
+        if number is None or event.number == (number if number > 0 else event.shards + number):
             if stop:
                 events.close()  # type: ignore[attr-defined]
             return event
