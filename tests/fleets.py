@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from typer.testing import CliRunner
 
+from sharding.cli.commands import app
 from sharding.localhub.faults import Fault
 from tests.clusters import Cluster, end, kill
 from tests.conftest import environment, listing
@@ -109,9 +111,8 @@ def fleet(env: Mapping[str, str], *words: object) -> Iterator[Fleet]:
 
 def alone(env: Mapping[str, str], *words: object) -> None:
     """Run the same job on this machine alone."""
-    command = [sys.executable, "-m", "sharding", "shard", *map(str, words), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=JOB_SECONDS)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner(env=dict(env)).invoke(app, ["shard", *map(str, words), "--json"])
+    assert done.exit_code == 0, done.stderr
 
 
 def refusal(env: Mapping[str, str], *words: object) -> tuple[int, str]:
@@ -134,10 +135,14 @@ class _After:
 
 
 @contextmanager
-def slow_parts(hub: InHouse) -> Iterator[None]:
-    """Slow down what workers put into the store of `hub`, and what they read there of a result; nothing else."""
+def slow_parts(hub: InHouse, to_folder: bool = False) -> Iterator[None]:
+    """Slow down what workers put into the store of `hub`, and what they read there of a result; nothing else.
+
+    Where the result goes into a folder, slow down what they read of the source.
+    """
     read: Any = _After("GET .*/xet-read-token/shard-my-repo-staging", "GET /cas/xorbs/")
-    hub.rules[:] = [Fault("slow", SLOW_BYTES, re.compile("POST /cas/v1/xorbs/")), Fault("slow", SLOW_BYTES, read)]
+    sent = [Fault("slow", SLOW_BYTES, re.compile("POST /cas/v1/xorbs/")), Fault("slow", SLOW_BYTES, read)]
+    hub.rules[:] = [Fault("slow", SLOW_BYTES, re.compile("GET /cas/xorbs/"))] if to_folder else sent
     try:
         yield
     finally:

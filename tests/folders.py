@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from sharding import job
+from sharding.core.events import ShardFinished
 from sharding.core.values import ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
@@ -29,6 +30,26 @@ def finish(events: Iterable[Event]) -> Report:
     *_, report = events
     assert isinstance(report, Report)
     return report
+
+
+def until_shard(events: Iterator[Event], number: int | None = None, stop: bool = False) -> ShardFinished:
+    """Go on with a job until shard `number` is finished, with 0 the last, with -1 the last but one; `stop` it there.
+
+    Without a number it is the first of which the job says so, which may be kept of an earlier run.
+    """
+    for event in events:
+        if not isinstance(event, ShardFinished):
+            continue
+        if number is None or event.number == (number if number > 0 else event.shards + number):
+            if stop:
+                events.close()  # type: ignore[attr-defined]
+            return event
+    raise AssertionError("The job has ended before.")
+
+
+def kept(events: Iterable[object]) -> int:
+    """How many shards of an earlier run a job has kept."""
+    return len([event for event in events if isinstance(event, ShardFinished) and event.kept])
 
 
 def reshard(source: Path, out: Path, size: str = "50kB", **choices: object) -> Report:

@@ -2,8 +2,8 @@
 
 import asyncio
 import re
+import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,8 +68,6 @@ class _Gate:
 @contextmanager
 def hub_in_house(folder: Path, *more: Middleware, **settings: object) -> Iterator[InHouse]:
     """Serve a Hub kept in `folder` from a thread while the block lasts, behind `more` middleware."""
-    import socket
-
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind((HOST, 0))
         listener.listen(1024)
@@ -79,18 +77,29 @@ def hub_in_house(folder: Path, *more: Middleware, **settings: object) -> Iterato
         middleware = [Middleware(_Log, served.log, served.gates), Middleware(Faults, served.rules), *more]
         app = make_app(hub, middleware)
         config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_keep_alive=IDLE_SECONDS)
-        server = uvicorn.Server(config)
+        server = _Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="hub")
         thread.start()
         try:
-            while not server.started:
-                time.sleep(0.01)
+            server.is_ready.wait()
             yield served
         finally:
             server.should_exit = True
             server.force_exit = True
             thread.join()
             hub.close()
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.is_ready.set()
 
 
 class _Log:

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.checkpoint.loadable import loadable_files
-from sharding.core.errors import ShardingError, SourceError
+from sharding.core.errors import ShardingError
 from sharding.loading.probe import child as loading
 from sharding.report.schema import Report
 from sharding.storage.folder_source import open_folder
@@ -28,22 +28,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for _ in job.shard(str(folder / "original"), str(folder / "sharded"), "100kB"):
         pass
     return folder / "original", folder / "sharded"
-
-
-@pytest.mark.thorough
-def test_compare_prints_one_object_with_measured_figures_of_both(run: Run, pair: tuple[Path, Path]) -> None:
-    picture = pair[0].parent / "picture.svg"
-    done = run("compare", *pair, "--rounds", 1, "--json", "--picture", picture)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["measured"] is True
-    assert said["verdict"]["kind"] == "no-difference"
-    assert said["original"]["logits_sha256"] == said["sharded"]["logits_sha256"] != ""
-    assert (said["original"]["files"], said["sharded"]["files"] > 1) == (1, True)
-    assert len(said["original"]["curve"]) > 20
-    assert said["original"]["peak_anon_bytes"]["median"] > 50_000_000
-    assert "Memory while loading" in ET.fromstring(picture.read_text())[0].text  # type: ignore[operator]
-    assert "warm-up" in done.stderr  # a person who waits sees each load
 
 
 def test_a_limit_that_nothing_loads_under_is_an_answer(run: Run, pair: tuple[Path, Path]) -> None:
@@ -82,24 +66,25 @@ def named(folder: Path, size: str = "100kB") -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("warm_processes")
-def test_weights_that_the_configuration_names_are_loaded_and_compared_while_they_are_sharded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_compare_prints_one_object_with_measured_figures_of_both_also_of_weights_that_the_configuration_names(
+    run: Run, tmp_path: Path
 ) -> None:
-    def not_here(*_: object) -> None:
-        raise SourceError("It has tests of its own.", "")
-
-    monkeypatch.setattr("sharding.loading.compare.run_classic", not_here)
-    source = named(tmp_path / "in", "20kB")
-    *_, report = job.shard(str(source), str(tmp_path / "out"), "30kB", compare_rounds=1)
-    assert isinstance(report, Report) and report.comparison
-    original, sharded = report.comparison.original, report.comparison.sharded
-    assert original and sharded
-    assert (original.outcome, sharded.outcome) == ("loaded", "loaded")
-    assert original.weight_bytes == sum(path.stat().st_size for path in source.glob("model-*"))
-    assert original.logits_sha256 == sharded.logits_sha256 != ""
-    assert original.files > sharded.files == len(report.plan.shards) > 1
-    assert "transformers_weights" not in (tmp_path / "out/config.json").read_text()
+    original, sharded, picture = named(tmp_path / "in", "20kB"), tmp_path / "out", tmp_path / "picture.svg"
+    *_, report = job.shard(str(original), str(sharded), "30kB")
+    assert isinstance(report, Report)
+    assert "transformers_weights" not in (sharded / "config.json").read_text()
+    done = run("compare", original, sharded, "--rounds", 1, "--json", "--picture", picture)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["measured"] is True
+    assert said["verdict"]["kind"] == "no-difference"
+    assert said["original"]["logits_sha256"] == said["sharded"]["logits_sha256"] != ""
+    assert said["original"]["weight_bytes"] == sum(path.stat().st_size for path in original.glob("model-*"))
+    assert said["original"]["files"] > said["sharded"]["files"] == len(report.plan.shards) > 1
+    assert len(said["original"]["curve"]) > 20
+    assert said["original"]["peak_anon_bytes"]["median"] > 50_000_000
+    assert "Memory while loading" in ET.fromstring(picture.read_text())[0].text  # type: ignore[operator]
+    assert "warm-up" in done.stderr  # a person who waits sees each load
 
 
 @pytest.mark.parametrize("size", ["20kB", "100kB"])

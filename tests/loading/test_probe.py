@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sharding import job
 from sharding.loading.measure import Load, probe
@@ -198,15 +199,15 @@ def test_without_a_cgroup_the_limit_is_on_private_mappings_and_says_so(measured:
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not HAS_PROC, reason="mappings are in /proc")
-def test_mapped_weights_cost_no_anonymous_memory_and_unmapped_ones_do(measured: Measured) -> None:
-    mapped, (unmapped, *again) = measured(), [measured("--no-mmap") for _ in range(3)]
+def test_mapped_weights_cost_no_anonymous_memory_and_unmapped_ones_do(measured: Measured, big: Path) -> None:
+    mapped, unmapped = measured(), measured("--no-mmap")
     assert mapped["mapped_bytes"] == mapped["loaded_bytes"]
     assert mapped["peak_anon_bytes"] < mapped["base_anon_bytes"] + 0.2 * mapped["weight_bytes"]
     assert mapped["peak_file_bytes"] > mapped["weight_bytes"]
     assert unmapped["mapped_bytes"] == 0
     # The weights, and the one file that passed through memory whole. A busy machine can miss a short peak: it is sampled.
-    grown = max(said["peak_anon_bytes"] - said["base_anon_bytes"] for said in (unmapped, *again))
-    assert grown > 1.8 * unmapped["weight_bytes"]
+    tries = chain([unmapped], (ask(big, "--no-mmap") for _ in range(2)))
+    assert any(said["peak_anon_bytes"] - said["base_anon_bytes"] > 1.8 * said["weight_bytes"] for said in tries)
     assert mapped["logits_sha256"] == unmapped["logits_sha256"]
 
 
@@ -223,19 +224,12 @@ def test_a_cold_load_reads_the_weights_from_the_disk_and_a_warm_one_does_not(mea
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not can_make_cgroups(), reason="a memory cgroup cannot be made here")
-@pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_text_comes_through_disk_offload_under_a_cap_smaller_than_the_model(kind: str, tmp_path: Path) -> None:
-    size = {"vocab_size": 4000, "pad_token_id": 0}
-    if kind == "llama":
-        config: Any = LlamaConfig(
-            hidden_size=1024, intermediate_size=2816, num_hidden_layers=14, num_attention_heads=8, **size
-        )
-        original = finish(tmp_path / "original", LlamaForCausalLM, config, torch.float32)
-    else:
-        config = T5Config(
-            d_model=1024, d_ff=2816, d_kv=128, num_layers=10, num_heads=8, decoder_start_token_id=0, **size
-        )
-        original = finish(tmp_path / "original", T5ForConditionalGeneration, config, torch.float32)
+def test_text_comes_through_disk_offload_under_a_cap_smaller_than_the_model(tmp_path: Path) -> None:
+    config: Any = LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=14, num_attention_heads=8, vocab_size=4000,
+        pad_token_id=0,
+    )  # fmt: skip
+    original = finish(tmp_path / "original", LlamaForCausalLM, config, torch.float32)
     sharded = reshard(original, tmp_path / "sharded", "100MB")
     limit = int(0.8 * sum(file.stat().st_size for file in sharded.glob("*.safetensors")))
     plain = probe(sharded, Load("load_checkpoint_and_dispatch"))

@@ -1,6 +1,6 @@
 """Tiny models of many architectures, with random weights: what `AutoConfig` makes of a few small numbers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,6 +46,50 @@ TOWERS = {
 }
 STAGES = {"hidden_sizes": [8, 16], "depths": [1, 2], "num_stages": 2}
 EXPERTS = {**HEADS, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 64}
+MAMBA = {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 96, "state_size": 4}
+FALCON_H1 = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 8}
+DEEPSEEK = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+}
+JAMBA = {
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "mamba_d_state": 4,
+    "mamba_dt_rank": 4,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "use_mamba_kernels": False,
+}
+SEGFORMER = {
+    "hidden_sizes": [8, 16],
+    "depths": [1, 1],
+    "num_encoder_blocks": 2,
+    "sr_ratios": [2, 1],
+    "num_attention_heads": [1, 2],
+    "patch_sizes": [7, 3],
+    "strides": [4, 2],
+    "mlp_ratios": [2, 2],
+    "decoder_hidden_size": 16,
+}
+SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+SPECTROGRAM = {"patch_size": 4, "frequency_stride": 4, "time_stride": 4, "max_length": 16, "num_mel_bins": 16}
+LLAVA = {
+    "text_config": {"model_type": "llama", **GROUPED},
+    "vision_config": {"model_type": "clip_vision_model", **IMAGE, "projection_dim": 16},
+    "image_token_index": 90,
+    "vision_feature_layer": -1,
+}
 
 
 @dataclass(frozen=True)
@@ -54,168 +98,95 @@ class Architecture:
 
     kind: str
     cls: str
-    numbers: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, Any]
 
 
-ARCHITECTURES = {
-    "llama": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "mistral": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "qwen2": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "qwen3": Architecture("text", "AutoModelForCausalLM", HEADS),
-    "gemma2": Architecture("text", "AutoModelForCausalLM", HEADS),
-    "gemma3_text": Architecture("text", "AutoModelForCausalLM", HEADS),
-    "phi3": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "olmo2": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "cohere": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "granite": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "starcoder2": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "stablelm": Architecture("text", "AutoModelForCausalLM", GROUPED),
-    "gpt2": Architecture(
-        "text", "AutoModelForCausalLM", {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 64}
-    ),
-    "gptj": Architecture(
+_MODELS: list[tuple[str, str, dict[str, dict[str, Any]]]] = [
+    (
         "text",
         "AutoModelForCausalLM",
-        {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 64, "rotary_dim": 4},
+        {
+            "llama": GROUPED,
+            "mistral": GROUPED,
+            "qwen2": GROUPED,
+            "qwen3": HEADS,
+            "gemma2": HEADS,
+            "gemma3_text": HEADS,
+            "phi3": GROUPED,
+            "olmo2": GROUPED,
+            "cohere": GROUPED,
+            "granite": GROUPED,
+            "starcoder2": GROUPED,
+            "stablelm": GROUPED,
+            "gpt2": GPT,
+            "gptj": {**GPT, "rotary_dim": 4},
+            "gpt_neox": TEXT,
+            "bloom": {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96},
+            "opt": {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32},
+            "falcon": TEXT,
+            "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 3, "vocab_size": 96, "max_seq_len": 64},
+        },
     ),
-    "gpt_neox": Architecture("text", "AutoModelForCausalLM", TEXT),
-    "bloom": Architecture(
-        "text", "AutoModelForCausalLM", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96}
-    ),
-    "opt": Architecture("text", "AutoModelForCausalLM", {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "falcon": Architecture("text", "AutoModelForCausalLM", TEXT),
-    "mpt": Architecture(
+    (
         "text",
-        "AutoModelForCausalLM",
-        {"d_model": 32, "n_heads": 4, "n_layers": 3, "vocab_size": 96, "max_seq_len": 64},
+        "AutoModelForMaskedLM",
+        {
+            "bert": TEXT,
+            "roberta": TEXT,
+            "distilbert": {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "vocab_size": 96},
+            "deberta-v2": {**TEXT, "relative_attention": True},
+            "electra": {**TEXT, "embedding_size": 16},
+            "modernbert": TEXT,
+        },
     ),
-    "bert": Architecture("text", "AutoModelForMaskedLM", TEXT),
-    "roberta": Architecture("text", "AutoModelForMaskedLM", TEXT),
-    "distilbert": Architecture(
-        "text", "AutoModelForMaskedLM", {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "vocab_size": 96}
-    ),
-    "deberta-v2": Architecture("text", "AutoModelForMaskedLM", {**TEXT, "relative_attention": True}),
-    "electra": Architecture("text", "AutoModelForMaskedLM", {**TEXT, "embedding_size": 16}),
-    "modernbert": Architecture("text", "AutoModelForMaskedLM", TEXT),
-    "t5": Architecture("text", "AutoModelForSeq2SeqLM", T5),
-    "bart": Architecture("text", "AutoModelForSeq2SeqLM", D_MODEL),
-    "marian": Architecture("text", "AutoModelForSeq2SeqLM", D_MODEL),
-    "pegasus": Architecture("text", "AutoModelForSeq2SeqLM", D_MODEL),
-    "mixtral": Architecture("MoE", "AutoModelForCausalLM", {**GROUPED, "num_local_experts": 4}),
-    "qwen2_moe": Architecture("MoE", "AutoModelForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 24}),
-    "qwen3_moe": Architecture("MoE", "AutoModelForCausalLM", EXPERTS),
-    "olmoe": Architecture("MoE", "AutoModelForCausalLM", EXPERTS),
-    "deepseek_v3": Architecture(
+    ("text", "AutoModelForSeq2SeqLM", {"t5": T5, "bart": D_MODEL, "marian": D_MODEL, "pegasus": D_MODEL}),
+    (
         "MoE",
         "AutoModelForCausalLM",
         {
-            **TEXT,
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 4,
-            "v_head_dim": 8,
-            "first_k_dense_replace": 1,
+            "mixtral": {**GROUPED, "num_local_experts": 4},
+            "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 24},
+            "qwen3_moe": EXPERTS,
+            "olmoe": EXPERTS,
+            "deepseek_v3": {**TEXT, **DEEPSEEK},
         },
     ),
-    "mamba": Architecture(
+    (
         "state space",
         "AutoModelForCausalLM",
-        {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 96, "state_size": 4},
+        {"mamba": MAMBA, "mamba2": {**MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}},
     ),
-    "mamba2": Architecture(
-        "state space",
-        "AutoModelForCausalLM",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 3,
-            "vocab_size": 96,
-            "state_size": 4,
-            "num_heads": 8,
-            "head_dim": 8,
-            "n_groups": 2,
-            "chunk_size": 8,
-        },
-    ),
-    "falcon_h1": Architecture(
-        "hybrid",
-        "AutoModelForCausalLM",
-        {**HEADS, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 8},
-    ),
-    "jamba": Architecture(
-        "hybrid",
-        "AutoModelForCausalLM",
-        {
-            **GROUPED,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "mamba_d_state": 4,
-            "mamba_dt_rank": 4,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "use_mamba_kernels": False,
-        },
-    ),
-    "vit": Architecture("vision", "AutoModelForImageClassification", IMAGE),
-    "beit": Architecture("vision", "AutoModelForImageClassification", IMAGE),
-    "dinov2": Architecture("vision", "AutoModel", IMAGE),
-    "convnext": Architecture("vision", "AutoModelForImageClassification", {**STAGES, "image_size": 32}),
-    "resnet": Architecture(
-        "vision", "AutoModelForImageClassification", {**STAGES, "embedding_size": 8, "layer_type": "basic"}
-    ),
-    "swin": Architecture(
+    ("hybrid", "AutoModelForCausalLM", {"falcon_h1": {**HEADS, **FALCON_H1}, "jamba": {**GROUPED, **JAMBA}}),
+    ("vision", "AutoModelForImageClassification", {"vit": IMAGE, "beit": IMAGE}),
+    ("vision", "AutoModel", {"dinov2": IMAGE}),
+    (
         "vision",
         "AutoModelForImageClassification",
-        {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
-    ),
-    "segformer": Architecture(
-        "vision",
-        "AutoModelForSemanticSegmentation",
         {
-            "hidden_sizes": [8, 16],
-            "depths": [1, 1],
-            "num_encoder_blocks": 2,
-            "sr_ratios": [2, 1],
-            "num_attention_heads": [1, 2],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "mlp_ratios": [2, 2],
-            "decoder_hidden_size": 16,
+            "convnext": {**STAGES, "image_size": 32},
+            "resnet": {**STAGES, "embedding_size": 8, "layer_type": "basic"},
+            "swin": SWIN,
         },
     ),
-    "yolos": Architecture(
-        "vision", "AutoModelForObjectDetection", {**IMAGE, "image_size": [16, 16], "num_detection_tokens": 4}
+    ("vision", "AutoModelForSemanticSegmentation", {"segformer": SEGFORMER}),
+    (
+        "vision",
+        "AutoModelForObjectDetection",
+        {"yolos": {**IMAGE, "image_size": [16, 16], "num_detection_tokens": 4}},
     ),
-    "whisper": Architecture(
+    (
         "speech",
         "AutoModelForSpeechSeq2Seq",
-        {**D_MODEL, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 32},
+        {"whisper": {**D_MODEL, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 32}},
     ),
-    "wav2vec2": Architecture("speech", "AutoModelForCTC", {**TEXT, **SOUND}),
-    "hubert": Architecture("speech", "AutoModelForCTC", {**TEXT, **SOUND}),
-    "audio-spectrogram-transformer": Architecture(
-        "speech",
-        "AutoModelForAudioClassification",
-        {**TEXT, "patch_size": 4, "frequency_stride": 4, "time_stride": 4, "max_length": 16, "num_mel_bins": 16},
-    ),
-    "clip": Architecture("multimodal", "AutoModel", TOWERS),
-    "siglip": Architecture("multimodal", "AutoModel", TOWERS),
-    "blip": Architecture("multimodal", "BlipForImageTextRetrieval", {**TOWERS, "image_text_hidden_size": 16}),
-    "llava": Architecture(
-        "multimodal",
-        "AutoModelForImageTextToText",
-        {
-            "text_config": {"model_type": "llama", **GROUPED},
-            "vision_config": {"model_type": "clip_vision_model", **IMAGE, "projection_dim": 16},
-            "image_token_index": 90,
-            "vision_feature_layer": -1,
-        },
-    ),
+    ("speech", "AutoModelForCTC", {"wav2vec2": {**TEXT, **SOUND}, "hubert": {**TEXT, **SOUND}}),
+    ("speech", "AutoModelForAudioClassification", {"audio-spectrogram-transformer": {**TEXT, **SPECTROGRAM}}),
+    ("multimodal", "AutoModel", {"clip": TOWERS, "siglip": TOWERS}),
+    ("multimodal", "BlipForImageTextRetrieval", {"blip": {**TOWERS, "image_text_hidden_size": 16}}),
+    ("multimodal", "AutoModelForImageTextToText", {"llava": LLAVA}),
+]
+ARCHITECTURES = {
+    name: Architecture(kind, cls, numbers) for kind, cls, models in _MODELS for name, numbers in models.items()
 }
 """By model type."""
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -16,7 +17,10 @@ from tests.scenarios.visitors import PATIENCE_SECONDS, Notes, Visitor
 
 PAUSE_SECONDS = 0.5
 """What a visitor waits between two acts, on average."""
+RUSH = 80
+"""How many ask at once what takes long."""
 
+Act = Callable[[Visitor], object]
 _LARGE = "x" * 900_000
 _JSON = {"Content-Type": "application/json"}
 _MCP = {"Accept": "application/json, text/event-stream"}
@@ -44,6 +48,36 @@ def once(page: Page, notes: Notes) -> None:
         run_a_job(visitor)
         for act in ACTS:
             act(visitor)
+
+
+def rush(page: Page) -> tuple[Notes, Notes]:
+    """Ask what takes long, all at once, each of other ranks, so that no two of them are one question.
+
+    Return what came of that, and of what two visitors asked meanwhile, again and again.
+    """
+    notes, others, ended = Notes(), Notes(), Event()
+
+    def ask(number: int) -> None:
+        visitor = Visitor(page, notes, Random(number), None, ended)
+        with visitor.client:
+            choices = [LLAMA, "100kB", f"pp:{number + 2}", "natural", "keep", "", "", False, ""]
+            visitor.call("question", "plan", choices, refusals=True)  # the model has fewer layers than most want ranks
+
+    def come(act: Act) -> None:
+        visitor = Visitor(page, others, Random(0), None, ended)
+        with visitor.client:
+            while not ended.is_set():
+                act(visitor)
+                ended.wait(0.2)
+
+    with ThreadPoolExecutor(RUSH + 2) as pool:
+        meanwhile = [pool.submit(come, act) for act in (plan, lambda visitor: visitor.ask("page", "GET", "/"))]
+        questions = [pool.submit(ask, number) for number in range(RUSH)]
+        wait(questions)
+        ended.set()
+    for each in (*questions, *meanwhile):
+        each.result()  # a mistake in a visitor is not the page's
+    return notes, others
 
 
 # --- What makes sense -----------------------------------------------------------------------------------
@@ -262,7 +296,6 @@ def _drop(visitor: Visitor, request: bytes, waits: bool = True) -> None:
     visitor.notes.take("dropped", outcome, time.monotonic() - started, str(request[:200]) if outcome[0] == "5" else "")
 
 
-Act = Callable[[Visitor], None]
 _ABANDONED = ("call", "large call", "session", "stream", "half a body", "endless headers")
 ACTS: dict[Act, int] = {
     plan: 8,

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from sharding import job
 from sharding.core.dtypes import torch_name
-from sharding.core.options import Options
 from tests import pipelines
-from tests.conftest import ROOT, listing
+from tests.conftest import ROOT
+from tests.folders import bits, reshard, tensors, weights
 from tests.scenarios import architectures
 from tests.scenarios.architectures import ARCHITECTURES
 
@@ -43,21 +41,11 @@ class Way:
     @property
     def title(self) -> str:
         """The choices, those left at their defaults apart."""
-        return ", ".join(
-            [
-                self.source,
-                self.strategy,
-                *(word for word in (self.dtype, self.order) if word not in ("keep", "natural")),
-            ]
-        )
+        others = (word for word in (self.dtype, self.order) if word not in ("keep", "natural"))
+        return ", ".join([self.source, self.strategy, *others])
 
 
-WAYS = (
-    Way(source=".bin"),
-    Way(strategy="blocks"),
-    Way(dtype="fp16"),
-    Way(order="transformers"),
-)
+WAYS = (Way(source=".bin"), Way(strategy="blocks"), Way(dtype="fp16"), Way(order="transformers"))
 IN_EVERY_WAY = ("llama", "gpt2", "t5", "mixtral", "gpt_neox", "vit", "whisper")
 CASES = (
     *((name, Way()) for name in ARCHITECTURES),
@@ -89,12 +77,12 @@ def found(name: str, way: Way) -> Row:
         source, out = Path(place, "source"), Path(place, "out")
         model = architectures.build(name)
         save(model, source, way.source)
-        shard(source, out, way)
+        reshard(source, out, SIZE, strategy=way.strategy, order=way.order, dtype=way.dtype)
         theirs = type(model).from_pretrained(source, dtype=getattr(torch, torch_name(way.dtype) or "", "auto")).eval()
         ours, info = type(model).from_pretrained(out, output_loading_info=True)
         return Row(
             layout=compare_files(theirs, out, Path(place, "theirs")) if way.strategy == "size" else NONE,
-            bits_equal=same_bits(tensors(source), tensors(out)),
+            bits_equal=same_bits(stored(source), tensors(out)),
             loads=not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")),
             same_logits=same_outputs(architectures.outputs(theirs), architectures.outputs(ours.eval())),
         )
@@ -104,7 +92,7 @@ def found_of_pipeline() -> Row:
     """Do the same with a pipeline of diffusers: loads and draws the same."""
     with tempfile.TemporaryDirectory(prefix="every-") as place:
         source, out = pipelines.save(Path(place, "source")), Path(place, "out")
-        shard(source, out, Way())
+        reshard(source, out, SIZE)
         parts = [path.parent for path in source.glob("*/*.safetensors")]
         one, other = (pipelines.image(folder) for folder in (source, out))
         return Row(
@@ -126,19 +114,10 @@ def save(model: PreTrainedModel, folder: Path, source: str) -> None:
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
 
 
-def shard(source: Path, out: Path, way: Way) -> None:
-    """Re-shard `source` into `out`."""
-    options = Options(SIZE, way.strategy, way.order, way.dtype)  # type: ignore[arg-type]
-    *_, report = job.shard(str(source), str(out), options)
-    assert isinstance(report, job.Report) and report.verification.identical
-
-
 def compare_files(model: PreTrainedModel, out: Path, place: Path) -> str:
     """Return how weights and index are to what `save_pretrained` writes of the loaded original, byte for byte."""
     model.save_pretrained(place, max_shard_size=SIZE)
-    ours, theirs = (
-        {name: data for name, data in listing(folder).items() if "safetensors" in name} for folder in (out, place)
-    )
+    ours, theirs = weights(out), weights(place)
     if ours == theirs:
         return EQUAL
     one, other = (json.loads(files.pop(INDEX)) for files in (ours, theirs))
@@ -149,12 +128,11 @@ def compare_files(model: PreTrainedModel, out: Path, place: Path) -> str:
     return CUT_ELSEWHERE if same_bits(tensors(place), tensors(out)) else DIFFERENT
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
+def stored(folder: Path) -> dict[str, torch.Tensor]:
     """Return every tensor of a checkpoint."""
-    if (folder / "pytorch_model.bin").exists():
-        stored: dict[str, torch.Tensor] = torch.load(folder / "pytorch_model.bin", weights_only=True)
-        return stored
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    pickled = folder / "pytorch_model.bin"
+    found: dict[str, torch.Tensor] = torch.load(pickled, weights_only=True) if pickled.exists() else tensors(folder)
+    return found
 
 
 def same_bits(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
@@ -164,14 +142,7 @@ def same_bits(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tens
     """
     kept = {before[name].data_ptr() for name in after}
     missing = [name for name in before if name not in after and before[name].data_ptr() not in kept]
-    return not missing and all(
-        tensor.shape == before[name].shape and torch.equal(_bits(before[name].to(tensor.dtype)), _bits(tensor))
-        for name, tensor in after.items()
-    )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    return not missing and all(bits(before[name].to(tensor.dtype)) == bits(tensor) for name, tensor in after.items())
 
 
 def same_outputs(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:

@@ -6,8 +6,6 @@ RANKS 0 it computes alone, of the first place of each.
 """
 
 import json
-import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
+
+from tests.scenarios.ranks import on_ranks
 
 TOKENS = torch.arange(3, 15).view(1, 12)
 NEW_TOKENS = 4
@@ -28,22 +28,10 @@ def main() -> None:
         for number, case in enumerate(cases):
             torch.save(computed(case["places"][0]), out / f"{number}.0")
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if not child:
-            _work(rank, ranks, port, cases, out)
-            os._exit(0)
-        children.append(child)
-    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+    sys.exit(not on_ranks(ranks, lambda rank: _work(rank, ranks, cases, out)))
 
 
-def _work(rank: int, ranks: int, port: int, cases: list[dict[str, Any]], out: Path) -> None:
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
+def _work(rank: int, ranks: int, cases: list[dict[str, Any]], out: Path) -> None:
     for number, case in enumerate(cases):
         variant = case.get("variant", "").format(rank=rank)
         torch.save(computed(case["places"][rank], variant, ranks), out / f"{number}.{rank}")

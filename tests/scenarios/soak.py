@@ -1,6 +1,6 @@
 """Let fifty visitors at the page for a long time: `python -m tests.scenarios.soak --minutes 15 --fuzz-minutes 20`.
 
-First eighty ask what takes long, all at once (`rush`). The fifty plan, have jobs, ask oddly and abandon what they began.
+First eighty ask what takes long, all at once (`crowd.rush`). The fifty plan, have jobs, ask oddly and abandon what they began.
 Then the routes are asked at random (`fuzzed_routes`). No answer has a status of 500, and nothing that makes sense goes
 without an answer. In the end the page has given back its memory, threads, processes, files and connections.
 """
@@ -20,8 +20,7 @@ from threading import Event, Thread
 from rich.console import Console
 
 from bench.harness.sections import RESULTS, replace_section
-from tests.scenarios.crowd import once, visit
-from tests.scenarios.rush import rush
+from tests.scenarios.crowd import RUSH, once, rush, visit
 from tests.scenarios.served import Holdings, Page, origin, served_page
 from tests.scenarios.visitors import Notes
 
@@ -29,6 +28,8 @@ HEADING = "## A soak"
 GROWTH_BYTES = 100_000_000
 """So much more memory than after the first minute may be in use in the end."""
 
+LONGEST_SECONDS = {"page": 3.0, "plan by size": 8.0}
+"""So long may others wait in a rush, at most."""
 SETTLE_SECONDS = 180
 MB = 1_000_000
 _FIRST_SECONDS = 60
@@ -40,7 +41,7 @@ _IDLE_CONNECTIONS = 20
 
 @dataclass
 class Soak:
-    """What became of a page and its crowd."""
+    """What became of a page and its crowd: `memory` is in bytes, once a second while there were visitors."""
 
     notes: Notes
     seed: int
@@ -48,12 +49,14 @@ class Soak:
     start: Holdings
     end: Holdings
     memory: list[int]
-    """Bytes, once a second while there were visitors."""
-    memory_at_first: int
-    """After the first minute, or after the first third where there was less than three minutes."""
     memory_at_end: int
     printed: list[str]
     """The tracebacks that the page has printed."""
+
+    @property
+    def memory_at_first(self) -> int:
+        """After the first minute, or after the first third where there was less than three minutes."""
+        return self.memory[min(_FIRST_SECONDS, len(self.memory) // 3)]
 
     @property
     def broken(self) -> list[str]:
@@ -82,9 +85,9 @@ def soak(page: Page, visitors: int, seconds: float, seed: int) -> Soak:
     watcher.join()
     for one in crowd:
         one.result()  # a mistake in a visitor is not the page's
-    first = memory[min(_FIRST_SECONDS, len(memory) // 3)]
-    end = page.settle(allowed(start), first + GROWTH_BYTES, SETTLE_SECONDS)
-    return Soak(notes, seed, seconds, start, end, memory, first, page.memory_bytes(), page.tracebacks())
+    outcome = Soak(notes, seed, seconds, start, start, memory, 0, [])
+    end = page.settle(allowed(start), outcome.memory_at_first + GROWTH_BYTES, SETTLE_SECONDS)
+    return replace(outcome, end=end, memory_at_end=page.memory_bytes(), printed=page.tracebacks())
 
 
 def allowed(start: Holdings) -> Holdings:
@@ -102,26 +105,41 @@ def _watch(page: Page, memory: list[int], ended: Event) -> None:
 
 def draw(outcome: Soak, visitors: int) -> str:
     """Return what came of it in Markdown."""
-    points = [outcome.memory[(len(outcome.memory) - 1) * n // 9] for n in range(10)]
-    table = StringIO()
-    Console(file=table, width=200).print(outcome.notes.table())
+    points = [f"{outcome.memory[(len(outcome.memory) - 1) * n // 9] / MB:.0f}" for n in range(10)]
+    first, most, last = (
+        f"{each / MB:.0f} MB" for each in (outcome.memory_at_first, max(outcome.memory), outcome.memory_at_end)
+    )
     requests = sum(map(len, outcome.notes.seconds.values()))
-    lines = [
-        f"{visitors} visitors for {outcome.seconds / 60:.3g} minutes, {requests:,} requests, seed {outcome.seed}. An answer "
-        "is a status or the last event of a stream.",
-        "",
-        table.getvalue().strip(),
-        "",
-        f"- Memory of the page's process alone (USS, without its jobs), in ten points: "
-        f"{', '.join(f'{bytes_ / MB:.0f}' for bytes_ in points)} MB. After the first minute "
-        f"{outcome.memory_at_first / MB:.0f} MB, at most {max(outcome.memory) / MB:.0f} MB, in the end "
-        f"{outcome.memory_at_end / MB:.0f} MB; wanted: at most {GROWTH_BYTES // MB} MB more than after the first minute.",
-        *(
-            f"- {name.capitalize()} before and after: {getattr(outcome.start, name)}, {getattr(outcome.end, name)}."
-            for name in Holdings.__slots__
-        ),
+    held = [
+        f"- {name.capitalize()} before and after: {getattr(outcome.start, name)}, {getattr(outcome.end, name)}."
+        for name in Holdings.__slots__
     ]
-    return "\n".join(lines)
+    text = f"""{visitors} visitors for {outcome.seconds / 60:.3g} minutes, {requests:,} requests, seed {outcome.seed}. An answer
+is a status or the last event of a stream.
+
+{drawn(outcome.notes)}
+
+- Memory of the page's process alone (USS, without its jobs), in ten points: {", ".join(points)} MB. After the first
+  minute {first}, at most {most}, in the end {last}; wanted: at most {GROWTH_BYTES // MB} MB more than after the first minute."""
+    return "\n".join([text, *held])
+
+
+def drawn(notes: Notes) -> str:
+    """Return a table in Markdown."""
+    table = StringIO()
+    Console(file=table, width=200).print(notes.table())
+    return table.getvalue().strip()
+
+
+def draw_rush(notes: Notes, others: Notes) -> tuple[str, list[str]]:
+    """Return what came of a rush in Markdown, and the promises that were broken."""
+    text = f"{RUSH} questions that ask transformers, all at once, and two visitors meanwhile, who wait "
+    text += " and ".join(f"at most {most:g} s for a {kind}" for kind, most in LONGEST_SECONDS.items())
+    slow = [
+        f"Others waited for a {kind}." for kind, most in LONGEST_SECONDS.items() if max(others.seconds[kind]) > most
+    ]
+    faults = [f"A fault: {fault}" for fault in notes.faults + others.faults]
+    return f"{text}:\n\n{drawn(notes)}\n\n{drawn(others)}", slow + faults
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,11 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     texts, broken = list[str](), list[str]()
     if options.minutes:
         with served_page(max(1, options.visitors // 5)) as page:
-            rushed = rush(page)
-            print(rushed.text, flush=True)
+            text, slow = draw_rush(*rush(page))
+            print(text, flush=True)
             outcome = soak(page, options.visitors, options.minutes * 60, options.seed)
-        texts += [rushed.text, draw(outcome, options.visitors)]
-        broken += [*rushed.broken, *outcome.broken]
+        texts += [text, draw(outcome, options.visitors)]
+        broken += [*slow, *outcome.broken]
         print(texts[-1], flush=True)
         for title, listed in (("Faults", outcome.notes.faults), ("Printed", Counter(map(origin, outcome.printed)))):
             print(f"\n{title}:", *(f"{number} x {text}" for text, number in listed.most_common(60)), sep="\n  ")

@@ -1,36 +1,28 @@
 """What a caller of a job says holds: the Hub, the login, the bounds, the engine; and what contradicts itself does not."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from sharding import job
-from sharding.checkpoint.read import read_checkpoint
-from sharding.core.errors import (
-    ShardingError,
-    SourceError,
-    TooManyTensors,
-    UsageError,
-)
-from sharding.core.events import Planned, Verified
+from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError
+from sharding.core.events import Planned
 from sharding.core.options import Options, Request
-from sharding.planning.plan import plan_checkpoint
-from sharding.storage.folder_source import open_folder
 from sharding.storage.hub import retry as hub_retry
-from sharding.transfer.prepare import Prepared
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
-from tests.hubs import TOKEN
+from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse
-from tests.scenarios.whole_jobs import MADE, NOWHERE, folder, hub
 
-__all__ = ["folder", "hub"]
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def hidden(one_hub: InHouse, folder: Path) -> str:
+    return push(one_hub, folder, "alice/hidden", private=True)
 
 
 QUESTIONS: dict[str, Callable[[str, dict[str, Any]], object]] = {
@@ -44,20 +36,21 @@ QUESTIONS: dict[str, Callable[[str, dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.usefixtures("hidden")
+@pytest.mark.parametrize("question", QUESTIONS)
 def test_the_hub_and_the_login_are_those_that_the_caller_names(
-    name: str, hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    question: str, hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_retry, "NETWORK_TRIES", 1)
     monkeypatch.setattr(hub_retry, "NETWORK_WAIT_SECONDS", 0.001)
     monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    ask, out = QUESTIONS[name], str(tmp_path / "out")
+    ask, out = QUESTIONS[question], str(tmp_path / "out")
     hub.log.clear()
     ask(out, {"endpoint": hub.address, "token": TOKEN})
     assert hub.asked("alice/hidden")
     for nobody in ({"endpoint": hub.address}, {"endpoint": hub.address, "token": "hf_bob"}):
-        if name != "find_unfinished":
+        if question != "find_unfinished":
             with pytest.raises(ShardingError):
                 ask(str(tmp_path / "none"), nobody)
     hub.log.clear()
@@ -79,54 +72,18 @@ def test_devices_and_compare_ask_the_hub_that_the_caller_names(hub: InHouse, mon
 
 
 def test_more_tensors_than_the_caller_takes_are_refused_in_source_and_base_alike(tmp_path: Path) -> None:
-    run = str(write_ranks(tmp_path / "run"))
-    small, large = (
-        str(write_checkpoint(tmp_path / name, {"model.safetensors": held}, index=False))
-        for name, held in (
-            ("small", {"layers.0.weight": np.zeros(1, np.float32)}),
-            (
-                "large",
-                random_tensors() | {f"w{n}": np.zeros(1, np.float32) for n in range(300 - len(random_tensors()))},
-            ),
-        )
-    )
+    run, many = str(write_ranks(tmp_path / "run")), random_tensors()
+    one = {"layers.0.weight": np.zeros(1, np.float32)}
+    more = {f"w{n}": np.zeros(1, np.float32) for n in range(300 - len(many))}
+    small = str(write_checkpoint(tmp_path / "small", {"model.safetensors": one}, index=False))
+    large = str(write_checkpoint(tmp_path / "large", {"model.safetensors": many | more}, index=False))
     for base in (small, large):
         found = job.inspect(run, base=base, most_tensors=300)
-        assert len(found.tensors) == len(random_tensors()) and found.base
+        assert len(found.tensors) == len(many) and found.base
     assert len(job.inspect(large, most_tensors=300).tensors) == 300
-    for source, base, most in ((run, large, 299), (large, "", 299), (run, small, len(random_tensors()) - 1)):
+    for source, base, most in ((run, large, 299), (large, "", 299), (run, small, len(many) - 1)):
         with pytest.raises(TooManyTensors):
             job.inspect(source, base=base, most_tensors=most)
-
-
-@pytest.mark.parametrize("change", ["nothing", "a bit", "a name", "one more"])
-def test_what_the_classic_engine_has_saved_is_held_to_the_original(
-    change: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tensors = {name: array for file in folder.glob("*.safetensors") for name, array in load_file(file).items()}
-    match change:
-        case "a bit":
-            tensors["layers.7.weight"][5] += 1
-        case "a name":
-            tensors["other"] = tensors.pop("embed.weight") + np.float16(1)
-        case "one more":
-            tensors["more"] = np.ones(3, np.float32)
-    saved = write_checkpoint(tmp_path / "saved", {"model.safetensors": tensors}, index=False)
-
-    @contextmanager
-    def prepared(origin: Any, options: Options) -> Iterator[Any]:
-        source = open_folder(str(saved))
-        checkpoint = read_checkpoint(source)
-        made = Prepared((source,), checkpoint, plan_checkpoint(checkpoint, options, {}))
-        yield replace(made, checkpoint=replace(checkpoint, source=origin.ref))
-
-    monkeypatch.setattr(job, "prepared_classic", prepared)
-    *events, report = job.shard(str(folder), str(tmp_path / "out"), "60kB", engine="classic")
-    (verified,) = [event.verification for event in events if isinstance(event, Verified)]
-    assert verified == report.verification and verified.identical == (change == "nothing")  # type: ignore[union-attr]
-    assert (tmp_path / "out").exists() == verified.identical
-    wrong = {"nothing": set(), "a bit": {"layers.7.weight"}, "a name": {"embed.weight", "other"}, "one more": {"more"}}
-    assert {one.tensor for one in verified.mismatches} == wrong[change]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +102,7 @@ def test_choices_that_contradict_each_other_are_wrong_usage_before_anything_is_a
     options: dict[str, Any], choices: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        list(job.shard("alice/none", MADE, Options("60kB", **options), endpoint=NOWHERE, **choices))
+        list(job.shard("alice/none", "alice/made", Options("60kB", **options), endpoint=NOWHERE, **choices))
     assert refused.value.hint
     if "rank" in options:
         assert refused.value.message == "The part of one rank is not a complete model, so it cannot be a repo."

@@ -1,9 +1,7 @@
 """What is said of a copy is what was proved of it, wherever it is said."""
 
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -21,24 +19,15 @@ from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet
 from sharding.storage.hub import source as hub_source
 from sharding.verify.trust import Trust
-from tests.conftest import environment, listing, random_tensors, write_checkpoint
-from tests.hubs import TOKEN, download, push, shard
-from tests.inhouse import InHouse, hub_in_house
-from tests.localhub.conftest import Server
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path / "hub") as hub:
-        folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-        push(hub, folder, "alice/source")
-        yield hub
+from tests.hubs import TOKEN, download, shard
+from tests.inhouse import InHouse
+from tests.scenarios.conftest import SOURCE
 
 
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("choices", [{}, {"dtype": "bf16"}])
 def test_where_a_hub_states_no_hash_nobody_says_more_than_that_it_matches_what_was_read(
-    states: bool, choices: dict[str, str], hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    states: bool, choices: dict[str, str], hub: InHouse, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = hub_source.listed_files
 
@@ -48,7 +37,7 @@ def test_where_a_hub_states_no_hash_nobody_says_more_than_that_it_matches_what_w
 
     monkeypatch.setattr(hub_source, "listed_files", without_hashes)
     options = job.Options("60kB", **choices)  # type: ignore[arg-type]
-    events = list(job.shard("alice/source", "alice/copy", options, endpoint=hub.address, token=TOKEN))
+    events = list(job.shard(SOURCE, name, options, endpoint=hub.address, token=TOKEN))
     report = events[-1]
     assert isinstance(report, Report) and report.verification.identical
     assert report.verification.unstated == (not states)
@@ -61,9 +50,9 @@ def test_where_a_hub_states_no_hash_nobody_says_more_than_that_it_matches_what_w
     assert isinstance(screen.file, StringIO)
     said = {
         "log": "\n".join(history.log),
-        "page": result_panel(report, Trust("made-here", ()), Places("alice/copy", "", "", None)),
+        "page": result_panel(report, Trust("made-here", ()), Places(name, "", "", None)),
         "terminal": screen.file.getvalue(),
-        "card": (download(hub, "alice/copy", tmp_path / "copy") / "README.md").read_text(),
+        "card": (download(hub, name, tmp_path / "copy") / "README.md").read_text(),
     }
     weaker = {"log": "match what was read", "page": "match what was read", "terminal": "Matches what was read"}
     assert {place: words in said[place] for place, words in weaker.items()} == dict.fromkeys(weaker, not states)
@@ -73,23 +62,10 @@ def test_where_a_hub_states_no_hash_nobody_says_more_than_that_it_matches_what_w
             assert "bit-identical" not in said[place] and "equal to" not in said[place].lower()
 
 
-def test_the_download_line_brings_the_commit_that_is_shown(served: Callable[..., Server], tmp_path: Path) -> None:
-    hub = served("--user", "alice")
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    push(hub, folder, "alice/source")
-    for size, out in (("60kB", "alice/copy"), ("single-file", "alice/one")):
-        report = shard(hub, "alice/source", out, size)
+def test_the_download_line_brings_the_commit_that_is_shown(hub: InHouse, name: str) -> None:
+    for size, out in (("60kB", name), ("single-file", f"{name}-one")):
+        report = shard(hub, SOURCE, out, size)
         commit = hub.api().model_info(out).sha
-        shown = listing(download(hub, out, tmp_path / out))
-        hub.api().upload_file(repo_id=out, path_in_repo="config.json", path_or_fileobj=b"{}")
-        hub.api().upload_file(repo_id=out, path_in_repo="model.safetensors", path_or_fileobj=b"other")
-        line = download_snippet(report, f"{out}@{commit}")["download"]
-        place = tmp_path / "there" / out
-        place.mkdir(parents=True)
-        words = shlex.split(next(each for each in line.splitlines() if each.startswith("hf download")))
-        command = [str(Path(sys.executable).with_name("hf")), *words[1:]]
-        variables = environment() | {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
-        subprocess.run(command, cwd=place, env=variables, check=True, capture_output=True)
-        brought = listing(place / out.partition("/")[2])
-        weights = {name: data for name, data in shown.items() if not name.startswith(".")}
-        assert {name: brought.get(name) for name in weights} == weights
+        lines = download_snippet(report, f"{out}@{commit}")["download"].splitlines()
+        words = shlex.split(next(line for line in lines if line.startswith("hf download")))
+        assert words[2] == out and words[words.index("--revision") + 1] == commit

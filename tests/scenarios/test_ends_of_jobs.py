@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from sharding import job
-from sharding.core.errors import (
-    DestinationError,
-    OverflowRefused,
-    SourceError,
-)
+from sharding.core.errors import DestinationError, OverflowRefused, SourceError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.options import Options
@@ -22,16 +18,6 @@ from tests.conftest import listing
 from tests.folders import finish, staged
 from tests.hubs import TOKEN, branches, exists, files_of
 from tests.inhouse import InHouse
-from tests.scenarios.whole_jobs import MADE, folder, hub
-from tests.storage.steps import heads
-
-__all__ = ["folder", "hub"]
-
-
-@pytest.fixture
-def made(hub: InHouse) -> Iterator[str]:
-    yield MADE
-    hub.api().delete_repo(MADE, missing_ok=True)
 
 
 def transfer_of(finished: int) -> Callable[..., Iterator[Progress]]:
@@ -106,46 +92,33 @@ def test_what_is_finished_is_kept_unless_a_number_overflows(
 @pytest.mark.parametrize("how", ["closed", "interrupted", "refused", "overflow"])
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_job_without_a_finished_shard_leaves_no_repo_that_it_made_and_no_branch(
-    how: str, was_there: bool, folder: Path, hub: InHouse, made: str, monkeypatch: pytest.MonkeyPatch
+    how: str, was_there: bool, folder: Path, hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if was_there:
-        hub.api().create_repo(made, private=True)
-    events = begun(folder, made, hub, monkeypatch, 1 if how == "overflow" else 0)
-    assert exists(hub, made)
+        hub.api().create_repo(name, private=True)
+    events = begun(folder, name, hub, monkeypatch, 1 if how == "overflow" else 0)
+    assert exists(hub, name)
     end(events, how)
-    assert exists(hub, made) == was_there
+    assert exists(hub, name) == was_there
     if was_there:
-        assert branches(hub, made) == {"main"} and files_of(hub, made) == {".gitattributes"}
-
-
-@pytest.mark.parametrize("finished", [0, 1])
-def test_a_second_job_for_a_repo_is_refused_and_touches_nothing_of_the_first(
-    finished: int, folder: Path, hub: InHouse, made: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = begun(folder, made, hub, monkeypatch, finished)
-    before = heads(hub, made)
-    with pytest.raises(DestinationError, match="holds an unfinished job of another plan") as refused:
-        finish(job.shard(str(folder), made, "50kB", endpoint=hub.address, token=TOKEN))
-    assert "If it is running, wait for it." in refused.value.hint
-    assert "could not be removed" not in refused.value.hint and heads(hub, made) == before
-    first.close()
+        assert branches(hub, name) == {"main"} and files_of(hub, name) == {".gitattributes"}
 
 
 @pytest.mark.parametrize("hint", ["Mend it.", ""])
 @pytest.mark.parametrize("rule", ["status:403@DELETE /api/repos/delete", "html@.* /api/(models|repos)/.*"])
 def test_what_could_not_be_removed_is_said_after_the_hint_of_the_first_error(
-    hint: str, rule: str, folder: Path, hub: InHouse, made: str, monkeypatch: pytest.MonkeyPatch
+    hint: str, rule: str, folder: Path, hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_retry, "NETWORK_TRIES", 1)
-    events = begun(folder, made, hub, monkeypatch, 0)
+    events = begun(folder, name, hub, monkeypatch, 0)
     with hub.failing(rule), pytest.raises(SourceError) as refused:
         events.throw(SourceError("It broke.", hint))
     assert refused.value.message == "It broke."
-    assert refused.value.hint.startswith(f"{hint} This tool created {made}" if hint and "403" in rule else hint)
+    assert refused.value.hint.startswith(f"{hint} This tool created {name}" if hint and "403" in rule else hint)
     remark = refused.value.hint.removeprefix(hint)
-    assert made in remark and ("settings" in remark) == ("403" in rule) and remark == remark.rstrip()
+    assert name in remark and ("settings" in remark) == ("403" in rule) and remark == remark.rstrip()
     assert (remark[0] == " ") == bool(hint)
-    events = begun(folder, "alice/other", hub, monkeypatch, 0)
+    events = begun(folder, f"{name}-other", hub, monkeypatch, 0)
     with pytest.raises(SourceError) as refused:
         events.throw(SourceError("It broke.", hint))
     assert refused.value.hint == hint, "nothing is said where all was removed"

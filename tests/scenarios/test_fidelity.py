@@ -1,4 +1,4 @@
-"""The result is what transformers and huggingface_hub themselves write, and loads in all the usual ways."""
+"""The result is what transformers and huggingface_hub themselves write, and loads in all the usual ways (docs/architectures.md)."""
 
 import json
 from pathlib import Path
@@ -10,110 +10,60 @@ from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from huggingface_hub import load_torch_model, save_torch_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.trainer_utils import load_sharded_checkpoint
 
 from sharding import job
 from sharding.core.options import Options
 from tests import models
-from tests.folders import tensors, weights
+from tests.folders import reshard, tensors, weights
 from tests.promises import promise
+from tests.scenarios.architectures import ARCHITECTURES
+from tests.scenarios.every_repo import (
+    CASES,
+    COUNT_DIFFERS,
+    CUT_ELSEWHERE,
+    EQUAL,
+    Way,
+    found,
+    found_of_pipeline,
+    in_docs,
+    same_bits,
+)
 
-pytestmark = [
-    # transformers and accelerate warn about themselves.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SIZE = "30kB"
 SHARDS_OF_ONE = "10GB"
-
-
-def reshard(source: Path, out: Path, size: str = SIZE, **choices: Any) -> Path:
-    for _ in job.shard(str(source), str(out), Options(size, **choices)):
-        pass
-    return out
-
-
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name].view(torch.uint8), other[name].view(torch.uint8))
-        for name in one
-    )
+INDEX = "model.safetensors.index.json"
 
 
 @promise("docs/formats.md#what-a-repo-may-hold", "docs/formats.md#the-layout")
-@pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])
-@pytest.mark.parametrize("name", models.USUALLY)
-def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", models.USUAL)
+def test_the_result_is_byte_for_byte_what_save_pretrained_writes_and_loads_in_every_usual_way(
+    name: str, tmp_path: Path
+) -> None:
+    """Other classes have a line each in docs/architectures.md."""
     source = models.save(name, tmp_path / "source")
-    out = reshard(source, tmp_path / "out", size)
-    theirs = models.class_of(name).from_pretrained(source)
-    theirs.save_pretrained(tmp_path / "theirs", max_shard_size=size)
-    if name in models.FUSED_OR_RENAMED and size == SIZE:
-        assert same_bits(tensors(out), tensors(tmp_path / "theirs"))
-    else:
-        assert weights(out) == weights(tmp_path / "theirs")
-    assert (size == SHARDS_OF_ONE) == (len(weights(out)) == 1)
-
-
-@promise("docs/formats.md#the-layout")
-@pytest.mark.parametrize("name", models.USUALLY)
-def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_class(name: str, tmp_path: Path) -> None:
-    source = models.save(name, tmp_path / "source")
-    out = reshard(source, tmp_path / "out", order="transformers")
-    models.class_of(name).from_pretrained(source).save_pretrained(tmp_path / "theirs", max_shard_size=SIZE)
-    assert weights(out) == weights(tmp_path / "theirs")
-
-
-def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path) -> None:
-    source = models.save("gpt-neox", tmp_path / "source", SHARDS_OF_ONE)
-    stored = load_file(source / "model.safetensors")
-    save_file(
-        {**stored, "a.first": torch.ones(2), "rope.inv_freq": torch.ones(3)},
-        source / "model.safetensors",
-        {"format": "pt"},
-    )
-    plan = job.plan(str(source), Options(SIZE, order="transformers"))[1]
-    (finding,) = plan.findings
-    assert (finding.code, "2 tensors" in finding.message) == ("not-saved-by-class", True)
-    assert {"a.first", "rope.inv_freq"} <= {tensor.name for tensor in plan.shards[-1].tensors}
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize("name", ["t5", "llama-tied", "mixtral"])
-def test_a_cast_is_what_loading_as_that_dtype_and_saving_gives(name: str, dtype: str, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    models.build(name, torch.float32).save_pretrained(source)
-    out = reshard(source, tmp_path / "out", order="transformers", dtype=dtype)
-    wanted = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
-    model = models.class_of(name).from_pretrained(source, dtype=wanted)
-    model.save_pretrained(tmp_path / "theirs", max_shard_size=SIZE)
-    assert weights(out) == weights(tmp_path / "theirs")
-    ours, theirs = (json.loads((folder / "config.json").read_text()) for folder in (out, tmp_path / "theirs"))
-    assert ours["dtype"] == theirs["dtype"]
-    again = type(model).from_pretrained(out)
-    assert again.dtype == wanted
-    assert torch.equal(models.logits(again), models.logits(model))
-
-
-@pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])
-@pytest.mark.parametrize("name", models.USUALLY)
-def test_stored_order_is_what_save_torch_state_dict_writes(name: str, size: str, tmp_path: Path) -> None:
-    source = models.save(name, tmp_path / "source")
-    out = reshard(source, tmp_path / "out", size, order="stored")
-    stored = {}
-    for path in sorted(source.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            stored.update({key: file.get_tensor(key) for key in file.offset_keys()})
-    (tmp_path / "theirs").mkdir()
-    save_torch_state_dict(stored, tmp_path / "theirs", max_shard_size=size)
-    ours, theirs = weights(out), weights(tmp_path / "theirs")
-    index = "model.safetensors.index.json"
-    assert {file: data for file, data in ours.items() if file != index} == {
-        file: data for file, data in theirs.items() if file != index
-    }
-    assert ours.keys() == theirs.keys()
+    model = models.class_of(name).from_pretrained(source)
+    for size in (SIZE, SHARDS_OF_ONE):
+        theirs = tmp_path / f"theirs {size}"
+        model.save_pretrained(theirs, max_shard_size=size)
+        reshard(source, tmp_path / size, size)
+        if name in models.FUSED_OR_RENAMED and size == SIZE:
+            assert same_bits(tensors(theirs), tensors(tmp_path / size))
+        else:
+            assert weights(tmp_path / size) == weights(theirs)
+        assert (size == SHARDS_OF_ONE) == (len(weights(theirs)) == 1)
+    reshard(source, tmp_path / "in their order", SIZE, order="transformers")
+    assert weights(tmp_path / "in their order") == weights(tmp_path / f"theirs {SIZE}")
+    wanted = models.logits(model)
+    assert torch.equal(models.logits(models.class_of(name).from_pretrained(tmp_path / SIZE)), wanted)
+    if name not in models.FUSED_OR_RENAMED:  # the other loaders know no weight conversion
+        assert torch.equal(models.logits(dispatched(name, tmp_path / SIZE)), wanted)
+        for load in load_sharded_checkpoint, load_torch_model:
+            zeros = empty(name)
+            load(zeros, str(tmp_path / SIZE), strict=False)
+            assert torch.equal(models.logits(zeros), wanted), load.__name__
 
 
 def empty(name: str) -> PreTrainedModel:
@@ -136,15 +86,127 @@ def dispatched(name: str, folder: Path) -> PreTrainedModel:
     return loaded
 
 
-@pytest.mark.parametrize("name", models.USUALLY)
-def test_the_result_loads_in_every_usual_way_and_gives_the_same_logits(name: str, tmp_path: Path) -> None:
-    source = models.save(name, tmp_path / "source")
-    out = reshard(source, tmp_path / "out", "100kB")  # load_sharded_checkpoint knows sharded ones only
-    wanted = models.logits(models.class_of(name).from_pretrained(source))
-    assert torch.equal(models.logits(models.class_of(name).from_pretrained(out)), wanted)
-    if name not in models.FUSED_OR_RENAMED:  # the other loaders know no weight conversion
-        assert torch.equal(models.logits(dispatched(name, out)), wanted)
-        for load in load_sharded_checkpoint, load_torch_model:
-            model = empty(name)
-            load(model, str(out), strict=False)
-            assert torch.equal(models.logits(model), wanted), load.__name__
+def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path) -> None:
+    source = models.save("gpt-neox", tmp_path / "source", SHARDS_OF_ONE)
+    more = {"a.first": torch.ones(2), "rope.inv_freq": torch.ones(3)}
+    file = source / "model.safetensors"
+    save_file({**load_file(file), **more}, file, {"format": "pt"})
+    plan = job.plan(str(source), Options(SIZE, order="transformers"))[1]
+    (finding,) = plan.findings
+    assert (finding.code, "2 tensors" in finding.message) == ("not-saved-by-class", True)
+    assert more.keys() <= {tensor.name for tensor in plan.shards[-1].tensors}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("t5", "fp16"), ("t5", "bf16"), ("llama-tied", "bf16"), ("mixtral", "fp32")]
+)
+def test_a_cast_is_what_loading_as_that_dtype_and_saving_gives(name: str, dtype: str, tmp_path: Path) -> None:
+    source, out, theirs = (tmp_path / place for place in ("source", "out", "theirs"))
+    models.build(name, torch.float32).save_pretrained(source)
+    reshard(source, out, SIZE, order="transformers", dtype=dtype)
+    wanted = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    model = models.class_of(name).from_pretrained(source, dtype=wanted)
+    model.save_pretrained(theirs, max_shard_size=SIZE)
+    assert weights(out) == weights(theirs)
+    of_ours, of_theirs = (json.loads((folder / "config.json").read_text()) for folder in (out, theirs))
+    assert of_ours["dtype"] == of_theirs["dtype"]
+    again = type(model).from_pretrained(out)
+    assert again.dtype == wanted
+    assert torch.equal(models.logits(again), models.logits(model))
+
+
+@pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])
+def test_stored_order_is_what_save_torch_state_dict_writes(size: str, tmp_path: Path) -> None:
+    source = models.save("gpt2", tmp_path / "source")
+    reshard(source, tmp_path / "out", size, order="stored")
+    stored = {}
+    for path in sorted(source.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            stored.update({key: file.get_tensor(key) for key in file.offset_keys()})
+    (tmp_path / "theirs").mkdir()
+    save_torch_state_dict(stored, tmp_path / "theirs", max_shard_size=size)
+    ours, theirs = weights(tmp_path / "out"), weights(tmp_path / "theirs")
+    assert ours.keys() == theirs.keys()
+    assert [file for file in ours if file != INDEX and ours[file] != theirs[file]] == []
+
+
+# --- Every kind of model: the table in the docs ------------------------------------------------------
+
+RENAMED = {"gpt_neox", "vit", "beit", "dinov2", "yolos", "audio-spectrogram-transformer"}
+FUSED = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"}
+"""Of these `save_pretrained` cuts elsewhere, as it goes by the names and experts that it has in memory."""
+SAMPLE = {"vit", "resnet", "whisper", "clip", "mamba"}
+"""One of every kind that is not tried above; the others are for `make thorough`."""
+
+
+def case(name: str, way: Way) -> Any:
+    is_quick = name == "mixtral" or (name in SAMPLE and way == Way())
+    return pytest.param(name, way, id=f"{name}: {way.title}", marks=[] if is_quick else pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("name", "way"), [case(*one) for one in CASES])
+def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(name: str, way: Way) -> None:
+    row = found(name, way)
+    assert row.line(name, ARCHITECTURES[name].kind, way) in in_docs()
+    assert row.bits_equal and row.loads and row.same_logits
+    if way.strategy == "size":
+        cut_elsewhere = name in RENAMED | FUSED and way.order != "transformers" and way.source != ".bin"
+        # Buffers are no parameters, but in a single file of a ResNet nothing says which tensors are buffers.
+        assert row.layout == (CUT_ELSEWHERE if cut_elsewhere else COUNT_DIFFERS if name == "resnet" else EQUAL)
+
+
+def test_a_pipeline_comes_out_with_its_bits_loads_and_draws_the_same() -> None:
+    row = found_of_pipeline()
+    assert row.line("stable-diffusion", "diffusers", Way()) in in_docs()
+    assert row.bits_equal and row.loads and row.same_logits
+
+
+def test_the_table_in_the_docs_has_every_case_and_says_no_to_none() -> None:
+    cases = [tuple(line.split(" | ")[0::2])[:2] for line in in_docs()]
+    assert cases == [(f"| {name}", way.title) for name, way in (*CASES, ("stable-diffusion", Way()))]
+    assert not [line for line in in_docs() if " no |" in line or "different" in line]
+    assert len(ARCHITECTURES) >= 25
+
+
+# --- The dtype that a model loads in, also where only the order of the tensors decides (transformers #34919)
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def save_mixed(folder: Path, wide: str, *, shards: str = "1GB", pickled: bool = False) -> Path:
+    """Save a model of bfloat16 without a dtype in its configuration. The weights with `wide` in their names are fp32."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=96, num_key_value_heads=2, **SMALL)).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size=shards)
+    for file in folder.glob("*.safetensors"):
+        tensors = {name: each.float() if wide in name else each for name, each in load_file(file).items()}
+        if pickled:
+            torch.save(tensors, folder / "pytorch_model.bin")
+            file.unlink()
+        else:
+            save_file(tensors, file, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["dtype"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("wide", ["lm_head", "norm", "embed_tokens", "layers.0"])
+@pytest.mark.parametrize("form", ["one file", "shards", "pickle", "index"])
+def test_a_copy_loads_in_the_dtype_of_its_original(form: str, wide: str, tmp_path: Path) -> None:
+    of_several = form in ("shards", "index")
+    source = save_mixed(tmp_path / "in", wide, shards="9kB" if of_several else "1GB", pickled=form == "pickle")
+    if form == "index":
+        index = source / "model.safetensors.index.json"
+        document = json.loads(index.read_text())
+        document["metadata"]["dtype"] = "float16"
+        index.write_text(json.dumps(document))
+    theirs = AutoModelForCausalLM.from_pretrained(source)
+    for size in ("9kB", "single-file"):
+        out = tmp_path / size
+        report = reshard(source, out, size)
+        ours = AutoModelForCausalLM.from_pretrained(out)
+        assert ours.dtype == theirs.dtype
+        assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
+        is_written = "dtype" in json.loads((out / "config.json").read_text())
+        assert is_written == ("dtype-written" in {finding.code for finding in report.plan.findings})

@@ -1,6 +1,6 @@
 """One job on several machines makes what one machine makes, in a folder that they share and on a Hub, or is refused."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ from tests.quantized import save_fp8
 from tests.scenarios.test_trained import small_model, trained
 
 NUMBERS = count(1000)
+PIECES: list[Path] = []
 SIZE = "1.3MB"
 Make = Callable[[Path], tuple[Path, list[str]]]
 
@@ -54,9 +55,11 @@ def pickled(place: Path) -> tuple[Path, list[str]]:
 
 def in_pieces(place: Path) -> tuple[Path, list[str]]:
     """What the ranks of a training run have saved, and the model that was trained."""
-    base = small_model(place / "base")
-    trained(base, place / "ranks", 2, "columns")
-    return place / "ranks/columns", ["-s", "20kB", "--base", str(base)]
+    if not PIECES:  # once: it takes as many processes as ranks
+        PIECES.append(place)
+        trained(small_model(place / "base"), place / "ranks", 2, "columns")
+    (made,) = PIECES
+    return made / "ranks/columns", ["-s", "20kB", "--base", str(made / "base")]
 
 
 def packed(place: Path) -> tuple[Path, list[str]]:
@@ -95,8 +98,7 @@ def assert_told(events: list[Event], cluster: Cluster, is_slow: bool = False) ->
 
 
 @pytest.mark.parametrize(
-    "make",
-    [plain, *(pytest.param(make, marks=pytest.mark.thorough) for make in (cast, pickled, in_pieces, packed, adapted))],
+    "make", [plain, *(pytest.param(make, marks=pytest.mark.thorough) for make in (packed, adapted))]
 )
 def test_a_folder_becomes_what_one_machine_makes_of_it(make: Make, cluster: Cluster, tmp_path: Path) -> None:
     source, words = make(tmp_path)
@@ -110,7 +112,7 @@ def test_a_folder_becomes_what_one_machine_makes_of_it(make: Make, cluster: Clus
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "is_private"),
-    [(plain, True), (cast, True), (pickled, True), (packed, True), (plain, False), (in_pieces, False), (adapted, True)],
+    [(plain, True), (cast, True), (pickled, False), (in_pieces, False), (adapted, True)],
 )
 def test_a_repo_becomes_what_one_machine_makes_of_it(
     make: Make, is_private: bool, cluster: Cluster, hub: InHouse, tmp_path: Path
@@ -135,17 +137,15 @@ def test_a_repo_becomes_what_one_machine_makes_of_it(
 @pytest.mark.thorough
 def test_a_folder_goes_to_a_hub_and_back(cluster: Cluster, hub: InHouse, tmp_path: Path) -> None:
     (source, words), number = plain(tmp_path), next(NUMBERS)
-    env = variables(cluster, hub)
-    with fleet(env, source, f"alice/fleet-{number}", *words) as job:
+    env, there = variables(cluster, hub), f"alice/fleet-{number}"
+    with fleet(env, source, there, *words) as job:
         job.finish()
     alone(variables(None, hub), source, f"alice/alone-{number}", *words)
-    assert_same_repos(hub, f"alice/fleet-{number}", f"alice/alone-{number}", tmp_path)
-    assert_told(job.events, cluster)
-    with fleet(env, f"alice/fleet-{number}", tmp_path / "ours/out", *words) as job:
+    assert_same_repos(hub, there, f"alice/alone-{number}", tmp_path)
+    with fleet(env, there, tmp_path / "ours/out", *words) as job:
         job.finish()
-    alone(variables(None, hub), f"alice/fleet-{number}", tmp_path / "alone/out", *words)
+    alone(variables(None, hub), there, tmp_path / "alone/out", *words)
     assert_same_folders(tmp_path / "ours/out", tmp_path / "alone/out")
-    assert_told(job.events, cluster)
 
 
 @pytest.mark.thorough
@@ -200,17 +200,9 @@ def test_what_a_private_repo_does_not_keep_in_the_store_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("more", "variable", "says"),
-    [
-        ([], {"RAY_ADDRESS": "ray://127.0.0.1:10001"}, "ray://"),
-        (["--engine", "classic"], {}, "classic"),
-    ],
-)
-def test_what_no_cluster_does_is_wrong_usage(
-    more: list[str], variable: Mapping[str, str], says: str, tmp_path: Path
-) -> None:
+def test_an_address_of_another_machines_client_is_wrong_usage(tmp_path: Path) -> None:
     source, words = plain(tmp_path)
-    status, said = refusal(variables(None, None) | variable, source, tmp_path / "out", *words, *more)
-    assert (status, says in said) == (2, True), said
+    variable = {"RAY_ADDRESS": "ray://127.0.0.1:10001"}
+    status, said = refusal(variables(None, None) | variable, source, tmp_path / "out", *words)
+    assert (status, "ray://" in said) == (2, True), said
     assert not (tmp_path / "out").exists()

@@ -1,103 +1,57 @@
 """Workers, nodes and the command itself are killed with -9: nothing is lost, each part is done again once at most."""
 
-import os
-import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
 from sharding.core.limits import GRANT_MARGIN_SECONDS
-from tests.clusters import Cluster, Node, cluster, kill, wait_until
-from tests.conftest import write_checkpoint
+from tests.clusters import Cluster, Node, cluster, kill
 from tests.fleets import Fleet, alone, assert_same_folders, assert_same_repos, fleet, slow_parts, variables
 from tests.hubs import push
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.test_fleet import SIZE, plain
 from tests.scenarios.torture import staged
 
+pytestmark = pytest.mark.thorough
 NUMBERS = count(1000)
-LARGE_BYTES = 120_000_000
-"""Of each shard of a folder: some tenths of a second."""
 
 
 @dataclass
 class Work:
-    """A job to be killed in: its words, those of the same on one machine, and what compares the two."""
+    """A job from a Hub to be killed in: where the result goes, and that of one machine, and what compares the two."""
 
-    words: tuple[object, ...]
-    alone: tuple[object, ...]
+    hub: InHouse
+    source: str
+    ours: str | Path
+    alone: str | Path
     assert_same: Callable[[], None]
-    hub: InHouse | None = None
-    stopped: list[psutil.Process] = field(default_factory=list)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Have parts last until the block ends, or until somebody notices them."""
-        with slow_parts(self.hub) if self.hub else nullcontext():
-            yield
-        for process in self.stopped:
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
+    @property
+    def words(self) -> tuple[object, ...]:
+        return self.source, self.ours, "-s", SIZE
 
-    def at_part(self, job: Fleet, wave: str, nodes: Sequence[Node]) -> tuple[psutil.Process, str]:
-        """Wait until a worker of the last of `nodes` is at a part of a wave; return its process and which part."""
-        if self.hub:
-            worker = job.at_work(wave, nodes[-1].name)
-            return psutil.Process(worker["pid"]), worker["file"]
-        while True:  # while others stand still, there are parts for that one
-            process, part = self._stop(wave, nodes)
-            if process.ppid() == nodes[-1].raylet.pid:
-                return process, part
+    def held(self) -> AbstractContextManager[None]:
+        """Have parts last until the block ends."""
+        return slow_parts(self.hub, to_folder=isinstance(self.ours, Path))
 
-    def _stop(self, wave: str, nodes: Sequence[Node]) -> tuple[psutil.Process, str]:
-        """Stop another worker while it has a shard of the result open: a part lasts as long as it is stopped."""
-        in_wave = {"transfer": _WRITTEN, "verify": _READ}[wave]
-
-        def opened(process: psutil.Process) -> str:
-            with suppress(psutil.NoSuchProcess):
-                names = (in_wave.search(path) for path in map(_target, Path(f"/proc/{process.pid}/fd").iterdir()))
-                return next((name[1] for name in names if name), "")
-            return ""
-
-        def found() -> tuple[psutil.Process, str] | None:
-            for process in (process for node in nodes for process in node.raylet.children()):
-                if process in self.stopped or not opened(process):
-                    continue
-                process.suspend()
-                if file := opened(process):
-                    self.stopped.append(process)
-                    return process, file
-                process.resume()
-            return None
-
-        return wait_until(found)
+    def at_part(self, job: Fleet, wave: str, node: Node) -> tuple[psutil.Process, str]:
+        """Wait until a worker of `node` is at a part of a wave; return its process and which part."""
+        worker = job.at_work(wave, node.name)
+        return psutil.Process(worker["pid"]), worker["file"]
 
     def noted(self, job: Fleet) -> set[str]:
         """Return the shards that are surely kept."""
-        return staged(self.hub, str(self.words[1])) if self.hub else job.finished()
+        return staged(self.hub, self.ours) if isinstance(self.ours, str) else job.finished()
 
     def compare(self) -> None:
         """Do the same on one machine: it makes the same."""
-        alone(variables(None, self.hub), *self.alone)
+        alone(variables(None, self.hub), self.source, self.alone, "-s", SIZE)
         self.assert_same()
-
-
-_WRITTEN = re.compile(r"/(model-[^/.]*\.safetensors)\.[0-9a-f]{32}\.part$")
-_READ = re.compile(r"/(model-[^/.]*\.safetensors)\.part$")
-
-
-def _target(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:  # closed by now
-        return ""
 
 
 @pytest.fixture(scope="module")
@@ -106,33 +60,19 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
         yield hub
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    place = tmp_path_factory.mktemp("large")
-    data = np.frombuffer(np.random.default_rng(0).bytes(LARGE_BYTES), np.uint8)
-    tensors = {f"layers.{n}.weight": np.roll(data, n) for n in range(8)}
-    yield write_checkpoint(place / "in", {"model.safetensors": tensors}, index=False)
-    shutil.rmtree(place)
-
-
 @pytest.fixture
 def on_a_hub(hub: InHouse, tmp_path: Path) -> Work:
     number = next(NUMBERS)
     source = push(hub, plain(tmp_path)[0], f"alice/source-{number}", private=True)
     ours, other = f"alice/fleet-{number}", f"alice/alone-{number}"
-    size = ("-s", SIZE)
-    return Work(
-        (source, ours, *size), (source, other, *size), lambda: assert_same_repos(hub, ours, other, tmp_path), hub
-    )
+    return Work(hub, source, ours, other, lambda: assert_same_repos(hub, ours, other, tmp_path))
 
 
 @pytest.fixture
-def in_folders(large: Path, tmp_path: Path) -> Iterator[Work]:
+def in_folders(hub: InHouse, tmp_path: Path) -> Work:
+    source = push(hub, plain(tmp_path)[0], f"alice/source-{next(NUMBERS)}", private=True)
     ours, other = tmp_path / "ours/out", tmp_path / "alone/out"
-    size = ("-s", LARGE_BYTES)
-    yield Work((large, ours, *size), (large, other, *size), lambda: assert_same_folders(ours, other))
-    for folder in (ours, other):
-        shutil.rmtree(folder, ignore_errors=True)
+    return Work(hub, source, ours, other, lambda: assert_same_folders(ours, other))
 
 
 @pytest.fixture
@@ -149,27 +89,28 @@ def own_cluster() -> Iterator[Cluster]:
         yield running
 
 
-CASES = [(work, wave) for work in ("on_a_hub", "in_folders") for wave in ("transfer", "verify")]
+def cases(wave: str) -> pytest.MarkDecorator:
+    """Kill on a Hub in one wave, and in folders while shards are written: they are read too quickly."""
+    waves = [("on_a_hub", wave), ("in_folders", "transfer")]
+    return pytest.mark.parametrize(("work", "wave"), waves, indirect=["work"])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("work", "wave"), CASES, indirect=["work"])
+@cases("transfer")
 def test_a_killed_worker_costs_its_part(work: Work, wave: str, cluster: Cluster) -> None:
     with fleet(variables(cluster, work.hub), *work.words) as job:
         with work.held():
-            worker, part = work.at_part(job, wave, cluster.nodes)
+            worker, part = work.at_part(job, wave, cluster.nodes[1])
             kill([worker])
         report = job.finish()
     assert report["fleet"]["repeated"] == [part]
     work.compare()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("work", "wave"), CASES, indirect=["work"])
+@cases("verify")
 def test_a_killed_node_costs_its_part(work: Work, wave: str, own_cluster: Cluster) -> None:
     with fleet(variables(own_cluster, work.hub), *work.words) as job:
         with work.held():
-            _, part = work.at_part(job, wave, own_cluster.nodes)
+            _, part = work.at_part(job, wave, own_cluster.nodes[1])
             own_cluster.nodes[1].kill()
         report = job.finish()
     assert report["fleet"]["repeated"] == [part]
@@ -177,13 +118,12 @@ def test_a_killed_node_costs_its_part(work: Work, wave: str, own_cluster: Cluste
     work.compare()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("work", "wave"), CASES, indirect=["work"])
+@cases("verify")
 def test_after_the_command_was_killed_the_same_command_goes_on(work: Work, wave: str, cluster: Cluster) -> None:
     env = variables(cluster, work.hub)
     with work.held(), fleet(env, *work.words) as job:
         job.until(lambda event: event["event"] == "shard-finished")
-        work.at_part(job, wave, cluster.nodes[:1])
+        work.at_part(job, wave, cluster.nodes[0])
         job.kill()
     noted = work.noted(job)
     assert noted
@@ -197,20 +137,19 @@ def test_after_the_command_was_killed_the_same_command_goes_on(work: Work, wave:
 # --- Grants that end -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("request_of_store", ["POST /cas/v1/xorbs/", "POST /cas/v1/shards", "GET /cas/v1/reconst"])
+@pytest.mark.parametrize("requests_of_store", [["POST /cas/v1/xorbs/"], ["POST /cas/v1/shards", "GET /cas/v1/reconst"]])
 def test_where_the_store_takes_a_grant_as_ended_the_part_gets_another(
-    on_a_hub: Work, request_of_store: str, cluster: Cluster
+    on_a_hub: Work, requests_of_store: list[str], cluster: Cluster
 ) -> None:
-    assert (hub := on_a_hub.hub)
-    with hub.failing(f"status:401@{request_of_store}#1"), fleet(variables(cluster, hub), *on_a_hub.words) as job:
+    hub = on_a_hub.hub
+    rules = [f"status:401@{request}#1" for request in requests_of_store]
+    with hub.failing(*rules), fleet(variables(cluster, hub), *on_a_hub.words) as job:
         report = job.finish()
     again = len(report["fleet"]["repeated"])
-    assert again == 1 or (again == 0 and "GET" in request_of_store)  # a read is also tried again with the same grant
+    assert 1 <= again <= len(requests_of_store)  # a read is also tried again with the same grant
     on_a_hub.compare()
 
 
-@pytest.mark.thorough
 def test_a_part_that_outlasts_its_grant_gets_another(cluster: Cluster, tmp_path: Path) -> None:
     seconds = int(GRANT_MARGIN_SECONDS) + 4
     with hub_in_house(tmp_path / "hub", xet_over_http=True, xet_seconds=seconds) as hub:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.clusters import Cluster, of_session, wait_until
-from tests.fleets import SLOW_BYTES, Fleet, files_with, fleet, processes_with, slow_parts, variables
+from tests.fleets import Fleet, files_with, fleet, processes_with, slow_parts, variables
 from tests.hubs import push
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.test_fleet import SIZE, plain
@@ -20,7 +20,6 @@ from tests.scenarios.test_fleet import SIZE, plain
 NUMBERS = count(1000)
 TOKEN = "hf_keeper-of-the-keys"
 """Of a user whose name stands nowhere else."""
-SLOW = f"slow:{SLOW_BYTES}@GET /cas/xorbs/"
 PLACES = {"variable": ("environ", "cmdline"), "saved": ("environ", "cmdline", "memory")}
 """Where to look for it in processes, by how somebody is signed in."""
 
@@ -38,24 +37,18 @@ def source(hub: InHouse, tmp_path: Path) -> str:
     return push(hub, plain(tmp_path)[0], f"acme/source-{next(NUMBERS)}", private=True)
 
 
-@pytest.mark.parametrize("place", ["environ", "cmdline", "memory"])
-def test_the_search_finds_what_a_process_knows(place: str) -> None:
-    script = "import os, time; word = '-'.join(['hf_keeper', 'of', 'the', 'keys']); print(flush=True); input()"
-    words = [TOKEN] if place == "cmdline" else []
-    if place != "memory":
-        script = "print(flush=True); input()"
-    env = os.environ | ({"HF_TOKEN": TOKEN} if place == "environ" else {})
-    with subprocess.Popen(
-        [sys.executable, "-c", script, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-    ) as process:
+def test_the_search_finds_what_a_process_knows_and_what_a_file_holds(tmp_path: Path) -> None:
+    script = "word = '-'.join(['hf_of', 'the', 'memory']); print(flush=True); input()"
+    words = {"environ": "hf_of-the-environment", "cmdline": "hf_of-the-arguments", "memory": "hf_of" + "-the-memory"}
+    env = os.environ | {"WORD": words["environ"]}
+    command = [sys.executable, "-c", script, words["cmdline"]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         assert process.stdout
         process.stdout.readline()
-        assert f"{place} of {process.pid}" in processes_with(TOKEN, [psutil.Process(process.pid)])
+        for place, word in words.items():
+            assert f"{place} of {process.pid}" in processes_with(word, [psutil.Process(process.pid)])
         assert not processes_with("hf_somebody" + "-else", [psutil.Process(process.pid)])
         process.communicate(b"\n")
-
-
-def test_the_search_finds_what_a_file_holds(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/one").write_text(f"It was {TOKEN}.")
     (tmp_path / "other").write_text("It was nothing.")
@@ -87,8 +80,7 @@ def search(job: Fleet, session: int, login: str, *folders: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("login", ["variable", "saved"])
-@pytest.mark.parametrize("to_folder", [False, True])
+@pytest.mark.parametrize(("login", "to_folder"), [("variable", False), ("saved", False), ("variable", True)])
 def test_no_node_ever_has_the_login(
     login: str,
     to_folder: bool,
@@ -101,7 +93,7 @@ def test_no_node_ever_has_the_login(
     out = tmp_path / "shared" if to_folder else f"acme/made-{next(NUMBERS)}"
     env = variables(cluster, hub, "") | homes[login]
     with fleet(env, source, out, "-s", SIZE) as job:
-        with hub.failing(SLOW) if to_folder else slow_parts(hub):
+        with slow_parts(hub, to_folder):
             job.at_work("transfer")
             search(job, cluster.session, login, cluster.folder, tmp_path)
             if not to_folder:  # which is read too quickly
@@ -113,13 +105,13 @@ def test_no_node_ever_has_the_login(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("login", ["variable", "saved"])
 def test_no_node_that_the_command_starts_itself_ever_has_the_login(
-    login: str, homes: dict[str, dict[str, str]], hub: InHouse, source: str, tmp_path: Path
+    homes: dict[str, dict[str, str]], hub: InHouse, source: str, tmp_path: Path
 ) -> None:
+    login = "saved"
     env = variables(None, hub, "") | homes[login]
     with fleet(env, source, tmp_path / "out", "-s", SIZE) as job:
-        with hub.failing(SLOW):
+        with slow_parts(hub, to_folder=True):
             job.at_work("transfer")
             ray_folder = folder_of_ray(job.process.pid)
             search(job, job.process.pid, login, ray_folder, tmp_path)

@@ -1,8 +1,6 @@
 """A folder of a repo is a source like a whole repo: it is read alone, named in the result, and compared again."""
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,9 @@ from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish
 from tests.folders import weights as weights_in
 from tests.hubs import TOKEN, download, files_of, shard
+from tests.inhouse import InHouse
 from tests.localhub.conftest import Server
 
-NUMBERS = count()
 Folders = dict[str, Path]
 PLACES = {"": 0, "sub": 1, "a/deep er": 2, "submarine": 3}
 """A checkpoint in each, all with files of the same names."""
@@ -32,26 +30,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 @pytest.fixture(scope="module")
-def hub(served: Callable[..., Server]) -> Server:
-    return served("--user", "alice")
-
-
-@pytest.fixture(scope="module")
-def repo(hub: Server, folders: Folders) -> str:
-    hub.api().create_repo("alice/several")
+def repo(one_hub: InHouse, folders: Folders) -> str:
+    one_hub.api().create_repo("alice/several")
     for place, folder in folders.items():
-        hub.api().upload_folder(repo_id="alice/several", folder_path=folder, path_in_repo=place or None)
+        one_hub.api().upload_folder(repo_id="alice/several", folder_path=folder, path_in_repo=place or None)
     return "alice/several"
 
 
-@pytest.fixture
-def name() -> Iterator[str]:
-    yield f"alice/copy-{next(NUMBERS)}"
-
-
-@pytest.mark.parametrize("place", [place for place in PLACES if place])
 @pytest.mark.parametrize(
-    "way", ["{repo}/{place}", "{repo}@main/{place}/", "hf://{repo}/{place}", "{hub}/{repo}/tree/main/{link}"]
+    ("place", "way"),
+    [
+        ("sub", "{repo}/{place}"),
+        ("submarine", "{repo}@main/{place}/"),
+        ("a/deep er", "hf://{repo}/{place}"),
+        ("a/deep er", "{hub}/{repo}/tree/main/{link}"),
+    ],
 )
 def test_only_that_folder_is_copied_however_it_is_written(
     hub: Server, repo: str, folders: Folders, place: str, way: str, tmp_path: Path

@@ -1,10 +1,9 @@
 """A Hub that sends other bytes than it lists, whatever the reason, is caught before anything is published."""
 
-import io
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,29 +11,26 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from huggingface_hub import constants
-from rich.console import Console
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError
-from sharding.core.events import Planned, ShardFinished, Verified
+from sharding.core.events import Planned, Verified
 from sharding.core.options import Options
 from sharding.core.values import Verification
 from sharding.job import Event
 from sharding.report.schema import Report
-from sharding.storage.hub import retry
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.source import HubSource
 from tests import models
 from tests.conftest import listing, random_tensors, write_checkpoint
+from tests.folders import until_shard
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
 from tests.quantized import save_fp8
+from tests.scenarios.conftest import SOURCE
 
 LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
-SOURCE, MADE = "alice/source", "alice/made"
 HEADER_BYTES = 64 << 10
 """What a job reads first of a file; the rest is asked for later."""
 
@@ -42,33 +38,46 @@ ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 pytestmark = [pytest.mark.usefixtures("nothing_stays_on_this_disk"), LFS_WARNS, ALONE]
 
 
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "NETWORK_WAIT_SECONDS", 0.001)
-
-
-@pytest.fixture
-def lfs(tmp_path: Path) -> Iterator[InHouse]:
-    """A Hub without Xet that has the source, in one file of 260 kB, and a side file in git."""
-    folder = write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors()}, index=False)
-    with hub_in_house(tmp_path / "hub", xet=False) as hub:
-        shard(hub, str(folder), SOURCE, "1GB", private=False)
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    """A Hub without Xet that has the source, in one file of 260 kB, and what something is made of."""
+    place = tmp_path_factory.mktemp("in")
+    weights = write_checkpoint(place / "source", {"model.safetensors": random_tensors()}, index=False)
+    with hub_in_house(tmp_path_factory.mktemp("hub"), xet=False) as hub:
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
+            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the Hub's own client would want it
+            shard(hub, str(weights), SOURCE, "1GB", private=False)
+            for number, (save, _) in enumerate(MADE_OF.values()):
+                repo_id = f"{SOURCE}-{number}"
+                hub.api().create_repo(repo_id)
+                hub.api().upload_file(path_or_fileobj=IN_STORE, path_in_repo=".gitattributes", repo_id=repo_id)
+                hub.api().upload_folder(repo_id=repo_id, folder_path=save(place / str(number)))
         yield hub
 
 
 @pytest.fixture
-def xet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
-    """The same with Xet; all but headers is read through it."""
+def lfs(stores: InHouse) -> Iterator[InHouse]:
+    """That Hub, whose store is as before in the end."""
+    assert stores.hub
+    before = {
+        path: path.read_bytes() for path in Path(stores.folder).rglob("*") if re.fullmatch("[0-9a-f]{64}", path.name)
+    }
+    yield stores
+    for path, data in before.items():
+        path.chmod(0o644)
+        path.write_bytes(data)
+
+
+@pytest.fixture
+def xet(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> InHouse:
+    """A Hub whose source is read through Xet, all but headers."""
     monkeypatch.setattr(Hub, "least_xet_bytes", 10_000)
-    folder = write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors()}, index=False)
-    with hub_in_house(tmp_path / "hub") as hub:
-        push(hub, folder, SOURCE)
-        yield hub
+    return hub
 
 
-def blob(hub: InHouse, file: str = "model.safetensors") -> Path:
-    """Where the Hub keeps the bytes of the source's weights."""
-    (entry,) = hub.api().get_paths_info(SOURCE, file)
+def stored(hub: InHouse, file: str = "model.safetensors", source: str = SOURCE) -> Path:
+    """Where the Hub keeps the bytes of a file of a source."""
+    (entry,) = hub.api().get_paths_info(source, file)
     assert hub.hub
     return hub.hub.blobs.path(entry.lfs.sha256)  # type: ignore[union-attr]
 
@@ -88,111 +97,83 @@ def problems(report: Report) -> str:
 
 
 @promise("docs/formats.md#what-identical-means", "docs/security.md#what-is-trusted")
-def test_wrong_bytes_over_http_are_not_published(lfs: InHouse) -> None:
-    flip(blob(lfs), HEADER_BYTES * 2)
-    assert "SHA-256 that the Hub states" in problems(shard(lfs, SOURCE, MADE))
-    assert not exists(lfs, MADE)
-
-
-def test_wrong_bytes_do_not_come_into_a_folder(lfs: InHouse, tmp_path: Path) -> None:
-    flip(blob(lfs), HEADER_BYTES * 2)
-    assert "SHA-256 that the Hub states" in problems(shard(lfs, SOURCE, str(tmp_path / "out")))
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("to_hub", [True, False])
+def test_wrong_bytes_over_http_are_not_published(lfs: InHouse, name: str, to_hub: bool, tmp_path: Path) -> None:
+    flip(stored(lfs), HEADER_BYTES * 2)
+    out = name if to_hub else str(tmp_path / "out")
+    assert "SHA-256 that the Hub states" in problems(shard(lfs, SOURCE, out))
+    assert not exists(lfs, name) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("place", ["hub", "folder"])
-def test_wrong_bytes_of_weights_beside_the_model_are_not_published(tmp_path: Path, place: str) -> None:
+def test_wrong_bytes_of_weights_beside_the_model_are_not_published(
+    lfs: InHouse, name: str, tmp_path: Path, place: str
+) -> None:
     folder = write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors()}, index=False)
     (folder / "lora").mkdir()
     file = "lora/adapter_model.safetensors"
     save_file({"lora_A.weight": np.arange(9000)}, folder / file)
-    made = MADE if place == "hub" else str(tmp_path / "out")
-    with hub_in_house(tmp_path / "hub", xet=False) as hub:
-        shard(hub, str(folder), SOURCE, "1GB", private=False)
-        mend = flip(blob(hub, file), 500)
-        with pytest.raises(SourceError, match=f"{file} arrived damaged"):
-            shard(hub, SOURCE, made)
-        assert not (exists(hub, MADE) and files_of(hub, MADE) - {".gitattributes"})
-        assert not (tmp_path / "out/model.safetensors.index.json").exists()
-        mend()
-        assert shard(hub, SOURCE, made).verification.identical
-
-
-def test_wrong_bytes_out_of_the_xet_store_are_not_published(xet: InHouse) -> None:
-    assert xet.hub and xet.hub.xet
-    xet.api().model_info(SOURCE)  # now the Hub has the header elsewhere as well
-    stored = [path for path in xet.hub.xet.folder.glob("xet/xorbs/xorbs/default.*") if path.suffix != ".tagset"]
-    flip(max(stored, key=lambda path: path.stat().st_size), HEADER_BYTES * 2)
-    assert "SHA-256 that the Hub states" in problems(shard(xet, SOURCE, MADE))
-    assert xet.asked("xet-read-token")
-    assert not exists(xet, MADE)
-
-
-def test_bytes_that_were_wrong_in_an_earlier_run_are_not_published_by_a_later_one(lfs: InHouse) -> None:
-    mend = flip(blob(lfs), HEADER_BYTES)
-    events = job.shard(SOURCE, MADE, "20kB", endpoint=lfs.address, token=TOKEN)
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == event.shards - 1:
-            events.close()
+    made, source = name if place == "hub" else str(tmp_path / "out"), f"{name}-source"
+    shard(lfs, str(folder), source, "1GB", private=False)
+    mend = flip(stored(lfs, file, source), 500)
+    with pytest.raises(SourceError, match=f"{file} arrived damaged"):
+        shard(lfs, source, made)
+    assert not (exists(lfs, name) and files_of(lfs, name) - {".gitattributes"})
+    assert not (tmp_path / "out/model.safetensors.index.json").exists()
     mend()
-    again = list(job.shard(SOURCE, MADE, "20kB", endpoint=lfs.address, token=TOKEN))
-    assert [event for event in again if isinstance(event, ShardFinished) and event.kept]
-    report = again[-1]
-    assert isinstance(report, Report)
-    assert "SHA-256 that the Hub states" in problems(report)
-    assert not exists(lfs, MADE)
-    assert shard(lfs, SOURCE, MADE, "20kB").verification.identical
+    assert shard(lfs, source, made).verification.identical
 
 
-@pytest.mark.parametrize(
-    ("text", "offset", "says"),
-    [
-        pytest.param(b"norm.steps", 9, "has changed since it was first read", id="a name as good as the right one"),
-        pytest.param(b'"format":"pt"', 11, "since the headers were first", id="metadata as good as the right ones"),
-    ],
-)
-def test_a_header_that_was_read_wrongly_is_not_published(lfs: InHouse, text: bytes, offset: int, says: str) -> None:
-    mend = flip(blob(lfs), blob(lfs).read_bytes().index(text) + offset)
-    events = job.shard(SOURCE, MADE, "60kB", endpoint=lfs.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
+def test_wrong_bytes_out_of_the_xet_store_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hub, "least_xet_bytes", 10_000)
+    folder = write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors()}, index=False)
+    with hub_in_house(tmp_path / "hub") as hub:
+        push(hub, folder, SOURCE)
+        assert hub.hub and hub.hub.xet
+        hub.api().model_info(SOURCE)  # now the Hub has the header elsewhere as well
+        files = [path for path in hub.hub.xet.folder.glob("xet/xorbs/xorbs/default.*") if path.suffix != ".tagset"]
+        flip(max(files, key=lambda path: path.stat().st_size), HEADER_BYTES * 2)
+        assert "SHA-256 that the Hub states" in problems(shard(hub, SOURCE, "alice/made"))
+        assert hub.asked("xet-read-token")
+        assert not exists(hub, "alice/made")
+
+
+def test_bytes_that_were_wrong_in_an_earlier_run_are_not_published_by_a_later_one(lfs: InHouse, name: str) -> None:
+    mend = flip(stored(lfs), HEADER_BYTES)
+    events = job.shard(SOURCE, name, "20kB", endpoint=lfs.address, token=TOKEN)
+    until_shard(events, -1, stop=True)
     mend()
-    *_, report = events
-    assert isinstance(report, Report)
-    assert says in problems(report)
-    assert not exists(lfs, MADE)
+    again = job.shard(SOURCE, name, "20kB", endpoint=lfs.address, token=TOKEN)
+    assert until_shard(again).kept
+    assert "SHA-256 that the Hub states" in ended(again)
+    assert not exists(lfs, name)
+    assert shard(lfs, SOURCE, name, "20kB").verification.identical
 
 
 @pytest.mark.parametrize("path", ["config.json", "README.md"])
-def test_a_side_file_that_arrives_damaged_is_not_published(lfs: InHouse, path: str) -> None:
+def test_a_side_file_that_arrives_damaged_is_not_published(lfs: InHouse, name: str, path: str) -> None:
     with (
         lfs.failing(f"corrupt@GET .*/resolve/.*/{path}"),
         pytest.raises(SourceError, match=f"{path} arrived damaged") as refusal,
     ):
-        shard(lfs, SOURCE, MADE)
+        shard(lfs, SOURCE, name)
     assert refusal.value.hint
-    assert not exists(lfs, MADE) or branches(lfs, MADE) != {"main"}
-    assert shard(lfs, SOURCE, MADE).verification.identical
+    assert not exists(lfs, name) or branches(lfs, name) != {"main"}
+    assert shard(lfs, SOURCE, name).verification.identical
 
 
-def test_a_small_file_in_git_is_checked_by_its_name_there(xet: InHouse, tmp_path: Path) -> None:
+def test_a_small_file_in_git_is_checked_by_its_name_there(xet: InHouse, folder: Path, tmp_path: Path) -> None:
     with xet.failing("corrupt@GET .*/resolve/.*/config.json"), pytest.raises(SourceError, match="damaged"):
         shard(xet, SOURCE, str(tmp_path / "out"))
     shard(xet, SOURCE, str(tmp_path / "out"))
-    assert listing(tmp_path / "out")["config.json"] == listing(tmp_path / "checkpoint")["config.json"]
+    assert listing(tmp_path / "out")["config.json"] == listing(folder)["config.json"]
 
 
 @pytest.mark.parametrize("path", ["model.safetensors", "config.json"])
-def test_an_answer_that_says_it_is_of_another_commit_ends_the_job(lfs: InHouse, path: str) -> None:
+def test_an_answer_that_says_it_is_of_another_commit_ends_the_job(lfs: InHouse, name: str, path: str) -> None:
     with lfs.failing(f"other@GET .*/resolve/.*/{path}"), pytest.raises(SourceError, match="no longer the file that"):
-        shard(lfs, SOURCE, MADE)
-    assert not exists(lfs, MADE)
-
-
-def test_what_is_proved_is_said(lfs: InHouse, tmp_path: Path) -> None:
-    method = shard(lfs, SOURCE, MADE).verification.method
-    assert "1 of the source's files, put together again from the result, have the SHA-256" in method
-    folder = shard(lfs, str(tmp_path / "checkpoint"), str(tmp_path / "out")).verification
-    assert "Hub" not in folder.method  # a folder states nothing
+        shard(lfs, SOURCE, name)
+    assert not exists(lfs, name)
 
 
 # --- What is made of the source's bytes --------------------------------------------------------------------
@@ -218,38 +199,31 @@ def save_ranks(folder: Path) -> Path:
 MADE_OF: dict[str, tuple[Callable[[Path], Path], Options]] = {
     "a cast": (
         lambda folder: write_checkpoint(folder, {"model.safetensors": random_tensors()}, index=False),
-        Options("20kB", dtype="bf16"),
+        Options("60kB", dtype="bf16"),
     ),
-    "a .bin file": (save_bin, Options("20kB")),
-    "a training run": (save_ranks, Options("20kB")),
+    "a .bin file": (save_bin, Options("60kB")),
+    "a training run": (save_ranks, Options("60kB")),
     "FP8": (lambda folder: save_fp8("qwen3", folder), Options("300kB", dequantize=True)),
 }
 
 
-@pytest.fixture
-def without_xet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub's own client uploads to a Hub that has no Xet."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+IN_STORE = "".join(
+    f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in ("safetensors", "bin", "distcp")
+).encode()
+Made = tuple[InHouse, str, Options, Path]
 
 
 @pytest.fixture(params=MADE_OF)
-def making(
-    request: pytest.FixtureRequest, tmp_path: Path, without_xet: None
-) -> Iterator[tuple[InHouse, Options, Path]]:
-    """A Hub with a source of which something is made, the options for that, and where it keeps the largest file."""
-    save, options = MADE_OF[request.param]
-    with hub_in_house(tmp_path / "hub", xet=False) as hub:
-        hub.api().create_repo(SOURCE)
-        in_store = "".join(f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in ("safetensors", "bin", "distcp"))
-        hub.api().upload_file(path_or_fileobj=in_store.encode(), path_in_repo=".gitattributes", repo_id=SOURCE)
-        hub.api().upload_folder(repo_id=SOURCE, folder_path=save(tmp_path / "source"))
-        entries = [entry for entry in hub.api().list_repo_tree(SOURCE) if getattr(entry, "lfs", None)]
-        largest = max(entries, key=lambda entry: entry.size)  # type: ignore[union-attr]
-        assert hub.hub
-        yield hub, options, hub.hub.blobs.path(largest.lfs.sha256)  # type: ignore[union-attr]
+def making(request: pytest.FixtureRequest, lfs: InHouse) -> Made:
+    """A Hub, a source there of which something is made, the options for that, and where it keeps the largest file."""
+    source = f"{SOURCE}-{list(MADE_OF).index(request.param)}"
+    entries = [entry for entry in lfs.api().list_repo_tree(source) if getattr(entry, "lfs", None)]
+    largest = max(entries, key=lambda entry: entry.size)  # type: ignore[union-attr]
+    return lfs, source, MADE_OF[request.param][1], stored(lfs, largest.path, source)
 
 
-Made = tuple[InHouse, Options, Path]
+TWO = pytest.mark.parametrize("making", ["a .bin file", "FP8"], indirect=True)
+"""A recipe of numbers as they are, and one of numbers that are computed."""
 
 
 def middle(file: Path) -> int:
@@ -266,137 +240,113 @@ def ended(events: Iterator[Event]) -> str:
     return problems(last)
 
 
-def test_what_is_made_is_held_to_what_the_hub_states_of_the_source(making: Made) -> None:
-    hub, options, _ = making
-    proof = shard(hub, SOURCE, MADE, options).verification
+def test_what_is_made_and_what_is_compared_is_held_to_what_the_hub_states_of_the_source(
+    making: Made, name: str
+) -> None:
+    hub, source, options, file = making
+    proof = shard(hub, source, name, options).verification
     assert proof.identical and not proof.unstated
     assert "read whole once more" in proof.method and "have the hash that the Hub states" in proof.method
 
+    def compare() -> Verification:
+        asked = {"dtype": options.dtype, "dequantize": options.dequantize}
+        *_, last = job.verify(source, name, endpoint=hub.address, token=TOKEN, **asked)  # type: ignore[arg-type]
+        assert isinstance(last, Verified)
+        return last.verification
+
+    proof = compare()
+    assert proof.identical and not proof.unstated
+    assert re.search("were read whole and compared with the Hub's hash.*with the Hub's SHA-256", proof.method)
+    flip(file, middle(file))
+    assert not compare().identical
+
 
 @promise("docs/formats.md#what-identical-means")
-@pytest.mark.parametrize("to_hub", [True, False])
-def test_what_is_made_of_wrong_bytes_is_not_published(making: Made, to_hub: bool, tmp_path: Path) -> None:
-    hub, options, file = making
+def test_what_is_made_of_wrong_bytes_is_not_published(making: Made, name: str, tmp_path: Path) -> None:
+    hub, source, options, file = making
     flip(file, middle(file))
-    out = MADE if to_hub else str(tmp_path / "out")
-    assert re.search("SHA-256|hash", ended(job.shard(SOURCE, out, options, endpoint=hub.address, token=TOKEN)))
-    assert not exists(hub, MADE) or files_of(hub, MADE) == {".gitattributes"}
+    out = str(tmp_path / "out") if options.dtype == "keep" else name
+    assert re.search("SHA-256|hash", ended(job.shard(source, out, options, endpoint=hub.address, token=TOKEN)))
+    assert not exists(hub, name) or files_of(hub, name) == {".gitattributes"}
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
-def test_what_is_made_of_bytes_that_were_wrong_only_then_is_not_published(making: Made) -> None:
-    hub, options, file = making
+@TWO
+def test_what_is_made_of_bytes_that_were_wrong_only_then_is_not_published(making: Made, name: str) -> None:
+    hub, source, options, file = making
     mend = flip(file, middle(file))
-    events = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)
+    events = job.shard(source, name, options, endpoint=hub.address, token=TOKEN)
+    until_shard(events, 0)
     mend()
     assert "an earlier read of it does not match the file on the Hub" in ended(events)
-    assert not exists(hub, MADE)
-    assert shard(hub, SOURCE, MADE, options).verification.identical
+    assert not exists(hub, name)
+    assert shard(hub, source, name, options).verification.identical
 
 
-def test_what_an_earlier_run_made_of_wrong_bytes_is_not_published(making: Made) -> None:
-    hub, options, file = making
+@TWO
+def test_what_an_earlier_run_made_of_wrong_bytes_is_not_published(making: Made, name: str) -> None:
+    hub, source, options, file = making
     mend = flip(file, middle(file))
-    events = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == event.shards:
-            events.close()
+    events = job.shard(source, name, options, endpoint=hub.address, token=TOKEN)
+    until_shard(events, 0, stop=True)
     mend()
-    again = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
-    assert next(event for event in again if isinstance(event, ShardFinished)).kept
+    again = job.shard(source, name, options, endpoint=hub.address, token=TOKEN)
+    assert until_shard(again).kept
     assert "an earlier read of it does not match the file on the Hub" in ended(again)
-    assert not exists(hub, MADE)
+    assert not exists(hub, name)
 
 
 @pytest.mark.parametrize("making", ["FP8"], indirect=True)
-def test_what_a_damaged_shard_was_made_of_is_asked_of_those_that_stay_too(making: Made, tmp_path: Path) -> None:
-    hub, options, file = making
+def test_what_a_damaged_shard_was_made_of_is_asked_of_those_that_stay_too(
+    making: Made, name: str, tmp_path: Path
+) -> None:
+    hub, source, options, file = making
     data = file.read_bytes()
     begin = 8 + int.from_bytes(data[:8], "little")
     scales = [entry for name, entry in json.loads(data[8:begin]).items() if name.endswith("_scale_inv")]
     # All are read at once, for the first shard; the last is that of the last shard.
     mend = flip(file, begin + max(entry["data_offsets"][1] for entry in scales) - 1)
-    events = job.shard(SOURCE, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == event.shards:
-            events.close()
+    events = job.shard(source, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
+    until_shard(events, 0, stop=True)
     mend()
     (first,) = (tmp_path / "out").rglob("model-00001-of-*.safetensors.part")
     flip(first, middle(first))
-    again = job.shard(SOURCE, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
-    assert next(event for event in again if isinstance(event, ShardFinished)).kept
+    again = job.shard(source, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
+    assert until_shard(again).kept
     assert "an earlier read of it does not match the file on the Hub" in ended(again)
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
-def test_where_two_are_compared_both_are_held_to_what_the_hub_states(making: Made) -> None:
-    hub, options, file = making
-    shard(hub, SOURCE, MADE, options)
-
-    def compare() -> Verification:
-        asked = {"dtype": options.dtype, "dequantize": options.dequantize}
-        *_, last = job.verify(SOURCE, MADE, endpoint=hub.address, token=TOKEN, **asked)  # type: ignore[arg-type]
-        assert isinstance(last, Verified)
-        return last.verification
-
-    proof = compare()
-    assert (
-        proof.identical
-        and not proof.unstated
-        and re.search("were read whole and compared with the Hub's hash.*with the Hub's SHA-256", proof.method)
-    )
-    flip(file, middle(file))
-    assert not compare().identical
-
-
-def test_a_copy_whose_store_gives_other_bytes_differs(lfs: InHouse) -> None:
-    report = shard(lfs, SOURCE, MADE, "1GB")
+def test_a_copy_whose_store_gives_other_bytes_differs(lfs: InHouse, name: str) -> None:
+    report = shard(lfs, SOURCE, name, "1GB")
     assert lfs.hub
     # The same bytes as the source's are the same blob: both sides are wrong in the same way.
     flip(lfs.hub.blobs.path(report.shards[0].sha256), HEADER_BYTES * 2)
-    *_, last = job.verify(SOURCE, MADE, endpoint=lfs.address, token=TOKEN)
+    *_, last = job.verify(SOURCE, name, endpoint=lfs.address, token=TOKEN)
     assert isinstance(last, Verified)
     assert "SHA-256 that the Hub states" in " ".join(one.problem for one in last.verification.mismatches)
 
 
-def test_a_small_file_in_git_is_held_to_its_name_there(tmp_path: Path, without_xet: None) -> None:
-    with hub_in_house(tmp_path / "hub", xet=False) as hub:
-        hub.api().create_repo(SOURCE)
-        hub.api().upload_file(path_or_fileobj=b"# none", path_in_repo=".gitattributes", repo_id=SOURCE)
-        hub.api().upload_folder(repo_id=SOURCE, folder_path=save_bin(tmp_path / "source"))
-        assert not hub.api().get_paths_info(SOURCE, "pytorch_model.bin")[0].lfs  # type: ignore[union-attr]
-        proof = shard(hub, SOURCE, MADE).verification
-        assert proof.identical and not proof.unstated
-        hub.api().delete_repo(MADE)
-        events = job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=TOKEN)
-        next(event for event in events if isinstance(event, Planned))
-        with hub.failing("corrupt@GET .*/resolve/.*bin#1"):
-            next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)
-        assert "an earlier read of it does not match the file on the Hub" in ended(events)
-
-
-# --- What nobody states ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["keep", "bf16"])
-def test_where_the_hub_states_no_hash_the_result_only_matches_what_was_read(
-    lfs: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+def test_a_small_file_in_git_is_held_to_its_name_there(
+    lfs: InHouse, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = HubSource._list
-    unhashed = {"sha256": None, "git_sha1": None}
-    monkeypatch.setattr(HubSource, "_list", lambda source: [replace(file, **unhashed) for file in listed(source)])
-    report = shard(lfs, SOURCE, MADE, Options("60kB", dtype=dtype))
-    assert report.verification.identical and report.verification.unstated
-    card = Path(lfs.api().hf_hub_download(MADE, "README.md", local_dir=tmp_path / "card")).read_text()
-    assert "Not all files of the original were compared with a hash that the Hub states" in " ".join(card.split())
-    told = io.StringIO()
-    Terminal(Console(file=told, width=200), Console(file=io.StringIO())).verification(report.verification)
-    assert told.getvalue().startswith("Matches what was read") and "Identical" not in told.getvalue()
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    source = f"{name}-source"
+    lfs.api().create_repo(source)
+    lfs.api().upload_file(path_or_fileobj=b"# none", path_in_repo=".gitattributes", repo_id=source)
+    lfs.api().upload_folder(repo_id=source, folder_path=save_bin(tmp_path / "source"))
+    assert not lfs.api().get_paths_info(source, "pytorch_model.bin")[0].lfs  # type: ignore[union-attr]
+    events = job.shard(source, name, "60kB", endpoint=lfs.address, token=TOKEN)
+    next(event for event in events if isinstance(event, Planned))
+    with lfs.failing("corrupt@GET .*/resolve/.*bin#1"):
+        until_shard(events, 0)
+    assert "an earlier read of it does not match the file on the Hub" in ended(events)
+    proof = shard(lfs, source, name, restart=True).verification
+    assert proof.identical and not proof.unstated
 
 
-def test_the_part_of_one_rank_only_matches_what_was_read(without_xet: None, lfs: InHouse, tmp_path: Path) -> None:
-    push(lfs, models.save("llama", tmp_path / "llama", "1GB"), "alice/llama")
+def test_the_part_of_one_rank_only_matches_what_was_read(lfs: InHouse, name: str, tmp_path: Path) -> None:
+    shard(lfs, str(models.save("llama", tmp_path / "llama", "1GB")), name, "1GB", private=False)
     options = Options("1GB", strategy="pp:2", rank=0)
-    proof = shard(lfs, "alice/llama", str(tmp_path / "part"), options).verification
+    proof = shard(lfs, name, str(tmp_path / "part"), options).verification
     assert proof.identical and proof.unstated

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import new_seed
-from tests.scenarios.matrix import CELLS, ENDPOINTS, Matrix, matrix, sample
-
-SHARE = 200
+from tests.scenarios.matrix import ENDPOINTS, Matrix, matrix, sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
 
@@ -19,10 +17,10 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
         yield cells
 
 
-@pytest.mark.parametrize("share", [SHARE, pytest.param(5, marks=pytest.mark.thorough)])
-def test_no_fault_on_any_endpoint_gives_a_wrong_result_or_leaves_anything(share: int, cells: Matrix) -> None:
+@pytest.mark.parametrize("number", [0, pytest.param(90, marks=pytest.mark.thorough)])
+def test_no_fault_on_any_endpoint_gives_a_wrong_result_or_leaves_anything(number: int, cells: Matrix) -> None:
     seed = new_seed()
-    for endpoint, fault in sample(CELLS, share, seed):
+    for endpoint, fault in sample(number, seed):
         try:
             cells.run(endpoint, fault)
         except Exception as error:
@@ -30,12 +28,9 @@ def test_no_fault_on_any_endpoint_gives_a_wrong_result_or_leaves_anything(share:
 
 
 def test_the_matrix_has_every_endpoint_that_a_job_asks(cells: Matrix) -> None:
-    for hub in cells.hubs:
-        hub.log.clear()
+    asked = set[str]()
     for kind in ("new", "resumed", "again", "gated", "fruitless"):
-        for xet in (True, False):
-            if kind != "gated" or xet:
-                cells.survey(kind, xet)
-    asked = {line for hub in cells.hubs for line in hub.log}
+        for xet in (True, False) if kind != "gated" else (True,):
+            asked |= set(cells.try_out(kind, xet)[0].log)
     assert asked
     assert {line for line in asked if not any(re.search(endpoint.pattern, line) for endpoint in ENDPOINTS)} == set()

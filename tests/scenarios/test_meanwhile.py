@@ -1,112 +1,114 @@
-"""What others do to source and destination while a job runs ends it in words, and costs nobody what is theirs."""
+"""What others do while a job runs, and what a Hub only says that it has done, costs nobody what is theirs."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import CommitOperationAdd
+from safetensors.numpy import load_file
 
 from sharding import job
-from sharding.core.errors import DestinationError, ShardingError, SourceError
+from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import ShardFinished
+from sharding.core.values import ShardRecord
 from sharding.job import Event
+from sharding.localhub import records
+from sharding.report.schema import Report
 from sharding.storage.hub import retry
-from sharding.storage.hub.staging import STAGING_BRANCH
+from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
+from sharding.storage.records import record_line
 from tests.conftest import random_tensors, write_checkpoint
+from tests.folders import finish, kept, until_shard
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.scenarios.conftest import SOURCE
+from tests.test_job import replace_alike
 
-SOURCE, MADE = "alice/source", "alice/made"
 INDEX = "model.safetensors.index.json"
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 
 
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "NETWORK_WAIT_SECONDS", 0.001)
+def begin(hub: InHouse, name: str, source: str = SOURCE) -> Generator[Event, None, None]:
+    return job.shard(source, name, "45kB", endpoint=hub.address, token=TOKEN)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors()}, index=False)
+def begun(hub: InHouse, name: str, source: str = SOURCE) -> tuple[Generator[Event, None, None], ShardFinished]:
+    """A job that has finished a shard and goes on when it is asked for more, and that shard."""
+    events = begin(hub, name, source)
+    return events, until_shard(events)
 
 
-@pytest.fixture
-def hub(tmp_path: Path, folder: Path) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path / "hub") as hub:
-        push(hub, folder, SOURCE)
-        yield hub
+def run_again(hub: InHouse, name: str, source: str = SOURCE) -> int:
+    """Run the job to its end; return how many shards of an earlier run it kept."""
+    *events, report = begin(hub, name, source)
+    assert isinstance(report, Report) and report.verification.identical
+    assert branches(hub, name) == {"main"} and INDEX in files_of(hub, name)
+    return kept(events)
 
 
-def begun(hub: InHouse, source: str = SOURCE) -> Generator[Event, None, None]:
-    """A job that has finished a shard, and goes on when it is asked for more."""
-    events = job.shard(source, MADE, "20kB", endpoint=hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
-    return events
-
-
-def kept(events: Iterator[Event]) -> int:
-    return len([event for event in events if isinstance(event, ShardFinished) and event.kept])
+# --- Source and destination change --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("vanish", "says"),
     [
-        (lambda hub: hub.api().super_squash_history(SOURCE), "has no revision '"),
-        (lambda hub: hub.api().delete_repo(SOURCE), "does not exist"),
+        (lambda hub, source: hub.api().super_squash_history(source), "has no revision '"),
+        (lambda hub, source: hub.api().delete_repo(source), "does not exist"),
     ],
     ids=["rewritten history", "deleted repo"],
 )
 def test_a_source_that_vanishes_ends_the_job_and_keeps_what_was_moved(
-    hub: InHouse, vanish: Callable[[InHouse], None], says: str
+    hub: InHouse, name: str, folder: Path, vanish: Callable[[InHouse, str], None], says: str
 ) -> None:
-    events = begun(hub)
-    vanish(hub)
+    source = push(hub, folder, f"{name}-source")
+    events, _ = begun(hub, name, source)
+    vanish(hub, source)
     with pytest.raises(SourceError, match=says) as refusal:
         list(events)
     assert refusal.value.hint
-    assert INDEX not in files_of(hub, MADE)
-    assert job.find_unfinished(MADE, endpoint=hub.address, token=TOKEN)
-    assert job.discard(MADE, endpoint=hub.address, token=TOKEN).repo_deleted
-    assert not exists(hub, MADE)
+    assert INDEX not in files_of(hub, name)
+    assert job.find_unfinished(name, endpoint=hub.address, token=TOKEN)
+    assert job.discard(name, endpoint=hub.address, token=TOKEN).repo_deleted
+    assert not exists(hub, name)
 
 
-def test_a_staging_branch_that_somebody_deletes_ends_the_job_which_begins_anew(hub: InHouse) -> None:
-    events = begun(hub)
-    hub.api().delete_branch(MADE, branch=STAGING_BRANCH)
+def test_a_staging_branch_that_somebody_deletes_ends_the_job_which_begins_anew(hub: InHouse, name: str) -> None:
+    events, _ = begun(hub, name)
+    hub.api().delete_branch(name, branch=STAGING_BRANCH)
     with pytest.raises(DestinationError, match="branch .* is gone") as refusal:
         list(events)
     assert "again" in refusal.value.hint
-    assert files_of(hub, MADE) == {".gitattributes"}
-    assert shard(hub, SOURCE, MADE, "20kB").verification.identical
-    assert branches(hub, MADE) == {"main"}
+    assert files_of(hub, name) == {".gitattributes"}
+    run_again(hub, name)
 
 
-def test_a_destination_that_somebody_deletes_ends_the_job_which_makes_it_anew(hub: InHouse) -> None:
-    events = begun(hub)
-    hub.api().delete_repo(MADE)
-    with pytest.raises(DestinationError, match="The repo alice/made does not exist"):
+def test_a_destination_that_somebody_deletes_ends_the_job_which_makes_it_anew(hub: InHouse, name: str) -> None:
+    events, _ = begun(hub, name)
+    hub.api().delete_repo(name)
+    with pytest.raises(DestinationError, match=f"The repo {name} does not exist"):
         list(events)
-    assert not exists(hub, MADE)
-    assert shard(hub, SOURCE, MADE, "20kB").verification.identical
+    assert not exists(hub, name)
+    run_again(hub, name)
 
 
-def test_somebody_elses_commit_ends_the_job_which_names_the_files_and_they_stay_beside_the_next(hub: InHouse) -> None:
-    shard(hub, SOURCE, MADE, "60kB")
-    events = begun(hub)
-    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=MADE)
-    before = files_of(hub, MADE)
-    with pytest.raises(DestinationError, match=r"meanwhile \(new or changed: notes\.txt\)"):
-        list(events)
-    with pytest.raises(DestinationError, match=r"meanwhile \(new or changed: notes\.txt\)") as refusal:
-        shard(hub, SOURCE, MADE, "20kB")
+def test_somebody_elses_commit_ends_the_job_which_names_the_files_and_they_stay_beside_the_next(
+    hub: InHouse, name: str
+) -> None:
+    shard(hub, SOURCE, name, "60kB")
+    events, _ = begun(hub, name)
+    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=name)
+    before = files_of(hub, name)
+    for go_on in (events, begin(hub, name)):
+        with pytest.raises(DestinationError, match=r"meanwhile \(new or changed: notes\.txt\)") as refusal:
+            list(go_on)
     assert "discard" in refusal.value.hint
-    assert files_of(hub, MADE) == before
-    job.discard(MADE, endpoint=hub.address, token=TOKEN)
-    assert shard(hub, SOURCE, MADE, "20kB").verification.identical
-    assert "notes.txt" in files_of(hub, MADE)
-    assert branches(hub, MADE) == {"main"}
+    assert files_of(hub, name) == before
+    job.discard(name, endpoint=hub.address, token=TOKEN)
+    run_again(hub, name)
+    assert "notes.txt" in files_of(hub, name)
 
 
 def test_a_quota_that_fills_up_keeps_what_was_moved_and_the_job_goes_on_when_there_is_room(
@@ -114,50 +116,134 @@ def test_a_quota_that_fills_up_keeps_what_was_moved_and_the_job_goes_on_when_the
 ) -> None:
     with hub_in_house(tmp_path / "small", quota_bytes=350_000) as hub:
         push(hub, write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(8)}), "alice/other")
-        events = job.shard(str(folder), MADE, "20kB", endpoint=hub.address, token=TOKEN)
         with pytest.raises(DestinationError, match="[Ss]torage") as refusal:
-            list(events)
+            list(begin(hub, "alice/made", str(folder)))
         assert "Free some storage" in refusal.value.hint
-        assert INDEX not in files_of(hub, MADE)
+        assert INDEX not in files_of(hub, "alice/made")
         hub.api().delete_repo("alice/other")
-        again = list(job.shard(str(folder), MADE, "20kB", endpoint=hub.address, token=TOKEN))
-        assert kept(iter(again)) > 0
-        assert branches(hub, MADE) == {"main"}
+        assert run_again(hub, "alice/made", str(folder)) > 0
 
 
-def test_a_login_that_is_withdrawn_keeps_what_was_moved(hub: InHouse) -> None:
-    events = begun(hub)
-    with hub.failing("status:401@.*"), pytest.raises(ShardingError, match="not valid or has expired"):
-        list(events)
-    assert kept(iter(list(job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=TOKEN)))) > 0
+def test_shards_that_are_not_noted_yet_are_when_a_job_is_stopped(hub: InHouse, name: str) -> None:
+    events, _ = begun(hub, name)
+    until_shard(events, 6, stop=True)
+    assert not {path for path in files_of(hub, name) if path.endswith(".safetensors")}
+    assert run_again(hub, name) >= 6
 
 
-# --- What a job asks of the Hub ------------------------------------------------------------------------
-
-
-def test_a_job_of_many_shards_makes_few_commits(hub: InHouse, tmp_path: Path) -> None:
-    tensors = {f"layers.{n}.weight": np.full(300, n, np.float32) for n in range(40)}
-    many = write_checkpoint(tmp_path / "many", {"model.safetensors": tensors}, index=False)
-    push(hub, many, "alice/many")
-    hub.log.clear()
-    events = list(job.shard("alice/many", MADE, "1200B", endpoint=hub.address, token=TOKEN))
-    shards = [event for event in events if isinstance(event, ShardFinished)]
-    assert len(shards) == 40
-    assert hub.asked("POST .*/commit/") <= 4 + 1  # the beginning, the first, the rest, main; a minute may pass
-    assert branches(hub, MADE) == {"main"}
-
-
-def test_shards_that_are_not_noted_yet_are_when_a_job_is_stopped(hub: InHouse) -> None:
-    events = begun(hub)
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == 6:
-            events.close()
-    assert kept(job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=TOKEN)) >= 6
-
-
-def test_what_a_job_asks_grows_with_its_shards_and_not_with_its_tensors(hub: InHouse, tmp_path: Path) -> None:
+def test_what_a_job_asks_grows_with_its_shards_and_not_with_its_tensors(
+    hub: InHouse, name: str, tmp_path: Path
+) -> None:
     tensors = {f"layers.{n}.weight": np.full(30, n, np.float32) for n in range(3000)}
-    push(hub, write_checkpoint(tmp_path / "many", {"model.safetensors": tensors}, index=False), "alice/many")
+    source = push(hub, write_checkpoint(tmp_path / "many", {"model.safetensors": tensors}, index=False), f"{name}-many")
     hub.log.clear()
-    shards = shard(hub, "alice/many", MADE, "100kB").plan.shards
-    assert len(hub.log) <= 40 + 15 * len(shards)
+    report = shard(hub, source, name, "100kB")
+    assert len(hub.log) <= 40 + 15 * len(report.plan.shards) and report.resources.read_requests < 30
+
+
+# --- The Hub says that it has done it -----------------------------------------------------------------
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have the Hub confirm the next commit to a branch, and leave the branch where it was."""
+
+    def forget(branch: str) -> None:
+        point, seen = records.point, list[str]()
+
+        def pointed(db: Any, repo: Any, kind: str, name: str, commit: Any) -> None:
+            if name != branch or seen:
+                point(db, repo, kind, name, commit)
+            else:
+                seen.append(name)
+
+        monkeypatch.setattr(records, "point", pointed)
+
+    return forget
+
+
+def test_a_result_that_the_hub_confirms_and_does_not_show_stays_staged(
+    hub: InHouse, name: str, forget: Callable[[str], None]
+) -> None:
+    events, _ = begun(hub, name)
+    forget("main")
+    with pytest.raises(DestinationError, match="does not show it") as refusal:
+        list(events)
+    assert "still staged" in refusal.value.hint
+    assert files_of(hub, name) == {".gitattributes"}
+    assert run_again(hub, name) > 1
+
+
+def test_a_staged_shard_that_the_hub_confirms_and_has_not_is_moved_again(
+    hub: InHouse, name: str, forget: Callable[[str], None]
+) -> None:
+    events, _ = begun(hub, name)
+    forget(STAGING_BRANCH)
+    with pytest.raises(SourceError, match="does not list model-00002") as refusal:
+        list(events)
+    assert "again" in refusal.value.hint
+    assert INDEX not in files_of(hub, name)
+    assert run_again(hub, name) > 0
+
+
+def test_patience_ends_where_the_hub_asks_for_too_much(
+    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, _ = begun(hub, name)
+    with monkeypatch.context() as patch, hub.failing("status:429@POST .*/commit/"):
+        patch.setattr(retry, "LONGEST_WAIT_SECONDS", -1)  # what the Hub of these tests asks for is to wait 0 seconds
+        with pytest.raises(DestinationError, match="slow down"):
+            list(events)
+    assert hub.asked(f"POST .*{name}/commit/main") == 0
+    assert run_again(hub, name) > 0
+
+
+# --- Others change what a job has staged --------------------------------------------------------------
+
+
+def commit(hub: InHouse, name: str, *files: tuple[str, bytes | Path]) -> None:
+    operations = [CommitOperationAdd(path, data) for path, data in files]
+    hub.api().create_commit(name, operations, commit_message="Mine", revision=STAGING_BRANCH)
+
+
+def staged(hub: InHouse, name: str, file: str, folder: Path) -> Path:
+    return Path(hub.api().hf_hub_download(name, file, revision=STAGING_BRANCH, local_dir=folder))
+
+
+def test_a_staged_shard_that_somebody_replaces_is_not_published(hub: InHouse, name: str, tmp_path: Path) -> None:
+    events, shown = begun(hub, name)
+    data = staged(hub, name, shown.file, tmp_path).read_bytes()
+    commit(hub, name, (shown.file, data[:-1] + bytes([data[-1] ^ 1])))
+    assert not finish(events).verification.identical
+    assert not exists(hub, name) or INDEX not in files_of(hub, name)
+    run_again(hub, name)
+
+
+def test_a_record_of_what_is_no_part_of_the_job_is_passed_over(hub: InHouse, name: str, tmp_path: Path) -> None:
+    events, shown = begun(hub, name)
+    events.close()
+    (stored,) = [file for file in hub.api().list_repo_tree(name, revision=STAGING_BRANCH) if file.path == shown.file]
+    foreign = ShardRecord("model-00099-of-00099.safetensors", stored.size, stored.lfs.sha256, {})  # type: ignore[union-attr]
+    wrong = ShardRecord(shown.file, stored.size, stored.lfs.sha256, {"no.such.tensor": "0" * 64})  # type: ignore[union-attr]
+    commit(
+        hub,
+        name,
+        ("notes.bin", b"anything" * 100),
+        (f"{RECORDS}{foreign.file}.json", record_line(foreign)),
+        (f"{RECORDS}{wrong.file}.json", record_line(wrong)),
+        (f"{RECORDS}nonsense.json", b'{"file": 3'),
+        (foreign.file, staged(hub, name, shown.file, tmp_path)),
+    )
+    run_again(hub, name)
+    assert foreign.file not in files_of(hub, name)
+
+
+def test_what_is_staged_of_a_folder_that_has_changed_unseen_is_made_again(
+    hub: InHouse, name: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.storage.folder_source.is_steady", lambda folder: False)
+    events, _ = begun(hub, name, str(checkpoint))
+    events.close()
+    for file in checkpoint.glob("*.safetensors"):
+        replace_alike(file, {name: array[::-1].copy() for name, array in load_file(file).items()})
+    assert run_again(hub, name, str(checkpoint)) == 0

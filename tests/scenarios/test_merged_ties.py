@@ -87,11 +87,11 @@ def same_as_peft(case: Case, folder: Path) -> None:
 CASES = {
     **{f"{m}, embeddings, said in {place}": vlm(m, {"modules_to_save": ["embed_tokens"]}, place)
        for m in VLMS for place in ("text_config", "top") if (m, place) != ("gemma3", "text_config")},
-    **{f"{m}, head saved": vlm(m, {"modules_to_save": ["lm_head"]}) for m in VLMS},
-    **{f"{m}, head adapted": vlm(m, {"target_modules": ["q_proj", "lm_head"]}) for m in ("llava", "qwen2_5_vl")},
-    **{f"{m}, more tokens": vlm(m, {"modules_to_save": ["embed_tokens", "lm_head"]}, rows=101) for m in VLMS},
+    **{f"{m}, head saved": vlm(m, {"modules_to_save": ["lm_head"]}) for m in VLMS[:2]},
+    **{f"{m}, head adapted": vlm(m, {"target_modules": ["q_proj", "lm_head"]}) for m in VLMS[1:]},
+    **{f"{m}, more tokens": vlm(m, {"modules_to_save": ["embed_tokens", "lm_head"]}, rows=101) for m in VLMS[:2]},
     **{f"{m}, more tokens, still tied": vlm(
-        m, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, rows=101) for m in VLMS},
+        m, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, rows=101) for m in VLMS[:2]},
     "whisper, head saved": Case("whisper", {"target_modules": Q, "modules_to_save": ["proj_out"]}, "fp32"),
     "whisper, head adapted": Case("whisper", {"target_modules": ["q_proj", "proj_out"]}, "fp32"),
     "whisper, embeddings": Case("whisper", {"target_modules": Q, "modules_to_save": ["embed_tokens"]}, "fp32"),

@@ -3,71 +3,53 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from sharding import job
+from sharding.cli.commands import app
 from sharding.core.errors import DestinationError, ShardingError
-from sharding.core.events import ShardFinished
 from sharding.storage.hub import retry
 from sharding.storage.hub.staging import STAGING_BRANCH
-from tests.conftest import ROOT, environment, in_two_files
-from tests.folders import finish
-from tests.hubs import TOKEN, branches, exists, files_of, push, shard
+from tests.conftest import ROOT, environment
+from tests.folders import finish, kept, until_shard
+from tests.hubs import TOKEN, branches, exists, files_of, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.scenarios.conftest import SOURCE
 
-SOURCE, MADE = "alice/source", "alice/made"
-Run = Callable[..., subprocess.CompletedProcess[str]]
 ODD = ("null", "list", "text", "empty", "html", "gone")
 JSON_IN_THE_STORE = "*.json filter=lfs diff=lfs merge=lfs -text\n*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 
 
+def run(*words: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, words)
+
+
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
-    monkeypatch.setattr(retry, "NETWORK_WAIT_SECONDS", 0.001)
-    with hub_in_house(tmp_path / "hub") as hub:
-        push(hub, in_two_files(tmp_path / "in"), SOURCE)
-        hub.log.clear()
-        yield hub
-
-
-def command(hub: InHouse, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command that waits for nobody."""
-    here = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, **variables}
-    script = (
-        "from sharding.storage.hub import retry; retry.NETWORK_WAIT_SECONDS = 0.001\n"
-        "from sharding.cli.commands import main; main()"
-    )
-    command = [sys.executable, "-c", script, *words]
-    return subprocess.run(command, cwd=ROOT, env=here, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("endpoint", [f"GET /api/models/{SOURCE}$", f"GET /api/models/{SOURCE}/tree/"])
-def test_a_command_ends_with_status_3_a_sentence_and_json(
-    hub: InHouse, run: Run, kind: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def signed_in(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+
+@pytest.mark.usefixtures("signed_in")
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("endpoint", [f"GET /api/models/{SOURCE}$", f"GET /api/models/{SOURCE}/tree/"])
+def test_a_command_ends_with_status_3_a_sentence_and_json(hub: InHouse, kind: str, endpoint: str) -> None:
     with hub.failing(f"{kind}@{endpoint}"):
         ended = run("inspect", SOURCE, "--json")
-    assert ended.returncode == 3, ended.stderr
+    assert ended.exit_code == 3, ended.stderr
     assert "Traceback" not in ended.stderr
     error = json.loads(ended.stdout)["error"]
     assert error["kind"] == "SourceError" and error["message"] and error["hint"]
 
 
-def test_what_nobody_foresaw_is_a_fault_of_the_program_with_status_3() -> None:
-    script = (
-        "import sys; from sharding import job; from sharding.cli.commands import main\n"
-        "def broken(*_, **__): raise ZeroDivisionError('by nought')\n"
-        "job.inspect = broken\n"
-        f"sys.argv = ['shard-my-repo', 'inspect', '{SOURCE}', '--json']; main()"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(), capture_output=True, text=True)  # noqa: PLW1510
-    assert ended.returncode == 3
+def test_what_nobody_foresaw_is_a_fault_of_the_program_with_status_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "inspect", lambda *_, **__: 1 / 0)
+    ended = run("inspect", SOURCE, "--json")
+    assert ended.exit_code == 3
     error = json.loads(ended.stdout)["error"]
     assert (error["kind"], "ZeroDivisionError" in error["message"]) == ("Fault", True)
     assert "bug in the program" in error["message"] and "Please report" in error["hint"]
@@ -77,35 +59,36 @@ def test_what_nobody_foresaw_is_a_fault_of_the_program_with_status_3() -> None:
 @pytest.mark.parametrize(
     ("endpoint", "purpose", "is_before"),
     [
-        ("GET /api/models/alice/made/refs", "staging", True),
-        ("POST /api/models/alice/made/branch/", "staging", False),
-        ("POST /api/models/alice/made/preupload/", "the upload", False),
-        ("POST /api/models/alice/made/commit/", "publishing", False),
+        ("GET /api/models/MADE/refs", "staging", True),
+        ("POST /api/models/MADE/branch/", "staging", False),
+        ("POST /api/models/MADE/preupload/", "the upload", False),
+        ("POST /api/models/MADE/commit/", "publishing", False),
         ("GET /api/whoami-v2", "the login", True),
     ],
 )
 def test_an_endpoint_that_is_missing_is_named_where_it_can_be_before_a_repo_is_made(
-    hub: InHouse, endpoint: str, purpose: str, is_before: bool
+    hub: InHouse, name: str, endpoint: str, purpose: str, is_before: bool
 ) -> None:
+    endpoint = endpoint.replace("MADE", name)
     with hub.failing(f"gone@{endpoint}"), pytest.raises(DestinationError) as refusal:
-        shard(hub, SOURCE, MADE)
+        shard(hub, SOURCE, name)
     method, path = endpoint.split()
     assert refusal.value.message.startswith(f"This Hub has no {method} {path.rstrip('/')}")
     assert refusal.value.message.endswith(f", but {purpose} needs it.")
     assert hub.asked("POST /api/repos/create") == (0 if is_before else 1)
-    assert not exists(hub, MADE)
+    assert not exists(hub, name)
 
 
-def test_a_repo_that_is_there_can_be_written_where_nobody_can_be_asked_for_the_right(hub: InHouse) -> None:
-    hub.api().create_repo(MADE)
+def test_a_repo_that_is_there_can_be_written_where_nobody_can_be_asked_for_the_right(hub: InHouse, name: str) -> None:
+    hub.api().create_repo(name)
     with hub.failing("gone@GET .*/auth-check"):
-        shard(hub, SOURCE, MADE)
-    assert "sharding_report.json" in files_of(hub, MADE)
+        shard(hub, SOURCE, name)
+    assert "sharding_report.json" in files_of(hub, name)
     with (
         hub.failing("gone@GET .*/auth-check", "status:403@POST .*/branch/"),
         pytest.raises(DestinationError) as refusal,
     ):
-        shard(hub, SOURCE, MADE, "70kB")
+        shard(hub, SOURCE, name, "70kB")
     assert "The login does not allow it" in refusal.value.message
 
 
@@ -124,54 +107,44 @@ def test_what_the_client_itself_refuses_is_not_asked_again_and_again_nor_blamed_
     assert token not in str(refusal.value)
 
 
-def test_a_login_in_the_address_of_the_hub_is_refused_and_not_shown(hub: InHouse) -> None:
-    ended = command(hub, "inspect", SOURCE, "--json", HF_ENDPOINT=hub.address.replace("://", "://me:secret@"))
-    assert ended.returncode == 2
+def test_a_login_in_the_address_of_the_hub_is_refused_and_not_shown(
+    hub: InHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.address.replace("://", "://me:secret@"))
+    ended = run("inspect", SOURCE, "--json")
+    assert ended.exit_code == 2
     assert "HF_ENDPOINT contains a login" in json.loads(ended.stdout)["error"]["message"]
     assert "secret" not in ended.stdout + ended.stderr
 
 
-def test_the_remark_on_a_repo_that_stays_behind_is_told_also_where_its_branch_stays(hub: InHouse) -> None:
-    for event in job.shard(SOURCE, MADE, "60kB", endpoint=hub.address, token=TOKEN):
-        if isinstance(event, ShardFinished):
-            break
+def test_the_remark_on_a_repo_that_stays_behind_is_told_also_where_its_branch_stays(hub: InHouse, name: str) -> None:
+    until_shard(job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN), stop=True)
     with hub.failing("status:403@DELETE /api/repos/delete", "status:403@DELETE .*/branch/"):
-        discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)
-    assert f"This tool created {MADE} for the job. It is empty, but this tool could not delete it" in discarded.remark
-    assert f"{hub.address}/{MADE}/settings" in discarded.remark
+        discarded = job.discard(name, endpoint=hub.address, token=TOKEN)
+    assert f"This tool created {name} for the job. It is empty, but this tool could not delete it" in discarded.remark
+    assert f"{hub.address}/{name}/settings" in discarded.remark
     assert f"Its branch {STAGING_BRANCH} is still there" in discarded.remark
 
 
-def test_the_first_error_is_told_where_cleaning_up_fails_as_well(hub: InHouse) -> None:
-    rules = (
-        "status:403@POST .*/branch/",
-        "null@DELETE /api/repos/delete",
-        "html@DELETE .*/branch/",
-        "null@GET .*/refs",
-    )
-    with hub.failing(rules[0], *rules[1:3]), pytest.raises(DestinationError) as refusal:
-        shard(hub, SOURCE, MADE)
-    assert "The login does not allow it" in refusal.value.message
-
-
-def test_json_that_a_repo_keeps_in_the_store_does_not_stand_in_the_way(hub: InHouse) -> None:
-    hub.api().create_repo(MADE)
-    hub.api().upload_file(path_or_fileobj=JSON_IN_THE_STORE.encode(), path_in_repo=".gitattributes", repo_id=MADE)
-    for event in job.shard(SOURCE, MADE, "60kB", endpoint=hub.address, token=TOKEN):
-        if isinstance(event, ShardFinished):
-            break
-    events = list(job.shard(SOURCE, MADE, "60kB", endpoint=hub.address, token=TOKEN))
-    assert any(event.kept for event in events if isinstance(event, ShardFinished))
+def test_json_that_a_repo_keeps_in_the_store_does_not_stand_in_the_way(hub: InHouse, name: str) -> None:
+    hub.api().create_repo(name)
+    hub.api().upload_file(path_or_fileobj=JSON_IN_THE_STORE.encode(), path_in_repo=".gitattributes", repo_id=name)
+    until_shard(job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN), stop=True)
+    events = list(job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN))
+    assert kept(events)
     assert finish(iter(events)).verification.identical
-    stored = {file.rfilename: file.lfs for file in hub.api().model_info(MADE, files_metadata=True).siblings or []}
+    stored = {file.rfilename: file.lfs for file in hub.api().model_info(name, files_metadata=True).siblings or []}
     assert stored["sharding_digests.json"]
-    assert branches(hub, MADE) == {"main"}
+    assert branches(hub, name) == {"main"}
 
 
-def test_without_xet_nothing_is_remarked_on_each_shard(tmp_path: Path) -> None:
+def test_without_xet_nothing_is_remarked_on_each_shard(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with hub_in_house(tmp_path / "hub", xet=False) as hub:
-        folder = in_two_files(tmp_path / "in")
-        ended = command(hub, "shard", str(folder), MADE, "-s", "60kB", "--public", HF_HUB_DISABLE_XET="1")
+        for name, text in {"ENDPOINT": hub.address, "TOKEN": TOKEN, "HUB_DISABLE_XET": "1"}.items():
+            monkeypatch.setenv(f"HF_{name}", text)
+        command = [sys.executable, "-m", "sharding", "shard", str(folder), "alice/made", "-s", "60kB", "--public"]
+        ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    assert "binary" not in ended.stderr
-    assert "IO buffer" not in ended.stderr
+    assert "binary" not in ended.stderr and "IO buffer" not in ended.stderr

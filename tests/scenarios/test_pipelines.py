@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +13,15 @@ from safetensors.torch import save_file as save_torch_file
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
-from sharding.core.events import ShardFinished
 from sharding.formats.names import STAGING_FOLDER
 from sharding.report.schema import Report, parse_report
 from tests import models, pipelines
 from tests.conftest import listing
-from tests.folders import in_folders, reshard, said
-from tests.localhub.conftest import Server
+from tests.folders import in_folders, kept, reshard, said, until_shard
+from tests.hubs import TOKEN, download, push
+from tests.inhouse import InHouse
 
-pytestmark = [
-    # transformers and diffusers warn about themselves.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SIZE = "50kB"
 PLAIN = {"model.safetensors": {"w": np.zeros(3, np.float32)}}
 
@@ -42,8 +36,21 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pipelines.save(tmp_path_factory.mktemp("pipeline") / "tiny")
 
 
+@pytest.fixture(scope="module")
+def drawn(pipeline: Path) -> np.ndarray:
+    """What it draws."""
+    image: np.ndarray = pipelines.image(pipeline)
+    return image
+
+
+@pytest.fixture
+def source(pipeline: Path, tmp_path: Path) -> Path:
+    """A copy of it to change."""
+    return Path(shutil.copytree(pipeline, tmp_path / "in"))
+
+
 def test_every_component_of_a_pipeline_is_cut_in_its_folder_and_the_result_draws_the_same(
-    pipeline: Path, tmp_path: Path
+    pipeline: Path, drawn: np.ndarray, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     report = reshard(pipeline, out)
@@ -64,7 +71,7 @@ def test_every_component_of_a_pipeline_is_cut_in_its_folder_and_the_result_draws
     assert "text_encoder/model.safetensors.index.json" not in found
     beside = {name for name in listing(pipeline) if not name.endswith(".safetensors")}
     assert all(found[name] == (pipeline / name).read_bytes() for name in beside)
-    assert np.array_equal(pipelines.image(out), pipelines.image(pipeline))
+    assert np.array_equal(pipelines.image(out), drawn)
     assert set(report.files) == set(found)
     read = parse_report(found["sharding_report.json"])
     assert (read.source.library, read.source.architecture) == ("diffusers", "StableDiffusionPipeline")
@@ -72,18 +79,7 @@ def test_every_component_of_a_pipeline_is_cut_in_its_folder_and_the_result_draws
     assert not list(job.verify(str(pipeline), str(out), quick=False))[-1].verification.mismatches  # type: ignore[union-attr]
 
 
-def test_a_model_of_diffusers_alone_keeps_its_name(pipeline: Path, tmp_path: Path) -> None:
-    from diffusers import UNet2DConditionModel
-
-    reshard(pipeline / "unet", tmp_path / "out")
-    assert (tmp_path / "out/diffusion_pytorch_model.safetensors.index.json").exists()
-    one, other = (UNet2DConditionModel.from_pretrained(folder) for folder in (pipeline / "unet", tmp_path / "out"))
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
-
-
-def test_a_pipeline_takes_the_variant_where_a_component_has_it(pipeline: Path, tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
+def test_a_pipeline_takes_the_variant_where_a_component_has_it(source: Path, tmp_path: Path) -> None:
     half = {
         name: tensor.half() for name, tensor in load_file(source / "unet/diffusion_pytorch_model.safetensors").items()
     }
@@ -97,9 +93,7 @@ def test_a_pipeline_takes_the_variant_where_a_component_has_it(pipeline: Path, t
     assert np.array_equal(pipelines.image(tmp_path / "copy", "fp16"), pipelines.image(source, "fp16"))
 
 
-def test_what_a_pipeline_does_not_name_is_left_out(pipeline: Path, tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
+def test_what_a_pipeline_does_not_name_is_left_out(source: Path) -> None:
     save_file(PLAIN["model.safetensors"], source / "v1-5-pruned.safetensors")
     (source / "safety_checker").mkdir()
     save_file(PLAIN["model.safetensors"], source / "safety_checker/model.safetensors")
@@ -107,11 +101,7 @@ def test_what_a_pipeline_does_not_name_is_left_out(pipeline: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["vae.bin", "diffusion_flax_model.msgpack", "model.onnx"])
-def test_a_component_whose_weights_cannot_be_streamed_is_refused_by_name(
-    name: str, pipeline: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
+def test_a_component_whose_weights_cannot_be_streamed_is_refused_by_name(name: str, source: Path) -> None:
     (source / "vae/diffusion_pytorch_model.safetensors").rename(source / "vae" / name)
     with pytest.raises(
         SourceError, match=f"vae/ of the pipeline has no weights that can be streamed, only vae/{name}"
@@ -143,12 +133,10 @@ def pickled(folder: Path, *components: str, variant: str = "", parts: int = 1) -
             index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-@pytest.mark.parametrize(("variant", "parts"), [("", 1), ("", 3), ("fp16", 1), ("fp16", 2)])
+@pytest.mark.parametrize(("variant", "parts"), [("", 3), ("fp16", 2)])
 def test_pickled_components_become_safetensors_by_the_name_that_diffusers_loads(
-    variant: str, parts: int, pipeline: Path, tmp_path: Path
+    variant: str, parts: int, pipeline: Path, source: Path, drawn: np.ndarray, tmp_path: Path
 ) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
     pickled(source, "unet", "text_encoder", variant=variant, parts=parts)
     report = reshard(source, tmp_path / "out", variant=variant)
     assert in_folders(tmp_path / "out") == in_folders(pipeline)
@@ -157,15 +145,13 @@ def test_pickled_components_become_safetensors_by_the_name_that_diffusers_loads(
     assert f"unet/diffusion_pytorch_model.safetensors.index{part}.json" in found
     assert f"text_encoder/model{part}.safetensors" in found
     assert not [name for name in found if ".bin" in name]
-    assert np.array_equal(pipelines.image(tmp_path / "out", variant or None), pipelines.image(pipeline))
+    assert np.array_equal(pipelines.image(tmp_path / "out", variant or None), drawn)
     assert "pickled" in {finding.code for finding in report.plan.findings}
     assert report.source.variant == variant
 
 
-def test_plain_pickled_weights_come_before_a_variant_and_after_safetensors(pipeline: Path, tmp_path: Path) -> None:
+def test_plain_pickled_weights_come_before_a_variant_and_after_safetensors(pipeline: Path, source: Path) -> None:
     """As in diffusers, which looks for another variant only where that is asked for."""
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
     pickled(source, "vae")
     shutil.copy(
         pipeline / "vae/diffusion_pytorch_model.safetensors", source / "vae/diffusion_pytorch_model.fp16.safetensors"
@@ -181,23 +167,23 @@ def test_plain_pickled_weights_come_before_a_variant_and_after_safetensors(pipel
     assert "fp16" in said(source)["variants"]
 
 
-def test_a_pickled_model_of_diffusers_alone_becomes_safetensors(pipeline: Path, tmp_path: Path) -> None:
+def test_a_model_of_diffusers_alone_keeps_its_name_also_where_it_was_pickled(source: Path, tmp_path: Path) -> None:
     from diffusers import UNet2DConditionModel
 
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    pickled(source, "unet")
-    reshard(source / "unet", tmp_path / "out")
-    one, other = (UNet2DConditionModel.from_pretrained(folder) for folder in (pipeline / "unet", tmp_path / "out"))
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
+    theirs = UNet2DConditionModel.from_pretrained(source / "unet").state_dict()
+    for out in (tmp_path / "plain", tmp_path / "pickled"):
+        reshard(source / "unet", out)
+        assert (out / "diffusion_pytorch_model.safetensors.index.json").exists()
+        ours = UNet2DConditionModel.from_pretrained(out).state_dict()
+        assert all(torch.equal(tensor, ours[name]) for name, tensor in theirs.items())
+        if out.name == "plain":
+            pickled(source, "unet")
 
 
 def test_names_that_share_a_tensor_are_all_written_where_nothing_ties_them_again(
-    pipeline: Path, tmp_path: Path
+    pipeline: Path, source: Path, tmp_path: Path
 ) -> None:
     """Diffusers ties nothing after loading, a text encoder not these: what is missing would be left without weights."""
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
     pickled(source, "vae", "text_encoder")
     for file in (source / "vae/diffusion_pytorch_model.bin", source / "text_encoder/pytorch_model.bin"):
         state = torch.load(file)
@@ -211,66 +197,49 @@ def test_names_that_share_a_tensor_are_all_written_where_nothing_ties_them_again
     assert "tied" not in said(source)
 
 
-def test_a_pickled_pipeline_goes_from_hub_to_hub(pipeline: Path, tmp_path: Path, served: Callable[..., Server]) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    pickled(source, "unet", "vae", "text_encoder")
-    server = served()
-    api = server.api()
-    api.create_repo("alice/pickled")
-    api.upload_folder(folder_path=source, repo_id="alice/pickled")
-    *_, report = job.shard("alice/pickled", "alice/safe", SIZE, endpoint=server.address, token="hf_alice")
-    assert isinstance(report, Report) and report.verification.identical
-    down = Path(api.snapshot_download("alice/safe", local_dir=tmp_path / "down"))
-    assert in_folders(down) == in_folders(pipeline)
-    assert np.array_equal(pipelines.image(down), pipelines.image(pipeline))
-
-
-def stop_after(events: Iterator[job.Event], shards: int) -> None:
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == shards:
-            events.close()  # type: ignore[attr-defined]
-
-
-def test_an_interrupted_pipeline_shows_nothing_and_is_resumed(pipeline: Path, tmp_path: Path) -> None:
+def test_an_interrupted_pipeline_shows_nothing_and_is_resumed_and_shared_with_no_other_job(
+    pipeline: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    stop_after(job.shard(str(pipeline), str(out), SIZE), 5)
+    first = job.shard(str(pipeline), str(out), SIZE)
+    until_shard(first)
+    with pytest.raises(DestinationError, match="Another job"):
+        reshard(pipeline, out)
+    until_shard(first, 5, stop=True)
     assert all(name.startswith(f"{STAGING_FOLDER}/") and name.endswith(".part") for name in listing(out))
-    events = list(job.shard(str(pipeline), str(out), SIZE))
-    assert len([event for event in events if isinstance(event, ShardFinished) and event.kept]) >= 5
+    assert kept(job.shard(str(pipeline), str(out), SIZE)) >= 5
     assert in_folders(out) == in_folders(pipeline)
     assert not list(out.rglob("*.part"))
 
 
-def test_discard_and_another_result_leave_no_file_of_a_pipeline_behind(pipeline: Path, tmp_path: Path) -> None:
+def test_discard_and_another_result_leave_no_file_of_a_pipeline_behind(
+    pipeline: Path, source: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    stop_after(job.shard(str(pipeline), str(out), SIZE), 3)
+    until_shard(job.shard(str(pipeline), str(out), SIZE), 3, stop=True)
     assert job.discard(str(out)).found and not listing(out)
     reshard(pipeline, out)
     reshard(pipeline, out, "1GB")
     assert in_folders(out) == in_folders(pipeline)
     assert not [name for name in listing(out) if "-of-" in name or ".index." in name]
-    foreign = tmp_path / "foreign"
-    shutil.copytree(pipeline, foreign)
-    reshard(pipeline, foreign, overwrite=True)
-    assert not (foreign / "unet/diffusion_pytorch_model.safetensors").exists()
-    assert in_folders(foreign) == in_folders(pipeline)
+    reshard(pipeline, source, overwrite=True)
+    assert not (source / "unet/diffusion_pytorch_model.safetensors").exists()
+    assert in_folders(source) == in_folders(pipeline)
 
 
-def test_a_pipeline_goes_from_hub_to_hub_and_is_resumed_there(
-    pipeline: Path, tmp_path: Path, served: Callable[..., Server]
+def test_a_pickled_pipeline_goes_from_hub_to_hub_and_is_resumed_there(
+    pipeline: Path, source: Path, drawn: np.ndarray, hub: InHouse, name: str, tmp_path: Path
 ) -> None:
-    server = served()
-    api = server.api()
-    api.create_repo("alice/pipeline")
-    api.upload_folder(folder_path=pipeline, repo_id="alice/pipeline")
-    at = {"endpoint": server.address, "token": "hf_alice"}
-    stop_after(job.shard("alice/pipeline", "alice/copy", SIZE, **at), 3)  # type: ignore[arg-type]
-    events = list(job.shard("alice/pipeline", "alice/copy", SIZE, **at))  # type: ignore[arg-type]
-    assert [event for event in events if isinstance(event, ShardFinished) and event.kept]
-    down = Path(api.snapshot_download("alice/copy", local_dir=tmp_path / "down"))
+    pickled(source, *BASES)
+    push(hub, source, f"{name}-source")
+    at = {"endpoint": hub.address, "token": TOKEN}
+    until_shard(job.shard(f"{name}-source", name, SIZE, **at), 3, stop=True)  # type: ignore[arg-type]
+    *events, report = job.shard(f"{name}-source", name, SIZE, **at)  # type: ignore[arg-type]
+    assert isinstance(report, Report) and report.verification.identical
+    assert kept(events)
+    down = download(hub, name, tmp_path / "down")
     assert in_folders(down) == in_folders(pipeline)
-    assert np.array_equal(pipelines.image(down), pipelines.image(pipeline))
+    assert np.array_equal(pipelines.image(down), drawn)
 
 
 def test_comparing_is_refused_for_what_transformers_does_not_load(
@@ -280,11 +249,3 @@ def test_comparing_is_refused_for_what_transformers_does_not_load(
         with pytest.raises(UsageError, match="A comparison cannot load"):
             reshard(source, tmp_path / "out", compare_rounds=1, **options)
         assert not (tmp_path / "out").exists()
-
-
-def test_a_destination_that_a_job_writes_to_is_not_shared_by_a_pipeline(pipeline: Path, tmp_path: Path) -> None:
-    first = job.shard(str(pipeline), str(tmp_path / "out"), SIZE)
-    next(event for event in first if isinstance(event, ShardFinished))
-    with pytest.raises(DestinationError, match="Another job"):
-        reshard(pipeline, tmp_path / "out")
-    assert isinstance(list(first)[-1], Report)

@@ -1,23 +1,24 @@
 """Whatever fails and whenever a job dies, `main` shows a whole result or none, and the next run finishes it."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.events import ShardFinished
 from sharding.storage.hub import retry
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import write_checkpoint
+from tests.folders import until_shard
 from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.hub_steps import failing_for_good, requests
+from tests.storage.publications import UNTIMED
 
 SOURCE, OTHER, MADE = "alice/source", "alice/other", "alice/made"
 SIZE = "300B"
-UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 
@@ -36,8 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
 
 
 @pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "NETWORK_WAIT_SECONDS", 0.0001)
+def few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "NETWORK_TRIES", 2)
 
 
@@ -122,13 +122,23 @@ class Place:
 
 
 @pytest.fixture(
-    params=["no repo", pytest.param("an empty private repo", marks=pytest.mark.thorough), "a result"],
+    params=["no repo", "an empty private repo", "a result"],
 )
 def place(request: pytest.FixtureRequest, served: InHouse) -> Place:
     """A name on the Hub that stands for what the parameter says."""
     if request.param == "a result" and not exists(served, "alice/earlier"):
         shard(served, SOURCE, "alice/earlier", "500B")
     return Place(served, request.param)
+
+
+BEGINNINGS: dict[str, Callable[[Place], None]] = {"publish": Place.again, "discard": lambda place: stage(place)}
+"""What comes before a work: nothing before a job, and before a discard a job that was left."""
+
+
+def stage(place: Place) -> None:
+    """Run the job until a shard is staged, and leave it."""
+    place.again()
+    until_shard(job.shard(SOURCE, MADE, SIZE, endpoint=place.hub.address, token=TOKEN), stop=True)
 
 
 def steps_of(work: Callable[[], object]) -> list[str]:
@@ -159,47 +169,43 @@ def test_a_result_is_staged_then_shown_by_one_commit_and_then_tidied_up(place: P
     assert steps_of(place.publish) == [*begun, f"POST {main}", *shown, f"DELETE {branch}"]
 
 
-def test_a_job_that_dies_before_any_request_is_finished_by_the_next(place: Place) -> None:
-    place.again()
-    for number, _ in enumerate(steps_of(place.publish)):
-        place.again()
-        die(place, number, place.publish)
+QUICK = {
+    ("no repo", "publish", "publish"),
+    ("a result", "publish", "discard"),
+    ("no repo", "discard", "discard"),
+    ("a result", "discard", "publish"),
+}
+"""Every request is once the one that is not made; `make thorough` has all places, works, and what comes next."""
+DEATHS = [
+    pytest.param(*death, marks=[] if death in QUICK else pytest.mark.thorough)
+    for death in product(("no repo", "an empty private repo", "a result"), BEGINNINGS, BEGINNINGS)
+]
+
+
+@pytest.mark.parametrize(("place", "work", "then"), DEATHS, indirect=["place"])
+def test_what_dies_before_any_request_is_finished_or_discarded_without_a_trace_by_the_next(
+    place: Place, work: str, then: str
+) -> None:
+    BEGINNINGS[work](place)
+    for number, _ in enumerate(steps_of(getattr(place, work))):
+        BEGINNINGS[work](place)
+        die(place, number, getattr(place, work))
         place.assert_whole_or_unfinished()
-        stays_private = place.is_like_ones_own()
-        place.publish()
-        place.assert_finished(stays_private)
+        is_own, is_whole = place.is_like_ones_own(), place.is_published()
+        if then == "publish":
+            place.publish()
+            place.assert_finished(is_own)
+        else:
+            place.discard()
+            place.assert_discarded(is_own and work == "publish", is_whole and work == "publish")
 
 
-def test_a_job_that_dies_before_any_request_is_discarded_without_a_trace(place: Place) -> None:
-    place.again()
-    for number, _ in enumerate(steps_of(place.publish)):
-        place.again()
-        die(place, number, place.publish)
-        stays, whole = place.is_like_ones_own(), place.is_published()
-        place.discard()
-        place.assert_discarded(stays, whole)
+USUAL = [
+    pytest.param(name, marks=[] if name == "no repo" else pytest.mark.thorough) for name in ("no repo", "a result")
+]
 
 
-def stage(place: Place) -> None:
-    """Run the job until a shard is staged, and leave it."""
-    place.again()
-    events = job.shard(SOURCE, MADE, SIZE, endpoint=place.hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
-    events.close()
-
-
-@pytest.mark.parametrize("then", ["discard", "publish"])
-def test_a_discard_that_dies_before_any_request_is_ended_by_the_next_or_made_up_for(place: Place, then: str) -> None:
-    stage(place)
-    for number, _ in enumerate(steps_of(place.discard)):
-        stage(place)
-        die(place, number, place.discard)
-        place.assert_whole_or_unfinished()
-        stays_private = place.is_like_ones_own()
-        place.publish() if then == "publish" else place.discard()
-        place.assert_finished(stays_private) if then == "publish" else place.assert_discarded()
-
-
+@pytest.mark.parametrize("place", USUAL, indirect=True)
 def test_a_request_that_fails_for_good_ends_the_job_in_words_and_the_next_run_finishes_it(place: Place) -> None:
     place.again()
     said = []
@@ -235,6 +241,7 @@ def test_a_publishing_that_fails_says_what_stays_and_who_sees_it(place: Place, r
     assert refusal.value.hint.endswith(said)
 
 
+@pytest.mark.parametrize("place", USUAL, indirect=True)
 def test_a_discard_whose_request_fails_for_good_says_so_and_the_next_ends_it(place: Place) -> None:
     stage(place)
     for number, _ in enumerate(steps_of(place.discard)):

@@ -6,10 +6,10 @@ import pytest
 
 from sharding.desk.questions import QUESTIONS_WAITING
 from tests.promises import promise
+from tests.scenarios.crowd import RUSH, rush
 from tests.scenarios.fuzzed_routes import fuzz
-from tests.scenarios.rush import SIZE, rush
 from tests.scenarios.served import Page, served_page
-from tests.scenarios.soak import allowed, soak
+from tests.scenarios.soak import LONGEST_SECONDS, allowed, soak
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -29,11 +29,10 @@ def test_a_crowd_gets_an_answer_to_all_that_makes_sense_and_leaves_nothing_behin
 @promise("docs/security.md#block-the-page-or-a-plan")
 def test_who_asks_what_takes_long_keeps_nobody_else_waiting(page: Page) -> None:
     """While the few that are taken are answered, others see the page and plan by size, again and again."""
-    outcome = rush(page)
-    assert 0 < outcome.outcomes["busy"] <= SIZE - 1 - QUESTIONS_WAITING
-    assert len(outcome.page_seconds) > 1
-    assert len(outcome.plan_seconds) > 1
-    assert not outcome.faults
+    notes, others = rush(page)
+    assert 0 < notes.outcomes["question"]["busy"] <= RUSH - 1 - QUESTIONS_WAITING
+    assert all(len(others.seconds[kind]) > 1 for kind in LONGEST_SECONDS)
+    assert not notes.faults and not others.faults
 
 
 def test_no_route_answers_anything_with_a_status_of_500(page: Page) -> None:

@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +34,14 @@ from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
-from tests.conftest import environment, listing, write_checkpoint
+from tests.conftest import environment, write_checkpoint
 from tests.desk.conftest import end, watched
 from tests.folders import recorded_in
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
+from tests.storage.publications import stable
 
 INDEX = "model.safetensors.index.json"
-UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
-HEADING = "## Kills"
 
 
 @dataclass
@@ -61,16 +60,6 @@ def write_source(folder: Path, tensors: int, tensor_bytes: int) -> Path:
         for n in range(tensors)
     }
     return write_checkpoint(folder, {"model.safetensors": arrays}, index=False)
-
-
-def stable(folder: Path) -> dict[str, bytes]:
-    """Return the files of a result that are the same every time."""
-    return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
-
-
-def shown(folder: Path) -> dict[str, bytes]:
-    """Return those of them that are published."""
-    return {name: data for name, data in stable(folder).items() if not name.startswith(f"{STAGING_FOLDER}/")}
 
 
 def which(out: Path, file: str) -> tuple[int, int]:
@@ -93,9 +82,9 @@ def torture_folder(place: Path, kills: int, moments: random.Random) -> Tally:
     while tally.kills < kills:
         killed = _forked(source, out, moments.uniform(0, 1.1) * whole_seconds)
         tally.kills += killed
-        found = shown(out) if out.exists() else {}
+        found = stable(out) if out.exists() else {}
         if INDEX in found:
-            assert found == whole
+            assert {name: data for name, data in found.items() if not name.startswith(f"{STAGING_FOLDER}/")} == whole
             shutil.rmtree(out)
             noted, tally.finished = {}, tally.finished + 1
         else:
@@ -140,17 +129,15 @@ def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, mo
     noted: set[str] = set()
     while not (whole and tally.kills >= kills):
         if whole:  # on with the next one
-            name, noted, whole = f"{base}-{tally.finished}", set(), False
-        to_kill = tally.kills < kills
-        kept, new, killed = _run(hub, source, name, place, moments if to_kill else None)
+            name, noted = f"{base}-{tally.finished}", set()
+        kept, new, killed = _run(hub, source, name, place, moments if tally.kills < kills else None)
         assert kept is None or noted <= kept, f"lost {noted - kept}"
         noted = staged(hub, name)
         tally.kills += killed
         tally.again += len(kept | new) - len(noted) if killed and noted and kept is not None else 0
-        whole = _shown_whole(hub, name)
-        if whole and killed:  # after the commit on main, before the staging branch was gone
-            _run(hub, source, name, place, None)
-        if whole:
+        if whole := _shown_whole(hub, name):
+            if killed:  # after the commit on main, before the staging branch was gone
+                _run(hub, source, name, place, None)
             tally.finished += 1
             assert branches(hub, name) == {"main"}
             _assert_identical(hub, source, name)
@@ -167,8 +154,7 @@ def _run(
     home = tempfile.mkdtemp(prefix="home", dir=place)
     command = [sys.executable, "-m", "sharding", "shard", source, name, "--max-shard-size", "1MB", "--events"]
     env = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": home}
-    kept: set[str] = set()
-    new: set[str] = set()
+    kept, new = set[str](), set[str]()
     shards_before_kill = moments.randrange(3) if moments else -1
     publishes = bool(moments and moments.random() < 0.3)
     killed = has_moved = False
@@ -264,44 +250,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     moments = random.Random(options.seed)
     hub_kills, page_kills = (0, 0) if options.only else (options.kills * 3 // 10, options.kills // 10)
     started, tallies = time.monotonic(), dict[str, Tally]()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         place = Path(name)
         tallies["a folder"] = torture_folder(place / "folder", options.kills - hub_kills - page_kills, moments)
         if not options.only:
-            tallies |= _on_a_hub(place, hub_kills, page_kills, moments)
+            hub = Server(place / "served").start()
+            stack.callback(hub.stop)
+            source = push(hub, write_source(place / "in", 60, 300_000), "alice/source")
+            tallies["repo to repo"] = torture_hub(hub, source, "alice/made", place, hub_kills, moments)
+            tallies["behind the page"] = torture_page(hub, source, "alice/page", place, page_kills, moments)
     outcome = draw(tallies, options.seed, time.monotonic() - started)
     print(outcome)
     if options.note:
-        replace_section(RESULTS, HEADING, outcome)
-
-
-def _on_a_hub(place: Path, hub_kills: int, page_kills: int, moments: random.Random) -> dict[str, Tally]:
-    hub = Server(place / "served").start()
-    try:
-        source = push(hub, write_source(place / "in", 60, 300_000), "alice/source")
-        return {
-            "repo to repo": torture_hub(hub, source, "alice/made", place, hub_kills, moments),
-            "behind the page": torture_page(hub, source, "alice/page", place, page_kills, moments),
-        }
-    finally:
-        hub.stop()
+        replace_section(RESULTS, "## Kills", outcome)
 
 
 def draw(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
     """Return the outcome in Markdown."""
-    rows = [f"| {kind} | {one.kills} | {one.finished} | {one.again} |" for kind, one in tallies.items()]
     kills = sum(one.kills for one in tallies.values())
-    return "\n".join(
-        [
-            f"{kills} kills with -9 at random moments, seed {seed}, in {seconds / 60:.0f} minutes. After each, `main` and",
-            "the folder showed nothing or everything, and no shard that was noted was lost or written again; all results",
-            f"were bit-identical. Command: `make torture N={kills}`.",
-            "",
-            "| job | kills | results finished in between | shards begun again, at most |",
-            "|---|---|---|---|",
-            *rows,
-        ]
-    )
+    rows = [f"| {kind} | {one.kills} | {one.finished} | {one.again} |" for kind, one in tallies.items()]
+    head = f"""{kills} kills with -9 at random moments, seed {seed}, in {seconds / 60:.0f} minutes. After each, `main` and
+the folder showed nothing or everything, and no shard that was noted was lost or written again; all results
+were bit-identical. Command: `make torture N={kills}`.
+
+| job | kills | results finished in between | shards begun again, at most |
+|---|---|---|---|"""
+    return "\n".join([head, *rows])
 
 
 if __name__ == "__main__":

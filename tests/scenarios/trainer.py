@@ -6,11 +6,9 @@ an optimizer and a step beside the model, `accelerate` by the `save_state` of ac
 What that has trained is saved whole in OUT/trained too. In `columns` tensors are cut along any of their dimensions.
 """
 
-import os
-import socket
 import sys
-import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from tests.scenarios.ranks import on_ranks
 
 warnings.filterwarnings("ignore")
 
@@ -32,30 +32,10 @@ def main() -> None:
         import accelerate  # noqa: F401
         from transformers import AutoModelForCausalLM  # noqa: F401
     groups = [how for how in ways if how != "accelerate"], [how for how in ways if how == "accelerate"]
-    sys.exit(any([_save(folder, out, ranks, group) for group in groups if group]))
+    sys.exit(not all([on_ranks(ranks, partial(_work, ranks, folder, out, group)) for group in groups if group]))
 
 
-def _save(folder: Path, out: Path, ranks: int, ways: list[str]) -> bool:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if not child:
-            try:
-                _work(rank, ranks, port, folder, out, ways)
-            except BaseException as error:
-                traceback.print_exception(error)
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    return any([os.waitpid(child, 0)[1] for child in children])
-
-
-def _work(rank: int, ranks: int, port: int, folder: Path, out: Path, ways: list[str]) -> None:
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
+def _work(ranks: int, folder: Path, out: Path, ways: list[str], rank: int) -> None:
     if ways == ["accelerate"]:
         _accelerate(folder, out / "accelerate")
         return

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sharding import job
 from sharding.cli.commands import app
 from sharding.core.errors import ReplaceRefused
+from sharding.core.options import Request
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, same
 from tests.hubs import TOKEN, download, files_of, push, shard

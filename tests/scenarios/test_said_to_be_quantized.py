@@ -1,4 +1,4 @@
-"""Ordinary weights whose base is quantized become an ordinary checkpoint, which loads and computes as it was trained."""
+"""Ordinary weights stay ordinary, whatever a configuration says of them or of the base that they were trained from."""
 
 import json
 from collections.abc import Callable
@@ -13,10 +13,60 @@ from transformers import AutoModelForCausalLM
 from sharding import job
 from sharding.core.errors import UsageError
 from sharding.core.options import Options
-from tests import quantized
-from tests.folders import finish, reshard, tensors
+from tests import models, quantized
+from tests.conftest import listing
+from tests.folders import arrays, finish, reshard, same, tensors
+from tests.lora import configured
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+SAID: dict[str, dict[str, Any]] = {
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "gptq": {"quant_method": "gptq", "bits": 4},
+    "something": {"bits": 3},
+}
+
+
+@pytest.fixture(params=SAID)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    folder = models.save("llama", tmp_path / "in", "100kB", layers=2)
+    configured("config.json", quantization_config=SAID[request.param])(folder)
+    (folder / "hf_quant_config.json").write_text("{}")
+    return folder
+
+
+DROPPED = [
+    ("bitsandbytes", {"dtype": "fp16"}),
+    ("fp8", {"dequantize": True}),
+    ("gptq", {"dequantize": True, "dtype": "fp32"}),
+    ("something", {"dtype": "fp16"}),
+]
+
+
+@pytest.mark.parametrize(("folder", "choices"), DROPPED, indirect=["folder"])
+def test_plain_weights_are_cast_or_kept_and_the_entry_goes(
+    choices: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    report = reshard(folder, tmp_path / "out", "50kB", **choices)
+    assert "quantization-dropped" in {finding.code for finding in report.plan.findings}
+    assert report.plan.dequantized == ""
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert "quantization_config" not in config and "hf_quant_config.json" not in listing(tmp_path / "out")
+    plain = models.save("llama", tmp_path / "plain", "100kB", layers=2)
+    reshard(plain, tmp_path / "same", "50kB", **{name: each for name, each in choices.items() if name == "dtype"})
+    assert same(arrays(tmp_path / "out"), arrays(tmp_path / "same"))
+    _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
+    assert {kind: keys for kind, keys in told.items() if keys} == {}
+
+
+def test_without_a_choice_it_stays_and_a_warning_says_so(folder: Path, tmp_path: Path) -> None:
+    report = reshard(folder, tmp_path / "out", "50kB")
+    [warning] = [finding for finding in report.plan.findings if finding.code == "quantization-left-over"]
+    assert warning.level == "warning" and "--dequantize" in warning.hint
+    assert (tmp_path / "out/config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+
+# --- What was trained from a quantized base -----------------------------------------------------------
 
 INT4 = {
     "quant_method": "compressed-tensors",
@@ -98,7 +148,7 @@ def test_what_config_json_says_of_the_quantized_base_does_not_hold_for_what_was_
     codes = {finding.code: finding.message for finding in report.plan.findings}
     assert "but none are" in codes["quantization-dropped"] and "recipe.yaml" in codes["left-out"]
     assert "base-lacks" not in codes
-    if "part" not in method:
+    if method == "fp8":
         assert torch.equal(logits(tmp_path / "out"), logits(model))
 
 
