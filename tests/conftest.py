@@ -252,8 +252,8 @@ def options_of(size: str, choices: Mapping[str, Any]) -> tuple[Options, dict[str
 
 
 def environment() -> dict[str, str]:
-    """An environment in which warnings are shown."""
-    return {**os.environ, "PYTHONWARNINGS": "default"}
+    """An environment in which `sharding` is importable from anywhere, and warnings are shown."""
+    return {"PYTHONPATH": str(ROOT), **os.environ, "PYTHONWARNINGS": "default"}
 
 
 def listing(folder: Path) -> dict[str, bytes]:

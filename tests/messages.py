@@ -57,7 +57,8 @@ def _made_in(name: str, room: ast.Module) -> Iterator[Message]:
             if not call.args or of not in _MADE_BY:
                 continue
             of = part.name if of == "super().__init__" and isinstance(part, ast.ClassDef) else of
-            code, parts = (call.args[1], call.args[2:]) if of == "Finding" else (None, call.args)
+            given = [value for part in call.args for value in _unpacked(part, room)]
+            code, parts = (given[1], given[2:]) if of == "Finding" else (None, given)
             message, *more = (
                 [*_meant(part, call.lineno, function, room, _DEEP if number else 1)]
                 for number, part in enumerate(parts)
@@ -66,6 +67,14 @@ def _made_in(name: str, room: ast.Module) -> Iterator[Message]:
             about = _texts([code]) if code else [text for text in _texts(remedy) if text in KINDS]
             has_hint = len(parts) > 1 and not (isinstance(parts[1], ast.Constant) and not parts[1].value)
             yield Message(name, call.lineno, of, _texts(message), _texts(hint), (*about, "")[0], has_hint)
+
+
+def _unpacked(part: ast.expr, room: ast.Module) -> Iterable[ast.expr]:
+    """What `*NAME` stands for, if NAME is a tuple of the room; else the part itself."""
+    for value in _given(ast.unparse(part.value), room.body) if isinstance(part, ast.Starred) else ():
+        if isinstance(value, ast.Tuple):
+            return value.elts
+    return [part]
 
 
 def _functions(room: ast.Module) -> Iterator[tuple[ast.stmt, ast.FunctionDef]]:

@@ -27,7 +27,9 @@ def test_the_versions_that_load_them_are_those_that_are_pinned() -> None:
 def test_each_row_names_the_tests_that_try_its_kind() -> None:
     for row, cells in ROWS.items():
         kinds = [kind for name, kind in KINDS.items() if title(name) == row]
-        holding = {test_kinds.test_the_library_of_every_kind_loads_a_copy_with_the_bits_of_its_source}
+        holding = {
+            test_kinds.test_the_library_of_every_kind_loads_a_copy_with_the_bits_of_its_source_whose_files_are_those_written_by_hand
+        }
         if any(kind.write for kind in kinds):
             holding.add(test_kinds.test_a_file_that_is_loaded_by_its_name_stays_whole)
         if not all(kind.write for kind in kinds):
