@@ -42,12 +42,13 @@ PACKAGE = {"PYTHONPATH": f"{ROOT}{os.pathsep}/opt/python"}
 
 
 @pytest.fixture(autouse=True)
-def surroundings() -> Iterator[None]:
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment with all that is inherited somewhere, and with secrets. Ray's settings go with it."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update({**PLAIN, **FOLDERS, **OF_LOADING, **OF_RAY, **SECRETS})
     yield
+    monkeypatch.undo()  # before the rest: it would put back what was set here
     os.environ.clear()
     os.environ.update(before)
 
