@@ -91,7 +91,6 @@ def measured_apart(line: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("page", SAMPLED)
 def test_what_a_page_shows_of_the_samples_is_what_is_printed(
     run: Run, page: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
