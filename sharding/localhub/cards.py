@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from sharding.localhub.web import Answer, Call, Rule, text_of
+from sharding.localhub.web import Answer, Call, text_of
 
 MAX_CARD_BYTES = 1_000_000
 
@@ -108,4 +108,4 @@ def _text_list_error(key: str, value: object) -> str | None:
     return None if wrong is None else f'"{key}[{wrong}]" must be a string'
 
 
-RULES = (Rule("POST", "/api/validate-yaml", validate),)
+RULES = (("POST", "/api/validate-yaml", validate),)

@@ -17,7 +17,7 @@ from sharding.localhub.grants import Right, name_of_grant
 from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
 from sharding.localhub.resolve import parse_range
 from sharding.localhub.store import XetFile, XetStore, parse_shard
-from sharding.localhub.web import Answer, Call, Json, Rule
+from sharding.localhub.web import Answer, Call, Json
 
 _HEADER_BYTES = 8
 
@@ -143,10 +143,10 @@ def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
 
 
 RULES = (
-    Rule("GET", "/cas/xorbs/{hash}", get_xorb),
-    Rule("GET", "/cas/v1/reconstructions/{hash}", reconstruct),
-    Rule("POST", "/cas/v1/xorbs/default/{hash}", put_xorb),
-    Rule("POST", "/cas/v1/shards", put_shard),
-    Rule("POST", "/v1/telemetry", hear),
-    Rule("GET", "/cas/v1/chunks/default/{hash}", unknown_chunk),
+    ("GET", "/cas/xorbs/{hash}", get_xorb),
+    ("GET", "/cas/v1/reconstructions/{hash}", reconstruct),
+    ("POST", "/cas/v1/xorbs/default/{hash}", put_xorb),
+    ("POST", "/cas/v1/shards", put_shard),
+    ("POST", "/v1/telemetry", hear),
+    ("GET", "/cas/v1/chunks/default/{hash}", unknown_chunk),
 )

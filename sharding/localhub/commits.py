@@ -14,7 +14,7 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.objects import check_quota, known_size
 from sharding.localhub.records import Commit, Entry, Repo
 from sharding.localhub.refusals import Refusal, bad_request, entry_not_found
-from sharding.localhub.web import Answer, Call, Json, Rule, link, text_of
+from sharding.localhub.web import Answer, Call, Json, link, text_of
 
 REGULAR_BYTES = 10_000_000
 """Larger files are always LFS files, whatever their name."""
@@ -210,6 +210,6 @@ def _check_path(path: str) -> str:
 
 
 RULES = (
-    Rule("POST", "/api/{kind}s/{owner}/{name}/preupload/{revision}", preupload),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/commit/{revision}", commit),
+    ("POST", "/api/{kind}s/{owner}/{name}/preupload/{revision}", preupload),
+    ("POST", "/api/{kind}s/{owner}/{name}/commit/{revision}", commit),
 )

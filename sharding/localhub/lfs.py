@@ -22,7 +22,7 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.objects import add_object, check_quota, known_size
 from sharding.localhub.records import Repo, lfs_entry
 from sharding.localhub.refusals import Refusal, bad_request, forbidden
-from sharding.localhub.web import Answer, Call, Json, Rule, link, text_of, to_call
+from sharding.localhub.web import Answer, Call, Json, link, text_of, to_call
 
 MAX_PARTS = 10_000
 _URL_SECONDS = 3600
@@ -201,7 +201,7 @@ def _upload_name(repo: int, sha256: str) -> str:
 
 
 RULES = (
-    Rule("POST", "/{kind_prefix}/{owner}/{name}.git/info/lfs/objects/batch", batch),
-    Rule("POST", "/{kind_prefix}/{owner}/{name}.git/info/lfs/objects/verify", verify),
-    Rule("POST", "/lfs/{sha256}/complete", complete),
+    ("POST", "/{kind_prefix}/{owner}/{name}.git/info/lfs/objects/batch", batch),
+    ("POST", "/{kind_prefix}/{owner}/{name}.git/info/lfs/objects/verify", verify),
+    ("POST", "/lfs/{sha256}/complete", complete),
 )

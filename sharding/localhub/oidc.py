@@ -20,7 +20,7 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.info import stable_id
 from sharding.localhub.pages import document
 from sharding.localhub.refusals import Refusal, bad_request
-from sharding.localhub.web import Answer, Call, Json, Rule, iso, link
+from sharding.localhub.web import Answer, Call, Json, iso, link
 
 if TYPE_CHECKING:
     from joserfc.jwk import RSAKey
@@ -235,11 +235,11 @@ def _consent_page(users: list[str], wish: dict[str, str]) -> Response:
 
 
 RULES = (
-    Rule("GET", "/.well-known/openid-configuration", configuration),
-    Rule("GET", "/oauth/authorize", authorize),
-    Rule("POST", "/oauth/authorize", authorize),
-    Rule("POST", "/oauth/token", token),
-    Rule("GET", "/oauth/userinfo", userinfo),
-    Rule("GET", "/oauth/jwks", keys),
-    Rule("GET", "/api/whoami-v2", whoami),
+    ("GET", "/.well-known/openid-configuration", configuration),
+    ("GET", "/oauth/authorize", authorize),
+    ("POST", "/oauth/authorize", authorize),
+    ("POST", "/oauth/token", token),
+    ("GET", "/oauth/userinfo", userinfo),
+    ("GET", "/oauth/jwks", keys),
+    ("GET", "/api/whoami-v2", whoami),
 )

@@ -10,7 +10,7 @@ from sharding.localhub import accounts, contents, records
 from sharding.localhub.cards import MAX_CARD_BYTES
 from sharding.localhub.info import stable_id
 from sharding.localhub.refusals import Refusal
-from sharding.localhub.web import Answer, Call, Rule, unknown
+from sharding.localhub.web import Answer, Call, unknown
 
 _STYLE = """
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
@@ -103,11 +103,11 @@ def _missing() -> Response:
 
 
 RULES = (
-    Rule("GET", "/api/{path:path}", unknown),  # before the page of a repo whose owner is "api"
-    Rule("GET", "/", front),
-    Rule("GET", "/avatars/{name}.svg", avatar),
-    Rule("GET", "/{kind_prefix}/{owner}/{name}", repo),
-    Rule("GET", "/{kind_prefix}/{owner}/{name}/tree/{revision}", repo),
-    Rule("GET", "/{kind_prefix}/{owner}/{name}/commit/{revision}", repo),
-    Rule("GET", "/{owner}", namespace),
+    ("GET", "/api/{path:path}", unknown),  # before the page of a repo whose owner is "api"
+    ("GET", "/", front),
+    ("GET", "/avatars/{name}.svg", avatar),
+    ("GET", "/{kind_prefix}/{owner}/{name}", repo),
+    ("GET", "/{kind_prefix}/{owner}/{name}/tree/{revision}", repo),
+    ("GET", "/{kind_prefix}/{owner}/{name}/commit/{revision}", repo),
+    ("GET", "/{owner}", namespace),
 )

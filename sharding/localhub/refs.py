@@ -6,7 +6,7 @@ import sqlite3
 from sharding.localhub import accounts, records
 from sharding.localhub.records import Repo
 from sharding.localhub.refusals import Refusal, bad_request, revision_not_found
-from sharding.localhub.web import Answer, Call, Json, Rule, text_of
+from sharding.localhub.web import Answer, Call, Json, text_of
 
 _PREFIXES = {"branch": "refs/heads/", "tag": "refs/tags/", "pull": ""}
 
@@ -110,9 +110,9 @@ def _new_name(name: str) -> str:
 
 
 RULES = (
-    Rule("GET", "/api/{kind}s/{owner}/{name}/refs", list_refs),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/branch/{branch}", create_branch),
-    Rule("DELETE", "/api/{kind}s/{owner}/{name}/branch/{branch}", delete_branch),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/tag/{revision}", create_tag),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/super-squash/{branch}", super_squash),
+    ("GET", "/api/{kind}s/{owner}/{name}/refs", list_refs),
+    ("POST", "/api/{kind}s/{owner}/{name}/branch/{branch}", create_branch),
+    ("DELETE", "/api/{kind}s/{owner}/{name}/branch/{branch}", delete_branch),
+    ("POST", "/api/{kind}s/{owner}/{name}/tag/{revision}", create_tag),
+    ("POST", "/api/{kind}s/{owner}/{name}/super-squash/{branch}", super_squash),
 )

@@ -9,7 +9,7 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.info import describe
 from sharding.localhub.records import Kind, Repo
 from sharding.localhub.refusals import Refusal, bad_request
-from sharding.localhub.web import Answer, Call, Json, Rule, link, page, text_of
+from sharding.localhub.web import Answer, Call, Json, link, page, text_of
 
 _LFS_PATTERNS = """
 *.7z *.arrow *.bin *.bz2 *.ckpt *.ftz *.gz *.h5 *.joblib *.lfs.* *.mlmodel *.model *.msgpack *.npy *.npz *.onnx *.ot
@@ -159,14 +159,14 @@ def _kind(wish: Json) -> Kind:
 
 
 RULES = (
-    Rule("POST", "/api/repos/create", create),
-    Rule("DELETE", "/api/repos/delete", delete),
-    Rule("POST", "/api/repos/move", move),
-    Rule("GET", "/api/{kind}s", search),
-    Rule("GET", "/api/{kind}s/{owner}/{name}", show),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/revision/{revision}", show),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/auth-check", check_access),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/auth-check/write", check_access),
-    Rule("PUT", "/api/{kind}s/{owner}/{name}/settings", change_settings),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/duplicate", duplicate),
+    ("POST", "/api/repos/create", create),
+    ("DELETE", "/api/repos/delete", delete),
+    ("POST", "/api/repos/move", move),
+    ("GET", "/api/{kind}s", search),
+    ("GET", "/api/{kind}s/{owner}/{name}", show),
+    ("GET", "/api/{kind}s/{owner}/{name}/revision/{revision}", show),
+    ("GET", "/api/{kind}s/{owner}/{name}/auth-check", check_access),
+    ("GET", "/api/{kind}s/{owner}/{name}/auth-check/write", check_access),
+    ("PUT", "/api/{kind}s/{owner}/{name}/settings", change_settings),
+    ("POST", "/api/{kind}s/{owner}/{name}/duplicate", duplicate),
 )

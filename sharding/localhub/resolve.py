@@ -10,7 +10,7 @@ from sharding.localhub.blobs import CHUNK_BYTES
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Repo
 from sharding.localhub.refusals import Refusal, entry_not_found
-from sharding.localhub.web import Answer, Call, Rule, link
+from sharding.localhub.web import Answer, Call, link
 
 
 def resolve(call: Call) -> Answer:
@@ -86,6 +86,6 @@ def _headers(hub: Hub, repo: Repo, commit: Commit, entry: Entry) -> dict[str, st
 
 
 RULES = (
-    Rule("GET", "/{kind_prefix}/{owner}/{name}/resolve/{revision}/{path:path}", resolve),
-    Rule("GET", "/{kind_prefix}/{owner}/{name}/raw/{revision}/{path:path}", resolve),
+    ("GET", "/{kind_prefix}/{owner}/{name}/resolve/{revision}/{path:path}", resolve),
+    ("GET", "/{kind_prefix}/{owner}/{name}/raw/{revision}/{path:path}", resolve),
 )

@@ -8,7 +8,7 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.info import lfs_part
 from sharding.localhub.records import Entry
 from sharding.localhub.refusals import bad_request, entry_not_found
-from sharding.localhub.web import Answer, Call, Json, Rule, is_true, iso, page
+from sharding.localhub.web import Answer, Call, Json, is_true, iso, page
 
 _COMMITS, _MOST_COMMITS = 50, 1000
 
@@ -103,8 +103,8 @@ def _last_commit(db: sqlite3.Connection, number: int) -> Json:
 
 
 RULES = (
-    Rule("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}", tree),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}/{path:path}", tree),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/paths-info/{revision}", paths_info),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/commits/{revision}", commits),
+    ("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}", tree),
+    ("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}/{path:path}", tree),
+    ("POST", "/api/{kind}s/{owner}/{name}/paths-info/{revision}", paths_info),
+    ("GET", "/api/{kind}s/{owner}/{name}/commits/{revision}", commits),
 )

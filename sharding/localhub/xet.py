@@ -9,7 +9,7 @@ from sharding.localhub import accounts, records
 from sharding.localhub.objects import add_object, check_quota
 from sharding.localhub.refusals import Refusal, bad_request
 from sharding.localhub.store import VIEW_SECONDS, XetStore
-from sharding.localhub.web import Answer, Call, Json, Rule, text_of
+from sharding.localhub.web import Answer, Call, Json, text_of
 
 
 def read_token(call: Call) -> Answer:
@@ -75,7 +75,7 @@ def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
 
 
 RULES = (
-    Rule("GET", "/api/{kind}s/{owner}/{name}/xet-read-token/{revision}", read_token),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/xet-write-token/{revision}", write_token),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/lfs-files/duplicate", duplicate),
+    ("GET", "/api/{kind}s/{owner}/{name}/xet-read-token/{revision}", read_token),
+    ("GET", "/api/{kind}s/{owner}/{name}/xet-write-token/{revision}", write_token),
+    ("POST", "/api/{kind}s/{owner}/{name}/lfs-files/duplicate", duplicate),
 )
