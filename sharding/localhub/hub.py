@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sharding.localhub.blobs import Blobs
 from sharding.localhub.grants import Grants
-from sharding.localhub.state import State
+from sharding.localhub.records import State
 from sharding.localhub.store import XetStore
 
 

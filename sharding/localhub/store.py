@@ -19,7 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from sharding.localhub.grants import HUBS_OWN, Grants
-from sharding.localhub.state import State
+from sharding.localhub.records import State
 
 if TYPE_CHECKING:
     from hf_xet import XetDownloadStreamGroup  # type: ignore[import-untyped, unused-ignore]
