@@ -14,7 +14,6 @@ from sharding.localhub import commits, records
 from sharding.localhub.accounts import Caller
 from sharding.localhub.blobs import read_file
 from sharding.localhub.hub import Hub
-from sharding.localhub.objects import add_object
 from sharding.localhub.repos import create_repo
 
 OWNER = "samples"
@@ -74,7 +73,7 @@ def _add(hub: Hub, sample: Sample, folder: Path) -> int:
         for path in files:
             name, size = path.relative_to(folder).as_posix(), path.stat().st_size
             if path in large:
-                add_object(db, repo.number, stored[path], size)
+                records.add_object(db, repo.number, stored[path], size)
                 entries.append(records.lfs_entry(name, stored[path], size))
             else:
                 entries.append(records.Entry(name, hub.blobs.put(path.read_bytes()), size, None, 0))

@@ -38,14 +38,10 @@ class Blobs:
         """Return the path of the blob with that git id or sha256, which may not exist."""
         return self._folder / name[:2] / name
 
-    def has(self, name: str) -> bool:
-        """Return whether the blob exists."""
-        return self.path(name).exists()
-
     def put(self, content: bytes) -> str:
         """Keep a small file. Return its git id."""
         name = git_blob_id(content)
-        if not self.has(name):
+        if not self.path(name).exists():
             part = self.new_part()
             part.write_bytes(content)
             self.keep(part, name)
@@ -88,16 +84,6 @@ class Blobs:
             self.keep(part, sha256)
         finally:
             part.unlink(missing_ok=True)
-
-    def read(self, name: str, start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes `[start_byte, end_byte)` of a blob."""
-        with self.path(name).open("rb") as file:
-            file.seek(start_byte)
-            return file.read(end_byte - start_byte)
-
-    def stream(self, name: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of a blob in chunks of at most `CHUNK_BYTES`."""
-        yield from read_file(self.path(name), start_byte, end_byte)
 
 
 def read_file(path: Path, start_byte: int = 0, end_byte: int | None = None) -> Iterator[bytes]:

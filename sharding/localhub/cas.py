@@ -13,10 +13,9 @@ from pathlib import Path
 from starlette.responses import StreamingResponse
 
 from sharding.localhub.blobs import read_file
-from sharding.localhub.grants import Right, name_of_grant
 from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
 from sharding.localhub.resolve import parse_range
-from sharding.localhub.store import XetFile, XetStore, parse_shard
+from sharding.localhub.store import Right, XetFile, XetStore, name_of_grant, parse_shard
 from sharding.localhub.web import Answer, Call, Json
 
 _HEADER_BYTES = 8

@@ -9,9 +9,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sharding.localhub import accounts, cards, contents, records
+from sharding.localhub import accounts, cards, records
 from sharding.localhub.hub import Hub
-from sharding.localhub.objects import check_quota, known_size
 from sharding.localhub.records import Commit, Entry, Repo
 from sharding.localhub.refusals import Refusal, bad_request, entry_not_found
 from sharding.localhub.web import Answer, Call, Json, link, text_of
@@ -50,7 +49,7 @@ def preupload(call: Call) -> Answer:
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
         head = records.find_commit(db, repo, call.parameters["revision"])
-        patterns = lfs_patterns(contents.read_text(call.hub, db, head, ".gitattributes", REGULAR_BYTES))
+        patterns = lfs_patterns(call.hub.read_text(db, head, ".gitattributes", REGULAR_BYTES))
         answers: list[Json] = []
         for file in files:
             path, size = _check_path(text_of(file, "path")), file.get("size")
@@ -76,7 +75,7 @@ def commit(call: Call) -> Answer:
         head = records.find_head(db, repo, branch)
         if draft.parent and not head.id.startswith(draft.parent):
             raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-        check_quota(hub, db, repo, draft.entries)
+        hub.check_quota(db, repo, draft.entries)
         number = db.execute("SELECT count(*) + 1 FROM refs WHERE repo = ? AND type = 'pull'", (repo.number,))
         target = f"refs/pr/{number.fetchone()[0]}" if as_pull else branch.removeprefix("refs/heads/")
         texts = (draft.summary, caller.name or "")
@@ -167,7 +166,7 @@ def _parse_entry(hub: Hub, repo: Repo, key: str, value: Json) -> Entry:
         sha256, wanted = text_of(value, "oid"), value.get("size")
         if value.get("algo") != "sha256" or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise bad_request(f"{path}: the oid must be a sha256")
-        size = known_size(hub, repo, sha256)
+        size = hub.known_size(repo, sha256)
         if size is None or wanted not in (None, size):  # a copy states no size
             message = "Your push was rejected because an LFS pointer pointed to a file that does not exist"
             raise bad_request(f"{message}: {path}")

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sharding.localhub.grants import HUBS_OWN, name_of_grant
+from sharding.localhub.store import HUBS_OWN, name_of_grant
 
 Kind = Literal[
     "delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow",

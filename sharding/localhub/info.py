@@ -4,7 +4,6 @@ import hashlib
 import json
 import sqlite3
 
-from sharding.localhub import contents
 from sharding.localhub.blobs import lfs_pointer
 from sharding.localhub.cards import MAX_CARD_BYTES, card_data, card_tags
 from sharding.localhub.hub import Hub
@@ -22,7 +21,7 @@ def describe(
     brief: bool = False,
 ) -> Json:
     """Return the description of a repo at a commit: all of it, or the `brief` one of lists."""
-    metadata = card_data(contents.read_text(hub, db, commit, "README.md", MAX_CARD_BYTES))
+    metadata = card_data(hub.read_text(db, commit, "README.md", MAX_CARD_BYTES))
     answer = _facts(repo, commit, metadata)
     if brief:
         return answer

@@ -19,8 +19,7 @@ from starlette.routing import Route
 from sharding.localhub import accounts
 from sharding.localhub.blobs import read_file
 from sharding.localhub.hub import Hub
-from sharding.localhub.objects import add_object, check_quota, known_size
-from sharding.localhub.records import Repo, lfs_entry
+from sharding.localhub.records import Repo, add_object, lfs_entry
 from sharding.localhub.refusals import Refusal, bad_request, forbidden
 from sharding.localhub.web import Answer, Call, Json, link, text_of, to_call
 
@@ -37,14 +36,14 @@ def batch(call: Call) -> Answer:
     objects = [_parse_object(item) for item in wish["objects"]]
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
-        check_quota(call.hub, db, repo, [lfs_entry("", sha256, size) for sha256, size in objects])
+        call.hub.check_quota(db, repo, [lfs_entry("", sha256, size) for sha256, size in objects])
     in_parts = "multipart" in wish.get("transfers", [])
     above = call.hub.settings.multipart_above_bytes
     multipart = in_parts and any(size > above for _, size in objects)
     answers: list[Json] = []
     for sha256, size in objects:
         answer: Json = {"oid": sha256, "size": size}
-        if known_size(call.hub, repo, sha256) != size:
+        if call.hub.known_size(repo, sha256) != size:
             answer["actions"] = _actions(call.hub, repo, sha256, size, in_parts and size > above)
         answers.append(answer)
     body = {"transfer": "multipart" if multipart else "basic", "objects": answers, "hash_algo": "sha256"}
@@ -56,7 +55,7 @@ def verify(call: Call) -> Answer:
     sha256, size = _parse_object(call.json())
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
-    if known_size(call.hub, repo, sha256) != size:
+    if call.hub.known_size(repo, sha256) != size:
         raise Refusal(422, f"The object {sha256} has not arrived with {size} bytes.")
     return {}
 

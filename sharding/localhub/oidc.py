@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import secrets
-import sqlite3
 import time
 from html import escape
 from typing import TYPE_CHECKING
@@ -153,22 +152,11 @@ def whoami(call: Call) -> Answer:
 def _signing_key(hub: Hub) -> "RSAKey":
     from joserfc.jwk import KeyParameters, RSAKey
 
-    with hub.state.reading() as db:
-        row = _kept_key(db)
-    if row is None:
+    def new() -> str:
         parameters: KeyParameters = {"kid": secrets.token_hex(8), "use": "sig", "alg": "RS256"}
-        key = RSAKey.generate_key(2048, parameters, private=True)
-        with hub.state.writing() as db:
-            text = json.dumps(key.as_dict(private=True))
-            db.execute("INSERT OR IGNORE INTO secrets VALUES ('id token key', ?)", (text,))
-            row = _kept_key(db)
-    assert row is not None
-    return RSAKey.import_key(json.loads(row))
+        return json.dumps(RSAKey.generate_key(2048, parameters, private=True).as_dict(private=True))
 
-
-def _kept_key(db: sqlite3.Connection) -> str | None:
-    row = db.execute("SELECT value FROM secrets WHERE name = 'id token key'").fetchone()
-    return str(row[0]) if row else None
+    return RSAKey.import_key(json.loads(hub.state.secret("id token key", new)))
 
 
 def _id_token(hub: Hub, grant: Json) -> str:

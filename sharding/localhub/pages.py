@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from starlette.responses import HTMLResponse, Response
 
-from sharding.localhub import accounts, contents, records
+from sharding.localhub import accounts, records
 from sharding.localhub.cards import MAX_CARD_BYTES
 from sharding.localhub.info import stable_id
 from sharding.localhub.refusals import Refusal
@@ -54,7 +54,7 @@ def repo(call: Call) -> Answer:
             repository, _ = accounts.reach(db, call, "see")
             commit = records.find_commit(db, repository, parameters.get("revision", "main"))
             entries = records.list_entries(db, commit)
-            card = contents.read_text(call.hub, db, commit, "README.md", MAX_CARD_BYTES)
+            card = call.hub.read_text(db, commit, "README.md", MAX_CARD_BYTES)
     except Refusal:
         return _missing()
     base = f"/{quote(repository.path)}/resolve/{commit.id}/"

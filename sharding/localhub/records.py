@@ -7,7 +7,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,12 +104,13 @@ class State:
                 self._writer.rollback()
                 raise
 
-    def secret(self, name: str) -> str:
-        """Return the secret of that name: 64 random hexadecimal digits, made once and kept."""
+    def secret(self, name: str, new: Callable[[], str]) -> str:
+        """Return the secret of that name. The first time, `new` makes it."""
         with self.writing() as db:
-            db.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, secrets.token_hex(32)))
-            value: str = db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()[0]
-        return value
+            row = db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()
+            if not row:
+                row = db.execute("INSERT INTO secrets VALUES (?, ?) RETURNING value", (name, new())).fetchone()
+            return str(row[0])
 
     def close(self) -> None:
         """Close every connection that is not in use."""
@@ -302,6 +303,11 @@ def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
 def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit, message: str | None = None) -> None:
     """Point a ref (kind "branch", "tag" or "pull") to a commit."""
     db.execute("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?)", (repo.number, kind, name, commit.number, message))
+
+
+def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes: int) -> None:
+    """Let a repo point to an LFS or Xet file."""
+    db.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, 0)", (repo_number, sha256, size_bytes))
 
 
 def find_entry(db: sqlite3.Connection, commit: Commit, path: str) -> Entry | None:

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
 
-from sharding.localhub import accounts, contents, records
+from sharding.localhub import accounts, records
 from sharding.localhub.blobs import CHUNK_BYTES
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Repo
@@ -33,7 +33,7 @@ def resolve(call: Call) -> Answer:
     headers["Content-Length"] = str(end - start)
     if call.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type="application/octet-stream")
-    chunks = contents.stream(hub, entry, start, end)
+    chunks = hub.stream(entry, start, end)
     if end - start <= CHUNK_BYTES:
         return Response(b"".join(chunks), status, headers, media_type="application/octet-stream")
     return StreamingResponse(chunks, status, headers, media_type="application/octet-stream")
@@ -79,7 +79,7 @@ def _headers(hub: Hub, repo: Repo, commit: Commit, entry: Entry) -> dict[str, st
     }
     if entry.sha256:
         headers |= {"X-Linked-Size": str(entry.size_bytes), "X-Linked-Etag": f'"{entry.etag}"'}
-        if file := contents.xet_file(hub, entry):
+        if file := hub.xet_file(entry):
             token_url = link(hub, "api", f"{repo.kind}s", repo.id, "xet-read-token", commit.id)
             headers |= {"X-Xet-Hash": file.hash, "Link": f'<{token_url}>; rel="xet-auth"'}
     return headers

@@ -3,7 +3,7 @@
 import hashlib
 import sqlite3
 
-from sharding.localhub import accounts, contents, records
+from sharding.localhub import accounts, records
 from sharding.localhub.hub import Hub
 from sharding.localhub.info import lfs_part
 from sharding.localhub.records import Entry
@@ -85,7 +85,7 @@ def _list_items(hub: Hub, entries: list[Entry], folder: str, recursive: bool) ->
 def _file(hub: Hub, entry: Entry) -> Json:
     item: Json = {"type": "file", "oid": entry.oid, "size": entry.size_bytes, "path": entry.path}
     item |= lfs_part(entry, "oid")
-    if file := contents.xet_file(hub, entry):
+    if file := hub.xet_file(entry):
         item["xetHash"] = file.hash
     return item
 

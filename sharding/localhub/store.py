@@ -7,18 +7,19 @@ view: a folder that links to the data and has its own copy of that file. Writers
 refuses uploads from two processes at the same time. Uploads of one process share the file.
 """
 
+import hmac
+import secrets
 import shutil
 import struct
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from sharding.localhub.grants import HUBS_OWN, Grants
 from sharding.localhub.records import State
 
 if TYPE_CHECKING:
@@ -34,6 +35,45 @@ _LOOKUP = "global_dedup_lookup.redb"
 _COPY_ATTEMPTS = 20
 _RECORD_BYTES = 48
 _HAS_VERIFICATION, _HAS_SHA256 = 1 << 31, 1 << 30
+
+
+Right = Literal["read", "write"]
+
+HUBS_OWN = "hub"
+"""The name of the Hub's own grants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """The address of the store, how long a token is valid, and the key that signs it."""
+
+    endpoint: str
+    seconds: int
+    key: bytes = field(repr=False)
+
+    def token(self, right: Right, seconds: int | None = None, name: str = "") -> tuple[str, int]:
+        """Return a token with that name ("": a random one), and the time of its end in seconds since 1970."""
+        expires = int(time.time()) + (self.seconds if seconds is None else seconds)
+        claims = f"{right}_{expires}_{name or secrets.token_hex(8)}"
+        return f"xet_{claims}_{self._sign(claims)}", expires
+
+    def allows(self, authorization: str, right: Right) -> bool:
+        """Return whether a header `Authorization` has a valid token for that right. A token to write also reads."""
+        scheme, granted, expires, name, signature = (*authorization.split("_"), *[""] * 5)[:5]
+        return (
+            scheme == "Bearer xet"
+            and hmac.compare_digest(signature, self._sign(f"{granted}_{expires}_{name}"))
+            and granted in (right, "write")
+            and int(expires) >= time.time()
+        )
+
+    def _sign(self, claims: str) -> str:
+        return hmac.new(self.key, claims.encode(), "sha256").hexdigest()
+
+
+def name_of_grant(authorization: str) -> str:
+    """Return the public name of the token in a header `Authorization`, or "" without one."""
+    return (*authorization.split("_"), *[""] * 4)[3]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import time
 from starlette.responses import JSONResponse
 
 from sharding.localhub import accounts, records
-from sharding.localhub.objects import add_object, check_quota
 from sharding.localhub.refusals import Refusal, bad_request
 from sharding.localhub.store import VIEW_SECONDS, XetStore
 from sharding.localhub.web import Answer, Call, Json, text_of
@@ -28,7 +27,7 @@ def write_token(call: Call) -> Answer:
     store = _store(call)
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
-        check_quota(call.hub, db, repo)
+        call.hub.check_quota(db, repo)
     if store.grants:
         return _answer(store.grants.endpoint, *store.grants.token("write"))
     return _anything(store.url, call.hub.settings.xet_seconds)
@@ -51,7 +50,7 @@ def duplicate(call: Call) -> Answer:
                 "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ? AND referenced", (source.number, sha256)
             ).fetchone()
             if row:
-                add_object(db, repo.number, sha256, row[0])
+                records.add_object(db, repo.number, sha256, row[0])
                 done.append(sha256)
             else:
                 failed.append({"sha256": sha256, "error": f"{source.id} has no such file"})
