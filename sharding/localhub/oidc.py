@@ -16,10 +16,9 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from sharding.localhub import accounts
 from sharding.localhub.hub import Hub
-from sharding.localhub.info import stable_id
 from sharding.localhub.pages import document
 from sharding.localhub.refusals import Refusal, bad_request
-from sharding.localhub.web import Answer, Call, Json, iso, link
+from sharding.localhub.web import Answer, Call, Json, iso, link, stable_id
 
 if TYPE_CHECKING:
     from joserfc.jwk import RSAKey

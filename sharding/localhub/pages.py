@@ -8,9 +8,8 @@ from starlette.responses import HTMLResponse, Response
 
 from sharding.localhub import accounts, records
 from sharding.localhub.cards import MAX_CARD_BYTES
-from sharding.localhub.info import stable_id
 from sharding.localhub.refusals import Refusal
-from sharding.localhub.web import Answer, Call, unknown
+from sharding.localhub.web import Answer, Call, stable_id, unknown
 
 _STYLE = """
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }

@@ -58,7 +58,7 @@ def parse_range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
     else:
         start, end = max(0, size_bytes - int(match[2])), size_bytes
     if start >= end:
-        raise Refusal(416, "Range Not Satisfiable", headers={"Content-Range": f"bytes */{size_bytes}"})
+        raise Refusal(416, "Range Not Satisfiable", **{"Content-Range": f"bytes */{size_bytes}"})
     return start, end
 
 

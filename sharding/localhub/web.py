@@ -1,5 +1,6 @@
 """Turn HTTP requests into calls of plain functions, and their results or errors into answers."""
 
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def with_raw_paths(app: ASGIApp) -> ASGIApp:
 async def refuse(request: Request, error: Exception) -> Response:
     """Turn an error into an answer: a refusal, a path or a method without a rule, or a failure, which is logged."""
     if isinstance(error, Refusal):
-        return JSONResponse({"error": error.message, **error.extra}, error.status, error.all_headers())
+        return JSONResponse(error.body, error.status, error.headers)
     status, message, path = 500, f"Internal Server Error: {type(error).__name__}", request.scope["path"]
     if isinstance(error, HTTPException):
         status, message = error.status_code, f"Sorry, we can't find {path}."
@@ -160,6 +161,11 @@ def iso(seconds: float) -> str:
     '1970-01-01T00:00:00.000Z'
     """
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def stable_id(text: str) -> str:
+    """Return 24 hexadecimal digits as the id of a repo or an account."""
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def link(hub: Hub, *parts: str) -> str:
