@@ -63,9 +63,9 @@ def verify(call: Call) -> Answer:
 def complete(call: Call) -> Answer:
     """Join the parts of a multipart upload, in the order of their numbers."""
     repo, sha256, size = _check_signature(call)
-    numbers = [part.get("partNumber") for part in call.json().get("parts", []) if isinstance(part, dict)]
+    numbers = [str(part.get("partNumber")) for part in call.json().get("parts", []) if isinstance(part, dict)]
     count = -(-size // call.hub.settings.part_bytes)
-    if sorted(str(number) for number in numbers) != sorted(str(number) for number in range(1, count + 1)):
+    if sorted(numbers) != sorted(map(str, range(1, count + 1))):
         raise bad_request(f"{count} parts were expected, numbered from 1.")
     upload = _upload_name(repo, sha256)
 
@@ -73,7 +73,13 @@ def complete(call: Call) -> Answer:
         for number in range(1, count + 1):
             yield from read_file(call.hub.blobs.upload_part(upload, number))
 
-    _keep(call.hub, repo, sha256, size, parts())
+    try:
+        call.hub.blobs.keep_stream(parts(), sha256, size)
+    except FileNotFoundError as error:
+        raise bad_request("A part has not arrived.") from error
+    except ValueError as error:
+        raise bad_request(f"Not the object {sha256}: {error}") from error
+    _add(call.hub, repo, sha256, size)
     call.hub.blobs.drop_upload(upload)
     return {}
 
@@ -86,7 +92,7 @@ def upload_routes(hub: Hub) -> list[Route]:
         repo, sha256, size = _check_signature(call)
         part = hub.blobs.new_part()
         try:
-            digest, _ = await _receive(request, part, size)
+            digest = await _receive(request, part, size)
             if digest != sha256 or part.stat().st_size != size:
                 raise bad_request(f"The content has sha256 {digest}, not {sha256}.")
             await run_in_threadpool(hub.blobs.keep, part, sha256)
@@ -100,7 +106,7 @@ def upload_routes(hub: Hub) -> list[Route]:
         repo, sha256, _ = _check_signature(call)
         part = hub.blobs.new_part()
         try:
-            digest, _ = await _receive(request, part, hub.settings.part_bytes)
+            digest = await _receive(request, part, hub.settings.part_bytes)
             part.replace(hub.blobs.upload_part(_upload_name(repo, sha256), int(call.parameters["number"])))
         finally:
             part.unlink(missing_ok=True)
@@ -112,8 +118,8 @@ def upload_routes(hub: Hub) -> list[Route]:
     ]
 
 
-async def _receive(request: Request, target: Path, most_bytes: int) -> tuple[str, int]:
-    """Write a request's body to `target`. Return its sha256 and size. Raises Refusal (413) beyond `most_bytes`."""
+async def _receive(request: Request, target: Path, most_bytes: int) -> str:
+    """Write a request's body to `target`; return its sha256. Raises Refusal (413) beyond `most_bytes`."""
     digest, received, buffer = hashlib.sha256(), 0, bytearray()
 
     def flush() -> None:
@@ -130,13 +136,13 @@ async def _receive(request: Request, target: Path, most_bytes: int) -> tuple[str
             if len(buffer) >= _WRITE_BYTES:
                 await run_in_threadpool(flush)
         await run_in_threadpool(flush)
-    return digest.hexdigest(), received
+    return digest.hexdigest()
 
 
 def _actions(hub: Hub, repo: Repo, sha256: str, size: int, in_parts: bool) -> Json:
     verify_url = link(hub, f"{repo.path}.git", "info/lfs/objects/verify")
     if not in_parts:
-        upload = {"href": _sign(hub, f"/lfs/{sha256}/content", repo.number, size)}
+        upload = {"href": _sign(hub, f"/lfs/{sha256}/content", repo, size)}
         return {"upload": upload, "verify": {"href": verify_url}}
     part_bytes = hub.settings.part_bytes
     count = -(-size // part_bytes)
@@ -144,13 +150,13 @@ def _actions(hub: Hub, repo: Repo, sha256: str, size: int, in_parts: bool) -> Js
         raise bad_request(f"{size} bytes are more than {MAX_PARTS} parts of {part_bytes} bytes.")
     header = {"chunk_size": str(part_bytes)}
     for number in range(1, count + 1):
-        header[f"{number:05d}"] = _sign(hub, f"/lfs/{sha256}/parts/{number}", repo.number, size)
-    href = _sign(hub, f"/lfs/{sha256}/complete", repo.number, size)
+        header[f"{number:05d}"] = _sign(hub, f"/lfs/{sha256}/parts/{number}", repo, size)
+    href = _sign(hub, f"/lfs/{sha256}/complete", repo, size)
     return {"upload": {"href": href, "header": header}, "verify": {"href": verify_url}}
 
 
-def _sign(hub: Hub, path: str, repo: int, size: int) -> str:
-    query = urlencode({"repo": repo, "size": size, "expires": int(time.time()) + _URL_SECONDS})
+def _sign(hub: Hub, path: str, repo: Repo, size: int) -> str:
+    query = urlencode({"repo": repo.number, "size": size, "expires": int(time.time()) + _URL_SECONDS})
     return f"{hub.address}{path}?{query}&signature={_signature(hub, path, query)}"
 
 
@@ -167,16 +173,6 @@ def _check_signature(call: Call) -> tuple[int, str, int]:
     if int(call.query["expires"]) < time.time():
         raise forbidden("This URL has expired.")
     return int(call.query["repo"]), call.parameters["sha256"], int(call.query["size"])
-
-
-def _keep(hub: Hub, repo: int, sha256: str, size: int, chunks: Iterator[bytes]) -> None:
-    try:
-        hub.blobs.keep_stream(chunks, sha256, size)
-    except FileNotFoundError as error:
-        raise bad_request("A part has not arrived.") from error
-    except ValueError as error:
-        raise bad_request(f"Not the object {sha256}: {error}") from error
-    _add(hub, repo, sha256, size)
 
 
 def _add(hub: Hub, repo: int, sha256: str, size: int) -> None:

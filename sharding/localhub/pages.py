@@ -62,13 +62,10 @@ def repo(call: Call) -> Answer:
         f'<td class="size">{entry.size_bytes:,} bytes</td><td>{"LFS" if entry.sha256 else ""}</td></tr>'
         for entry in entries
     )
-    notes = [
-        repository.kind,
-        *(["private"] if repository.private else []),
-        *([f"gated ({repository.gated})"] if repository.gated else []),
-    ]
+    private = ", private" if repository.private else ""
+    gated = f", gated ({repository.gated})" if repository.gated else ""
     body = (
-        f"<p>{', '.join(notes)}, at commit <code>{commit.id[:10]}</code>: {escape(commit.title)}</p>"
+        f"<p>{repository.kind}{private}{gated}, at commit <code>{commit.id[:10]}</code>: {escape(commit.title)}</p>"
         f"<table>{rows}</table><h2>Card</h2><pre>{escape(card)}</pre>"
     )
     return HTMLResponse(document(repository.id, body))

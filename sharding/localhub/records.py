@@ -7,7 +7,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,12 +262,7 @@ def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
 
 
 def add_commit(
-    db: sqlite3.Connection,
-    repo: Repo,
-    parent: Commit | None,
-    title: str,
-    author: str,
-    message: str = "",
+    db: sqlite3.Connection, repo: Repo, parent: Commit | None, title: str, author: str, message: str = ""
 ) -> Commit:
     """Add a commit with the files of its parent. No branch points to it yet."""
     row = db.execute(
@@ -312,23 +307,16 @@ def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes
 
 def find_entry(db: sqlite3.Connection, commit: Commit, path: str) -> Entry | None:
     """Return one file of a commit, or None."""
-    rows = _entries(db.execute('SELECT * FROM files WHERE "commit" = ? AND path = ?', (commit.number, path)))
-    return rows[0] if rows else None
+    row = db.execute('SELECT * FROM files WHERE "commit" = ? AND path = ?', (commit.number, path)).fetchone()
+    return Entry(*tuple(row)[1:]) if row else None
 
 
 def list_entries(db: sqlite3.Connection, commit: Commit, folder: str = "") -> list[Entry]:
     """Return the files below a folder ("" for all files), sorted by path."""
     # "0" is the character after "/": all paths below the folder are between the two.
     bounds = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
-    return _entries(
-        db.execute(
-            'SELECT * FROM files WHERE "commit" = ? AND path >= ? AND path < ? ORDER BY path', (commit.number, *bounds)
-        )
-    )
-
-
-def _entries(rows: Iterable[sqlite3.Row]) -> list[Entry]:
-    return [Entry(*tuple(row)[1:]) for row in rows]
+    query = 'SELECT * FROM files WHERE "commit" = ? AND path >= ? AND path < ? ORDER BY path'
+    return [Entry(*tuple(row)[1:]) for row in db.execute(query, (commit.number, *bounds))]
 
 
 def _commit(row: sqlite3.Row) -> Commit:
