@@ -76,17 +76,17 @@ def _shorthand_name(option: Option) -> str:
 
 
 def _parameters(option: Option, group: Group) -> list[inspect.Parameter]:
-    of, more = option, dict[str, Any]()
+    more = dict[str, Any]()
     if option.choices:
-        more["parser"] = parsed_choice(of.called or option.name, option.choices)
+        more["parser"] = parsed_choice(option.called, option.choices)
     if option.default in (None, "") and not option.is_switch:
         more["show_default"] = False
-    told = typer.Option(*of.flags, help=of.help, metavar=of.metavar, rich_help_panel=group, **more)
+    told = typer.Option(*option.flags, help=option.help, metavar=option.metavar, rich_help_panel=group, **more)
     kind = str if option.name == "max_shard_size" else option.kind
-    kind, default = (kind, option.default) if of.on is None else (bool, False)
+    kind, default = (kind, option.default) if option.on is None else (bool, False)
     parameters = [_parameter(option.name, kind, default, told)]
-    if of.shorthand:
-        flag, _, words = of.shorthand
+    if option.shorthand:
+        flag, _, words = option.shorthand
         told = typer.Option(flag, help=words, rich_help_panel=group)
         parameters.append(_parameter(_shorthand_name(option), bool, False, told))
     return parameters
