@@ -89,7 +89,7 @@ def space_owner() -> str | None:
 
 def is_space() -> bool:
     """Return whether this runs as a Space of the Hub, which sets SPACE_ID."""
-    return bool(os.environ.get("SPACE_ID"))
+    return space_id() is not None
 
 
 def space_id() -> str | None:
@@ -167,10 +167,8 @@ def ray_address() -> str:
     """Return the address of a Ray cluster: RAY_ADDRESS, or "local" for a cluster on this machine. Raises UsageError."""
     address = os.environ.get("RAY_ADDRESS", "").strip() or "local"
     if "://" in address:
-        raise UsageError(
-            f"RAY_ADDRESS is {address!r}, but a job must start on a node of its cluster.",
-            "Submit it there: ray job submit -- shard-my-repo shard … --workers ray.",
-        )
+        hint = "Submit it there: ray job submit -- shard-my-repo shard … --workers ray."
+        raise UsageError(f"RAY_ADDRESS is {address!r}, but a job must start on a node of its cluster.", hint)
     return address
 
 
@@ -201,13 +199,11 @@ def without_login() -> Iterator[None]:
         os.environ.update(before)
 
 
-_INHERITED = (
-    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"),
-    *("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "PYTHONWARNINGS"),
-)
-_OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
+# Lists of folders. Libraries may be installed in one of them, and an empty entry means the current folder.
 _FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-"""Lists of folders. Libraries may be installed in one of them, and an empty entry means the current folder."""
+_OTHERS = ("LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST")
+_INHERITED = (*_FOLDERS, *_OTHERS, "PYTHONWARNINGS")
+_OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
 
 
 def child_variables() -> dict[str, str]:

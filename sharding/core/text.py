@@ -92,29 +92,17 @@ def source_name(kind: str, name: str) -> str:
 
 
 def unchecked_sentence(things: Sequence[str]) -> str:
-    """Return the sentence that names what a comparison did not check.
-
-    >>> unchecked_sentence(["code", "configuration", "tokenizer"])
-    'Not checked: code, configuration and tokenizer.'
-    """
+    """Return the sentence that names what a comparison did not check."""
     return f"Not checked: {', '.join(things[:-1])} and {things[-1]}."
 
 
 def within_words(tensors: int, within: int) -> str:
-    """Return how a merged copy compares. `within` of its tensors have other bits, within the tolerance of a merge.
-
-    >>> within_words(93, 3)
-    'equal within the tolerance of a merge: 90 tensors bit-equal, 3 within it'
-    """
+    """Return how a merged copy compares. `within` of its tensors have other bits, within the tolerance of a merge."""
     return f"equal within the tolerance of a merge: {count(tensors - within, 'tensor')} bit-equal, {within:,} within it"
 
 
 def undecided_sentence(undecided: int) -> str:
-    """Return the sentence about merged tensors of which nobody can say whether they are right.
-
-    >>> undecided_sentence(1)[:53]
-    'It cannot be told whether 1 merged tensor is right: i'
-    """
+    """Return the sentence about merged tensors of which nobody can say whether they are right."""
     are, their = ("is", "its") if undecided == 1 else ("are", "their")
     return (
         f"It cannot be told whether {count(undecided, 'merged tensor')} {are} right: {their} bits differ, and {their} "
@@ -142,11 +130,7 @@ def without_revision(place: str) -> str:
 
 
 def unreached_sentence(place: str) -> str:
-    """Return the sentence about a commit, "owner/name@commit", that may not belong to its repo.
-
-    >>> unreached_sentence("acme/model@0123456789abcdef")[:66]
-    'No known branch or tag of acme/model contains commit 0123456789ab.'
-    """
+    """Return the sentence about a commit, "owner/name@commit", that may not belong to its repo."""
     repo_id, _, commit = place.partition("@")
     return (
         f"No known branch or tag of {repo_id} contains commit {commit[:12]}. It may belong to a pull request, which "
@@ -174,18 +158,14 @@ def parse_bytes(text: str, of: str = "a shard") -> int:
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        almost = match and f"{match[2].upper()}B" in _UNITS
-        hint = (
-            f"Did you mean {match[1][:50]}{match[2].upper()}B?"
-            if match and almost
-            else "Write it as 200MB, 2GB or 1GiB."
-        )
+        hint = "Write it as 200MB, 2GB or 1GiB."
+        if match and f"{match[2].upper()}B" in _UNITS:
+            hint = f"Did you mean {match[1][:50]}{match[2].upper()}B?"
         raise UsageError(f"{text[:50]!r} is not a size for {of}.", hint)
     size = Decimal(match[1]) * unit
     if not 1 <= size < 2**63:
         problem = "cannot hold anything" if size < 1 else "fits on no machine"
-        message = f"{of[0].upper()}{of[1:]} of {text[:50]!r} {problem}."
-        raise UsageError(message, "Give a size such as 200MB.")
+        raise UsageError(f"{of[0].upper()}{of[1:]} of {text[:50]!r} {problem}.", "Give a size such as 200MB.")
     return int(size)
 
 

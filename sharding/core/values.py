@@ -14,16 +14,9 @@ from sharding.core.options import Options
 from sharding.core.recipe import Recipe
 
 Library = Literal[
-    "transformers",
-    "diffusers",
-    "sentence-transformers",
-    "peft",
-    "timm",
-    "open_clip",
-    "spacy",
-    "pytorch_model_hub_mixin",
-    "unknown",
-]
+    "transformers", "diffusers", "sentence-transformers", "peft", "timm", "open_clip", "spacy",
+    "pytorch_model_hub_mixin", "unknown",
+]  # fmt: skip
 """The library that loads a repo, by its name on the Hub. "unknown" means that no file names one."""
 
 
