@@ -14,8 +14,7 @@ from sharding.checkpoint.remarks import remarks_on
 from sharding.checkpoint.side_files import refuse_unfinished
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.limits import MAX_TENSORS
-from sharding.core.protocols import Source
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo, Source
 from sharding.core.text import format_bytes, name_some, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
 from sharding.formats.known_files import likely, may_be_missed

@@ -10,9 +10,9 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from sharding.core.destination import Discarded
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.protocols import Discarded
 from sharding.core.text import (
     count,
     ends,

@@ -7,8 +7,7 @@ from threading import Lock
 from blake3 import blake3
 from typing_extensions import override
 
-from sharding.core.lent import LentSource
-from sharding.core.protocols import Source
+from sharding.core.protocols import LentSource, Source
 from sharding.core.values import BytesRead
 
 

@@ -15,12 +15,11 @@ from typing import Literal
 from blake3 import blake3
 from typing_extensions import override
 
-from sharding.core.destination import Destination
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
-from sharding.core.protocols import ShardSink, ShardWriter, Source
+from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
 from sharding.core.values import Plan, Shard, ShardRecord, Tensor
 from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.cast import Cast
