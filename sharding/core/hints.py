@@ -21,9 +21,7 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PipelineCut:
-    """Where transformers cuts a model over ranks: the layers `[start, end)` of each rank. `transformers` is its
-    version.
-    """
+    """Where this version of transformers cuts a model over ranks: the layers `[start, end)` of each rank."""
 
     transformers: Version
     layers: Layers

@@ -12,11 +12,7 @@ from sharding.core.limits import MAX_NAME_CHARACTERS
 
 
 def values_in(json_text: bytes) -> int:
-    """Return the number of values in a JSON text, or more. Each takes memory, even if the text is short.
-
-    >>> values_in(b'{"a": [1, 2]}')
-    3
-    """
+    """Return the number of values in a JSON text, or more. Each takes memory, even if the text is short."""
     return sum(map(json_text.count, (b",", b"[", b"{")))
 
 
@@ -49,11 +45,7 @@ def name_some(names: Sequence[str], most: int = MOST_NAMES, *, total: int = 0) -
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
-    """Return the one of `choices` that is most similar to `word`, or "" if none is similar.
-
-    >>> nearest("naturl", ["natural", "stored"]), nearest("random", ["natural", "stored"])
-    ('natural', '')
-    """
+    """Return the one of `choices` that is most similar to `word`, or "" if none is similar."""
     return next(iter(get_close_matches(word.strip().lower(), choices, 1)), "")
 
 
@@ -72,22 +64,14 @@ def shown_name(name: str) -> str:
 
 
 def name_problem(name: str) -> str:
-    """Return why `name` is not allowed for a file or a tensor, or "" if it is allowed.
-
-    >>> name_problem("model.norm.weight"), name_problem("n" * 5000)
-    ('', 'has 5,000 characters, but at most 4,096 are allowed')
-    """
+    """Return why `name` is not allowed for a file or a tensor, or "" if it is allowed."""
     if len(name) > MAX_NAME_CHARACTERS:
         return f"has {len(name):,} characters, but at most {MAX_NAME_CHARACTERS:,} are allowed"
     return "" if name.isascii() or printable(name) == name else "is not UTF-8"
 
 
 def source_name(kind: str, name: str) -> str:
-    """Return the name of a source for a sentence. A folder is marked, because it may have the name of a repo.
-
-    >>> source_name("hub", "gpt2"), source_name("folder", "gpt2")
-    ('gpt2', 'the folder gpt2')
-    """
+    """Return the name of a source for a sentence. A folder is marked, because it may have the name of a repo."""
     return name if kind == "hub" else f"the folder {name}"
 
 

@@ -139,9 +139,7 @@ class Merge:
     """What a merge does: `changed` of `tensors` get other numbers. The adapter is in `file` of `adapter`.
 
     In a plan, `changed` counts the tensors that the adapter has something for, and in a report those that it changed.
-
-    `named_base` is the base that the adapter's configuration names. It decides nothing. `path` names the adapter for
-    people and for a command: "owner/name@commit/sub".
+    `named_base` is the base that the adapter's configuration names. It decides nothing.
     """
 
     adapter: RepoRef
@@ -197,11 +195,7 @@ class Component:
         return f"{self.folder}{self.stem}.safetensors.index{self._variant}.json"
 
     def of_rank(self, rank: int, ranks: int) -> "Component":
-        """Return it as the variant of one rank of a pipeline, which has an index and no files of its own.
-
-        >>> Component().of_rank(0, 2).index
-        'model.safetensors.index.rank0-of-2.json'
-        """
+        """Return it as the variant of one rank of a pipeline, which has an index and no files of its own."""
         return replace(self, variant=f"{self.variant}{'-' if self.variant else ''}rank{rank}-of-{ranks}")
 
     @property
@@ -339,11 +333,10 @@ class Shard:
 class Plan:
     """Which shard holds which tensor. The shards of a component follow one another.
 
-    `stages` are the parts that the ranks of a pipeline load, if the options ask for a pipeline. `pipeline` is where
-    transformers cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". `merged`
-    says which adapter is merged. `sources` are the sources that the recipes refer to by number. `written` are the files
-    of the source that the copy holds with new content, by path. `unfit` are files beside the weights that the
-    copy does not get, because they do not fit it.
+    `stages` are what the ranks of a pipeline load, if the options ask for one, and `pipeline` is where transformers
+    cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". The recipes refer to
+    `sources` by number. `written` are the files of the source that get new content, by path. The copy does not get
+    the files `unfit`, because they do not fit it.
     """
 
     shards: tuple[Shard, ...]
@@ -376,9 +369,7 @@ class Plan:
 
     @property
     def indexes(self) -> tuple[str, ...]:
-        """Paths of the indexes that the result needs: one for each component with several shards, and one for each
-        rank.
-        """
+        """Paths of the indexes of the result: for each component with several shards one, and one for each rank."""
         shards = Counter(shard.folder for shard in self.shards)
         several = [component for component in self.components if shards[component.folder] > 1]
         ranks = range(len(self.stages))
@@ -387,20 +378,12 @@ class Plan:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of a file in a repo: "" or ending in "/".
-
-    >>> folder_of("unet/model.safetensors"), folder_of("model.safetensors")
-    ('unet/', '')
-    """
+    """Return the folder of a file in a repo: "" or ending in "/"."""
     return path[: path.rfind("/") + 1]
 
 
 def folders_around(path: str) -> set[str]:
-    """Return all folders of a repo that contain a file, except the top.
-
-    >>> sorted(folders_around("a/b/model.safetensors"))
-    ['a/', 'a/b/']
-    """
+    """Return all folders of a repo that contain a file, except the top: "a/" and "a/b/" for "a/b/c.json"."""
     return {path[: match.end()] for match in re.finditer("/", path)}
 
 
@@ -408,9 +391,8 @@ def folders_around(path: str) -> set[str]:
 class StagedJob:
     """What a job stores beside its staged shards, so that somebody with access can resume or discard it.
 
-    Three fields are for a Hub repo and None for a folder. `private` is the visibility that the result will have,
-    `created` whether the job created the repo, and `main` the commit of `main` when staging started. `id` is the job's
-    own.
+    Three fields are None for a folder. `private` is the visibility that the result will have, `created` whether the job
+    created the repo, and `main` the commit of `main` when staging started.
     """
 
     plan_id: str

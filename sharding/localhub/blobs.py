@@ -3,6 +3,7 @@
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -59,10 +60,7 @@ class Blobs:
 
     def drop_upload(self, upload: str) -> None:
         """Delete the parts of a multipart upload."""
-        folder = self._parts / upload
-        for part in folder.iterdir():
-            part.unlink()
-        folder.rmdir()
+        shutil.rmtree(self._parts / upload)
 
     def keep(self, part: Path, name: str) -> None:
         """Give a finished part its final name."""

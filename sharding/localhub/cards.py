@@ -85,16 +85,9 @@ def find_errors(card: str) -> list[str]:
 def card_tags(metadata: dict[str, Any]) -> list[str]:
     """Return the tags that the Hub shows for this metadata, such as `license:apache-2.0`."""
     tags: list[str] = []
-    for key, prefix in (
-        ("library_name", ""),
-        ("pipeline_tag", ""),
-        ("tags", ""),
-        ("language", ""),
-        ("datasets", "dataset:"),
-        ("base_model", "base_model:"),
-        ("license", "license:"),
-    ):
-        value = metadata.get(key)
+    prefixes = {"datasets": "dataset:", "base_model": "base_model:", "license": "license:"}
+    for key in ("library_name", "pipeline_tag", "tags", "language", *prefixes):
+        prefix, value = prefixes.get(key, ""), metadata.get(key)
         tags += [f"{prefix}{tag}" for tag in (value if isinstance(value, list) else [value]) if isinstance(tag, str)]
     return list(dict.fromkeys(tags))
 
@@ -104,8 +97,8 @@ def _text_list_error(key: str, value: object) -> str | None:
         return None
     if not isinstance(value, list):
         return f'"{key}" must be a string or an array'
-    wrong = next((place for place, item in enumerate(value) if not isinstance(item, str)), None)
-    return None if wrong is None else f'"{key}[{wrong}]" must be a string'
+    wrong = (place for place, item in enumerate(value) if not isinstance(item, str))
+    return next((f'"{key}[{place}]" must be a string' for place in wrong), None)
 
 
 RULES = (("POST", "/api/validate-yaml", validate),)

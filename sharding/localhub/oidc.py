@@ -28,9 +28,6 @@ openid profile email read-repos gated-repos contribute-repos write-repos manage-
 inference-api jobs webhooks write-discussions
 """
 SCOPES = frozenset(_SCOPE_NAMES.split())
-_CODE_SECONDS = 600
-_ID_TOKEN_SECONDS = 3600
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def configuration(call: Call) -> Answer:
@@ -68,7 +65,7 @@ def authorize(call: Call) -> Answer:
     if wish.get("response_type") != "code":
         raise bad_request('"response_type" must be "code"')
     target = urlsplit(wish["redirect_uri"])
-    if target.scheme not in ("http", "https") or target.hostname not in _LOOPBACK:
+    if target.scheme not in ("http", "https") or target.hostname not in ("127.0.0.1", "localhost", "::1"):
         raise bad_request("This Hub signs users in only to applications on this machine.")
     wish["scope"] = " ".join(scope for scope in wish.get("scope", "openid").split() if scope in SCOPES)
     with call.hub.state.reading() as db:
@@ -79,10 +76,11 @@ def authorize(call: Call) -> Answer:
     if user not in users:
         raise bad_request(f"There is no user {user}.")
     code = secrets.token_urlsafe(24)
-    grant = {**wish, "user": user, "at": int(time.time())}
+    now = time.time()
+    grant = {**wish, "user": user, "at": int(now)}
     with call.hub.state.writing() as db:
-        db.execute("DELETE FROM oauth_codes WHERE expires_seconds < ?", (time.time(),))
-        db.execute("INSERT INTO oauth_codes VALUES (?, ?, ?)", (code, json.dumps(grant), time.time() + _CODE_SECONDS))
+        db.execute("DELETE FROM oauth_codes WHERE expires_seconds < ?", (now,))
+        db.execute("INSERT INTO oauth_codes VALUES (?, ?, ?)", (code, json.dumps(grant), now + 600))
     answer = urlencode({"code": code, **({"state": wish["state"]} if "state" in wish else {})})
     return RedirectResponse(wish["redirect_uri"] + ("&" if target.query else "?") + answer, status_code=302)
 
@@ -91,7 +89,7 @@ def token(call: Call) -> Answer:
     """Exchange a code for an access token, and with the scope openid for an id token. A code works once."""
     form = {name: values[0] for name, values in call.form().items()}
     if form.get("grant_type") != "authorization_code":
-        return _token_error("unsupported_grant_type")
+        return JSONResponse({"error": "unsupported_grant_type"}, 400)
     client, access = _client_of(call, form), f"hf_oauth_{secrets.token_urlsafe(32)}"
     with call.hub.state.writing() as db:
         row = db.execute(
@@ -105,13 +103,9 @@ def token(call: Call) -> Answer:
             values = (access, grant["user"], client, grant["scope"], expires)
             db.execute("INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?)", values)
     if not good:
-        return _token_error("invalid_grant")
-    answer: Json = {
-        "access_token": access,
-        "token_type": "bearer",
-        "expires_in": call.hub.settings.oauth_seconds,
-        "scope": grant["scope"],
-    }
+        return JSONResponse({"error": "invalid_grant"}, 400)
+    answer: Json = {"access_token": access, "token_type": "bearer", "scope": grant["scope"]}
+    answer["expires_in"] = call.hub.settings.oauth_seconds
     if "openid" in grant["scope"].split():
         answer["id_token"] = _id_token(call.hub, grant)
     return JSONResponse(answer, headers={"Cache-Control": "no-store"})
@@ -166,7 +160,7 @@ def _id_token(hub: Hub, grant: Json) -> str:
         "iss": hub.address,
         "aud": grant["client_id"],
         "iat": now,
-        "exp": now + _ID_TOKEN_SECONDS,
+        "exp": now + 3600,
         "auth_time": grant["at"],
         **_claims(hub, grant["user"]),
         **({"nonce": grant["nonce"]} if grant.get("nonce") else {}),
@@ -203,10 +197,6 @@ def _proves_challenge(grant: Json, form: dict[str, str]) -> bool:
     verifier = form.get("code_verifier", "").encode()
     digest = base64.urlsafe_b64encode(hashlib.sha256(verifier).digest()).decode().rstrip("=")
     return bool(digest == challenge)
-
-
-def _token_error(error: str) -> Response:
-    return JSONResponse({"error": error}, status_code=400)
 
 
 def _consent_page(users: list[str], wish: dict[str, str]) -> Response:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, LifoQueue
 from threading import Lock
-from typing import Literal
+from typing import Literal, get_args
 
 from sharding.localhub.blobs import git_blob_id, lfs_pointer
 from sharding.localhub.refusals import revision_not_found
 
 Kind = Literal["model", "dataset", "space"]
-KINDS: tuple[Kind, ...] = ("model", "dataset", "space")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -244,11 +244,6 @@ def find_head(db: sqlite3.Connection, repo: Repo, branch: str) -> Commit:
     if not row:
         raise revision_not_found(branch)
     return _commit(row)
-
-
-def commit_by_number(db: sqlite3.Connection, number: int) -> Commit:
-    """Return a commit that is known to exist."""
-    return _commit(db.execute("SELECT * FROM commits WHERE number = ?", (number,)).fetchone())
 
 
 def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:

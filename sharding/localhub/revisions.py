@@ -55,16 +55,10 @@ def commits(call: Call) -> Answer:
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         line = records.history(db, records.find_commit(db, repo, call.parameters["revision"]))
-    items = [
-        {
-            "id": commit.id,
-            "title": commit.title,
-            "message": commit.message,
-            "date": iso(commit.date_seconds),
-            "authors": [{"user": commit.author}],
-        }
-        for commit in line
-    ]
+    items: list[Json] = []
+    for commit in line:
+        item = {"id": commit.id, "title": commit.title, "message": commit.message, "date": iso(commit.date_seconds)}
+        items.append({**item, "authors": [{"user": commit.author}]})
     return page(call, items, min(call.hub.settings.page_items, int(limit)))
 
 
@@ -100,8 +94,8 @@ def _folder(path: str, below: list[Entry]) -> Json:
 
 
 def _last_commit(db: sqlite3.Connection, number: int) -> Json:
-    commit = records.commit_by_number(db, number)
-    return {"lastCommit": {"id": commit.id, "title": commit.title, "date": iso(commit.date_seconds)}}
+    commit = db.execute("SELECT id, title, date_seconds FROM commits WHERE number = ?", (number,)).fetchone()
+    return {"lastCommit": {"id": commit[0], "title": commit[1], "date": iso(commit[2])}}
 
 
 def lfs_part(entry: Entry, name_of_sha256: str) -> Json:

@@ -32,7 +32,6 @@ VIEW_SECONDS = 300
 """How long a reader can open its view."""
 
 _LOOKUP = "global_dedup_lookup.redb"
-_COPY_ATTEMPTS = 20
 _RECORD_BYTES = 48
 _HAS_VERIFICATION, _HAS_SHA256 = 1 << 31, 1 << 30
 
@@ -104,10 +103,11 @@ class XetStore:
         With `grants`, everything except `put` goes over HTTP to this Hub.
         """
         self.folder = folder / "xet-store"
+        self.url = f"local://{self.folder}"  # the endpoint for writers
         self._xorbs = self.folder / "xet" / "xorbs"
+        self.shards = self._xorbs / "shards"
         self._views = folder / "xet-views"
-        self._state = state
-        self.grants = grants
+        self._state, self.grants = state, grants
         self.copying = Lock()  # held while a whole file is copied from the store, one at a time
         self._lock = Lock()
         self._lent = 0
@@ -116,16 +116,6 @@ class XetStore:
         self.folder.mkdir(exist_ok=True)
         shutil.rmtree(self._views, ignore_errors=True)
         self._views.mkdir()
-
-    @property
-    def url(self) -> str:
-        """The endpoint for writers."""
-        return f"local://{self.folder}"
-
-    @property
-    def shards(self) -> Path:
-        """The folder of shards, which list the chunks of files."""
-        return self._xorbs / "shards"
 
     def xorb(self, name: str) -> Path:
         """Return the path of a xorb, which may not exist."""
@@ -154,8 +144,7 @@ class XetStore:
         """Return an endpoint for one reader, which can open it for `VIEW_SECONDS`."""
         with self._lock:
             self._lent += 1
-            number = self._lent
-            view = self._views / str(number)
+            view = self._views / str(self._lent)
             self._trimmed_later.append((time.monotonic() + 2 * VIEW_SECONDS, view))
             while self._trimmed_later[0][0] < time.monotonic():
                 # A reader that has opened it still needs the links, which cost nothing.
@@ -186,7 +175,7 @@ class XetStore:
     def _copy_lookup(self, target: Path) -> None:
         """Copy the lookup in one consistent state, although a client may be writing to it."""
         source = self._xorbs / _LOOKUP
-        for _ in range(_COPY_ATTEMPTS):
+        for _ in range(20):
             if not source.exists():
                 return
             before = source.stat()
