@@ -36,10 +36,7 @@ def validate(call: Call) -> Answer:
 
 
 def read_metadata(card: str) -> object:
-    """Return the metadata between the two lines `---` at the top of a card, or None if there is none.
-
-    Raises ValueError if the text is not YAML.
-    """
+    """Return the metadata between the lines `---` at the top of a card, or None. Raises ValueError if it is no YAML."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     match = _FRONT_MATTER.match(card)

@@ -176,11 +176,7 @@ def lfs_patterns(attributes: str) -> tuple[str, ...]:
 
 
 def is_matched(path: str, patterns: Iterable[str]) -> bool:
-    """Return whether a pattern matches the path, or only its last part if the pattern has no slash.
-
-    >>> is_matched("unet/model.safetensors", ["*.safetensors"])
-    True
-    """
+    """Return whether a pattern matches the path, or only its last part if the pattern has no slash."""
     name = path.rsplit("/", 1)[-1]
     return any(fnmatch.fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
 

@@ -52,7 +52,6 @@ class Hub:
         """Open the Hub in `folder`, or create one there. Accounts are added, never removed."""
         folder = folder.resolve()
         state = State(folder)
-        blobs = Blobs(folder / "blobs")
         with state.writing() as db:
             for user in settings.users:
                 db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'user')", (user,))
@@ -62,7 +61,7 @@ class Hub:
         key = state.secret("signing key", lambda: secrets.token_hex(32)).encode()
         grants = Grants(f"{address}/cas", settings.xet_seconds, key) if settings.xet_over_http else None
         xet = XetStore(folder, state, grants) if settings.xet else None
-        return cls(address, settings, state, blobs, xet, key)
+        return cls(address, settings, state, Blobs(folder / "blobs"), xet, key)
 
     def close(self) -> None:
         """Close the files."""

@@ -40,9 +40,7 @@ def namespace(call: Call) -> Answer:
     owner = call.parameters["owner"]
     with call.hub.state.reading() as db:
         row = db.execute("SELECT name FROM accounts WHERE name = ?", (owner,)).fetchone()
-        if not row:
-            return _missing()
-        return HTMLResponse(document(row[0], _repo_list(db, call, row[0])))
+        return HTMLResponse(document(row[0], _repo_list(db, call, row[0]))) if row else _missing()
 
 
 def repo(call: Call) -> Answer:
@@ -86,11 +84,8 @@ def avatar(call: Call) -> Answer:
 def _repo_list(db: sqlite3.Connection, call: Call, owner: str | None) -> str:
     caller = accounts.identify(db, call)
     repos = [item for kind in records.KINDS for item in records.list_repos(db, kind, owner)]
-    items = "".join(
-        f'<li><a href="/{quote(item.path)}">{escape(item.path)}</a></li>'
-        for item in repos
-        if not accounts.judge(caller, item, "see")
-    )
+    paths = (item.path for item in repos if not accounts.judge(caller, item, "see"))
+    items = "".join(f'<li><a href="/{quote(path)}">{escape(path)}</a></li>' for path in paths)
     return f"<ul>{items}</ul>" if items else "<p>Nothing here yet.</p>"
 
 

@@ -104,10 +104,7 @@ def show(call: Call) -> Answer:
 
 
 def search(call: Call) -> Answer:
-    """List the repos that the caller may see, newest first.
-
-    The query can have `author`, `search`, `limit` and `full`.
-    """
+    """List the repos that the caller may see, newest first. The query can have `author`, `search`, `limit`, `full`."""
     words, limit = call.query.get("search", "").lower(), call.query.get("limit", "")
     if limit and not limit.isdecimal():
         raise bad_request('"limit" must be a number')
@@ -115,10 +112,8 @@ def search(call: Call) -> Answer:
         caller = accounts.identify(db, call)
         repos = records.list_repos(db, call.parameters["kind"], call.query.get("author"))
         seen = [repo for repo in repos if words in repo.id.lower() and not accounts.judge(caller, repo, "see")]
-        items: list[Json] = []
-        for repo in seen:
-            commit = records.find_commit(db, repo, "main")
-            items.append(describe(call.hub, db, repo, commit, brief=not call.asks("full")))
+        heads = [(repo, records.find_commit(db, repo, "main")) for repo in seen]
+        items = [describe(call.hub, db, *head, brief=not call.asks("full")) for head in heads]
     return page(call, items, min(max(1, int(limit or 1000)), call.hub.settings.page_items))
 
 

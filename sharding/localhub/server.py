@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from sharding.localhub import cards, commits, lfs, oidc, pages, repos, resolve, revisions, xet
+from sharding.localhub import cards, commits, lfs, oidc, pages, repos, revisions, xet
 from sharding.localhub.hub import Hub, Settings
 from sharding.localhub.refusals import Refusal
 from sharding.localhub.web import refuse, routes, with_raw_paths
@@ -23,7 +23,7 @@ IDLE_SECONDS = 60  # longer than clients keep a connection, so that none uses on
 _GOODBYE_SECONDS = 5
 
 # The most frequent first. Pages last, because their path /{owner}/{name} matches the most.
-_ROOMS = (resolve, revisions, xet, commits, lfs, repos, cards, oidc, pages)
+_ROOMS = (revisions, xet, commits, lfs, repos, cards, oidc, pages)
 
 
 def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:

@@ -155,11 +155,7 @@ def is_true(value: str | None) -> bool:
 
 
 def iso(seconds: float) -> str:
-    """Return a time in the Hub's format.
-
-    >>> iso(0)
-    '1970-01-01T00:00:00.000Z'
-    """
+    """Return a time in the Hub's format, such as 1970-01-01T00:00:00.000Z."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

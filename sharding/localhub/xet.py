@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from sharding.localhub import accounts, records
 from sharding.localhub.blobs import read_file
 from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
-from sharding.localhub.resolve import parse_range
+from sharding.localhub.revisions import parse_range
 from sharding.localhub.store import VIEW_SECONDS, Right, XetFile, XetStore, name_of_grant, parse_shard
 from sharding.localhub.web import Answer, Call, Json, text_of
 
@@ -50,8 +50,7 @@ def duplicate(call: Call) -> Answer:
     target, files = wish.get("target"), wish.get("files")
     if not isinstance(target, dict) or not isinstance(files, list):
         raise bad_request('"target" and "files" are required')
-    failed: list[Json] = []
-    done: list[str] = []
+    failed, done = list[Json](), list[str]()
     with call.hub.state.writing() as db:
         source, _ = accounts.reach(db, call, "read")
         repo, _ = accounts.reach_repo(db, call, "write", text_of(target, "type", "model"), text_of(target, "name"))
