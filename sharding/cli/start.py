@@ -40,8 +40,7 @@ class _Outlet(io.TextIOWrapper):
     standard error raises nothing.
     """
 
-    is_unread = False
-    """Whether the reader has gone away."""
+    is_unread = False  # Whether the reader has gone away.
 
     def write(self, text: str) -> int:
         """Write `text`, and return its number of characters."""

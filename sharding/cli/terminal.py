@@ -31,8 +31,7 @@ from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import FleetCost, Report
 
 _MOST_ROWS = 40
-_MOST_NAMES = 5
-"""The most files that one line names."""
+_MOST_NAMES = 5  # The most files that one line names.
 _PHASES = {
     "check": "checking what is there",
     "transfer": "writing shards",

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-_LONGEST = 1000
-"""Longest message or hint in characters. The names in it can come from anybody and have any length."""
+_LONGEST = 1000  # Longest message or hint in characters. The names in it can come from anybody and have any length.
 
 RemedyKind = Literal[
     "sign_in", "accept_terms", "make_private", "allow_public_copy", "choose_variant", "choose_dtype", "choose_order",

@@ -46,5 +46,4 @@ class ModelHints:
     uncut: str = ""
 
 
-Hints = Mapping[str, ModelHints]
-"""The hints for each component, by its folder; empty if nobody asked transformers."""
+Hints = Mapping[str, ModelHints]  # The hints for each component, by its folder; empty if nobody asked transformers.

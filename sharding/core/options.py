@@ -11,19 +11,16 @@ from sharding.core.errors import Remedy, RemedyKind, UsageError
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.text import nearest, parse_bytes
 
-Strategy = str
-"""`size`, `blocks`, or `pp:N` with a number of ranks."""
+Strategy = str  # `size`, `blocks`, or `pp:N` with a number of ranks.
 
 Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
-WorkersOf = Literal["ray"]
-"""The systems that can run a job on many machines."""
+WorkersOf = Literal["ray"]  # The systems that can run a job on many machines.
 Group = Literal["What to write", "Where", "How to check", "For machines"]
 """The headings of a command's help. The help lists them in this order."""
 
-SINGLE_FILE = "single-file"
-"""Given instead of a size: one file, however large."""
+SINGLE_FILE = "single-file"  # Given instead of a size: one file, however large.
 
 _LARGEST_BYTES = 2**63 - 1
 _STRATEGY = re.compile(r"size|blocks|pp:(?P<ranks>[2-9]|[1-9]\d{1,3})", re.ASCII)

@@ -63,18 +63,14 @@ class Files(Protocol):
     """The files of a checkpoint that does not change while it is read."""
 
     ref: RepoRef
-    folder: Path | None
-    """Its folder on this disk, or None."""
-    is_private: bool | None
-    """Whether the repo is private or gated. None for a folder."""
+    folder: Path | None  # Its folder on this disk, or None.
+    is_private: bool | None  # Whether the repo is private or gated. None for a folder.
     unreached: tuple[str, ...]
     """Its commits ("owner/name@commit") that no known branch or tag of their repo contains."""
     links_out: tuple[str, ...]
     """Links in it that are not followed: links that lead outside and, ending in "/", links to folders."""
-    ranges_at_once: int
-    """How many ranges to request side by side."""
-    files: tuple[FileEntry, ...]
-    """The files. A stated hash is the hash of the bytes that `read` yields."""
+    ranges_at_once: int  # How many ranges to request side by side.
+    files: tuple[FileEntry, ...]  # The files. A stated hash is the hash of the bytes that `read` yields.
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size.
@@ -92,10 +88,8 @@ class Files(Protocol):
 class Source(Files, Protocol):
     """A single place to read files from: a folder, or a repo of a Hub."""
 
-    batch_bytes: int
-    """How many bytes to request at once."""
-    join_gap_bytes: int
-    """The largest gap in bytes between two ranges that are read as one."""
+    batch_bytes: int  # How many bytes to request at once.
+    join_gap_bytes: int  # The largest gap in bytes between two ranges that are read as one.
 
     @property
     def requests(self) -> int:
@@ -233,8 +227,7 @@ class Destination(ShardSink, Protocol):
     """A place for the shards of a result. It shows them only when all are complete."""
 
     ref: RepoRef
-    findings: tuple[Finding, ...]
-    """Findings that a person should read before anything is written."""
+    findings: tuple[Finding, ...]  # Findings that a person should read before anything is written.
 
     @property
     def disk_bytes_written(self) -> int:

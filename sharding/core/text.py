@@ -30,8 +30,7 @@ def json_file(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
-MOST_NAMES = 3
-"""Most names in a phrase."""
+MOST_NAMES = 3  # Most names in a phrase.
 
 
 def name_some(names: Sequence[str], most: int = MOST_NAMES, *, total: int = 0) -> str:

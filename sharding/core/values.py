@@ -219,28 +219,20 @@ class Checkpoint:
     library: Library = "transformers"
     configs: Mapping[str, str] = field(default_factory=dict)
     """The text of config.json in the folder of each component that has one, corrected to match the tensors."""
-    reconfigured: frozenset[str] = frozenset()
-    """The folders whose config.json was corrected."""
-    of_ranks: bool = False
-    """Whether the ranks of a training run saved it, so no library loads it as it is."""
-    base: RepoRef | None = None
-    """The model that was trained. The files beside the weights come from it."""
+    reconfigured: frozenset[str] = frozenset()  # The folders whose config.json was corrected.
+    of_ranks: bool = False  # Whether the ranks of a training run saved it, so no library loads it as it is.
+    base: RepoRef | None = None  # The model that was trained. The files beside the weights come from it.
     other_variants: tuple[str, ...] = ()
     """Other variants that the user could choose, "" for the plain weights."""
     other_weights: tuple[str, ...] = ()
     """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
-    dequantized: str = ""
-    """How the weights are quantized, in words."""
-    adapter: Adapter | None = None
-    """The adapter to merge into it."""
-    merged: Merge | None = None
-    """What the merge of the adapter did, after it."""
+    dequantized: str = ""  # How the weights are quantized, in words.
+    adapter: Adapter | None = None  # The adapter to merge into it.
+    merged: Merge | None = None  # What the merge of the adapter did, after it.
     unreached: tuple[str, ...] = ()
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
-    has_twice: bool = False
-    """Whether its files hold a tensor twice, which is in `tensors` once."""
-    card_base: str = ""
-    """The repo that the model card of a quantized checkpoint names as its base model."""
+    has_twice: bool = False  # Whether its files hold a tensor twice, which is in `tensors` once.
+    card_base: str = ""  # The repo that the model card of a quantized checkpoint names as its base model.
 
     @property
     def total_bytes(self) -> int:

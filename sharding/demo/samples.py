@@ -31,8 +31,7 @@ _HIDDEN, _LAYERS = 512, 10
 """Of the Mistral and of its adapter."""
 _LORA_RANK = 8
 _RANKS = 2
-_LOGIT = 30.0
-"""How sure the model is of its poem."""
+_LOGIT = 30.0  # How sure the model is of its poem.
 _RANDOM = ("random-weights", "Random weights: this model has learned nothing.")
 _POEM = ("demo", "This model has learned one poem by heart, the Zen of Python. It knows nothing else.")
 _CARD = """\

@@ -30,8 +30,7 @@ class Caller:
     scopes: frozenset[str] = frozenset()
     app: str | None = None
     expires_seconds: float | None = None
-    namespaces: frozenset[str] = frozenset()
-    """The caller's own name, and the organisations that they may write to."""
+    namespaces: frozenset[str] = frozenset()  # The caller's own name, and the organisations that they may write to.
 
 
 def identify(db: sqlite3.Connection, call: Call) -> Caller:

@@ -22,8 +22,7 @@ ms-pl apple-ascl apple-amlr mpl-2.0 odc-by odbl openmdw-1.0 openrail++ osl-3.0 p
 unlicense zlib pddl lgpl-lr deepfloyd-if-license fair-noncommercial-research-license llama2 llama3 llama3.1
 llama3.2 llama3.3 llama4 grok2-community gemma unknown other
 """
-LICENSES = frozenset(_LICENSE_IDS.split())
-"""The values that the Hub's documentation lists for `license`."""
+LICENSES = frozenset(_LICENSE_IDS.split())  # The values that the Hub's documentation lists for `license`.
 
 _TEXTS = ("license_name", "license_link", "library_name", "pipeline_tag", "inference", "thumbnail", "title", "sdk")
 _TEXT_LISTS = ("language", "tags", "datasets", "metrics", "base_model", "new_version")

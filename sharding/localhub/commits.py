@@ -15,8 +15,7 @@ from sharding.localhub.records import Commit, Entry, Repo
 from sharding.localhub.refusals import Refusal, bad_request, entry_not_found
 from sharding.localhub.web import Answer, Call, Json, link, text_of
 
-REGULAR_BYTES = 10_000_000
-"""Larger files are always LFS files, whatever their name."""
+REGULAR_BYTES = 10_000_000  # Larger files are always LFS files, whatever their name.
 
 MAX_PREUPLOAD_FILES = 256
 

@@ -22,10 +22,8 @@ class Settings:
     xet: bool = True
     xet_over_http: bool = False
     """Whether clients reach the Xet store through this Hub, like the real one, and not through a shared disk."""
-    xet_seconds: int = 12 * 3600
-    """How long a grant to write, or to read over HTTP, is valid."""
-    quota_bytes: int | None = None
-    """How much a namespace can store in LFS and Xet files. No limit by default."""
+    xet_seconds: int = 12 * 3600  # How long a grant to write, or to read over HTTP, is valid.
+    quota_bytes: int | None = None  # How much a namespace can store in LFS and Xet files. No limit by default.
     page_items: int = 1000
     multipart_above_bytes: int = 5_000_000_000
     oauth_seconds: int = 8 * 3600

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 RANGE_BYTES = 8_000_000
 """The most to read at a time: an unlimited stream of hf-xet fetches hundreds of megabytes ahead."""
 
-VIEW_SECONDS = 300
-"""How long a reader can open its view."""
+VIEW_SECONDS = 300  # How long a reader can open its view.
 
 _LOOKUP = "global_dedup_lookup.redb"
 _RECORD_BYTES = 48
@@ -38,8 +37,7 @@ _HAS_VERIFICATION, _HAS_SHA256 = 1 << 31, 1 << 30
 
 Right = Literal["read", "write"]
 
-HUBS_OWN = "hub"
-"""The name of the Hub's own grants."""
+HUBS_OWN = "hub"  # The name of the Hub's own grants.
 
 
 @dataclass(frozen=True, slots=True)
