@@ -22,26 +22,23 @@ from sharding.localhub.web import Answer, Call, Json, text_of
 _HEADER_BYTES = 8
 
 
-def read_token(call: Call) -> Answer:
-    """Return the address and token to read the files of a repo."""
-    store = _store(call)
+def give_access(call: Call) -> Answer:
+    """Return the address and token to read the files of a repo, or to write files for it."""
+    store, to_write = call.hub.xet, call.address.split("/")[-2] == "xet-write-token"
+    if store is None:
+        raise Refusal(404, "Xet is not enabled on this Hub.")
     with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "read")
-        records.find_commit(db, repo, call.parameters["revision"])
+        if to_write:
+            repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
+            call.hub.check_quota(db, repo)
+        else:
+            repo, _ = accounts.reach(db, call, "read")
+            records.find_commit(db, repo, call.parameters["revision"])
     if store.grants:
-        return _answer(store.grants.endpoint, *store.grants.token("read"))
-    return _anything(store.lend_view(), VIEW_SECONDS)
-
-
-def write_token(call: Call) -> Answer:
-    """Return the address and token to write files for a repo."""
-    store = _store(call)
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
-        call.hub.check_quota(db, repo)
-    if store.grants:
-        return _answer(store.grants.endpoint, *store.grants.token("write"))
-    return _anything(store.url, call.hub.settings.xet_seconds)
+        return _answer(store.grants.endpoint, *store.grants.token("write" if to_write else "read"))
+    # A local store checks no token, but clients need one.
+    endpoint, seconds = (store.url, call.hub.settings.xet_seconds) if to_write else (store.lend_view(), VIEW_SECONDS)
+    return _answer(endpoint, f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds)
 
 
 def duplicate(call: Call) -> Answer:
@@ -56,26 +53,14 @@ def duplicate(call: Call) -> Answer:
         repo, _ = accounts.reach_repo(db, call, "write", text_of(target, "type", "model"), text_of(target, "name"))
         for file in files:
             sha256 = text_of(file, "sha256")
-            row = db.execute(
-                "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ? AND referenced", (source.number, sha256)
-            ).fetchone()
+            query = "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ? AND referenced"
+            row = db.execute(query, (source.number, sha256)).fetchone()
             if row:
                 records.add_object(db, repo.number, sha256, row[0])
                 done.append(sha256)
             else:
                 failed.append({"sha256": sha256, "error": f"{source.id} has no such file"})
     return {"success": done, "failed": failed}
-
-
-def _store(call: Call) -> XetStore:
-    if call.hub.xet is None:
-        raise Refusal(404, "Xet is not enabled on this Hub.")
-    return call.hub.xet
-
-
-def _anything(endpoint: str, seconds: int) -> JSONResponse:
-    # A local store checks no token, but clients need one.
-    return _answer(endpoint, f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds)
 
 
 def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
@@ -199,8 +184,8 @@ def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
 
 
 RULES = (
-    ("GET", "/api/{kind}s/{owner}/{name}/xet-read-token/{revision}", read_token),
-    ("GET", "/api/{kind}s/{owner}/{name}/xet-write-token/{revision}", write_token),
+    ("GET", "/api/{kind}s/{owner}/{name}/xet-read-token/{revision}", give_access),
+    ("GET", "/api/{kind}s/{owner}/{name}/xet-write-token/{revision}", give_access),
     ("POST", "/api/{kind}s/{owner}/{name}/lfs-files/duplicate", duplicate),
     ("GET", "/cas/xorbs/{hash}", get_xorb),
     ("GET", "/cas/v1/reconstructions/{hash}", reconstruct),
