@@ -86,8 +86,8 @@ def _headers(hub: Hub, repo: Repo, commit: Commit, entry: Entry) -> dict[str, st
 
 
 def tree(call: Call) -> Answer:
-    """List a folder in pages. `recursive` lists all below it."""
-    folder = call.parameters.get("path", "").strip("/")
+    """List a folder in pages. `recursive` lists all below it, `expand` adds the last commit of each item."""
+    folder, expand = call.parameters.get("path", "").strip("/"), call.asks("expand")
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         commit = records.find_commit(db, repo, call.parameters["revision"])
@@ -95,25 +95,29 @@ def tree(call: Call) -> Answer:
         if folder and not entries:
             raise entry_not_found(folder, commit.id)
         items = _list_items(call.hub, entries, folder, call.asks("recursive"))
-    return page(call, items, call.hub.settings.page_items)
+        if expand:
+            _add_last_commits(db, items, entries)
+    return page(call, items, min(call.hub.settings.page_items, 50) if expand else call.hub.settings.page_items)
 
 
 def paths_info(call: Call) -> Answer:
     """Describe the files and folders in the form field `paths`. Those that do not exist are left out.
 
-    `expand` adds the last commit of each file.
+    `expand` adds the last commit of each.
     """
-    form = call.form()
-    expand = is_true(form.get("expand", [""])[0])
+    form, items, entries = call.form(), list[Json](), list[Entry]()
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         commit = records.find_commit(db, repo, call.parameters["revision"])
-        items: list[Json] = []
         for path in dict.fromkeys(path.strip("/") for path in form.get("paths", [])):
             if entry := records.find_entry(db, commit, path):
-                items.append(_file(call.hub, entry) | (_last_commit(db, entry.changed_in) if expand else {}))
+                items.append(_file(call.hub, entry))
+                entries.append(entry)
             elif below := records.list_entries(db, commit, path):
                 items.append(_folder(path, below))
+                entries += below
+        if is_true(form.get("expand", [""])[0]):
+            _add_last_commits(db, items, entries)
     return items
 
 
@@ -163,9 +167,12 @@ def _folder(path: str, below: list[Entry]) -> Json:
     return {"type": "directory", "oid": oid, "size": 0, "path": path}
 
 
-def _last_commit(db: sqlite3.Connection, number: int) -> Json:
-    commit = db.execute("SELECT id, title, date_seconds FROM commits WHERE number = ?", (number,)).fetchone()
-    return {"lastCommit": {"id": commit[0], "title": commit[1], "date": iso(commit[2])}}
+def _add_last_commits(db: sqlite3.Connection, items: list[Json], entries: list[Entry]) -> None:
+    """Add to each item the commit that last changed it or, for a folder, something below it."""
+    for item in items:
+        number = max(entry.changed_in for entry in entries if f"{entry.path}/".startswith(f"{item['path']}/"))
+        commit = db.execute("SELECT id, title, date_seconds FROM commits WHERE number = ?", (number,)).fetchone()
+        item["lastCommit"] = {"id": commit[0], "title": commit[1], "date": iso(commit[2])}
 
 
 def lfs_part(entry: Entry, name_of_sha256: str) -> Json:

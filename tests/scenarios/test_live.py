@@ -146,7 +146,7 @@ def two_first_commits(monkeypatch: Patch) -> None:
 
 def take_stale_parents(monkeypatch: Patch) -> None:
     usual = commits.parse_commit
-    monkeypatch.setattr(commits, "parse_commit", lambda body: replace(usual(body), parent=None))
+    monkeypatch.setattr(commits, "parse_commit", lambda *given: replace(usual(*given), parent=None))
 
 
 def send_other_bytes(monkeypatch: Patch) -> None:
