@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
-from sharding.core.destination import Destination, Discarded
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import (
@@ -31,7 +30,7 @@ from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
-from sharding.core.repo import Repo
+from sharding.core.protocols import Destination, Discarded, Repo
 from sharding.core.values import Address, Checkpoint, Plan, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew

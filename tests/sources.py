@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sharding.core.lent import LentFile, LentSource
+from sharding.core.protocols import LentFile, LentSource
 from sharding.core.values import FileEntry, RepoRef
 from tests.fuzz.targets import Memory
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from blake3 import blake3
+
 from sharding.checkpoint.documents import ADAPTER_NAME, config_text
 from sharding.checkpoint.read import read_headers
 from sharding.checkpoint.remarks import remarks_on
 from sharding.checkpoint.side_files import refuse_unfinished
 from sharding.core.errors import SourceError, WeightsNeeded
-from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import MAX_TENSORS
-from sharding.core.protocols import Source
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo, Source
 from sharding.core.text import format_bytes, name_some, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
 from sharding.formats.known_files import likely, may_be_missed
@@ -109,7 +109,7 @@ def _head_is_copy(checkpoint: Checkpoint, origin: Repo, adapter: Adapter, most_b
 
 
 def _digest(tensor: Tensor, origin: Repo) -> str:
-    digest = new_tensor_hash()
+    digest = blake3()
     for extent in tensor.recipe.reads():
         for chunk in origin.sources[extent.source].read(extent.file, extent.start_byte, extent.end_byte):
             digest.update(chunk)

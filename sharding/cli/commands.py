@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from sharding import __version__
-from sharding.cli.outlet import Outlet
 from sharding.cli.parameters import in_groups, parsed_choice, taking_options, without_shorthands
 from sharding.core.environment import hub_token
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
@@ -172,9 +171,7 @@ def inspect(source: Source, as_json: AsJson = False, **chosen: Any) -> None:
 def plan(
     source: Source,
     picture: Annotated[str, _to_write(metavar="FILE", help="Draw today's files and the shards into this SVG")] = "",
-    explain: Annotated[
-        str | None, _to_check(metavar="GLOB", help="Show how these tensors are made: '*.q_proj.*'")
-    ] = None,
+    explain: Annotated[str, _to_check(metavar="GLOB", help="Show how these tensors are made: '*.q_proj.*'")] = "",
     as_json: AsJson = False,
     **chosen: Any,
 ) -> None:
@@ -398,9 +395,8 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
 def _for_people(cause: Exception | KeyboardInterrupt, resumable: bool) -> ShardingError:
     if isinstance(cause, KeyboardInterrupt):
         hint = "What is finished is kept. To go on, run the same command again. To start over, add --restart."
-        error: ShardingError = Cancelled(str(cause) or "Cancelled.", hint if resumable else "")
-    else:
-        error = cause if isinstance(cause, ShardingError) else unforeseen(cause)
+        cause = Cancelled(str(cause) or "Cancelled.", hint if resumable else "")
+    error = cause if isinstance(cause, ShardingError) else unforeseen(cause)
     with suppress(Refused):  # a token that cannot be read is in no message
         if token := hub_token():  # messages of other libraries may contain it
             error.message, error.hint = (text.replace(token, "[token]") for text in (error.message, error.hint))
@@ -418,7 +414,7 @@ def _follow(
         for event in events:
             if as_events:
                 _print_json(event_json(event))
-                if isinstance(event, Progress) and isinstance(sys.stdout, Outlet) and sys.stdout.is_unread:
+                if isinstance(event, Progress) and getattr(sys.stdout, "is_unread", False):
                     raise KeyboardInterrupt("Cancelled: nobody reads the events any more.")
             else:
                 terminal.event(event)

@@ -21,7 +21,7 @@ def taking_options(command: str, group: Group | None = None) -> Callable[[_Comma
         named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
         must = [parameter for parameter in named if parameter.default is inspect.Parameter.empty]
         taken = of_command(command)
-        options = [made for option in taken for made in _parameters(option, group or option.declared.group)]
+        options = [made for option in taken for made in _parameters(option, group or option.group)]
         every = [*must, *options, *(parameter for parameter in named if parameter not in must)]
         short = {_shorthand_name(option) for option in taken}
 
@@ -55,14 +55,14 @@ def without_shorthands(values: Mapping[str, Any], given: Container[str]) -> dict
     """
     left = dict(values)
     for option in OPTIONS.values():
-        if option.declared.shorthand and left.pop(_shorthand_name(option), False):
-            short, value, _ = option.declared.shorthand
+        if option.shorthand and left.pop(_shorthand_name(option), False):
+            short, value, _ = option.shorthand
             if option.name in given:
-                usual = option.declared.flags[0]
+                usual = option.flags[0]
                 raise UsageError(f"{short} and {usual} cannot be used together.", "Leave out one of them.")
             left[option.name] = value
-        if option.declared.on is not None and option.name in left:
-            left[option.name] = option.declared.on if left[option.name] else option.default
+        if option.on is not None and option.name in left:
+            left[option.name] = option.on if left[option.name] else option.default
     return left
 
 
@@ -72,21 +72,21 @@ def parsed_choice(what: str, choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def _shorthand_name(option: Option) -> str:
-    return option.declared.shorthand[0].removeprefix("--").replace("-", "_") if option.declared.shorthand else ""
+    return option.shorthand[0].removeprefix("--").replace("-", "_") if option.shorthand else ""
 
 
 def _parameters(option: Option, group: Group) -> list[inspect.Parameter]:
-    of, more = option.declared, dict[str, Any]()
+    more = dict[str, Any]()
     if option.choices:
-        more["parser"] = parsed_choice(of.called or option.name, option.choices)
+        more["parser"] = parsed_choice(option.called, option.choices)
     if option.default in (None, "") and not option.is_switch:
         more["show_default"] = False
-    told = typer.Option(*of.flags, help=of.help, metavar=of.metavar, rich_help_panel=group, **more)
+    told = typer.Option(*option.flags, help=option.help, metavar=option.metavar, rich_help_panel=group, **more)
     kind = str if option.name == "max_shard_size" else option.kind
-    kind, default = (kind, option.default) if of.on is None else (bool, False)
+    kind, default = (kind, option.default) if option.on is None else (bool, False)
     parameters = [_parameter(option.name, kind, default, told)]
-    if of.shorthand:
-        flag, _, words = of.shorthand
+    if option.shorthand:
+        flag, _, words = option.shorthand
         told = typer.Option(flag, help=words, rich_help_panel=group)
         parameters.append(_parameter(_shorthand_name(option), bool, False, told))
     return parameters

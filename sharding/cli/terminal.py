@@ -1,8 +1,8 @@
 """Show checkpoints, plans, events and outcomes to a person at a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -10,9 +10,9 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from sharding.core.destination import Discarded
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.protocols import Discarded
 from sharding.core.text import (
     count,
     ends,
@@ -31,9 +31,7 @@ from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import FleetCost, Report
 
 _MOST_ROWS = 40
-_MOST_NAMES = 5
-"""The most files that one line names."""
-_FIGURES = (DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
+_MOST_NAMES = 5  # The most files that one line names.
 _PHASES = {
     "check": "checking what is there",
     "transfer": "writing shards",
@@ -42,21 +40,18 @@ _PHASES = {
 }
 
 
-class Terminal:
+class Terminal(AbstractContextManager["Terminal"]):
     """A person's view of a command. As a context, it removes the progress bar at the end."""
 
     def __init__(self, results: Console, passing: Console) -> None:
         """Show results on `results`, and progress, findings and errors on `passing`."""
         self._results = results
         self._passing = passing
-        figures = (kind(table_column=Column(no_wrap=True)) for kind in _FIGURES)
+        kinds = (DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
+        figures = (kind(table_column=Column(no_wrap=True)) for kind in kinds)
         description = TextColumn("{task.description}", table_column=Column(no_wrap=True))
         self._bar = Bar(description, BarColumn(bar_width=None), *figures, console=passing)
         self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Stop the bar."""
@@ -127,9 +122,8 @@ class Terminal:
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
-                self.findings(
-                    finding for finding in event.plan.findings if finding.code in ("no-change", "cannot-be-judged")
-                )
+                told = ("no-change", "cannot-be-judged")
+                self.findings(finding for finding in event.plan.findings if finding.code in told)
                 if event.fleet:
                     self._fleet(event.fleet)
                 for name, numbers in islice(event.overflowed.items(), _MOST_ROWS):
@@ -223,7 +217,7 @@ class Terminal:
         self._end_bar()
         self._mention(error.message, "bold red")
         if error.hint:
-            self._mention(error.hint, "")
+            self._mention(error.hint)
 
     def _differences(self, differences: Sequence[Difference]) -> None:
         """Show every difference. Names stand last and whole, however narrow the terminal is."""
@@ -260,7 +254,7 @@ class Terminal:
         table = _columns(fleet.engine, "parts", "size", "working", "largest worker")
         for cost in fleet.nodes[:_MOST_ROWS]:
             sizes = (format_bytes(cost.bytes), f"{cost.seconds:.1f} s", format_bytes(cost.peak_anon_bytes))
-            table.add_row(_plain(cost.node, ""), f"{cost.parts:,}", *sizes)
+            table.add_row(_plain(cost.node), f"{cost.parts:,}", *sizes)
         self._results.print(table)
         if fleet.nodes[_MOST_ROWS:]:
             self._say(f"and {len(fleet.nodes) - _MOST_ROWS:,} more nodes")
@@ -270,12 +264,12 @@ class Terminal:
     def _table(self, rows: Sequence[tuple[str, int, int]]) -> None:
         total = sum(size for _, _, size in rows) or 1
         table = _columns("file", "tensors", "size", "share")
-        hidden = len(rows) - _MOST_ROWS
+        hidden, half = len(rows) - _MOST_ROWS, _MOST_ROWS // 2
         for index, (file, tensors, size) in enumerate(rows):
-            if hidden > 0 and index == _MOST_ROWS // 2:
+            if hidden > 0 and index == half:
                 table.add_row(f"({hidden} more)")
-            if hidden <= 0 or not _MOST_ROWS // 2 <= index < _MOST_ROWS // 2 + hidden:
-                table.add_row(_plain(file, ""), f"{tensors:,}", format_bytes(size), f"{100 * size / total:.1f}%")
+            if hidden <= 0 or not half <= index < half + hidden:
+                table.add_row(_plain(file), f"{tensors:,}", format_bytes(size), f"{100 * size / total:.1f}%")
         self._results.print(table)
 
     def _stages(self, plan: Plan) -> None:
@@ -290,7 +284,7 @@ class Terminal:
         table.add_column("blocks")
         table.add_column("files")
         for number, stage in enumerate(stages, start=1):
-            blocks, files = (_plain(ends(names), "") for names in (stage.blocks, stage.files))
+            blocks, files = (_plain(ends(names)) for names in (stage.blocks, stage.files))
             table.add_row(str(number), format_bytes(stage.bytes), blocks, files)
         self._results.print(table)
         for number, stage in enumerate(stages, start=1):
@@ -302,7 +296,7 @@ class Terminal:
     def _say(self, text: str, style: str = "") -> None:
         self._results.print(_plain(text, style))
 
-    def _mention(self, text: str, style: str) -> None:
+    def _mention(self, text: str, style: str = "") -> None:
         self._passing.print(_plain(text, style))
 
 
@@ -326,6 +320,6 @@ def _share(share: float) -> str:
     return "<0.01%" if text == "0.00%" and share > 0 else text
 
 
-def _plain(text: str, style: str) -> Text:
+def _plain(text: str, style: str = "") -> Text:
     # Names come from files of strangers, so neither markup nor control characters may reach the screen.
     return Text("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text), style)

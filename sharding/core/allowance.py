@@ -8,15 +8,11 @@ from pathlib import Path
 
 from sharding.core.errors import is_lack_of_memory
 
+# Memory that loading a model may take on top of its libraries: these bytes, more for each byte of its weight files
+# (enough for 4 bits that become 32), and for the threads of each processor core.
 LOAD_MEMORY_BYTES = 4_000_000_000
-"""Memory that loading a model may take on top of its libraries and the two amounts below."""
-
 LOAD_MEMORY_FACTOR = 10
-"""Memory that loading a model may take for each byte of its weight files. It covers 4 bits that become 32."""
-
 CORE_MEMORY_BYTES = 128 << 20
-"""Memory that loading a model may take for the threads of each processor core."""
-
 
 _MAPPED = Path("/proc/self/statm")
 

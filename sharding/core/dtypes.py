@@ -64,8 +64,7 @@ dtypes that only torch 2.13 has."""
 BY_NAME = {dtype.name: dtype for dtype in _TABLE if dtype.name}
 """Dtypes by their name in safetensors, in the order in which the writer sorts tensors."""
 
-BY_TORCH = {dtype.torch: dtype for dtype in _TABLE if dtype.torch}
-"""Dtypes by their name in torch."""
+BY_TORCH = {dtype.torch: dtype for dtype in _TABLE if dtype.torch}  # Dtypes by their name in torch.
 
 BY_OPTION = {dtype.option: dtype for dtype in (BY_NAME["F32"], BY_NAME["F16"], BY_NAME["BF16"])}
 """Dtypes by their name as a value of `--dtype`."""

@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,10 +75,7 @@ def _refuse_no_token(path: Path, most_bytes: int) -> None:
 
 
 def keep_xet_logs_off_the_disk() -> None:
-    """Tell hf-xet to write no log files: HF_XET_LOG_DEST. Call it before the first import of hf-xet.
-
-    hf-xet has no other setting for that. A value that you set yourself stays.
-    """
+    """Tell hf-xet, before its first import, to write no log files: HF_XET_LOG_DEST. A value that you set stays."""
     os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
 
 
@@ -89,7 +86,7 @@ def space_owner() -> str | None:
 
 def is_space() -> bool:
     """Return whether this runs as a Space of the Hub, which sets SPACE_ID."""
-    return bool(os.environ.get("SPACE_ID"))
+    return space_id() is not None
 
 
 def space_id() -> str | None:
@@ -110,8 +107,9 @@ def max_job_bytes() -> int | None:
 
     Without it, a Space takes 50 GB and any other machine has no limit. Raises UsageError.
     """
-    text = os.environ.get("SHARD_MAX_JOB_SIZE")
-    return parse_bytes(text, "SHARD_MAX_JOB_SIZE") if text else SHARED_JOB_BYTES if is_space() else None
+    if text := os.environ.get("SHARD_MAX_JOB_SIZE"):
+        return parse_bytes(text, "SHARD_MAX_JOB_SIZE")
+    return SHARED_JOB_BYTES if is_space() else None
 
 
 def desk_folder() -> Path:
@@ -160,17 +158,15 @@ def child_command(module: str, *arguments: str) -> list[str]:
 
 def child_environment() -> dict[str, str]:
     """Return the few variables that the process of a job inherits. None of them can hold a secret of this process."""
-    return _inherited(os.environ)
+    return _inherited()
 
 
 def ray_address() -> str:
     """Return the address of a Ray cluster: RAY_ADDRESS, or "local" for a cluster on this machine. Raises UsageError."""
     address = os.environ.get("RAY_ADDRESS", "").strip() or "local"
     if "://" in address:
-        raise UsageError(
-            f"RAY_ADDRESS is {address!r}, but a job must start on a node of its cluster.",
-            "Submit it there: ray job submit -- shard-my-repo shard … --workers ray.",
-        )
+        hint = "Submit it there: ray job submit -- shard-my-repo shard … --workers ray."
+        raise UsageError(f"RAY_ADDRESS is {address!r}, but a job must start on a node of its cluster.", hint)
     return address
 
 
@@ -192,8 +188,9 @@ def without_login() -> Iterator[None]:
     """Keep only the variables of Ray and of child processes in the environment until the block ends."""
     before = dict(os.environ)
     of_ray = {name: text for name, text in before.items() if name.startswith("RAY_")}
+    inherited = reading_variables()
     os.environ.clear()
-    os.environ.update(of_ray | _inherited(before, *_OF_LOADING))
+    os.environ.update(of_ray | inherited)
     try:
         yield
     finally:
@@ -201,13 +198,10 @@ def without_login() -> Iterator[None]:
         os.environ.update(before)
 
 
-_INHERITED = (
-    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"),
-    *("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "PYTHONWARNINGS"),
-)
-_OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
+# Lists of folders. Libraries may be installed in one of them, and an empty entry means the current folder.
 _FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-"""Lists of folders. Libraries may be installed in one of them, and an empty entry means the current folder."""
+_OTHERS = ("LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST")
+_INHERITED = (*_FOLDERS, *_OTHERS, "PYTHONWARNINGS")
 
 
 def child_variables() -> dict[str, str]:
@@ -216,20 +210,20 @@ def child_variables() -> dict[str, str]:
     Libraries that see a GPU map tens of gigabytes, and choose other code for quantized weights.
     """
     nothing = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return _inherited(os.environ, *_OF_LOADING) | nothing
+    return reading_variables() | nothing
 
 
 def reading_variables() -> dict[str, str]:
     """Return the environment of a child process that reads from a Hub: no login."""
-    return _inherited(os.environ, *_OF_LOADING)
+    return _inherited("HOME", "TMPDIR", "OMP_NUM_THREADS")
 
 
-def _inherited(environment: Mapping[str, str], *more: str) -> dict[str, str]:
+def _inherited(*more: str) -> dict[str, str]:
     """Return the variables that a child process inherits, and those in `more`. The child can import this package.
 
     Lists of folders keep only their absolute paths, because the others depend on the child's current folder.
     """
-    variables = {name: environment[name] for name in (*_INHERITED, *more) if name in environment}
+    variables = {name: os.environ[name] for name in (*_INHERITED, *more) if name in os.environ}
     package = str(Path(__file__).parent.parent.parent)
     variables["PYTHONPATH"] = os.pathsep.join([package, variables.get("PYTHONPATH", "")])
     for name in variables.keys() & set(_FOLDERS):

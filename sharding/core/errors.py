@@ -10,33 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-_LONGEST = 1000
-"""Longest message or hint in characters. The names in it can come from anybody and have any length."""
-
+_LONGEST = 1000  # Longest message or hint in characters. The names in it can come from anybody and have any length.
 
 RemedyKind = Literal[
-    "sign_in",
-    "accept_terms",
-    "make_private",
-    "allow_public_copy",
-    "choose_variant",
-    "choose_dtype",
-    "choose_order",
-    "cut_between_layers",
-    "dequantize",
-    "leave_dequantize_out",
-    "allow_overflow",
-    "leave_base_out",
-    "overwrite",
-    "discard_unfinished",
-    "leave_comparison_out",
-    "use_classic_engine",
-    "use_stream_engine",
-    "leave_workers_out",
-    "read_every_byte",
-    "open_job",
-    "plan_repo",
-]
+    "sign_in", "accept_terms", "make_private", "allow_public_copy", "choose_variant", "choose_dtype", "choose_order",
+    "cut_between_layers", "dequantize", "leave_dequantize_out", "allow_overflow", "leave_base_out", "overwrite",
+    "discard_unfinished", "leave_comparison_out", "use_classic_engine", "use_stream_engine", "leave_workers_out",
+    "read_every_byte", "open_job", "plan_repo",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +53,8 @@ class ShardingError(Exception):
         else.
         """
         # They may contain a name that UTF-8 cannot hold, and front ends must be able to show every error.
-        self.message, self.hint = (
-            shortened(text).encode(errors="backslashreplace").decode() for text in (message, hint)
-        )
+        texts = (shortened(text).encode(errors="backslashreplace").decode() for text in (message, hint))
+        self.message, self.hint = texts
         self.remedy = remedy
         super().__init__(self.message)
 
@@ -139,11 +119,8 @@ class ReplaceRefused(DestinationError):
 
     def __init__(self, place: str, there: str, source: str) -> None:
         """Name the model whose copy is there, and the model whose copy would replace it."""
-        super().__init__(
-            f"{place} holds a copy of {there}. A copy of {source} would replace it.",
-            "Choose another name. Or add --overwrite to replace it.",
-            Remedy("overwrite"),
-        )
+        message = f"{place} holds a copy of {there}. A copy of {source} would replace it."
+        super().__init__(message, "Choose another name. Or add --overwrite to replace it.", Remedy("overwrite"))
         self.there = there
 
 
@@ -172,14 +149,11 @@ class Fault(ShardingError):
         )
 
 
-_LACKS = ("bad_alloc", "allocate memory", "MemoryError", "failed to map segment", "can't start new thread")
-"""Words of errors that mean too little memory: from torch, the C++ library, wrapped errors, the loader of libraries,
-and threads."""
-
-
 def is_lack_of_memory(error: Exception) -> bool:
-    """Return whether `error` says, in any of these words, that memory ran out."""
-    return isinstance(error, MemoryError) or any(word in f"{type(error).__name__}: {error}" for word in _LACKS)
+    """Return whether `error` says that memory ran out."""
+    # The words of torch, the C++ library, wrapped errors, the loader of libraries, and threads.
+    words = ("bad_alloc", "allocate memory", "MemoryError", "failed to map segment", "can't start new thread")
+    return isinstance(error, MemoryError) or any(word in f"{type(error).__name__}: {error}" for word in words)
 
 
 def unforeseen(error: Exception) -> ShardingError:

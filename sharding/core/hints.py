@@ -21,9 +21,7 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PipelineCut:
-    """Where transformers cuts a model over ranks: the layers `[start, end)` of each rank. `transformers` is its
-    version.
-    """
+    """Where this version of transformers cuts a model over ranks: the layers `[start, end)` of each rank."""
 
     transformers: Version
     layers: Layers
@@ -48,5 +46,4 @@ class ModelHints:
     uncut: str = ""
 
 
-Hints = Mapping[str, ModelHints]
-"""The hints for each component, by its folder; empty if nobody asked transformers."""
+Hints = Mapping[str, ModelHints]  # The hints for each component, by its folder; empty if nobody asked transformers.

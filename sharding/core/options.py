@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
 from types import UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -11,19 +11,16 @@ from sharding.core.errors import Remedy, RemedyKind, UsageError
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.text import nearest, parse_bytes
 
-Strategy = str
-"""`size`, `blocks`, or `pp:N` with a number of ranks."""
+Strategy = str  # `size`, `blocks`, or `pp:N` with a number of ranks.
 
 Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
-WorkersOf = Literal["ray"]
-"""The systems that can run a job on many machines."""
+WorkersOf = Literal["ray"]  # The systems that can run a job on many machines.
 Group = Literal["What to write", "Where", "How to check", "For machines"]
 """The headings of a command's help. The help lists them in this order."""
 
-SINGLE_FILE = "single-file"
-"""Given instead of a size: one file, however large."""
+SINGLE_FILE = "single-file"  # Given instead of a size: one file, however large.
 
 _LARGEST_BYTES = 2**63 - 1
 _STRATEGY = re.compile(r"size|blocks|pp:(?P<ranks>[2-9]|[1-9]\d{1,3})", re.ASCII)
@@ -52,15 +49,15 @@ def _no_such(what: str, choice: str, choices: Sequence[str], more: str = "") -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """What the front ends need to know about an option. The dataclass field gives its name, type and default.
+class Option:
+    """What the front ends need to know about an option. Its dataclass field gives the name, the type and the default.
 
     - `flags`, `help`, `group`: the flags, the one line of help, and its heading on the command line.
     - `metavar`: the name of the value in the help.
     - `commands`, `tools`: the commands and the endpoints that take the option. `tool_name` is its name over HTTP.
     - `on`: the value that a switch sets. `shorthand` is another switch (flag, value, help) for one value.
-    - `called`: the name in messages, if it differs from the field's.
-    - `title`, `info`, `words`: the label on the page, the line below it, and the labels of its choices.
+    - `called`: the name in messages.
+    - `title`, `info`, `labels`: the label on the page, the line below it, and the labels of its choices.
     - `excludes`: options that contradict this one, each with the reason. `remedy` is to leave this option out.
     - `needs`: for a choice ("" for any), the extra of this package that it needs.
     - `since`: sorts the parameters of an endpoint. New options come last, so that callers need no change.
@@ -68,6 +65,9 @@ class Declared:
 
     flags: tuple[str, ...]
     help: str
+    default: Any
+    name: str = ""
+    kind: Any = None
     group: Group = "What to write"
     commands: tuple[str, ...] = ("plan", "shard")
     tools: tuple[str, ...] = ("plan", "shard")
@@ -78,30 +78,16 @@ class Declared:
     shorthand: tuple[str, Any, str] | None = None
     title: str = ""
     info: str = ""
-    words: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     excludes: Mapping[str, str] = field(default_factory=dict)
     remedy: RemedyKind | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
     since: int = 0
 
-
-def _option(default: Any, flags: str, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"declared": Declared(tuple(flags.split()), help, **more)})
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A declared option with its name, type and default."""
-
-    name: str
-    kind: Any
-    default: Any
-    declared: Declared
-
     @property
     def is_switch(self) -> bool:
         """Whether the option takes no value."""
-        return self.kind is bool or self.declared.on is not None
+        return self.kind is bool or self.on is not None
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -114,33 +100,35 @@ class Option:
         """Whether every value is a text."""
         return self.kind is str or bool(self.choices)
 
-    @property
-    def tool_name(self) -> str:
-        """The name over HTTP."""
-        return self.declared.tool_name or self.name
-
     def extras(self, value: Any) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that `value` needs.
 
         >>> list(OPTIONS["strategy"].extras("pp:4")), list(OPTIONS["strategy"].extras("blocks"))
         ([('The strategy pp:4', 'load')], [])
         """
-        name, choice = self.declared.called or self.name, str(value).partition(":")[0]
-        if value != self.default and "" in self.declared.needs:
-            yield f"The {name}", self.declared.needs[""]
-        elif value != self.default and choice in self.declared.needs:
-            yield f"The {name} {value}", self.declared.needs[choice]
+        choice = str(value).partition(":")[0]
+        if value != self.default and "" in self.needs:
+            yield f"The {self.called}", self.needs[""]
+        elif value != self.default and choice in self.needs:
+            yield f"The {self.called} {value}", self.needs[choice]
 
     def words(self, value: Any) -> list[str]:
         """Return the words that set the option to `value` on the command line."""
         if value == self.default:
             return []
-        flag = self.declared.flags[0]
+        flag = self.flags[0]
         if "/" in flag:  # --private/--public
             return [flag.split("/")[0 if value else 1]]
-        if self.declared.shorthand and value == self.declared.shorthand[1]:
-            return [self.declared.shorthand[0]]
+        if self.shorthand and value == self.shorthand[1]:
+            return [self.shorthand[0]]
         return [flag] if self.is_switch else [flag, str(value)]
+
+
+def _option(default: Any, flags: str, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(tuple(flags.split()), help, default, **more)})
+
+
+_of_job = partial(_option, group="Where", commands=("shard",), tools=("shard",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +167,7 @@ class Options:
         title="Where to cut",
         info="Choose between layers if you load layer by layer. For several machines, the cuts are those of torchrun "
         "and transformers: each machine loads only its own files.",
-        words={
+        labels={
             "size": "Wherever a file is full",
             "blocks": "Between layers",
             "pp": "For transformers on several machines",
@@ -195,7 +183,7 @@ class Options:
         title="Order of the tensors",
         info="Most tools write by layer. The last choice gives the same files as save_pretrained, including models "
         "that it renames in memory.",
-        words={
+        labels={
             "natural": "By layer: 2 before 10",
             "stored": "As in today's files",
             "transformers": "As transformers saves it",
@@ -210,7 +198,7 @@ class Options:
         commands=("plan", "shard", "verify", "compare", "devices"),
         title="Number format",
         info="fp16 and bf16 halve an fp32 model and lose digits. As it is keeps every bit.",
-        words={"keep": "As it is"},
+        labels={"keep": "As it is"},
     )
     variant: str = _option(
         "",
@@ -262,7 +250,6 @@ class Options:
         },
         since=3,
     )
-
     adapter: str = _option(
         "",
         "--adapter",
@@ -292,12 +279,8 @@ class Options:
         chosen("order", self.order, get_args(Order))
         chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
-            hint = (
-                f"Choose one from 0 to {self.ranks - 1}."
-                if self.ranks
-                else "Choose the strategy pp:N, which has N ranks."
-            )
-            raise UsageError(f"There is no rank {self.rank}.", hint)
+            ranks = f"one from 0 to {self.ranks - 1}" if self.ranks else "the strategy pp:N, which has N ranks"
+            raise UsageError(f"There is no rank {self.rank}.", f"Choose {ranks}.")
 
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
@@ -353,83 +336,44 @@ class Request:
     source: str
     destination: str
     options: Options = Options()
-    private: bool | None = _option(
-        None,
-        "--private/--public",
-        "Who may see a new repo, else as the source",
-        group="Where",
-        commands=("shard",),
-        tools=("shard",),
+    private: bool | None = _of_job(None, "--private/--public", "Who may see a new repo, else as the source")
+    confirmed: bool = _of_job(
+        False, "--yes", "Let a private or gated source have a public copy", tool_name="public_copy_allowed"
     )
-    confirmed: bool = _option(
-        False,
-        "--yes",
-        "Let a private or gated source have a public copy",
-        group="Where",
-        commands=("shard",),
-        tools=("shard",),
-        tool_name="public_copy_allowed",
-    )
-    overwrite: bool = _option(
-        False,
-        "--overwrite",
-        "Replace another model's copy, or others' files",
-        group="Where",
-        commands=("shard",),
-        tools=("shard",),
-    )
-    restart: bool = _option(
-        False,
-        "--restart",
-        "Start again instead of resuming",
-        group="Where",
-        commands=("shard",),
-        tools=(),
-    )
-    engine: Engine = _option(
+    overwrite: bool = _of_job(False, "--overwrite", "Replace another model's copy, or others' files")
+    restart: bool = _of_job(False, "--restart", "Start again instead of resuming", tools=())
+    engine: Engine = _of_job(
         "stream",
         "--engine",
         "stream (move bytes) or classic (load the model and save it)",
         metavar="ENGINE",
-        group="Where",
-        commands=("shard",),
         tools=(),
         remedy="use_stream_engine",
         needs={"classic": "load"},
     )
-    compare_rounds: int = _option(
+    compare_rounds: int = _of_job(
         0,
         "--compare",
         "Load original and copy too, and report the cost",
         group="How to check",
-        commands=("shard",),
-        tools=("shard",),
         tool_name="compare",
         called="comparison",
         remedy="leave_comparison_out",
         needs={"": "load"},
         on=ROUNDS,
     )
-    workers: WorkersOf | None = _option(
+    workers: WorkersOf | None = _of_job(
         None,
         "--workers",
         "Share the job on the cluster at RAY_ADDRESS",
         metavar="ray",
-        group="Where",
-        commands=("shard",),
         tools=(),
         called="kind of workers",
         excludes={"engine": "The classic engine runs on one machine only."},
         needs={"ray": "ray"},
     )
-    expect: str = _option(
-        "",
-        "--expect",
-        "Refuse any plan but this one of plan --json",
-        group="For machines",
-        commands=("shard",),
-        tools=(),
-        metavar="PLAN_ID",
+    expect: str = _of_job(
+        "", "--expect", "Refuse any plan but this one of plan --json", group="For machines", tools=(), metavar="PLAN_ID"
     )
 
     @classmethod
@@ -443,15 +387,13 @@ class Request:
         """Raise UsageError for a value that is no choice, and for options that contradict each other."""
         for name, option in _declared(Request).items():
             if option.choices and getattr(self, name) is not None:
-                chosen(option.declared.called or name, getattr(self, name), option.choices)
-        known = OPTIONS
-        for option in known.values():
-            for other, reason in option.declared.excludes.items():
-                if self._has(option) and self._has(known[other]):
-                    flags = option.declared.flags[0], known[other].declared.flags[0]
-                    remedy = known[other].declared.remedy
-                    hint = f"Leave out {flags[0]} or {flags[1]}."
-                    raise UsageError(reason, hint, Remedy(remedy) if remedy else None)
+                chosen(option.called, getattr(self, name), option.choices)
+        for option in OPTIONS.values():
+            for name, reason in option.excludes.items():
+                other = OPTIONS[name]
+                if self._has(option) and self._has(other):
+                    hint = f"Leave out {option.flags[0]} or {other.flags[0]}."
+                    raise UsageError(reason, hint, Remedy(other.remedy) if other.remedy else None)
 
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
@@ -459,7 +401,7 @@ class Request:
 
     def words(self, command: str) -> list[str]:
         """Return the words that make the same choices for `command` on the command line."""
-        taken = (option for option in OPTIONS.values() if command in option.declared.commands)
+        taken = (option for option in OPTIONS.values() if command in option.commands)
         return [word for option in taken for word in option.words(self._value(option))]
 
     def _has(self, option: Option) -> bool:
@@ -471,12 +413,12 @@ class Request:
 
 @cache
 def _declared(kind: type[Any]) -> Mapping[str, Option]:
-    hints = get_type_hints(kind)
-    return {
-        one.name: Option(one.name, hints[one.name], one.default, one.metadata["declared"])
-        for one in fields(kind)
-        if "declared" in one.metadata
-    }
+    hints, options = get_type_hints(kind), dict[str, Option]()
+    for one in fields(kind):
+        if option := one.metadata.get("option"):
+            names = {"tool_name": option.tool_name or one.name, "called": option.called or one.name}
+            options[one.name] = replace(option, name=one.name, kind=hints[one.name], **names)
+    return options
 
 
 OPTIONS: Mapping[str, Option] = {**_declared(Options), **_declared(Request)}
@@ -485,10 +427,10 @@ OPTIONS: Mapping[str, Option] = {**_declared(Options), **_declared(Request)}
 
 def of_command(command: str) -> list[Option]:
     """Return the options that `command` takes."""
-    return [option for option in OPTIONS.values() if command in option.declared.commands]
+    return [option for option in OPTIONS.values() if command in option.commands]
 
 
 def of_tool(tool: str) -> list[Option]:
     """Return the options that `tool` takes, in the order of its parameters."""
-    taken = [option for option in OPTIONS.values() if tool in option.declared.tools]
-    return sorted(taken, key=lambda option: option.declared.since)
+    taken = [option for option in OPTIONS.values() if tool in option.tools]
+    return sorted(taken, key=lambda option: option.since)

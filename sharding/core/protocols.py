@@ -1,29 +1,76 @@
-"""The protocols of sources and sinks, which `transfer` and `verify` use."""
+"""The protocols of sources and destinations, the repo that several sources make, and what another machine gets of them.
 
-from collections.abc import Iterable, Iterator
+What is lent to another machine lets it reach the files of a job without a login.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from sharding.core.lent import LentSource
-from sharding.core.values import FileEntry, RepoRef, ShardRecord
+from typing_extensions import override
+
+from sharding.core.events import Published
+from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Access to the store of a Hub at `endpoint`, until `expires` (seconds, as in `time.time`)."""
+
+    endpoint: str
+    token: str = field(repr=False)
+    expires: int
+
+
+@dataclass(frozen=True, slots=True)
+class LentFile:
+    """A file that another machine may read: from the store by `xet_hash`, else from `place`.
+
+    `place` is a path that all machines share, or an address. For a file in a folder, `modified_ns` is its time of
+    modification. Another time means that the file has changed.
+    """
+
+    file: str
+    bytes: int
+    xet_hash: str | None = None
+    place: str = field(default="", repr=False)
+    modified_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LentSource:
+    """Some files of a source: a folder, or a repo of the Hub at `hub`."""
+
+    ref: RepoRef
+    files: tuple[LentFile, ...]
+    hub: str = ""
+    grant: Grant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LentDestination:
+    """Where the shards of plan `plan_id` go: a folder that all machines share, or the store of the Hub at `hub`."""
+
+    ref: RepoRef
+    plan_id: str
+    folder: str = ""
+    hub: str = ""
+    grant: Grant | None = None
 
 
 class Files(Protocol):
     """The files of a checkpoint that does not change while it is read."""
 
     ref: RepoRef
-    folder: Path | None
-    """Its folder on this disk, or None."""
-    is_private: bool | None
-    """Whether the repo is private or gated. None for a folder."""
+    folder: Path | None  # Its folder on this disk, or None.
+    is_private: bool | None  # Whether the repo is private or gated. None for a folder.
     unreached: tuple[str, ...]
     """Its commits ("owner/name@commit") that no known branch or tag of their repo contains."""
     links_out: tuple[str, ...]
     """Links in it that are not followed: links that lead outside and, ending in "/", links to folders."""
-    ranges_at_once: int
-    """How many ranges to request side by side."""
-    files: tuple[FileEntry, ...]
-    """The files. A stated hash is the hash of the bytes that `read` yields."""
+    ranges_at_once: int  # How many ranges to request side by side.
+    files: tuple[FileEntry, ...]  # The files. A stated hash is the hash of the bytes that `read` yields.
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size.
@@ -41,10 +88,8 @@ class Files(Protocol):
 class Source(Files, Protocol):
     """A single place to read files from: a folder, or a repo of a Hub."""
 
-    batch_bytes: int
-    """How many bytes to request at once."""
-    join_gap_bytes: int
-    """The largest gap in bytes between two ranges that are read as one."""
+    batch_bytes: int  # How many bytes to request at once.
+    join_gap_bytes: int  # The largest gap in bytes between two ranges that are read as one.
 
     @property
     def requests(self) -> int:
@@ -56,6 +101,73 @@ class Source(Files, Protocol):
 
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return what another machine needs to read `files` for a limited time without a login. Raises SourceError."""
+
+
+class Repo(Files):
+    """The files to copy. Each file names its source and its path there.
+
+    The first source is the one that the user named. Weights are read from the sources directly.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        files: Iterable[FileEntry] | None = None,
+        links_out: Sequence[str] | None = None,
+        adapter_folder: str | None = None,
+    ) -> None:
+        """Combine `files` and `links_out`. By default they are those of the first source.
+
+        With `adapter_folder` ("" or ending in "/"), the last source has an adapter there, to merge into the model.
+        """
+        first = sources[0]
+        self.sources = tuple(sources)
+        self.ref, self.folder, self.ranges_at_once = first.ref, first.folder, first.ranges_at_once
+        self.files = first.files if files is None else tuple(files)
+        self.links_out = first.links_out if links_out is None else tuple(links_out)
+        self.unreached = tuple(place for source in sources for place in source.unreached)
+        hidden = {source.is_private for source in sources}
+        self.is_private = True if True in hidden else None if None in hidden else False
+        self._adapter_folder = adapter_folder
+        self._entries = {file.path: file for file in self.files}
+
+    @property
+    def base(self) -> Source | None:
+        """The model that was trained, if it is a source too."""
+        others = self.sources[1 : None if self._adapter_folder is None else -1]
+        return others[0] if others else None
+
+    @property
+    def adapter(self) -> Source | None:
+        """The repo of the adapter to merge, if it is a source too."""
+        return None if self._adapter_folder is None else self.sources[-1]
+
+    @property
+    def adapter_folder(self) -> str:
+        """The folder of the adapter in its repo: "" or ending in "/"."""
+        return self._adapter_folder or ""
+
+    def with_adapter(self, adapter: Source, folder: str) -> "Repo":
+        """Return the same files, with an adapter in `folder` of one more source."""
+        return Repo([*self.sources, adapter], self.files, self.links_out, folder)
+
+    def through(self, sources: Sequence[Source]) -> "Repo":
+        """Return the same files, read through `sources`, which are views of the original sources."""
+        return Repo(sources, self.files, self.links_out, self._adapter_folder)
+
+    @override
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        entry = self._entries[file]
+        return self.sources[entry.source].read(entry.at, start_byte, end_byte)
+
+    @override
+    def path(self, file: str) -> Path | None:
+        entry = self._entries[file]
+        return self.sources[entry.source].path(entry.at)
+
+    @override
+    def closed(self) -> str:
+        return next(filter(None, (source.closed() for source in self.sources)), "")
 
 
 class ShardWriter(Protocol):
@@ -100,3 +212,80 @@ class ShardSink(Protocol):
 
     def close(self) -> None:
         """Close the sink. Unfinished shards are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """What was removed of an unfinished job. `remark` says what could not be removed, and what you still have to do."""
+
+    found: bool
+    repo_deleted: bool = False
+    remark: str = ""
+
+
+class Destination(ShardSink, Protocol):
+    """A place for the shards of a result. It shows them only when all are complete."""
+
+    ref: RepoRef
+    findings: tuple[Finding, ...]  # Findings that a person should read before anything is written.
+
+    @property
+    def disk_bytes_written(self) -> int:
+        """Bytes that this job has written to the disk of this machine."""
+
+    @property
+    def has_finished_shards(self) -> bool:
+        """Whether there are finished shards that a later run can keep."""
+
+    def check(self, source: RepoRef) -> None:
+        """Raise DestinationError if a copy of `source` may not be written here. It is called first and changes nothing.
+
+        Raises ReplaceRefused if a copy of another model is here and nobody allowed its replacement.
+        """
+
+    def done(self, plan_id: str) -> dict[str, ShardRecord]:
+        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
+
+        Raises DestinationError if an unfinished job of another plan is here.
+        """
+
+    def prepare(
+        self,
+        job: StagedJob,
+        keep: Iterable[ShardRecord],
+        new_bytes: int,
+        ours: Iterable[str] = (),
+        beside: Iterable[str] = (),
+    ) -> None:
+        """Prepare for `new_bytes` of `job`. Delete what an earlier run left, except the shards in `keep`.
+
+        The result will consist of the files `ours`, which this tool writes, and the files `beside` them, which it
+        copies from the source. Raises DestinationError before a byte moves if the result cannot be written.
+        """
+
+    def lend(self) -> LentDestination:
+        """Return all that another machine needs to write shards of the prepared job. This machine then opens none.
+
+        Raises DestinationError if that machine would need a login.
+        """
+
+    def open_finished(self, file: str) -> Source | None:
+        """Return a source that reads the finished shard `file` at once; None if it is better to read it later."""
+
+    def open_staged(self, files: Iterable[str]) -> Source:
+        """Return a source that reads the finished `files` before they are published."""
+
+    def publish(
+        self,
+        records: Mapping[str, ShardRecord],
+        side_files: Iterable[FileEntry],
+        origin: Repo,
+        written: Mapping[str, bytes],
+    ) -> Published:
+        """Show the shards of `records`, the `side_files` of `origin` and the files `written`. The index comes last."""
+
+    def unfinished(self) -> StagedJob | None:
+        """Return the unfinished job whose shards are staged here, or None. Changes nothing."""
+
+    def discard(self) -> Discarded:
+        """Remove what this job has staged or, before `prepare`, what an earlier job has staged."""

@@ -56,8 +56,7 @@ class Recipe:
     """
 
     __slots__ = ()
-    kinds = dict[str, Any]()
-    """All kinds of recipes, by name."""
+    kinds = dict[str, Any]()  # All kinds of recipes, by name.
 
     def __init_subclass__(cls) -> None:
         """Register one more kind."""

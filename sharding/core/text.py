@@ -12,11 +12,7 @@ from sharding.core.limits import MAX_NAME_CHARACTERS
 
 
 def values_in(json_text: bytes) -> int:
-    """Return the number of values in a JSON text, or more. Each takes memory, even if the text is short.
-
-    >>> values_in(b'{"a": [1, 2]}')
-    3
-    """
+    """Return the number of values in a JSON text, or more. Each takes memory, even if the text is short."""
     return sum(map(json_text.count, (b",", b"[", b"{")))
 
 
@@ -34,8 +30,7 @@ def json_file(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
-MOST_NAMES = 3
-"""Most names in a phrase."""
+MOST_NAMES = 3  # Most names in a phrase.
 
 
 def name_some(names: Sequence[str], most: int = MOST_NAMES, *, total: int = 0) -> str:
@@ -49,11 +44,7 @@ def name_some(names: Sequence[str], most: int = MOST_NAMES, *, total: int = 0) -
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
-    """Return the one of `choices` that is most similar to `word`, or "" if none is similar.
-
-    >>> nearest("naturl", ["natural", "stored"]), nearest("random", ["natural", "stored"])
-    ('natural', '')
-    """
+    """Return the one of `choices` that is most similar to `word`, or "" if none is similar."""
     return next(iter(get_close_matches(word.strip().lower(), choices, 1)), "")
 
 
@@ -72,49 +63,29 @@ def shown_name(name: str) -> str:
 
 
 def name_problem(name: str) -> str:
-    """Return why `name` is not allowed for a file or a tensor, or "" if it is allowed.
-
-    >>> name_problem("model.norm.weight"), name_problem("n" * 5000)
-    ('', 'has 5,000 characters, but at most 4,096 are allowed')
-    """
+    """Return why `name` is not allowed for a file or a tensor, or "" if it is allowed."""
     if len(name) > MAX_NAME_CHARACTERS:
         return f"has {len(name):,} characters, but at most {MAX_NAME_CHARACTERS:,} are allowed"
     return "" if name.isascii() or printable(name) == name else "is not UTF-8"
 
 
 def source_name(kind: str, name: str) -> str:
-    """Return the name of a source for a sentence. A folder is marked, because it may have the name of a repo.
-
-    >>> source_name("hub", "gpt2"), source_name("folder", "gpt2")
-    ('gpt2', 'the folder gpt2')
-    """
+    """Return the name of a source for a sentence. A folder is marked, because it may have the name of a repo."""
     return name if kind == "hub" else f"the folder {name}"
 
 
 def unchecked_sentence(things: Sequence[str]) -> str:
-    """Return the sentence that names what a comparison did not check.
-
-    >>> unchecked_sentence(["code", "configuration", "tokenizer"])
-    'Not checked: code, configuration and tokenizer.'
-    """
+    """Return the sentence that names what a comparison did not check."""
     return f"Not checked: {', '.join(things[:-1])} and {things[-1]}."
 
 
 def within_words(tensors: int, within: int) -> str:
-    """Return how a merged copy compares. `within` of its tensors have other bits, within the tolerance of a merge.
-
-    >>> within_words(93, 3)
-    'equal within the tolerance of a merge: 90 tensors bit-equal, 3 within it'
-    """
+    """Return how a merged copy compares. `within` of its tensors have other bits, within the tolerance of a merge."""
     return f"equal within the tolerance of a merge: {count(tensors - within, 'tensor')} bit-equal, {within:,} within it"
 
 
 def undecided_sentence(undecided: int) -> str:
-    """Return the sentence about merged tensors of which nobody can say whether they are right.
-
-    >>> undecided_sentence(1)[:53]
-    'It cannot be told whether 1 merged tensor is right: i'
-    """
+    """Return the sentence about merged tensors of which nobody can say whether they are right."""
     are, their = ("is", "its") if undecided == 1 else ("are", "their")
     return (
         f"It cannot be told whether {count(undecided, 'merged tensor')} {are} right: {their} bits differ, and {their} "
@@ -142,11 +113,7 @@ def without_revision(place: str) -> str:
 
 
 def unreached_sentence(place: str) -> str:
-    """Return the sentence about a commit, "owner/name@commit", that may not belong to its repo.
-
-    >>> unreached_sentence("acme/model@0123456789abcdef")[:66]
-    'No known branch or tag of acme/model contains commit 0123456789ab.'
-    """
+    """Return the sentence about a commit, "owner/name@commit", that may not belong to its repo."""
     repo_id, _, commit = place.partition("@")
     return (
         f"No known branch or tag of {repo_id} contains commit {commit[:12]}. It may belong to a pull request, which "
@@ -174,18 +141,14 @@ def parse_bytes(text: str, of: str = "a shard") -> int:
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        almost = match and f"{match[2].upper()}B" in _UNITS
-        hint = (
-            f"Did you mean {match[1][:50]}{match[2].upper()}B?"
-            if match and almost
-            else "Write it as 200MB, 2GB or 1GiB."
-        )
+        hint = "Write it as 200MB, 2GB or 1GiB."
+        if match and f"{match[2].upper()}B" in _UNITS:
+            hint = f"Did you mean {match[1][:50]}{match[2].upper()}B?"
         raise UsageError(f"{text[:50]!r} is not a size for {of}.", hint)
     size = Decimal(match[1]) * unit
     if not 1 <= size < 2**63:
         problem = "cannot hold anything" if size < 1 else "fits on no machine"
-        message = f"{of[0].upper()}{of[1:]} of {text[:50]!r} {problem}."
-        raise UsageError(message, "Give a size such as 200MB.")
+        raise UsageError(f"{of[0].upper()}{of[1:]} of {text[:50]!r} {problem}.", "Give a size such as 200MB.")
     return int(size)
 
 

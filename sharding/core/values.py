@@ -14,16 +14,9 @@ from sharding.core.options import Options
 from sharding.core.recipe import Recipe
 
 Library = Literal[
-    "transformers",
-    "diffusers",
-    "sentence-transformers",
-    "peft",
-    "timm",
-    "open_clip",
-    "spacy",
-    "pytorch_model_hub_mixin",
-    "unknown",
-]
+    "transformers", "diffusers", "sentence-transformers", "peft", "timm", "open_clip", "spacy",
+    "pytorch_model_hub_mixin", "unknown",
+]  # fmt: skip
 """The library that loads a repo, by its name on the Hub. "unknown" means that no file names one."""
 
 
@@ -146,9 +139,7 @@ class Merge:
     """What a merge does: `changed` of `tensors` get other numbers. The adapter is in `file` of `adapter`.
 
     In a plan, `changed` counts the tensors that the adapter has something for, and in a report those that it changed.
-
-    `named_base` is the base that the adapter's configuration names. It decides nothing. `path` names the adapter for
-    people and for a command: "owner/name@commit/sub".
+    `named_base` is the base that the adapter's configuration names. It decides nothing.
     """
 
     adapter: RepoRef
@@ -204,11 +195,7 @@ class Component:
         return f"{self.folder}{self.stem}.safetensors.index{self._variant}.json"
 
     def of_rank(self, rank: int, ranks: int) -> "Component":
-        """Return it as the variant of one rank of a pipeline, which has an index and no files of its own.
-
-        >>> Component().of_rank(0, 2).index
-        'model.safetensors.index.rank0-of-2.json'
-        """
+        """Return it as the variant of one rank of a pipeline, which has an index and no files of its own."""
         return replace(self, variant=f"{self.variant}{'-' if self.variant else ''}rank{rank}-of-{ranks}")
 
     @property
@@ -232,28 +219,20 @@ class Checkpoint:
     library: Library = "transformers"
     configs: Mapping[str, str] = field(default_factory=dict)
     """The text of config.json in the folder of each component that has one, corrected to match the tensors."""
-    reconfigured: frozenset[str] = frozenset()
-    """The folders whose config.json was corrected."""
-    of_ranks: bool = False
-    """Whether the ranks of a training run saved it, so no library loads it as it is."""
-    base: RepoRef | None = None
-    """The model that was trained. The files beside the weights come from it."""
+    reconfigured: frozenset[str] = frozenset()  # The folders whose config.json was corrected.
+    of_ranks: bool = False  # Whether the ranks of a training run saved it, so no library loads it as it is.
+    base: RepoRef | None = None  # The model that was trained. The files beside the weights come from it.
     other_variants: tuple[str, ...] = ()
     """Other variants that the user could choose, "" for the plain weights."""
     other_weights: tuple[str, ...] = ()
     """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
-    dequantized: str = ""
-    """How the weights are quantized, in words."""
-    adapter: Adapter | None = None
-    """The adapter to merge into it."""
-    merged: Merge | None = None
-    """What the merge of the adapter did, after it."""
+    dequantized: str = ""  # How the weights are quantized, in words.
+    adapter: Adapter | None = None  # The adapter to merge into it.
+    merged: Merge | None = None  # What the merge of the adapter did, after it.
     unreached: tuple[str, ...] = ()
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
-    has_twice: bool = False
-    """Whether its files hold a tensor twice, which is in `tensors` once."""
-    card_base: str = ""
-    """The repo that the model card of a quantized checkpoint names as its base model."""
+    has_twice: bool = False  # Whether its files hold a tensor twice, which is in `tensors` once.
+    card_base: str = ""  # The repo that the model card of a quantized checkpoint names as its base model.
 
     @property
     def total_bytes(self) -> int:
@@ -346,11 +325,10 @@ class Shard:
 class Plan:
     """Which shard holds which tensor. The shards of a component follow one another.
 
-    `stages` are the parts that the ranks of a pipeline load, if the options ask for a pipeline. `pipeline` is where
-    transformers cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". `merged`
-    says which adapter is merged. `sources` are the sources that the recipes refer to by number. `written` are the files
-    of the source that the copy holds with new content, by path. `unfit` are files beside the weights that the
-    copy does not get, because they do not fit it.
+    `stages` are what the ranks of a pipeline load, if the options ask for one, and `pipeline` is where transformers
+    cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". The recipes refer to
+    `sources` by number. `written` are the files of the source that get new content, by path. The copy does not get
+    the files `unfit`, because they do not fit it.
     """
 
     shards: tuple[Shard, ...]
@@ -383,9 +361,7 @@ class Plan:
 
     @property
     def indexes(self) -> tuple[str, ...]:
-        """Paths of the indexes that the result needs: one for each component with several shards, and one for each
-        rank.
-        """
+        """Paths of the indexes of the result: for each component with several shards one, and one for each rank."""
         shards = Counter(shard.folder for shard in self.shards)
         several = [component for component in self.components if shards[component.folder] > 1]
         ranks = range(len(self.stages))
@@ -394,20 +370,12 @@ class Plan:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of a file in a repo: "" or ending in "/".
-
-    >>> folder_of("unet/model.safetensors"), folder_of("model.safetensors")
-    ('unet/', '')
-    """
+    """Return the folder of a file in a repo: "" or ending in "/"."""
     return path[: path.rfind("/") + 1]
 
 
 def folders_around(path: str) -> set[str]:
-    """Return all folders of a repo that contain a file, except the top.
-
-    >>> sorted(folders_around("a/b/model.safetensors"))
-    ['a/', 'a/b/']
-    """
+    """Return all folders of a repo that contain a file, except the top: "a/" and "a/b/" for "a/b/c.json"."""
     return {path[: match.end()] for match in re.finditer("/", path)}
 
 
@@ -415,9 +383,8 @@ def folders_around(path: str) -> set[str]:
 class StagedJob:
     """What a job stores beside its staged shards, so that somebody with access can resume or discard it.
 
-    Three fields are for a Hub repo and None for a folder. `private` is the visibility that the result will have,
-    `created` whether the job created the repo, and `main` the commit of `main` when staging started. `id` is the job's
-    own.
+    Three fields are None for a folder. `private` is the visibility that the result will have, `created` whether the job
+    created the repo, and `main` the commit of `main` when staging started.
     """
 
     plan_id: str

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from shutil import rmtree
 
-from sharding.demo.whole_job import NEW_TOKENS, PROMPT, SOURCE, USER, download, generate, serve_hub
+from sharding.demo.whole_job import NEW_TOKENS, PROMPT, SOURCE, USER, download, generate, serve_hub, shard
 
 _RANKS = 2
 
@@ -15,14 +15,10 @@ def main() -> None:
     """Work in the folder `demo/pipeline`. Exit with 1 if two processes write another text than one process."""
     place = Path("demo", "pipeline")
     rmtree(place, ignore_errors=True)
-    parts = [place / f"rank{rank}" for rank in range(_RANKS)]
     print("Starting a Hub on this machine with sample models …", flush=True)
     with serve_hub(place / "hub", "--user", USER) as endpoint:
-        env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}
-        for rank, part in enumerate(parts):
-            command = ["shard", SOURCE, f"./{part}", "--strategy", f"pp:{_RANKS}", "--rank", str(rank)]
-            print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
-            subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
+        for rank in range(_RANKS):
+            shard(place, endpoint, f"./{place}/rank{rank}", "--strategy", f"pp:{_RANKS}", "--rank", str(rank))
         whole = download(SOURCE, place, endpoint)
     print(f"\nLoading the whole model in one process, then its parts in {_RANKS} processes.")
     print(f"Each writes {NEW_TOKENS} tokens after {PROMPT!r}:", flush=True)
@@ -35,10 +31,8 @@ def main() -> None:
         env=env, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     print(done.stdout, end="")
-    agree = (
-        not done.returncode
-        and [line.partition("    ")[2] for line in done.stdout.splitlines()] == [repr(alone)] * _RANKS
-    )
+    texts = [line.partition("    ")[2] for line in done.stdout.splitlines()]
+    agree = not done.returncode and texts == [repr(alone)] * _RANKS
     print("They agree." if agree else "They differ!")
     sys.exit(not agree)
 

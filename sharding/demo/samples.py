@@ -31,8 +31,7 @@ _HIDDEN, _LAYERS = 512, 10
 """Of the Mistral and of its adapter."""
 _LORA_RANK = 8
 _RANKS = 2
-_LOGIT = 30.0
-"""How sure the model is of its poem."""
+_LOGIT = 30.0  # How sure the model is of its poem.
 _RANDOM = ("random-weights", "Random weights: this model has learned nothing.")
 _POEM = ("demo", "This model has learned one poem by heart, the Zen of Python. It knows nothing else.")
 _CARD = """\
@@ -143,7 +142,7 @@ def build_ranks(folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as base:
         build_t5(Path(base) / "t5")
         torch.multiprocessing.spawn(_save_rank, (Path(base), folder), nprocs=_RANKS)
-    return _describe(folder, task="translation")
+    return _finish(folder, task="translation")
 
 
 def build_lora(folder: Path) -> Path:
@@ -162,17 +161,14 @@ def build_lora(folder: Path) -> Path:
         tensors[f"{name}.lora_A.weight"] = torch.randn(_LORA_RANK, _HIDDEN) * 0.01
         tensors[f"{name}.lora_B.weight"] = torch.randn(rows, _LORA_RANK) * 0.01
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    config: dict[str, Any] = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": "samples/mistral-60m",
-    }
+    base = "samples/mistral-60m"
+    config: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base}
     config |= {"r": _LORA_RANK, "lora_alpha": 2 * _LORA_RANK, "target_modules": ["q_proj", "v_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    _describe(folder, "text-generation")
+    _finish(folder)
     card = folder / "README.md"
-    base = "library_name: peft\nbase_model: samples/mistral-60m"
-    card.write_text(card.read_text().replace("library_name: transformers", base))
+    of_adapter = f"library_name: peft\nbase_model: {base}"
+    card.write_text(card.read_text().replace("library_name: transformers", of_adapter))
     return folder
 
 
@@ -188,9 +184,8 @@ def _save_rank(rank: int, place: Path, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{place}/ranks", rank=rank, world_size=_RANKS)
     mesh = init_device_mesh("cpu", (_RANKS,))
     tensors = load_file(place / "t5/model.safetensors")
-    dcp.save(
-        {name: distribute_tensor(whole, mesh, [Shard(0)]) for name, whole in tensors.items()}, checkpoint_id=folder
-    )
+    halves = {name: distribute_tensor(whole, mesh, [Shard(0)]) for name, whole in tensors.items()}
+    dcp.save(halves, checkpoint_id=folder)
     dist.destroy_process_group()
 
 
@@ -239,16 +234,13 @@ def _learn_by_heart(model: Any, tokenizer: "PreTrainedTokenizerFast", text: str)
 
 def _finish(
     folder: Path,
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "PreTrainedTokenizerFast | None" = None,
     task: str = "text-generation",
     knowledge: tuple[str, str] = _RANDOM,
 ) -> Path:
-    tokenizer.save_pretrained(folder)
-    return _describe(folder, task, knowledge)
-
-
-def _describe(folder: Path, task: str, knowledge: tuple[str, str] = _RANDOM) -> Path:
-    """Write the card with a tag and a sentence on what the model knows, and .gitattributes; return `folder`."""
+    """Write the tokenizer, the card with a tag and a sentence on what the model knows, and .gitattributes."""
+    if tokenizer:
+        tokenizer.save_pretrained(folder)
     tag, sentence = knowledge
     (folder / "README.md").write_text(_CARD.format(title=folder.name, task=task, tag=tag, knowledge=sentence))
     (folder / ".gitattributes").write_text("".join(f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in _LFS))

@@ -6,44 +6,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TextIO
 
 from sharding.localhub import commits, records
 from sharding.localhub.accounts import Caller
 from sharding.localhub.blobs import read_file
 from sharding.localhub.hub import Hub
-from sharding.localhub.objects import add_object
 from sharding.localhub.repos import create_repo
 
 OWNER = "samples"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A sample repo, and the name in `samples.BUILDERS` of what makes its files."""
-
-    repo_id: str
-    builder: str
-    private: bool = False
-    gated: Literal["auto", "manual"] | None = None
-
-
 def seed(hub: Hub, log: TextIO) -> None:
     """Create the sample repos that are missing. If any is, that takes about half a minute, torch and transformers."""
-    wanted = (  # lists show the newest first, so the sample to try first is made last
-        Sample(f"{hub.settings.users[0]}/llama-private", "llama", private=True),
-        Sample(f"{OWNER}/llama-gated", "llama", gated="auto"),
-        Sample(f"{OWNER}/mistral-60m-lora", "mistral-60m-lora"),
-        Sample(f"{OWNER}/t5-tiny-ranks", "t5-tiny-ranks"),
-        Sample(f"{OWNER}/qwen3-fp8", "qwen3-fp8"),
-        Sample(f"{OWNER}/gpt2-tied", "gpt2-tied"),
-        Sample(f"{OWNER}/t5-tiny", "t5-tiny"),
-        Sample(f"{OWNER}/mistral-60m", "mistral-60m"),
-    )
+    # Each with the name in `samples.BUILDERS` of what makes its files. Lists show the newest first, so the sample to
+    # try first is made last.
+    wanted = {f"{hub.settings.users[0]}/llama-private": "llama", f"{OWNER}/llama-gated": "llama"}
+    names = ("mistral-60m-lora", "t5-tiny-ranks", "qwen3-fp8", "gpt2-tied", "t5-tiny", "mistral-60m")
+    wanted |= {f"{OWNER}/{name}": name for name in names}
     with hub.state.reading() as db:
-        missing = [sample for sample in wanted if not records.find_repo(db, "model", *sample.repo_id.split("/"))]
+        missing = [repo_id for repo_id in wanted if not records.find_repo(db, "model", *repo_id.split("/"))]
     if not missing:
         return
     with tempfile.TemporaryDirectory(prefix="samples-") as place:
@@ -54,32 +37,34 @@ def seed(hub: Hub, log: TextIO) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, path))}
         subprocess.run([sys.executable, "-P", "-m", "sharding.demo.samples", place], check=True, env=env)
         print(f"samples built in {time.monotonic() - started:.0f} s", file=log, flush=True)
-        for sample in missing:
-            size_bytes = _add(hub, sample, Path(place, sample.builder))
-            print(f"sample {sample.repo_id}: {size_bytes / 1e6:.1f} MB", file=log, flush=True)
+        for repo_id in missing:
+            size_bytes = _add(hub, repo_id, Path(place, wanted[repo_id]))
+            print(f"sample {repo_id}: {size_bytes / 1e6:.1f} MB", file=log, flush=True)
 
 
-def _add(hub: Hub, sample: Sample, folder: Path) -> int:
+def _add(hub: Hub, repo_id: str, folder: Path) -> int:
     """Create a repo with the files of `folder`; return their size."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     patterns = commits.lfs_patterns((folder / ".gitattributes").read_text())
     large = {path for path in files if commits.is_matched(path.name, patterns)}
     stored = {path: _store(hub, path) for path in large}
-    caller = Caller(sample.repo_id.split("/")[0], "write", namespaces=frozenset({sample.repo_id.split("/")[0]}))
+    owner = repo_id.split("/")[0]
+    caller = Caller(owner, "write", namespaces=frozenset({owner}))
     with hub.state.writing() as db:
         db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'org')", (OWNER,))
-        repo = create_repo(hub, db, caller, "model", sample.repo_id, sample.private)
-        db.execute("UPDATE repos SET gated = ? WHERE number = ?", (sample.gated, repo.number))
+        repo = create_repo(hub, db, caller, "model", repo_id, repo_id.endswith("-private"))
+        if repo_id.endswith("-gated"):
+            db.execute("UPDATE repos SET gated = 'auto' WHERE number = ?", (repo.number,))
         entries = []
         for path in files:
             name, size = path.relative_to(folder).as_posix(), path.stat().st_size
             if path in large:
-                add_object(db, repo.number, stored[path], size)
+                records.add_object(db, repo.number, stored[path], size)
                 entries.append(records.lfs_entry(name, stored[path], size))
             else:
                 entries.append(records.Entry(name, hub.blobs.put(path.read_bytes()), size, None, 0))
         head = records.find_head(db, repo, "main")
-        commits.write_commit(db, repo, "main", head, "Add the sample", caller.name or "", entries)
+        commits.write_commit(db, repo, "main", head, "Add the sample", owner, entries)
     return sum(entry.size_bytes for entry in entries)
 
 

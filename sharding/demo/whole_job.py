@@ -22,10 +22,7 @@ def main() -> None:
     rmtree(place, ignore_errors=True)
     print("Starting a Hub on this machine with sample models …", flush=True)
     with serve_hub(place / "hub", "--user", USER) as endpoint:
-        command = ["shard", SOURCE, DESTINATION, "--max-shard-size", SHARD_SIZE]
-        print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
-        env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}
-        subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
+        shard(place, endpoint, DESTINATION, "--max-shard-size", SHARD_SIZE)
         print("\nDownloading both with huggingface_hub …", flush=True)
         folders = [download(repo_id, place, endpoint) for repo_id in (SOURCE, DESTINATION)]
     print(f"Loading both with transformers. Each writes {NEW_TOKENS} tokens after {PROMPT!r}:")
@@ -50,6 +47,14 @@ def serve_hub(folder: Path, *options: str) -> Iterator[str]:
             yield address
         finally:
             hub.terminate()
+
+
+def shard(place: Path, endpoint: str, *arguments: str) -> None:
+    """Show a command that shards `SOURCE`, and run it."""
+    command = ["shard", SOURCE, *arguments]
+    print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
+    env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}
+    subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
 
 
 def download(repo_id: str, place: Path, endpoint: str) -> Path:

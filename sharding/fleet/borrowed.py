@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from sharding.core.lent import LentDestination, LentSource
-from sharding.core.protocols import ShardSink, Source
+from sharding.core.protocols import LentDestination, LentSource, ShardSink, Source
 from sharding.core.values import FileEntry
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import FolderSink

@@ -8,7 +8,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from sharding.core.destination import Destination
 from sharding.core.errors import (
     DamagedError,
     DestinationError,
@@ -22,7 +21,7 @@ from sharding.core.errors import (
 )
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
-from sharding.core.protocols import Source
+from sharding.core.protocols import Destination, Source
 from sharding.core.values import Shard, ShardRecord
 from sharding.fleet.parts import (
     PartDone,

@@ -4,8 +4,8 @@ import time
 from typing import Any, Literal
 
 from sharding.core.errors import GrantExpired
-from sharding.core.lent import LentDestination, LentSource
 from sharding.core.limits import GRANT_MARGIN_SECONDS
+from sharding.core.protocols import LentDestination, LentSource
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import checked_grant, checked_place
 

@@ -13,11 +13,9 @@ from pydantic import Base64Bytes, TypeAdapter
 
 import sharding.recipes  # noqa: F401 - every kind, so that it can be read from text
 from sharding.core.bounds import Count, Line, Seconds
-from sharding.core.destination import Destination
 from sharding.core.errors import Remedy
 from sharding.core.events import Phase
-from sharding.core.lent import LentDestination, LentSource
-from sharding.core.protocols import Source
+from sharding.core.protocols import Destination, LentDestination, LentSource, Source
 from sharding.core.values import Shard, ShardRecord
 from sharding.formats.safetensors_file import shard_header
 from sharding.transfer.prepare import Prepared

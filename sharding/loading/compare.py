@@ -11,12 +11,11 @@ from typing import get_args
 
 from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.loadable import loadable_files
-from sharding.core.destination import Destination
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
-from sharding.core.protocols import Files
+from sharding.core.protocols import Destination, Files
 from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.formats.index import build_indexes

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sharding.localhub.hub import Hub
@@ -19,45 +19,28 @@ def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], N
         epilog="Example: shard-my-repo localhub --folder ./hub --port 8000",
         description="Serve a Hub on this machine. User NAME has the tokens hf_NAME (write) and hf_NAME_read (read).",
     )
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; default: 0, a free one")
-    parser.add_argument("--folder", type=_folder, required=True, help="folder for repos and accounts")
-    parser.add_argument("--user", action="append", type=_text, metavar="NAME", help="a user; default: alice and bob")
-    parser.add_argument(
-        "--org", action="append", default=[], type=_text, metavar="NAME=member,member", help="an organisation"
-    )
+    add, number = parser.add_argument, dict[str, Any](type=int, metavar="N")
+    add("--port", type=int, default=0, help="port on 127.0.0.1; default: 0, a free one")
+    add("--folder", type=_folder, required=True, help="folder for repos and accounts")
+    add("--user", action="append", type=_text, metavar="NAME", help="a user; default: alice and bob")
+    add("--org", action="append", default=[], type=_org, metavar="NAME=member,member", help="an organisation")
     if add_samples:
-        parser.add_argument("--samples", action="store_true", help="add sample models under samples/ and alice/")
-    parser.add_argument("--no-xet", action="store_true", help="use only LFS; clients need HF_HUB_DISABLE_XET=1")
-    parser.add_argument("--xet-over-http", action="store_true", help="serve the Xet store over HTTP, not on the disk")
-    parser.add_argument(
-        "--xet-seconds",
-        type=int,
-        default=12 * 3600,
-        metavar="N",
-        help="how long an upload token is valid; default: 12 hours",
-    )
-    parser.add_argument("--quota", type=int, metavar="BYTES", help="storage of each namespace; default: no limit")
-    parser.add_argument("--page", type=int, default=1000, metavar="N", help="items per page of a list")
-    parser.add_argument(
+        add("--samples", action="store_true", help="add sample models under samples/ and alice/")
+    add("--no-xet", action="store_true", help="use only LFS; clients need HF_HUB_DISABLE_XET=1")
+    add("--xet-over-http", action="store_true", help="serve the Xet store over HTTP, not on the disk")
+    add("--xet-seconds", default=12 * 3600, help="how long an upload token is valid; default: 12 hours", **number)
+    add("--quota", type=int, metavar="BYTES", help="storage of each namespace; default: no limit")
+    add("--page", type=int, default=1000, metavar="N", help="items per page of a list")
+    add(
         "--lfs-multipart-above", type=int, default=5_000_000_000, metavar="BYTES", help="larger LFS files come in parts"
     )
-    parser.add_argument(
-        "--oauth-seconds", type=int, default=8 * 3600, metavar="N", help="how long a login is valid; default: 8 hours"
-    )
-    parser.add_argument(
-        "--fault",
-        action="append",
-        type=_text,
-        default=[],
-        metavar="RULE",
-        help="break answers: KIND[:VALUE][=ADDRESS]@PATTERN[%%CHANCE][#TIMES], see sharding/localhub/faults.py",
-    )
-    parser.add_argument("--access-log", action="store_true", help="print a line for each request to standard output")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for the chances of faults")
+    add("--oauth-seconds", type=int, default=8 * 3600, metavar="N", help="how long a login is valid; default: 8 hours")
+    rule = "break answers: KIND[:VALUE][=ADDRESS]@PATTERN[%%CHANCE][#TIMES], see sharding/localhub/faults.py"
+    add("--fault", action="append", type=_text, default=[], metavar="RULE", help=rule)
+    add("--access-log", action="store_true", help="print a line for each request to standard output")
+    add("--seed", type=int, default=0, metavar="N", help="seed for the chances of faults")
     options = parser.parse_args(arguments)
-    orgs = {
-        name: tuple(filter(None, members.split(","))) for name, _, members in (o.partition("=") for o in options.org)
-    }
+    orgs = {name: tuple(filter(None, members.split(","))) for name, members in options.org}
 
     # Late: these imports take half a second, and --help does not need them.
     from starlette.middleware import Middleware
@@ -77,9 +60,8 @@ def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], N
         multipart_above_bytes=options.lfs_multipart_above,
         oauth_seconds=options.oauth_seconds,
     )
-    middleware = []
-    if options.fault:
-        middleware.append(Middleware(Faults, [parse_fault(rule) for rule in options.fault], options.seed))
+    rules = [parse_fault(rule) for rule in options.fault]
+    middleware = [Middleware(Faults, rules, options.seed)] if rules else []
     fill = add_samples if add_samples and options.samples else None
     serve(options.port, options.folder, settings, fill, middleware, access_log=options.access_log)
 
@@ -88,6 +70,11 @@ def _text(argument: str) -> str:
     if not argument.strip():
         raise argparse.ArgumentTypeError("it is empty")
     return argument
+
+
+def _org(argument: str) -> tuple[str, str]:
+    name, _, members = _text(argument).partition("=")
+    return name, members
 
 
 def _folder(argument: str) -> Path:

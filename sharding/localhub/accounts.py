@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sharding.localhub.records import Repo, find_repo
-from sharding.localhub.refusals import Refusal, bad_credentials, forbidden, repo_not_found, sign_in_first
+from sharding.localhub.refusals import Refusal, bad_credentials, forbidden
 from sharding.localhub.web import Call
 
 Right = Literal["see", "read", "propose", "write", "manage"]
@@ -30,8 +30,7 @@ class Caller:
     scopes: frozenset[str] = frozenset()
     app: str | None = None
     expires_seconds: float | None = None
-    namespaces: frozenset[str] = frozenset()
-    """The caller's own name, and the organisations that they may write to."""
+    namespaces: frozenset[str] = frozenset()  # The caller's own name, and the organisations that they may write to.
 
 
 def identify(db: sqlite3.Connection, call: Call) -> Caller:
@@ -41,29 +40,22 @@ def identify(db: sqlite3.Connection, call: Call) -> Caller:
         return Caller()
     token = header.removeprefix("Bearer ").strip()
     name = token.removeprefix("hf_").removesuffix("_read")
-    for kind, own in (("write", f"hf_{name}"), ("read", f"hf_{name}_read")):
-        row = db.execute("SELECT name FROM accounts WHERE name = ? AND type = 'user'", (name,)).fetchone()
-        if row and token == own:
-            user = str(row[0])
-            return Caller(user, "write" if kind == "write" else "read", namespaces=_namespaces(db, user))
+    row = db.execute("SELECT name FROM accounts WHERE name = ? AND type = 'user'", (name,)).fetchone()
+    if row and token in (f"hf_{name}", f"hf_{name}_read"):
+        user = str(row[0])
+        return Caller(user, "read" if token.endswith("_read") else "write", namespaces=_namespaces(db, user))
     row = db.execute("SELECT * FROM oauth_tokens WHERE token = ?", (token,)).fetchone()
     if not row or row["expires_seconds"] <= time.time():
         raise bad_credentials()
-    return Caller(
-        row["user"],
-        "oauth",
-        frozenset(row["scopes"].split()),
-        row["app"],
-        row["expires_seconds"],
-        _namespaces(db, row["user"]),
-    )
+    user, scopes = row["user"], frozenset(row["scopes"].split())
+    return Caller(user, "oauth", scopes, row["app"], row["expires_seconds"], _namespaces(db, user))
 
 
 def require_user(db: sqlite3.Connection, call: Call) -> tuple[Caller, str]:
     """Return the caller of a request and their name. Raises Refusal (401) for an anonymous caller."""
     caller = identify(db, call)
     if caller.name is None:
-        raise sign_in_first()
+        raise _sign_in_first()
     return caller, caller.name
 
 
@@ -79,7 +71,7 @@ def reach_repo(db: sqlite3.Connection, call: Call, right: Right, kind: str, repo
     owner, _, name = repo_id.partition("/")
     repo = find_repo(db, kind, owner, name)
     if repo is None:
-        raise repo_not_found(caller.name is not None)
+        raise _repo_not_found(caller)
     if refusal := judge(caller, repo, right):
         raise refusal
     return repo, caller
@@ -87,16 +79,18 @@ def reach_repo(db: sqlite3.Connection, call: Call, right: Right, kind: str, repo
 
 def judge(caller: Caller, repo: Repo, right: Right) -> Refusal | None:
     """Return why `caller` does not have that right to `repo`, or None. A gate is open to the namespace of its repo."""
-    if repo.private and (refusal := _judge_private(caller, repo)):
-        return refusal
+    if repo.private and repo.owner not in caller.namespaces:
+        return _repo_not_found(caller)
+    if repo.private and not _covers(caller, repo, "read"):
+        return _lacks_scope("read")
     if right == "see":
         return None
     if right == "read":
-        return _judge_gate(caller, repo) if repo.gated else None
+        return _judge_gate(caller, repo)
     if caller.name is None:
-        return sign_in_first()
+        return _sign_in_first()
     if right == "propose" and caller.token == "write":
-        return _judge_gate(caller, repo) if repo.gated else None
+        return _judge_gate(caller, repo)
     if repo.owner not in caller.namespaces:
         return forbidden(f"You have no right to write to {repo.id}.")
     if caller.token == "read":
@@ -107,30 +101,23 @@ def judge(caller: Caller, repo: Repo, right: Right) -> Refusal | None:
 def judge_creation(caller: Caller, kind: str, owner: str) -> Refusal | None:
     """Return why `caller` may not create a repo of `owner`, or None."""
     if caller.name is None:
-        return sign_in_first()
-    message = f'You don\'t have the rights to create a {kind} under the namespace "{owner}"'
+        return _sign_in_first()
     if owner not in caller.namespaces or caller.token == "read":
-        return forbidden(message)
+        return forbidden(f'You don\'t have the rights to create a {kind} under the namespace "{owner}"')
     if caller.token == "oauth" and not caller.scopes & _SCOPES_BY_RIGHT["create"]:
         return _lacks_scope("create")
     return None
 
 
-def _judge_private(caller: Caller, repo: Repo) -> Refusal | None:
-    if repo.owner not in caller.namespaces:
-        return repo_not_found(caller.name is not None)
-    return None if _covers(caller, repo, "read") else _lacks_scope("read")
-
-
 def _judge_gate(caller: Caller, repo: Repo) -> Refusal | None:
-    if repo.owner in caller.namespaces and _covers(caller, repo, "read"):
-        return None
     message = f"Access to {repo.kind} {repo.id} is restricted."
+    if not repo.gated or (repo.owner in caller.namespaces and _covers(caller, repo, "read")):
+        return None
     if caller.name is None:
         return Refusal(401, f"{message} You must have access to it and be authenticated to access it.", "GatedRepo")
     if repo.owner not in caller.namespaces:
         return Refusal(403, f"{message} You are not in the authorized list.", "GatedRepo")
-    if caller.token == "oauth" and "gated-repos" not in caller.scopes:
+    if "gated-repos" not in caller.scopes:
         return Refusal(403, f"{message} The application was not given the scope gated-repos.", "GatedRepo")
     return None
 
@@ -142,6 +129,15 @@ def _covers(caller: Caller, repo: Repo, right: str) -> bool:
     contributed = repo.app is not None and repo.app == caller.app and "contribute-repos" in caller.scopes
     needed = _SCOPES_BY_RIGHT[right]
     return bool(caller.scopes & needed) or (contributed and right != "manage")
+
+
+def _sign_in_first() -> Refusal:
+    return Refusal(401, "Invalid username or password.")
+
+
+def _repo_not_found(caller: Caller) -> Refusal:
+    # Also for a repo that is hidden: the caller must not see which of the two it is.
+    return Refusal(404 if caller.name else 401, "Repository not found", "RepoNotFound")
 
 
 def _lacks_scope(right: str) -> Refusal:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,11 +11,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def git_blob_id(content: bytes) -> str:
-    """Return the id git gives a file of this content (sha1 of a header and the bytes).
-
-    >>> git_blob_id(b"")
-    'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
-    """
+    """Return the id git gives a file of this content (sha1 of a header and the bytes)."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
@@ -38,14 +35,10 @@ class Blobs:
         """Return the path of the blob with that git id or sha256, which may not exist."""
         return self._folder / name[:2] / name
 
-    def has(self, name: str) -> bool:
-        """Return whether the blob exists."""
-        return self.path(name).exists()
-
     def put(self, content: bytes) -> str:
         """Keep a small file. Return its git id."""
         name = git_blob_id(content)
-        if not self.has(name):
+        if not self.path(name).exists():
             part = self.new_part()
             part.write_bytes(content)
             self.keep(part, name)
@@ -63,10 +56,7 @@ class Blobs:
 
     def drop_upload(self, upload: str) -> None:
         """Delete the parts of a multipart upload."""
-        folder = self._parts / upload
-        for part in folder.iterdir():
-            part.unlink()
-        folder.rmdir()
+        shutil.rmtree(self._parts / upload)
 
     def keep(self, part: Path, name: str) -> None:
         """Give a finished part its final name."""
@@ -88,16 +78,6 @@ class Blobs:
             self.keep(part, sha256)
         finally:
             part.unlink(missing_ok=True)
-
-    def read(self, name: str, start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes `[start_byte, end_byte)` of a blob."""
-        with self.path(name).open("rb") as file:
-            file.seek(start_byte)
-            return file.read(end_byte - start_byte)
-
-    def stream(self, name: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of a blob in chunks of at most `CHUNK_BYTES`."""
-        yield from read_file(self.path(name), start_byte, end_byte)
 
 
 def read_file(path: Path, start_byte: int = 0, end_byte: int | None = None) -> Iterator[bytes]:

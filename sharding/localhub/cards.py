@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from sharding.localhub.web import Answer, Call, Rule, text_of
+from sharding.localhub.web import Answer, Call, text_of
 
 MAX_CARD_BYTES = 1_000_000
 
@@ -22,8 +22,7 @@ ms-pl apple-ascl apple-amlr mpl-2.0 odc-by odbl openmdw-1.0 openrail++ osl-3.0 p
 unlicense zlib pddl lgpl-lr deepfloyd-if-license fair-noncommercial-research-license llama2 llama3 llama3.1
 llama3.2 llama3.3 llama4 grok2-community gemma unknown other
 """
-LICENSES = frozenset(_LICENSE_IDS.split())
-"""The values that the Hub's documentation lists for `license`."""
+LICENSES = frozenset(_LICENSE_IDS.split())  # The values that the Hub's documentation lists for `license`.
 
 _TEXTS = ("license_name", "license_link", "library_name", "pipeline_tag", "inference", "thumbnail", "title", "sdk")
 _TEXT_LISTS = ("language", "tags", "datasets", "metrics", "base_model", "new_version")
@@ -36,10 +35,7 @@ def validate(call: Call) -> Answer:
 
 
 def read_metadata(card: str) -> object:
-    """Return the metadata between the two lines `---` at the top of a card, or None if there is none.
-
-    Raises ValueError if the text is not YAML.
-    """
+    """Return the metadata between the lines `---` at the top of a card, or None. Raises ValueError if it is no YAML."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     match = _FRONT_MATTER.match(card)
@@ -85,16 +81,9 @@ def find_errors(card: str) -> list[str]:
 def card_tags(metadata: dict[str, Any]) -> list[str]:
     """Return the tags that the Hub shows for this metadata, such as `license:apache-2.0`."""
     tags: list[str] = []
-    for key, prefix in (
-        ("library_name", ""),
-        ("pipeline_tag", ""),
-        ("tags", ""),
-        ("language", ""),
-        ("datasets", "dataset:"),
-        ("base_model", "base_model:"),
-        ("license", "license:"),
-    ):
-        value = metadata.get(key)
+    prefixes = {"datasets": "dataset:", "base_model": "base_model:", "license": "license:"}
+    for key in ("library_name", "pipeline_tag", "tags", "language", *prefixes):
+        prefix, value = prefixes.get(key, ""), metadata.get(key)
         tags += [f"{prefix}{tag}" for tag in (value if isinstance(value, list) else [value]) if isinstance(tag, str)]
     return list(dict.fromkeys(tags))
 
@@ -104,8 +93,8 @@ def _text_list_error(key: str, value: object) -> str | None:
         return None
     if not isinstance(value, list):
         return f'"{key}" must be a string or an array'
-    wrong = next((place for place, item in enumerate(value) if not isinstance(item, str)), None)
-    return None if wrong is None else f'"{key}[{wrong}]" must be a string'
+    wrong = (place for place, item in enumerate(value) if not isinstance(item, str))
+    return next((f'"{key}[{place}]" must be a string' for place in wrong), None)
 
 
-RULES = (Rule("POST", "/api/validate-yaml", validate),)
+RULES = (("POST", "/api/validate-yaml", validate),)

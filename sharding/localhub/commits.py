@@ -9,36 +9,26 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sharding.localhub import accounts, cards, contents, records
+from sharding.localhub import accounts, cards, records
 from sharding.localhub.hub import Hub
-from sharding.localhub.objects import check_quota, known_size
 from sharding.localhub.records import Commit, Entry, Repo
 from sharding.localhub.refusals import Refusal, bad_request, entry_not_found
-from sharding.localhub.web import Answer, Call, Json, Rule, link, text_of
+from sharding.localhub.web import Answer, Call, Json, link, text_of
 
-REGULAR_BYTES = 10_000_000
-"""Larger files are always LFS files, whatever their name."""
+REGULAR_BYTES = 10_000_000  # Larger files are always LFS files, whatever their name.
 
 MAX_PREUPLOAD_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
-    """A file to delete. With `folder`, all files below a path."""
-
-    path: str
-    folder: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Draft:
-    """A commit that a client requests."""
+    """A commit that a client requests. A deletion is a path, and whether it is a folder."""
 
     summary: str
     description: str
     parent: str | None
     entries: list[Entry]
-    deletions: list[Deletion]
+    deletions: list[tuple[str, bool]]
 
 
 def preupload(call: Call) -> Answer:
@@ -50,14 +40,13 @@ def preupload(call: Call) -> Answer:
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
         head = records.find_commit(db, repo, call.parameters["revision"])
-        patterns = lfs_patterns(contents.read_text(call.hub, db, head, ".gitattributes", REGULAR_BYTES))
+        patterns = lfs_patterns(call.hub.read_text(db, head, ".gitattributes", REGULAR_BYTES))
         answers: list[Json] = []
         for file in files:
             path, size = _check_path(text_of(file, "path")), file.get("size")
             if not isinstance(size, int):
                 raise bad_request('"size" must be a number')
-            lfs = size > REGULAR_BYTES or is_matched(path, patterns)
-            mode = "lfs" if lfs else "regular"
+            mode = "lfs" if size > REGULAR_BYTES or is_matched(path, patterns) else "regular"
             answer: Json = {"path": path, "uploadMode": mode, "shouldIgnore": False}
             if entry := records.find_entry(db, head, path):
                 answer["oid"] = entry.etag
@@ -76,11 +65,10 @@ def commit(call: Call) -> Answer:
         head = records.find_head(db, repo, branch)
         if draft.parent and not head.id.startswith(draft.parent):
             raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-        check_quota(hub, db, repo, draft.entries)
+        hub.check_quota(db, repo, draft.entries)
         number = db.execute("SELECT count(*) + 1 FROM refs WHERE repo = ? AND type = 'pull'", (repo.number,))
         target = f"refs/pr/{number.fetchone()[0]}" if as_pull else branch.removeprefix("refs/heads/")
-        texts = (draft.summary, caller.name or "")
-        changes = (draft.entries, draft.deletions)
+        texts, changes = (draft.summary, caller.name or ""), (draft.entries, draft.deletions)
         new_commit = write_commit(db, repo, target, head, *texts, *changes, draft.description)
     page = link(hub, repo.path)
     return {
@@ -100,7 +88,7 @@ def write_commit(
     title: str,
     author: str,
     entries: Sequence[Entry] = (),
-    deletions: Iterable[Deletion] = (),
+    deletions: Iterable[tuple[str, bool]] = (),
     message: str = "",
 ) -> Commit:
     """Add a commit to a branch: first the deletions, then the files.
@@ -108,30 +96,24 @@ def write_commit(
     Raises Refusal: EntryNotFound if there is nothing to delete, 400 for a file below a file.
     """
     new_commit = records.add_commit(db, repo, parent, title, author, message)
-    for deletion in deletions:
-        if deletion.folder:
-            gone = [entry.path for entry in records.list_entries(db, new_commit, deletion.path.strip("/"))]
-        else:
-            gone = [deletion.path] if records.find_entry(db, new_commit, deletion.path) else []
+    for place, is_folder in deletions:
+        gone = records.list_entries(db, new_commit, place.strip("/")) if is_folder else []
+        if not is_folder and (entry := records.find_entry(db, new_commit, place)):
+            gone = [entry]
         if not gone:
-            raise entry_not_found(deletion.path, parent.id if parent else new_commit.id)
-        db.executemany(
-            'DELETE FROM files WHERE "commit" = ? AND path = ?', [(new_commit.number, path) for path in gone]
-        )
+            raise entry_not_found(place, parent.id if parent else new_commit.id)
+        paths = [(new_commit.number, entry.path) for entry in gone]
+        db.executemany('DELETE FROM files WHERE "commit" = ? AND path = ?', paths)
     for entry in entries:
         records.put_entry(db, new_commit, entry)
     for entry in entries:
         parts = entry.path.split("/")
-        above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-        if records.list_entries(db, new_commit, entry.path) or any(
-            records.find_entry(db, new_commit, path) for path in above
-        ):
+        above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        is_below = any(records.find_entry(db, new_commit, path) for path in above)
+        if is_below or records.list_entries(db, new_commit, entry.path):
             raise bad_request(f"{entry.path} cannot be both a file and a folder.")
     stored = [(repo.number, entry.sha256, entry.size_bytes) for entry in entries if entry.sha256]
-    db.executemany(
-        "INSERT INTO objects VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET referenced = 1",
-        stored,
-    )
+    db.executemany("INSERT INTO objects VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET referenced = 1", stored)
     records.point(db, repo, "pull" if branch.startswith("refs/pr/") else "branch", branch, new_commit)
     return new_commit
 
@@ -140,14 +122,14 @@ def parse_commit(hub: Hub, repo: Repo, body: bytes) -> Draft:
     """Parse the lines of a commit. Regular files are kept as blobs. Raises Refusal (400)."""
     header: Json | None = None
     entries: list[Entry] = []
-    deletions: list[Deletion] = []
+    deletions: list[tuple[str, bool]] = []
     try:
         for item in map(json.loads, filter(bytes.strip, body.splitlines())):
             key, value = item["key"], item["value"]
             if key == "header":
                 header = value
             elif key in ("deletedFile", "deletedFolder"):
-                deletions.append(Deletion(text_of(value, "path"), folder=key == "deletedFolder"))
+                deletions.append((text_of(value, "path"), key == "deletedFolder"))
             else:
                 entries.append(_parse_entry(hub, repo, key, value))
     except (ValueError, KeyError, TypeError) as error:
@@ -167,7 +149,7 @@ def _parse_entry(hub: Hub, repo: Repo, key: str, value: Json) -> Entry:
         sha256, wanted = text_of(value, "oid"), value.get("size")
         if value.get("algo") != "sha256" or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise bad_request(f"{path}: the oid must be a sha256")
-        size = known_size(hub, repo, sha256)
+        size = hub.known_size(repo, sha256)
         if size is None or wanted not in (None, size):  # a copy states no size
             message = "Your push was rejected because an LFS pointer pointed to a file that does not exist"
             raise bad_request(f"{message}: {path}")
@@ -193,11 +175,7 @@ def lfs_patterns(attributes: str) -> tuple[str, ...]:
 
 
 def is_matched(path: str, patterns: Iterable[str]) -> bool:
-    """Return whether a pattern matches the path, or only its last part if the pattern has no slash.
-
-    >>> is_matched("unet/model.safetensors", ["*.safetensors"])
-    True
-    """
+    """Return whether a pattern matches the path, or only its last part if the pattern has no slash."""
     name = path.rsplit("/", 1)[-1]
     return any(fnmatch.fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
 
@@ -210,6 +188,6 @@ def _check_path(path: str) -> str:
 
 
 RULES = (
-    Rule("POST", "/api/{kind}s/{owner}/{name}/preupload/{revision}", preupload),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/commit/{revision}", commit),
+    ("POST", "/api/{kind}s/{owner}/{name}/preupload/{revision}", preupload),
+    ("POST", "/api/{kind}s/{owner}/{name}/commit/{revision}", commit),
 )

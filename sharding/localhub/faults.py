@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sharding.localhub.grants import HUBS_OWN, name_of_grant
+from sharding.localhub.store import HUBS_OWN, name_of_grant
 
 Kind = Literal[
     "delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow",
@@ -83,18 +83,9 @@ def parse_fault(text: str) -> Fault:
     match = _RULE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a fault. Write KIND[:VALUE][=ADDRESS]@PATTERN[%CHANCE][#TIMES].")
-    kind, value = cast(Kind, match["kind"]), float(match["value"] or 0)
-    return Fault(
-        kind,
-        value,
-        re.compile(match["pattern"]),
-        float(match["chance"] or 1),
-        int(match["times"]) if match["times"] else None,
-        match["address"] or "",
-    )
-
-
-_IDENTITIES = ("x-repo-commit", "etag", "x-linked-etag")
+    kind, value, pattern = cast(Kind, match["kind"]), float(match["value"] or 0), re.compile(match["pattern"])
+    times = int(match["times"]) if match["times"] else None
+    return Fault(kind, value, pattern, float(match["chance"] or 1), times, match["address"] or "")
 
 
 class ConnectionCut(Exception):  # noqa: N818 - it is not an error of this program
@@ -106,10 +97,8 @@ class Faults:
 
     def __init__(self, app: ASGIApp, rules: Sequence[Fault], seed: int = 0) -> None:
         """Pass requests on to `app`."""
-        self._app = app
-        self._rules = rules
-        self._random = random.Random(seed)
-        self._lock = Lock()
+        self._app, self._rules = app, rules
+        self._random, self._lock = random.Random(seed), Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request and its answer, unless a rule breaks them."""
@@ -221,11 +210,8 @@ class _Breaker:
     """Passes on the messages of one answer, and breaks one of them."""
 
     def __init__(self, send: Send, fault: Fault) -> None:
-        self._send = send
-        self._kind = fault.kind
-        self._value = fault.value
-        self._sent = 0
-        self._size = 0
+        self._send, self._kind, self._value = send, fault.kind, fault.value
+        self._sent = self._size = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -234,7 +220,7 @@ class _Breaker:
             if self._kind in ("short", "long", "cut"):
                 more = {"short": -min(self._value, self._size), "long": self._value, "cut": 1}[self._kind]
                 headers["content-length"] = str(int(self._size + more))
-            for name in _IDENTITIES if self._kind == "other" else ():
+            for name in ("x-repo-commit", "etag", "x-linked-etag") if self._kind == "other" else ():
                 if name in headers:
                     headers[name] = headers[name][::-1]
             message = {**message, "headers": headers.raw}
@@ -247,9 +233,8 @@ class _Breaker:
         middle = self._size // 2
         match self._kind:
             case "cut" if self._sent >= self._value or not more:
-                await self._send(
-                    {"type": "http.response.body", "body": data[: int(self._value) - start], "more_body": True}
-                )
+                sent = data[: int(self._value) - start]
+                await self._send({"type": "http.response.body", "body": sent, "more_body": True})
                 raise ConnectionCut
             case "short":
                 return data[: max(0, int(self._size - self._value) - start)]

@@ -1,13 +1,15 @@
-"""Define what every module of the Hub works with: its settings, its state and its files."""
+"""Hold what every module of the Hub works with: its settings, its state and its files."""
 
-from collections.abc import Mapping
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sharding.localhub.blobs import Blobs
-from sharding.localhub.grants import Grants
-from sharding.localhub.state import State
-from sharding.localhub.store import XetStore
+from sharding.localhub.blobs import Blobs, read_file
+from sharding.localhub.records import Commit, Entry, Repo, State, find_entry
+from sharding.localhub.refusals import Refusal, forbidden
+from sharding.localhub.store import RANGE_BYTES, Grants, XetFile, XetStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,8 @@ class Settings:
     xet: bool = True
     xet_over_http: bool = False
     """Whether clients reach the Xet store through this Hub, like the real one, and not through a shared disk."""
-    xet_seconds: int = 12 * 3600
-    """How long a grant to write, or to read over HTTP, is valid."""
-    quota_bytes: int | None = None
-    """How much a namespace can store in LFS and Xet files. No limit by default."""
+    xet_seconds: int = 12 * 3600  # How long a grant to write, or to read over HTTP, is valid.
+    quota_bytes: int | None = None  # How much a namespace can store in LFS and Xet files. No limit by default.
     page_items: int = 1000
     multipart_above_bytes: int = 5_000_000_000
     oauth_seconds: int = 8 * 3600
@@ -50,18 +50,79 @@ class Hub:
         """Open the Hub in `folder`, or create one there. Accounts are added, never removed."""
         folder = folder.resolve()
         state = State(folder)
-        blobs = Blobs(folder / "blobs")
         with state.writing() as db:
             for user in settings.users:
                 db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'user')", (user,))
             for org, members in settings.orgs.items():
                 db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'org')", (org,))
                 db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", [(org, member) for member in members])
-        key = state.secret("signing key").encode()
+        key = state.secret("signing key", lambda: secrets.token_hex(32)).encode()
         grants = Grants(f"{address}/cas", settings.xet_seconds, key) if settings.xet_over_http else None
         xet = XetStore(folder, state, grants) if settings.xet else None
-        return cls(address, settings, state, blobs, xet, key)
+        return cls(address, settings, state, Blobs(folder / "blobs"), xet, key)
 
     def close(self) -> None:
         """Close the files."""
         self.state.close()
+
+    def xet_file(self, entry: Entry) -> XetFile | None:
+        """Return the file in the Xet store, or None if it is not there."""
+        return self.xet.known(entry.sha256) if self.xet and entry.sha256 else None
+
+    def stream(self, entry: Entry, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield a range of a committed file in chunks of a few megabytes at most. Raises Refusal (500) if it is lost.
+
+        The first long range of a Xet file makes a blob of the whole file, which serves later requests. Short ranges,
+        such as the headers of shards, come directly from the store.
+        """
+        blob = self.blobs.path(entry.etag)
+        if blob.exists():
+            return read_file(blob, start_byte, end_byte)
+        file = self.xet_file(entry)
+        if not self.xet or not file:
+            raise Refusal(500, f"The content of {entry.path} is lost.")
+        try:
+            if end_byte - start_byte <= RANGE_BYTES < entry.size_bytes:
+                return iter(list(self.xet.read(file, start_byte, end_byte)))
+            with self.xet.copying:
+                if not blob.exists():
+                    self.blobs.keep_stream(self.xet.read(file, 0, file.size_bytes), file.sha256, file.size_bytes)
+            return read_file(blob, start_byte, end_byte)
+        except (OSError, ValueError) as error:
+            raise Refusal(500, f"The content of {entry.path} cannot be read: {error}") from error
+
+    def read_text(self, db: sqlite3.Connection, commit: Commit, path: str, max_bytes: int) -> str:
+        """Return a small text file of a commit, or "" if it is missing or too large."""
+        entry = find_entry(db, commit, path)
+        if not entry or entry.size_bytes > max_bytes:
+            return ""
+        return b"".join(self.stream(entry, 0, entry.size_bytes)).decode(errors="replace")
+
+    def known_size(self, repo: Repo, sha256: str) -> int | None:
+        """Return the size of a file that the repo may point to, or None if it may not.
+
+        A repo may point to files that were uploaded or copied to it. A Xet upload does not record its repo, so every
+        repo may point to a file that was uploaded over Xet.
+        """
+        query = "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ?"
+        with self.state.reading() as db:
+            row = db.execute(query, (repo.number, sha256)).fetchone()
+        if row:
+            return int(row[0])
+        file = self.xet.find(sha256) if self.xet else None
+        return file.size_bytes if file else None
+
+    def check_quota(self, db: sqlite3.Connection, repo: Repo, entries: Iterable[Entry] | None = None) -> None:
+        """Raise Refusal (403) if the files would take the namespace over its quota; without files, if it is full."""
+        quota = self.settings.quota_bytes
+        if quota is None:
+            return
+        query = (
+            "SELECT size_bytes, sha256, repo FROM objects JOIN repos ON repo = number WHERE referenced AND owner = ?"
+        )
+        stored = db.execute(query, (repo.owner,)).fetchall()
+        here = {sha256 for _, sha256, number in stored if number == repo.number}
+        sizes = {entry.sha256: entry.size_bytes for entry in entries or () if entry.sha256 and entry.sha256 not in here}
+        used = sum(row[0] for row in stored)
+        if used + sum(sizes.values()) > quota or (used == quota and (sizes or entries is None)):
+            raise forbidden(f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")

@@ -19,10 +19,9 @@ from starlette.routing import Route
 from sharding.localhub import accounts
 from sharding.localhub.blobs import read_file
 from sharding.localhub.hub import Hub
-from sharding.localhub.objects import add_object, check_quota, known_size
-from sharding.localhub.records import Repo, lfs_entry
+from sharding.localhub.records import Repo, add_object, lfs_entry
 from sharding.localhub.refusals import Refusal, bad_request, forbidden
-from sharding.localhub.web import Answer, Call, Json, Rule, link, text_of, to_call
+from sharding.localhub.web import Answer, Call, Json, link, text_of, to_call
 
 MAX_PARTS = 10_000
 _URL_SECONDS = 3600
@@ -37,14 +36,14 @@ def batch(call: Call) -> Answer:
     objects = [_parse_object(item) for item in wish["objects"]]
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
-        check_quota(call.hub, db, repo, [lfs_entry("", sha256, size) for sha256, size in objects])
+        call.hub.check_quota(db, repo, [lfs_entry("", sha256, size) for sha256, size in objects])
     in_parts = "multipart" in wish.get("transfers", [])
     above = call.hub.settings.multipart_above_bytes
     multipart = in_parts and any(size > above for _, size in objects)
     answers: list[Json] = []
     for sha256, size in objects:
         answer: Json = {"oid": sha256, "size": size}
-        if known_size(call.hub, repo, sha256) != size:
+        if call.hub.known_size(repo, sha256) != size:
             answer["actions"] = _actions(call.hub, repo, sha256, size, in_parts and size > above)
         answers.append(answer)
     body = {"transfer": "multipart" if multipart else "basic", "objects": answers, "hash_algo": "sha256"}
@@ -56,7 +55,7 @@ def verify(call: Call) -> Answer:
     sha256, size = _parse_object(call.json())
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
-    if known_size(call.hub, repo, sha256) != size:
+    if call.hub.known_size(repo, sha256) != size:
         raise Refusal(422, f"The object {sha256} has not arrived with {size} bytes.")
     return {}
 
@@ -64,9 +63,9 @@ def verify(call: Call) -> Answer:
 def complete(call: Call) -> Answer:
     """Join the parts of a multipart upload, in the order of their numbers."""
     repo, sha256, size = _check_signature(call)
-    numbers = [part.get("partNumber") for part in call.json().get("parts", []) if isinstance(part, dict)]
+    numbers = [str(part.get("partNumber")) for part in call.json().get("parts", []) if isinstance(part, dict)]
     count = -(-size // call.hub.settings.part_bytes)
-    if sorted(str(number) for number in numbers) != sorted(str(number) for number in range(1, count + 1)):
+    if sorted(numbers) != sorted(map(str, range(1, count + 1))):
         raise bad_request(f"{count} parts were expected, numbered from 1.")
     upload = _upload_name(repo, sha256)
 
@@ -74,7 +73,13 @@ def complete(call: Call) -> Answer:
         for number in range(1, count + 1):
             yield from read_file(call.hub.blobs.upload_part(upload, number))
 
-    _keep(call.hub, repo, sha256, size, parts())
+    try:
+        call.hub.blobs.keep_stream(parts(), sha256, size)
+    except FileNotFoundError as error:
+        raise bad_request("A part has not arrived.") from error
+    except ValueError as error:
+        raise bad_request(f"Not the object {sha256}: {error}") from error
+    _add(call.hub, repo, sha256, size)
     call.hub.blobs.drop_upload(upload)
     return {}
 
@@ -87,7 +92,7 @@ def upload_routes(hub: Hub) -> list[Route]:
         repo, sha256, size = _check_signature(call)
         part = hub.blobs.new_part()
         try:
-            digest, _ = await _receive(request, part, size)
+            digest = await _receive(request, part, size)
             if digest != sha256 or part.stat().st_size != size:
                 raise bad_request(f"The content has sha256 {digest}, not {sha256}.")
             await run_in_threadpool(hub.blobs.keep, part, sha256)
@@ -101,7 +106,7 @@ def upload_routes(hub: Hub) -> list[Route]:
         repo, sha256, _ = _check_signature(call)
         part = hub.blobs.new_part()
         try:
-            digest, _ = await _receive(request, part, hub.settings.part_bytes)
+            digest = await _receive(request, part, hub.settings.part_bytes)
             part.replace(hub.blobs.upload_part(_upload_name(repo, sha256), int(call.parameters["number"])))
         finally:
             part.unlink(missing_ok=True)
@@ -113,8 +118,8 @@ def upload_routes(hub: Hub) -> list[Route]:
     ]
 
 
-async def _receive(request: Request, target: Path, most_bytes: int) -> tuple[str, int]:
-    """Write a request's body to `target`. Return its sha256 and size. Raises Refusal (413) beyond `most_bytes`."""
+async def _receive(request: Request, target: Path, most_bytes: int) -> str:
+    """Write a request's body to `target`; return its sha256. Raises Refusal (413) beyond `most_bytes`."""
     digest, received, buffer = hashlib.sha256(), 0, bytearray()
 
     def flush() -> None:
@@ -131,13 +136,13 @@ async def _receive(request: Request, target: Path, most_bytes: int) -> tuple[str
             if len(buffer) >= _WRITE_BYTES:
                 await run_in_threadpool(flush)
         await run_in_threadpool(flush)
-    return digest.hexdigest(), received
+    return digest.hexdigest()
 
 
 def _actions(hub: Hub, repo: Repo, sha256: str, size: int, in_parts: bool) -> Json:
     verify_url = link(hub, f"{repo.path}.git", "info/lfs/objects/verify")
     if not in_parts:
-        upload = {"href": _sign(hub, f"/lfs/{sha256}/content", repo.number, size)}
+        upload = {"href": _sign(hub, f"/lfs/{sha256}/content", repo, size)}
         return {"upload": upload, "verify": {"href": verify_url}}
     part_bytes = hub.settings.part_bytes
     count = -(-size // part_bytes)
@@ -145,13 +150,13 @@ def _actions(hub: Hub, repo: Repo, sha256: str, size: int, in_parts: bool) -> Js
         raise bad_request(f"{size} bytes are more than {MAX_PARTS} parts of {part_bytes} bytes.")
     header = {"chunk_size": str(part_bytes)}
     for number in range(1, count + 1):
-        header[f"{number:05d}"] = _sign(hub, f"/lfs/{sha256}/parts/{number}", repo.number, size)
-    href = _sign(hub, f"/lfs/{sha256}/complete", repo.number, size)
+        header[f"{number:05d}"] = _sign(hub, f"/lfs/{sha256}/parts/{number}", repo, size)
+    href = _sign(hub, f"/lfs/{sha256}/complete", repo, size)
     return {"upload": {"href": href, "header": header}, "verify": {"href": verify_url}}
 
 
-def _sign(hub: Hub, path: str, repo: int, size: int) -> str:
-    query = urlencode({"repo": repo, "size": size, "expires": int(time.time()) + _URL_SECONDS})
+def _sign(hub: Hub, path: str, repo: Repo, size: int) -> str:
+    query = urlencode({"repo": repo.number, "size": size, "expires": int(time.time()) + _URL_SECONDS})
     return f"{hub.address}{path}?{query}&signature={_signature(hub, path, query)}"
 
 
@@ -168,16 +173,6 @@ def _check_signature(call: Call) -> tuple[int, str, int]:
     if int(call.query["expires"]) < time.time():
         raise forbidden("This URL has expired.")
     return int(call.query["repo"]), call.parameters["sha256"], int(call.query["size"])
-
-
-def _keep(hub: Hub, repo: int, sha256: str, size: int, chunks: Iterator[bytes]) -> None:
-    try:
-        hub.blobs.keep_stream(chunks, sha256, size)
-    except FileNotFoundError as error:
-        raise bad_request("A part has not arrived.") from error
-    except ValueError as error:
-        raise bad_request(f"Not the object {sha256}: {error}") from error
-    _add(hub, repo, sha256, size)
 
 
 def _add(hub: Hub, repo: int, sha256: str, size: int) -> None:
@@ -201,7 +196,7 @@ def _upload_name(repo: int, sha256: str) -> str:
 
 
 RULES = (
-    Rule("POST", "/{kind_prefix}/{owner}/{name}.git/info/lfs/objects/batch", batch),
-    Rule("POST", "/{kind_prefix}/{owner}/{name}.git/info/lfs/objects/verify", verify),
-    Rule("POST", "/lfs/{sha256}/complete", complete),
+    ("POST", "/{kind_prefix}/{owner}/{name}.git/info/lfs/objects/batch", batch),
+    ("POST", "/{kind_prefix}/{owner}/{name}.git/info/lfs/objects/verify", verify),
+    ("POST", "/lfs/{sha256}/complete", complete),
 )

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import secrets
-import sqlite3
 import time
 from html import escape
 from typing import TYPE_CHECKING
@@ -17,10 +16,9 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from sharding.localhub import accounts
 from sharding.localhub.hub import Hub
-from sharding.localhub.info import stable_id
 from sharding.localhub.pages import document
 from sharding.localhub.refusals import Refusal, bad_request
-from sharding.localhub.web import Answer, Call, Json, Rule, iso, link
+from sharding.localhub.web import Answer, Call, Json, iso, link, stable_id
 
 if TYPE_CHECKING:
     from joserfc.jwk import RSAKey
@@ -30,9 +28,6 @@ openid profile email read-repos gated-repos contribute-repos write-repos manage-
 inference-api jobs webhooks write-discussions
 """
 SCOPES = frozenset(_SCOPE_NAMES.split())
-_CODE_SECONDS = 600
-_ID_TOKEN_SECONDS = 3600
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def configuration(call: Call) -> Answer:
@@ -70,7 +65,7 @@ def authorize(call: Call) -> Answer:
     if wish.get("response_type") != "code":
         raise bad_request('"response_type" must be "code"')
     target = urlsplit(wish["redirect_uri"])
-    if target.scheme not in ("http", "https") or target.hostname not in _LOOPBACK:
+    if target.scheme not in ("http", "https") or target.hostname not in ("127.0.0.1", "localhost", "::1"):
         raise bad_request("This Hub signs users in only to applications on this machine.")
     wish["scope"] = " ".join(scope for scope in wish.get("scope", "openid").split() if scope in SCOPES)
     with call.hub.state.reading() as db:
@@ -81,10 +76,11 @@ def authorize(call: Call) -> Answer:
     if user not in users:
         raise bad_request(f"There is no user {user}.")
     code = secrets.token_urlsafe(24)
-    grant = {**wish, "user": user, "at": int(time.time())}
+    now = time.time()
+    grant = {**wish, "user": user, "at": int(now)}
     with call.hub.state.writing() as db:
-        db.execute("DELETE FROM oauth_codes WHERE expires_seconds < ?", (time.time(),))
-        db.execute("INSERT INTO oauth_codes VALUES (?, ?, ?)", (code, json.dumps(grant), time.time() + _CODE_SECONDS))
+        db.execute("DELETE FROM oauth_codes WHERE expires_seconds < ?", (now,))
+        db.execute("INSERT INTO oauth_codes VALUES (?, ?, ?)", (code, json.dumps(grant), now + 600))
     answer = urlencode({"code": code, **({"state": wish["state"]} if "state" in wish else {})})
     return RedirectResponse(wish["redirect_uri"] + ("&" if target.query else "?") + answer, status_code=302)
 
@@ -93,7 +89,7 @@ def token(call: Call) -> Answer:
     """Exchange a code for an access token, and with the scope openid for an id token. A code works once."""
     form = {name: values[0] for name, values in call.form().items()}
     if form.get("grant_type") != "authorization_code":
-        return _token_error("unsupported_grant_type")
+        return JSONResponse({"error": "unsupported_grant_type"}, 400)
     client, access = _client_of(call, form), f"hf_oauth_{secrets.token_urlsafe(32)}"
     with call.hub.state.writing() as db:
         row = db.execute(
@@ -107,13 +103,9 @@ def token(call: Call) -> Answer:
             values = (access, grant["user"], client, grant["scope"], expires)
             db.execute("INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?)", values)
     if not good:
-        return _token_error("invalid_grant")
-    answer: Json = {
-        "access_token": access,
-        "token_type": "bearer",
-        "expires_in": call.hub.settings.oauth_seconds,
-        "scope": grant["scope"],
-    }
+        return JSONResponse({"error": "invalid_grant"}, 400)
+    answer: Json = {"access_token": access, "token_type": "bearer", "scope": grant["scope"]}
+    answer["expires_in"] = call.hub.settings.oauth_seconds
     if "openid" in grant["scope"].split():
         answer["id_token"] = _id_token(call.hub, grant)
     return JSONResponse(answer, headers={"Cache-Control": "no-store"})
@@ -153,22 +145,11 @@ def whoami(call: Call) -> Answer:
 def _signing_key(hub: Hub) -> "RSAKey":
     from joserfc.jwk import KeyParameters, RSAKey
 
-    with hub.state.reading() as db:
-        row = _kept_key(db)
-    if row is None:
+    def new() -> str:
         parameters: KeyParameters = {"kid": secrets.token_hex(8), "use": "sig", "alg": "RS256"}
-        key = RSAKey.generate_key(2048, parameters, private=True)
-        with hub.state.writing() as db:
-            text = json.dumps(key.as_dict(private=True))
-            db.execute("INSERT OR IGNORE INTO secrets VALUES ('id token key', ?)", (text,))
-            row = _kept_key(db)
-    assert row is not None
-    return RSAKey.import_key(json.loads(row))
+        return json.dumps(RSAKey.generate_key(2048, parameters, private=True).as_dict(private=True))
 
-
-def _kept_key(db: sqlite3.Connection) -> str | None:
-    row = db.execute("SELECT value FROM secrets WHERE name = 'id token key'").fetchone()
-    return str(row[0]) if row else None
+    return RSAKey.import_key(json.loads(hub.state.secret("id token key", new)))
 
 
 def _id_token(hub: Hub, grant: Json) -> str:
@@ -179,7 +160,7 @@ def _id_token(hub: Hub, grant: Json) -> str:
         "iss": hub.address,
         "aud": grant["client_id"],
         "iat": now,
-        "exp": now + _ID_TOKEN_SECONDS,
+        "exp": now + 3600,
         "auth_time": grant["at"],
         **_claims(hub, grant["user"]),
         **({"nonce": grant["nonce"]} if grant.get("nonce") else {}),
@@ -218,10 +199,6 @@ def _proves_challenge(grant: Json, form: dict[str, str]) -> bool:
     return bool(digest == challenge)
 
 
-def _token_error(error: str) -> Response:
-    return JSONResponse({"error": error}, status_code=400)
-
-
 def _consent_page(users: list[str], wish: dict[str, str]) -> Response:
     hidden = "".join(f'<input type="hidden" name="{escape(key)}" value="{escape(wish[key])}">' for key in wish)
     forms = "".join(
@@ -235,11 +212,11 @@ def _consent_page(users: list[str], wish: dict[str, str]) -> Response:
 
 
 RULES = (
-    Rule("GET", "/.well-known/openid-configuration", configuration),
-    Rule("GET", "/oauth/authorize", authorize),
-    Rule("POST", "/oauth/authorize", authorize),
-    Rule("POST", "/oauth/token", token),
-    Rule("GET", "/oauth/userinfo", userinfo),
-    Rule("GET", "/oauth/jwks", keys),
-    Rule("GET", "/api/whoami-v2", whoami),
+    ("GET", "/.well-known/openid-configuration", configuration),
+    ("GET", "/oauth/authorize", authorize),
+    ("POST", "/oauth/authorize", authorize),
+    ("POST", "/oauth/token", token),
+    ("GET", "/oauth/userinfo", userinfo),
+    ("GET", "/oauth/jwks", keys),
+    ("GET", "/api/whoami-v2", whoami),
 )

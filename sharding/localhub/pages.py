@@ -6,11 +6,10 @@ from urllib.parse import quote
 
 from starlette.responses import HTMLResponse, Response
 
-from sharding.localhub import accounts, contents, records
+from sharding.localhub import accounts, records
 from sharding.localhub.cards import MAX_CARD_BYTES
-from sharding.localhub.info import stable_id
 from sharding.localhub.refusals import Refusal
-from sharding.localhub.web import Answer, Call, Rule, unknown
+from sharding.localhub.web import Answer, Call, stable_id, unknown
 
 _STYLE = """
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
@@ -41,9 +40,7 @@ def namespace(call: Call) -> Answer:
     owner = call.parameters["owner"]
     with call.hub.state.reading() as db:
         row = db.execute("SELECT name FROM accounts WHERE name = ?", (owner,)).fetchone()
-        if not row:
-            return _missing()
-        return HTMLResponse(document(row[0], _repo_list(db, call, row[0])))
+        return HTMLResponse(document(row[0], _repo_list(db, call, row[0]))) if row else _missing()
 
 
 def repo(call: Call) -> Answer:
@@ -54,7 +51,7 @@ def repo(call: Call) -> Answer:
             repository, _ = accounts.reach(db, call, "see")
             commit = records.find_commit(db, repository, parameters.get("revision", "main"))
             entries = records.list_entries(db, commit)
-            card = contents.read_text(call.hub, db, commit, "README.md", MAX_CARD_BYTES)
+            card = call.hub.read_text(db, commit, "README.md", MAX_CARD_BYTES)
     except Refusal:
         return _missing()
     base = f"/{quote(repository.path)}/resolve/{commit.id}/"
@@ -63,13 +60,10 @@ def repo(call: Call) -> Answer:
         f'<td class="size">{entry.size_bytes:,} bytes</td><td>{"LFS" if entry.sha256 else ""}</td></tr>'
         for entry in entries
     )
-    notes = [
-        repository.kind,
-        *(["private"] if repository.private else []),
-        *([f"gated ({repository.gated})"] if repository.gated else []),
-    ]
+    private = ", private" if repository.private else ""
+    gated = f", gated ({repository.gated})" if repository.gated else ""
     body = (
-        f"<p>{', '.join(notes)}, at commit <code>{commit.id[:10]}</code>: {escape(commit.title)}</p>"
+        f"<p>{repository.kind}{private}{gated}, at commit <code>{commit.id[:10]}</code>: {escape(commit.title)}</p>"
         f"<table>{rows}</table><h2>Card</h2><pre>{escape(card)}</pre>"
     )
     return HTMLResponse(document(repository.id, body))
@@ -90,11 +84,8 @@ def avatar(call: Call) -> Answer:
 def _repo_list(db: sqlite3.Connection, call: Call, owner: str | None) -> str:
     caller = accounts.identify(db, call)
     repos = [item for kind in records.KINDS for item in records.list_repos(db, kind, owner)]
-    items = "".join(
-        f'<li><a href="/{quote(item.path)}">{escape(item.path)}</a></li>'
-        for item in repos
-        if not accounts.judge(caller, item, "see")
-    )
+    paths = (item.path for item in repos if not accounts.judge(caller, item, "see"))
+    items = "".join(f'<li><a href="/{quote(path)}">{escape(path)}</a></li>' for path in paths)
     return f"<ul>{items}</ul>" if items else "<p>Nothing here yet.</p>"
 
 
@@ -103,11 +94,11 @@ def _missing() -> Response:
 
 
 RULES = (
-    Rule("GET", "/api/{path:path}", unknown),  # before the page of a repo whose owner is "api"
-    Rule("GET", "/", front),
-    Rule("GET", "/avatars/{name}.svg", avatar),
-    Rule("GET", "/{kind_prefix}/{owner}/{name}", repo),
-    Rule("GET", "/{kind_prefix}/{owner}/{name}/tree/{revision}", repo),
-    Rule("GET", "/{kind_prefix}/{owner}/{name}/commit/{revision}", repo),
-    Rule("GET", "/{owner}", namespace),
+    ("GET", "/api/{path:path}", unknown),  # before the page of a repo whose owner is "api"
+    ("GET", "/", front),
+    ("GET", "/avatars/{name}.svg", avatar),
+    ("GET", "/{kind_prefix}/{owner}/{name}", repo),
+    ("GET", "/{kind_prefix}/{owner}/{name}/tree/{revision}", repo),
+    ("GET", "/{kind_prefix}/{owner}/{name}/commit/{revision}", repo),
+    ("GET", "/{owner}", namespace),
 )

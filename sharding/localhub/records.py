@@ -1,18 +1,131 @@
-"""Look up repos, commits and files in the database. The results are frozen values."""
+"""Keep everything except the bytes of files in one SQLite database, with one transaction per request.
+
+What is looked up in it comes back as frozen values.
+"""
 
 import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from queue import Empty, LifoQueue
+from threading import Lock
+from typing import Literal, get_args
 
 from sharding.localhub.blobs import git_blob_id, lfs_pointer
 from sharding.localhub.refusals import revision_not_found
 
 Kind = Literal["model", "dataset", "space"]
-KINDS: tuple[Kind, ...] = ("model", "dataset", "space")
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY COLLATE NOCASE, type TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS members (org TEXT, user TEXT, PRIMARY KEY (org, user)) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS repos (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, owner TEXT NOT NULL, name TEXT NOT NULL,
+    private INTEGER NOT NULL, gated TEXT, app TEXT, created_seconds REAL NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS repos_by_name ON repos (kind, owner COLLATE NOCASE, name COLLATE NOCASE);
+
+CREATE TABLE IF NOT EXISTS commits (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, repo INTEGER NOT NULL REFERENCES repos ON DELETE CASCADE,
+    id TEXT NOT NULL UNIQUE, parent INTEGER, title TEXT NOT NULL, message TEXT NOT NULL, author TEXT NOT NULL,
+    date_seconds REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS commits_by_repo ON commits (repo, id);
+
+-- Every commit lists all its files. changed_in is the commit that last changed the file.
+CREATE TABLE IF NOT EXISTS files (
+    "commit" INTEGER NOT NULL REFERENCES commits ON DELETE CASCADE, path TEXT NOT NULL, oid TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL, sha256 TEXT, changed_in INTEGER NOT NULL, PRIMARY KEY ("commit", path)
+) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS refs (
+    repo INTEGER NOT NULL REFERENCES repos ON DELETE CASCADE, type TEXT NOT NULL, name TEXT NOT NULL,
+    "commit" INTEGER NOT NULL, message TEXT, PRIMARY KEY (repo, type, name)
+) WITHOUT ROWID;
+
+-- LFS and Xet files that a repo may point to. Once a commit points to one, it is referenced.
+CREATE TABLE IF NOT EXISTS objects (
+    repo INTEGER NOT NULL REFERENCES repos ON DELETE CASCADE, sha256 TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+    referenced INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (repo, sha256)
+) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS oauth_codes (code TEXT PRIMARY KEY, grant_json TEXT NOT NULL, expires_seconds REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS oauth_tokens (
+    token TEXT PRIMARY KEY, user TEXT NOT NULL, app TEXT NOT NULL, scopes TEXT NOT NULL, expires_seconds REAL NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS xet_shards (name TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS xet_files (sha256 TEXT PRIMARY KEY, hash TEXT NOT NULL, size_bytes INTEGER NOT NULL);
+"""
+
+
+class State:
+    """The database `hub.sqlite` in a folder. Many threads can use it, and it survives a kill at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open or create the database."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "hub.sqlite"
+        self._idle: LifoQueue[sqlite3.Connection] = LifoQueue()
+        self._write_lock = Lock()
+        self._writer = self._connect()
+        self._writer.executescript(_SCHEMA)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection that sees the database as it is now, without later changes."""
+        try:
+            db = self._idle.get_nowait()
+        except Empty:
+            db = self._connect()
+        try:
+            db.execute("BEGIN")
+            yield db
+        finally:
+            db.rollback()
+            self._idle.put(db)
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Yield the one connection that can write. If the block raises, all its changes are undone."""
+        with self._write_lock:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                self._writer.rollback()
+                raise
+
+    def secret(self, name: str, new: Callable[[], str]) -> str:
+        """Return the secret of that name. The first time, `new` makes it."""
+        with self.writing() as db:
+            row = db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()
+            if not row:
+                row = db.execute("INSERT INTO secrets VALUES (?, ?) RETURNING value", (name, new())).fetchone()
+            return str(row[0])
+
+    def close(self) -> None:
+        """Close every connection that is not in use."""
+        with self._write_lock:
+            self._writer.close()
+        while not self._idle.empty():
+            self._idle.get_nowait().close()
+
+    def _connect(self) -> sqlite3.Connection:
+        # Transactions are started by hand. Different threads use a connection, but only one at a time.
+        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=60)
+        db.row_factory = sqlite3.Row
+        for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+            db.execute(f"PRAGMA {pragma}")
+        return db
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +246,6 @@ def find_head(db: sqlite3.Connection, repo: Repo, branch: str) -> Commit:
     return _commit(row)
 
 
-def commit_by_number(db: sqlite3.Connection, number: int) -> Commit:
-    """Return a commit that is known to exist."""
-    return _commit(db.execute("SELECT * FROM commits WHERE number = ?", (number,)).fetchone())
-
-
 def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
     """Return the commit and all commits before it, newest first."""
     rows = db.execute(
@@ -149,12 +257,7 @@ def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
 
 
 def add_commit(
-    db: sqlite3.Connection,
-    repo: Repo,
-    parent: Commit | None,
-    title: str,
-    author: str,
-    message: str = "",
+    db: sqlite3.Connection, repo: Repo, parent: Commit | None, title: str, author: str, message: str = ""
 ) -> Commit:
     """Add a commit with the files of its parent. No branch points to it yet."""
     row = db.execute(
@@ -192,25 +295,23 @@ def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Comm
     db.execute("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?)", (repo.number, kind, name, commit.number, message))
 
 
+def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes: int) -> None:
+    """Let a repo point to an LFS or Xet file."""
+    db.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, 0)", (repo_number, sha256, size_bytes))
+
+
 def find_entry(db: sqlite3.Connection, commit: Commit, path: str) -> Entry | None:
     """Return one file of a commit, or None."""
-    rows = _entries(db.execute('SELECT * FROM files WHERE "commit" = ? AND path = ?', (commit.number, path)))
-    return rows[0] if rows else None
+    row = db.execute('SELECT * FROM files WHERE "commit" = ? AND path = ?', (commit.number, path)).fetchone()
+    return Entry(*tuple(row)[1:]) if row else None
 
 
 def list_entries(db: sqlite3.Connection, commit: Commit, folder: str = "") -> list[Entry]:
     """Return the files below a folder ("" for all files), sorted by path."""
     # "0" is the character after "/": all paths below the folder are between the two.
     bounds = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
-    return _entries(
-        db.execute(
-            'SELECT * FROM files WHERE "commit" = ? AND path >= ? AND path < ? ORDER BY path', (commit.number, *bounds)
-        )
-    )
-
-
-def _entries(rows: Iterable[sqlite3.Row]) -> list[Entry]:
-    return [Entry(*tuple(row)[1:]) for row in rows]
+    query = 'SELECT * FROM files WHERE "commit" = ? AND path >= ? AND path < ? ORDER BY path'
+    return [Entry(*tuple(row)[1:]) for row in db.execute(query, (commit.number, *bounds))]
 
 
 def _commit(row: sqlite3.Row) -> Commit:

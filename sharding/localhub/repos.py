@@ -1,15 +1,18 @@
 """Create, list, describe, change, copy and delete repos."""
 
+import json
 import re
 import sqlite3
 
 from sharding.localhub import accounts, records
+from sharding.localhub.accounts import Caller
+from sharding.localhub.cards import MAX_CARD_BYTES, card_data, card_tags
 from sharding.localhub.commits import write_commit
 from sharding.localhub.hub import Hub
-from sharding.localhub.info import describe
-from sharding.localhub.records import Kind, Repo
+from sharding.localhub.records import Commit, Entry, Kind, Repo
 from sharding.localhub.refusals import Refusal, bad_request
-from sharding.localhub.web import Answer, Call, Json, Rule, link, page, text_of
+from sharding.localhub.revisions import lfs_part
+from sharding.localhub.web import Answer, Call, Json, iso, link, page, stable_id, text_of
 
 _LFS_PATTERNS = """
 *.7z *.arrow *.bin *.bz2 *.ckpt *.ftz *.gz *.h5 *.joblib *.lfs.* *.mlmodel *.model *.msgpack *.npy *.npz *.onnx *.ot
@@ -26,17 +29,15 @@ def create(call: Call) -> Answer:
     with call.hub.state.writing() as db:
         caller, user = accounts.require_user(db, call)
         owner = text_of(wish, "organization", user)
-        private = wish.get("visibility") == "private" or wish.get("private") is True
-        repo = create_repo(call.hub, db, caller, kind, f"{owner}/{text_of(wish, 'name')}", private)
+        repo = create_repo(call.hub, db, caller, kind, f"{owner}/{text_of(wish, 'name')}", _is_private(wish))
     return {"url": link(call.hub, repo.path), "name": repo.id, "id": str(repo.number)}
 
 
-def create_repo(
-    hub: Hub, db: sqlite3.Connection, caller: accounts.Caller, kind: Kind, repo_id: str, private: bool
-) -> Repo:
+def create_repo(hub: Hub, db: sqlite3.Connection, caller: Caller, kind: Kind, repo_id: str, private: bool) -> Repo:
     """Add a repo on behalf of `caller`. Raises Refusal: 400 for a bad name, 403 without the right, 409 if it exists."""
-    repo = _add(hub, db, caller, kind, repo_id, private)
-    attributes = records.Entry(".gitattributes", hub.blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
+    owner, name = _check_new_id(hub, db, caller, kind, repo_id)
+    repo = records.add_repo(db, kind, owner, name, private, caller.app)
+    attributes = Entry(".gitattributes", hub.blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
     write_commit(db, repo, "main", None, "initial commit", caller.name or "", [attributes])
     return repo
 
@@ -69,7 +70,7 @@ def change_settings(call: Call) -> Answer:
         repo, _ = accounts.reach(db, call, "manage")
         private, gated = repo.private, repo.gated
         if "visibility" in wish or "private" in wish:
-            private = wish.get("visibility") == "private" or wish.get("private") is True
+            private = _is_private(wish)
         if "gated" in wish:
             if wish["gated"] not in ("auto", "manual", False):
                 raise bad_request('"gated" must be one of [auto, manual, false]')
@@ -84,12 +85,12 @@ def duplicate(call: Call) -> Answer:
     with call.hub.state.writing() as db:
         source, caller = accounts.reach(db, call, "read")
         private = wish.get("visibility") == "private" or (source.private and wish.get("visibility") != "public")
-        repo = _add(call.hub, db, caller, source.kind, text_of(wish, "repository"), private)
+        owner, name = _check_new_id(call.hub, db, caller, source.kind, text_of(wish, "repository"))
+        repo = records.add_repo(db, source.kind, owner, name, private, caller.app)
         entries = records.list_entries(db, records.find_head(db, source, "main"))
-        db.executemany(
-            "INSERT OR IGNORE INTO objects VALUES (?, ?, ?, 0)",
-            [(repo.number, entry.sha256, entry.size_bytes) for entry in entries if entry.sha256],
-        )
+        for entry in entries:
+            if entry.sha256:
+                records.add_object(db, repo.number, entry.sha256, entry.size_bytes)
         write_commit(db, repo, "main", None, f"Duplicate from {source.id}", caller.name or "", entries)
     return {"url": link(call.hub, repo.path), "filesCopyPending": False}
 
@@ -103,10 +104,7 @@ def show(call: Call) -> Answer:
 
 
 def search(call: Call) -> Answer:
-    """List the repos that the caller may see, newest first.
-
-    The query can have `author`, `search`, `limit` and `full`.
-    """
+    """List the repos that the caller may see, newest first. The query can have `author`, `search`, `limit`, `full`."""
     words, limit = call.query.get("search", "").lower(), call.query.get("limit", "")
     if limit and not limit.isdecimal():
         raise bad_request('"limit" must be a number')
@@ -114,10 +112,8 @@ def search(call: Call) -> Answer:
         caller = accounts.identify(db, call)
         repos = records.list_repos(db, call.parameters["kind"], call.query.get("author"))
         seen = [repo for repo in repos if words in repo.id.lower() and not accounts.judge(caller, repo, "see")]
-        items: list[Json] = []
-        for repo in seen:
-            commit = records.find_commit(db, repo, "main")
-            items.append(describe(call.hub, db, repo, commit, brief=not call.asks("full")))
+        heads = [(repo, records.find_commit(db, repo, "main")) for repo in seen]
+        items = [describe(call.hub, db, *head, brief=not call.asks("full")) for head in heads]
     return page(call, items, min(max(1, int(limit or 1000)), call.hub.settings.page_items))
 
 
@@ -128,14 +124,41 @@ def check_access(call: Call) -> Answer:
     return None
 
 
-def _add(hub: Hub, db: sqlite3.Connection, caller: accounts.Caller, kind: Kind, repo_id: str, private: bool) -> Repo:
-    owner, name = _check_new_id(hub, db, caller, kind, repo_id)
-    return records.add_repo(db, kind, owner, name, private, caller.app)
+def describe(
+    hub: Hub, db: sqlite3.Connection, repo: Repo, commit: Commit, *, blobs: bool = False, brief: bool = False
+) -> Json:
+    """Return the description of a repo at a commit: all of it, or the `brief` one of lists."""
+    metadata = card_data(hub.read_text(db, commit, "README.md", MAX_CARD_BYTES))
+    answer: Json = {
+        "_id": stable_id(f"{repo.kind} {repo.number}"),
+        "id": repo.id,
+        **({"modelId": repo.id} if repo.kind == "model" else {}),
+        "author": repo.owner,
+        "private": repo.private,
+        "gated": repo.gated or False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "sha": commit.id,
+        "createdAt": iso(repo.created_seconds),
+        "lastModified": iso(commit.date_seconds),
+        "tags": [*card_tags(metadata), "region:us"],
+        **{key: metadata[key] for key in ("library_name", "pipeline_tag", "sdk") if key in metadata},
+    }
+    if not brief:
+        answer["siblings"] = [_sibling(entry, blobs) for entry in records.list_entries(db, commit)]
+        if metadata:
+            answer["cardData"] = json.loads(json.dumps(metadata, default=str))
+    return answer
 
 
-def _check_new_id(
-    hub: Hub, db: sqlite3.Connection, caller: accounts.Caller, kind: Kind, repo_id: str
-) -> tuple[str, str]:
+def _sibling(entry: Entry, blobs: bool) -> Json:
+    if not blobs:
+        return {"rfilename": entry.path}
+    return {"rfilename": entry.path, "size": entry.size_bytes, "blobId": entry.oid, **lfs_part(entry, "sha256")}
+
+
+def _check_new_id(hub: Hub, db: sqlite3.Connection, caller: Caller, kind: Kind, repo_id: str) -> tuple[str, str]:
     owner, _, name = repo_id.partition("/")
     # The rules of huggingface_hub.utils.validate_repo_id, and the Hub's own limit.
     if not re.fullmatch(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?", name, re.ASCII) or len(name) > 96 or "--" in name:
@@ -145,28 +168,30 @@ def _check_new_id(
     if refusal := accounts.judge_creation(caller, kind, owner):
         raise refusal
     if there := records.find_repo(db, kind, owner, name):
-        extra = {"url": link(hub, there.path)}
-        raise Refusal(409, f"You already created this {kind} repo: {there.id}", extra=extra)
+        raise Refusal(409, f"You already created this {kind} repo: {there.id}", url=link(hub, there.path))
     return owner, name
 
 
+def _is_private(wish: Json) -> bool:
+    return wish.get("visibility") == "private" or wish.get("private") is True
+
+
 def _kind(wish: Json) -> Kind:
-    name = wish.get("type") or "model"
     for kind in records.KINDS:
-        if name == kind:
+        if kind == (wish.get("type") or "model"):
             return kind
     raise bad_request(f'"type" must be one of [{", ".join(records.KINDS)}]')
 
 
 RULES = (
-    Rule("POST", "/api/repos/create", create),
-    Rule("DELETE", "/api/repos/delete", delete),
-    Rule("POST", "/api/repos/move", move),
-    Rule("GET", "/api/{kind}s", search),
-    Rule("GET", "/api/{kind}s/{owner}/{name}", show),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/revision/{revision}", show),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/auth-check", check_access),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/auth-check/write", check_access),
-    Rule("PUT", "/api/{kind}s/{owner}/{name}/settings", change_settings),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/duplicate", duplicate),
+    ("POST", "/api/repos/create", create),
+    ("DELETE", "/api/repos/delete", delete),
+    ("POST", "/api/repos/move", move),
+    ("GET", "/api/{kind}s", search),
+    ("GET", "/api/{kind}s/{owner}/{name}", show),
+    ("GET", "/api/{kind}s/{owner}/{name}/revision/{revision}", show),
+    ("GET", "/api/{kind}s/{owner}/{name}/auth-check", check_access),
+    ("GET", "/api/{kind}s/{owner}/{name}/auth-check/write", check_access),
+    ("PUT", "/api/{kind}s/{owner}/{name}/settings", change_settings),
+    ("POST", "/api/{kind}s/{owner}/{name}/duplicate", duplicate),
 )

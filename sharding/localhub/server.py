@@ -8,13 +8,14 @@ from pathlib import Path
 import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from sharding.localhub import cards, cas, commits, lfs, oidc, pages, refs, repos, resolve, revisions, xet
+from sharding.localhub import cards, commits, lfs, oidc, pages, repos, revisions, xet
 from sharding.localhub.hub import Hub, Settings
 from sharding.localhub.refusals import Refusal
-from sharding.localhub.web import RawPaths, broken, no_such_route, refuse, routes, wrong_method
+from sharding.localhub.web import refuse, routes, with_raw_paths
 
 HOST = "127.0.0.1"
 _THREADS = 100  # reading a large file from the Xet store can occupy one for seconds
@@ -22,7 +23,7 @@ IDLE_SECONDS = 60  # longer than clients keep a connection, so that none uses on
 _GOODBYE_SECONDS = 5
 
 # The most frequent first. Pages last, because their path /{owner}/{name} matches the most.
-_ROOMS = (resolve, revisions, xet, cas, commits, lfs, repos, refs, cards, oidc, pages)
+_ROOMS = (revisions, xet, commits, lfs, repos, cards, oidc, pages)
 
 
 def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:
@@ -31,10 +32,10 @@ def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:
     app = Starlette(
         routes=[*routes(hub, rules), *lfs.upload_routes(hub)],
         middleware=middleware,
-        exception_handlers={Refusal: refuse, 404: no_such_route, 405: wrong_method, Exception: broken},
+        exception_handlers=dict.fromkeys((Refusal, HTTPException, Exception), refuse),
     )
     app.router.redirect_slashes = False
-    return RawPaths(app)
+    return with_raw_paths(app)
 
 
 def serve(
@@ -56,8 +57,7 @@ def serve(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((HOST, port))
         listener.listen(1024)
-        address = f"http://{HOST}:{listener.getsockname()[1]}"
-        hub = Hub.open(address, folder, settings)
+        hub = Hub.open(_address(listener), folder, settings)
         try:
             if fill:
                 fill(hub)
@@ -72,21 +72,19 @@ def serve(
             # After it has stopped cleanly, uvicorn raises the signal again. It is ignored then.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: None)
-            _Server(config, address).run(sockets=[listener])
+            _Server(config).run(sockets=[listener])
         finally:
             hub.close()
 
 
 class _Server(uvicorn.Server):
-    """A server that prints when it is ready."""
-
-    def __init__(self, config: uvicorn.Config, address: str) -> None:
-        """Keep the `address` to print."""
-        super().__init__(config)
-        self._address = address
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections, and print that."""
         anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
         await super().startup(sockets)
-        print(f"ready {self._address}", flush=True)
+        (listener,) = sockets or []
+        print(f"ready {_address(listener)}", flush=True)
+
+
+def _address(listener: socket.socket) -> str:
+    return f"http://{HOST}:{listener.getsockname()[1]}"

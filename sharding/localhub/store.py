@@ -7,19 +7,20 @@ view: a folder that links to the data and has its own copy of that file. Writers
 refuses uploads from two processes at the same time. Uploads of one process share the file.
 """
 
+import hmac
+import secrets
 import shutil
 import struct
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from sharding.localhub.grants import HUBS_OWN, Grants
-from sharding.localhub.state import State
+from sharding.localhub.records import State
 
 if TYPE_CHECKING:
     from hf_xet import XetDownloadStreamGroup  # type: ignore[import-untyped, unused-ignore]
@@ -27,13 +28,49 @@ if TYPE_CHECKING:
 RANGE_BYTES = 8_000_000
 """The most to read at a time: an unlimited stream of hf-xet fetches hundreds of megabytes ahead."""
 
-VIEW_SECONDS = 300
-"""How long a reader can open its view."""
+VIEW_SECONDS = 300  # How long a reader can open its view.
 
 _LOOKUP = "global_dedup_lookup.redb"
-_COPY_ATTEMPTS = 20
 _RECORD_BYTES = 48
 _HAS_VERIFICATION, _HAS_SHA256 = 1 << 31, 1 << 30
+
+
+Right = Literal["read", "write"]
+
+HUBS_OWN = "hub"  # The name of the Hub's own grants.
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """The address of the store, how long a token is valid, and the key that signs it."""
+
+    endpoint: str
+    seconds: int
+    key: bytes = field(repr=False)
+
+    def token(self, right: Right, seconds: int | None = None, name: str = "") -> tuple[str, int]:
+        """Return a token with that name ("": a random one), and the time of its end in seconds since 1970."""
+        expires = int(time.time()) + (self.seconds if seconds is None else seconds)
+        claims = f"{right}_{expires}_{name or secrets.token_hex(8)}"
+        return f"xet_{claims}_{self._sign(claims)}", expires
+
+    def allows(self, authorization: str, right: Right) -> bool:
+        """Return whether a header `Authorization` has a valid token for that right. A token to write also reads."""
+        scheme, granted, expires, name, signature = (*authorization.split("_"), *[""] * 5)[:5]
+        return (
+            scheme == "Bearer xet"
+            and hmac.compare_digest(signature, self._sign(f"{granted}_{expires}_{name}"))
+            and granted in (right, "write")
+            and int(expires) >= time.time()
+        )
+
+    def _sign(self, claims: str) -> str:
+        return hmac.new(self.key, claims.encode(), "sha256").hexdigest()
+
+
+def name_of_grant(authorization: str) -> str:
+    """Return the public name of the token in a header `Authorization`, or "" without one."""
+    return (*authorization.split("_"), *[""] * 4)[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +101,11 @@ class XetStore:
         With `grants`, everything except `put` goes over HTTP to this Hub.
         """
         self.folder = folder / "xet-store"
+        self.url = f"local://{self.folder}"  # the endpoint for writers
         self._xorbs = self.folder / "xet" / "xorbs"
+        self.shards = self._xorbs / "shards"
         self._views = folder / "xet-views"
-        self._state = state
-        self.grants = grants
+        self._state, self.grants = state, grants
         self.copying = Lock()  # held while a whole file is copied from the store, one at a time
         self._lock = Lock()
         self._lent = 0
@@ -76,16 +114,6 @@ class XetStore:
         self.folder.mkdir(exist_ok=True)
         shutil.rmtree(self._views, ignore_errors=True)
         self._views.mkdir()
-
-    @property
-    def url(self) -> str:
-        """The endpoint for writers."""
-        return f"local://{self.folder}"
-
-    @property
-    def shards(self) -> Path:
-        """The folder of shards, which list the chunks of files."""
-        return self._xorbs / "shards"
 
     def xorb(self, name: str) -> Path:
         """Return the path of a xorb, which may not exist."""
@@ -114,8 +142,7 @@ class XetStore:
         """Return an endpoint for one reader, which can open it for `VIEW_SECONDS`."""
         with self._lock:
             self._lent += 1
-            number = self._lent
-            view = self._views / str(number)
+            view = self._views / str(self._lent)
             self._trimmed_later.append((time.monotonic() + 2 * VIEW_SECONDS, view))
             while self._trimmed_later[0][0] < time.monotonic():
                 # A reader that has opened it still needs the links, which cost nothing.
@@ -146,7 +173,7 @@ class XetStore:
     def _copy_lookup(self, target: Path) -> None:
         """Copy the lookup in one consistent state, although a client may be writing to it."""
         source = self._xorbs / _LOOKUP
-        for _ in range(_COPY_ATTEMPTS):
+        for _ in range(20):
             if not source.exists():
                 return
             before = source.stat()

@@ -1,5 +1,6 @@
 """Turn HTTP requests into calls of plain functions, and their results or errors into answers."""
 
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, QueryParams
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -62,22 +64,16 @@ class Call:
 Handler = Callable[[Call], Answer]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Which function answers which method at which path. `{kind}` in a path matches all three kinds of repo."""
+def routes(hub: Hub, rules: Iterable[tuple[str, str, Handler]]) -> list[Route]:
+    """Return the routes of the rules (method, path, function), in order. GET also answers HEAD.
 
-    method: str
-    path: str
-    handler: Handler
-
-
-def routes(hub: Hub, rules: Iterable[Rule]) -> list[Route]:
-    """Return the routes of the rules, in order. GET also answers HEAD."""
+    `{kind}` in a path matches all three kinds of repo.
+    """
     table = []
-    for rule in rules:
-        for kind in KINDS if "{kind" in rule.path else ("",):
-            path = rule.path.replace("/{kind_prefix}", "" if kind == "model" else f"/{kind}s").replace("{kind}", kind)
-            table.append(Route(path, _endpoint(hub, rule.handler, kind), methods=[rule.method]))
+    for method, rule, handler in rules:
+        for kind in KINDS if "{kind" in rule else ("",):
+            path = rule.replace("/{kind_prefix}", "" if kind == "model" else f"/{kind}s").replace("{kind}", kind)
+            table.append(Route(path, _endpoint(hub, handler, kind), methods=[method]))
     return table
 
 
@@ -104,45 +100,32 @@ def _endpoint(hub: Hub, handler: Handler, kind: str) -> Callable[[Request], Awai
     return endpoint
 
 
-class RawPaths:
-    """Matches paths in their encoded form: in `tree/refs%2Fpr%2F1/a%2Fb` only the plain slashes separate."""
+def with_raw_paths(app: ASGIApp) -> ASGIApp:
+    """Match paths in their encoded form: in `tree/refs%2Fpr%2F1/a%2Fb` only the plain slashes separate."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Pass requests on to `app`."""
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its encoded path."""
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return run
 
 
-async def refuse(_: Request, error: Exception) -> Response:
-    """Turn a refusal into an answer."""
-    assert isinstance(error, Refusal)
-    body = {"error": error.message, **error.extra}
-    return JSONResponse(body, status_code=error.status, headers=error.all_headers())
+async def refuse(request: Request, error: Exception) -> Response:
+    """Turn an error into an answer: a refusal, a path or a method without a rule, or a failure, which is logged."""
+    if isinstance(error, Refusal):
+        return JSONResponse(error.body, error.status, error.headers)
+    status, message, path = 500, f"Internal Server Error: {type(error).__name__}", request.scope["path"]
+    if isinstance(error, HTTPException):
+        status, message = error.status_code, f"Sorry, we can't find {path}."
+        if status == 405:
+            message = f"{request.method} is not allowed for {path}."
+    return JSONResponse({"error": message}, status)
 
 
 def unknown(call: Call) -> Answer:
     """Refuse a path that this Hub does not know."""
     raise Refusal(404, f"Sorry, we can't find {call.address}.")
-
-
-async def no_such_route(request: Request, _: Exception) -> Response:
-    """Answer a request whose path no rule matches."""
-    return JSONResponse({"error": f"Sorry, we can't find {request.scope['path']}."}, status_code=404)
-
-
-async def wrong_method(request: Request, _: Exception) -> Response:
-    """Answer a request with a method that its path does not allow."""
-    return JSONResponse({"error": f"{request.method} is not allowed for {request.scope['path']}."}, status_code=405)
-
-
-async def broken(_: Request, error: Exception) -> Response:
-    """Answer after a handler has failed. The server logs the reason."""
-    return JSONResponse({"error": f"Internal Server Error: {type(error).__name__}"}, status_code=500)
 
 
 def page(call: Call, items: Sequence[Json], size: int) -> Response:
@@ -160,8 +143,7 @@ def page(call: Call, items: Sequence[Json], size: int) -> Response:
 
 def text_of(values: Json, name: str, default: str | None = None) -> str:
     """Return a string from a JSON object. Raises Refusal (400) if it is missing or not a string."""
-    value = values.get(name)
-    value = default if value is None else value
+    value = default if values.get(name) is None else values[name]
     if not isinstance(value, str):
         raise bad_request(f'"{name}" must be a string')
     return value
@@ -173,12 +155,13 @@ def is_true(value: str | None) -> bool:
 
 
 def iso(seconds: float) -> str:
-    """Return a time in the Hub's format.
-
-    >>> iso(0)
-    '1970-01-01T00:00:00.000Z'
-    """
+    """Return a time in the Hub's format, such as 1970-01-01T00:00:00.000Z."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def stable_id(text: str) -> str:
+    """Return 24 hexadecimal digits as the id of a repo or an account."""
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def link(hub: Hub, *parts: str) -> str:

@@ -1,37 +1,44 @@
-"""Give clients access to the Xet store, and copy its files between repos without moving a byte."""
+"""Give clients access to the Xet store, and serve it over HTTP with the endpoints that hf-xet 1.8 uses.
 
+A xorb is a package of up to 64 MB of chunks, each after a header of 8 bytes. A shard lists the chunks of each file and
+their xorbs. The store never reports a chunk as known, so clients send everything that they do not know themselves.
+"""
+
+import hashlib
 import secrets
 import time
+from functools import lru_cache
+from pathlib import Path
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from sharding.localhub import accounts, records
-from sharding.localhub.objects import add_object, check_quota
-from sharding.localhub.refusals import Refusal, bad_request
-from sharding.localhub.store import VIEW_SECONDS, XetStore
-from sharding.localhub.web import Answer, Call, Json, Rule, text_of
+from sharding.localhub.blobs import read_file
+from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
+from sharding.localhub.revisions import parse_range
+from sharding.localhub.store import VIEW_SECONDS, Right, XetFile, XetStore, name_of_grant, parse_shard
+from sharding.localhub.web import Answer, Call, Json, text_of
+
+_HEADER_BYTES = 8
 
 
-def read_token(call: Call) -> Answer:
-    """Return the address and token to read the files of a repo."""
-    store = _store(call)
+def give_access(call: Call) -> Answer:
+    """Return the address and token to read the files of a repo, or to write files for it."""
+    store, to_write = call.hub.xet, call.address.split("/")[-2] == "xet-write-token"
+    if store is None:
+        raise Refusal(404, "Xet is not enabled on this Hub.")
     with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "read")
-        records.find_commit(db, repo, call.parameters["revision"])
+        if to_write:
+            repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
+            call.hub.check_quota(db, repo)
+        else:
+            repo, _ = accounts.reach(db, call, "read")
+            records.find_commit(db, repo, call.parameters["revision"])
     if store.grants:
-        return _answer(store.grants.endpoint, *store.grants.token("read"))
-    return _anything(store.lend_view(), VIEW_SECONDS)
-
-
-def write_token(call: Call) -> Answer:
-    """Return the address and token to write files for a repo."""
-    store = _store(call)
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
-        check_quota(call.hub, db, repo)
-    if store.grants:
-        return _answer(store.grants.endpoint, *store.grants.token("write"))
-    return _anything(store.url, call.hub.settings.xet_seconds)
+        return _answer(store.grants.endpoint, *store.grants.token("write" if to_write else "read"))
+    # A local store checks no token, but clients need one.
+    endpoint, seconds = (store.url, call.hub.settings.xet_seconds) if to_write else (store.lend_view(), VIEW_SECONDS)
+    return _answer(endpoint, f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds)
 
 
 def duplicate(call: Call) -> Answer:
@@ -40,33 +47,20 @@ def duplicate(call: Call) -> Answer:
     target, files = wish.get("target"), wish.get("files")
     if not isinstance(target, dict) or not isinstance(files, list):
         raise bad_request('"target" and "files" are required')
-    failed: list[Json] = []
-    done: list[str] = []
+    failed, done = list[Json](), list[str]()
     with call.hub.state.writing() as db:
         source, _ = accounts.reach(db, call, "read")
         repo, _ = accounts.reach_repo(db, call, "write", text_of(target, "type", "model"), text_of(target, "name"))
         for file in files:
             sha256 = text_of(file, "sha256")
-            row = db.execute(
-                "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ? AND referenced", (source.number, sha256)
-            ).fetchone()
+            query = "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ? AND referenced"
+            row = db.execute(query, (source.number, sha256)).fetchone()
             if row:
-                add_object(db, repo.number, sha256, row[0])
+                records.add_object(db, repo.number, sha256, row[0])
                 done.append(sha256)
             else:
                 failed.append({"sha256": sha256, "error": f"{source.id} has no such file"})
     return {"success": done, "failed": failed}
-
-
-def _store(call: Call) -> XetStore:
-    if call.hub.xet is None:
-        raise Refusal(404, "Xet is not enabled on this Hub.")
-    return call.hub.xet
-
-
-def _anything(endpoint: str, seconds: int) -> JSONResponse:
-    # A local store checks no token, but clients need one.
-    return _answer(endpoint, f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds)
 
 
 def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
@@ -74,8 +68,129 @@ def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
     return JSONResponse({"casUrl": endpoint, "accessToken": token, "exp": expires}, headers=headers)
 
 
+def put_xorb(call: Call) -> Answer:
+    """Keep a package of chunks."""
+    _keep(_served(call, "write").xorb(_hash(call)), call.body)
+    return {"was_inserted": True}
+
+
+def put_shard(call: Call) -> Answer:
+    """Keep a shard, which lists the chunks of some files."""
+    store = _served(call, "write")
+    try:
+        files = parse_shard(call.body)
+    except ValueError as error:
+        raise bad_request(str(error)) from error
+    if missing := [part.xorb for file in files for part in file.segments if not store.xorb(part.xorb).exists()]:
+        raise bad_request(f"The xorb {missing[0]} has not arrived.")
+    _keep(store.shards / f"{hashlib.sha256(call.body).hexdigest()}.mdb", call.body)
+    return {"result": 1}
+
+
+def reconstruct(call: Call) -> Answer:
+    """Return the xorbs, and their bytes, that hold the requested range of a file."""
+    store, name = _served(call, "read"), _hash(call)
+    files = (file for path in store.shards.glob("*.mdb") for file in _files(path))
+    file = next((file for file in files if file.hash == name), None)
+    if file is None:
+        raise Refusal(404, f"The store has no file {name}.")
+    start, end = parse_range(call.headers.get("range"), file.size_bytes) or (0, file.size_bytes)
+    terms: list[Json] = []
+    parts: dict[str, list[Json]] = {}
+    offset = position = 0
+    granted = name_of_grant(call.headers["authorization"])
+    for segment in file.segments:
+        chunks = _chunks(store.xorb(segment.xorb))[segment.first : segment.end]
+        held: list[tuple[int, int, int, int]] = []
+        for number, (place, packed, size) in enumerate(chunks, segment.first):
+            if position < end and position + size > start:
+                offset = start - position if not terms and not held else offset
+                held.append((number, place, place + packed, size))
+            position += size
+        if held:
+            span = {"start": held[0][0], "end": held[-1][0] + 1}
+            terms.append({"hash": segment.xorb, "unpacked_length": sum(chunk[3] for chunk in held), "range": span})
+            url = f"{call.hub.address}/cas/xorbs/{segment.xorb}?grant={granted}"
+            url_range = {"start": held[0][1], "end": held[-1][2] - 1}
+            parts.setdefault(segment.xorb, []).append({"range": span, "url": url, "url_range": url_range})
+    return {"offset_into_first_range": offset, "terms": terms, "fetch_info": parts}
+
+
+def get_xorb(call: Call) -> Answer:
+    """Send a range of a xorb. Anyone with its address may read it: the real Hub signs such addresses."""
+    store = call.hub.xet
+    path = store.xorb(_hash(call)) if store and store.grants else Path()
+    if not path.is_file():
+        raise Refusal(404, "The store has no such xorb.")
+    size = path.stat().st_size
+    start, end = parse_range(call.headers.get("range"), size) or (0, size)
+    headers = {"Content-Range": f"bytes {start}-{end - 1}/{size}", "Content-Length": str(end - start)}
+    return StreamingResponse(read_file(path, start, end), 206, headers, media_type="application/octet-stream")
+
+
+def unknown_chunk(call: Call) -> Answer:
+    """Answer that a chunk is not known."""
+    _served(call, "read")
+    raise Refusal(404, "The store does not report known chunks.")
+
+
+def hear(call: Call) -> Answer:
+    """Accept the telemetry of clients and discard it. They wait for an answer before they end."""
+    return {}
+
+
+def _served(call: Call, right: Right) -> XetStore:
+    store = call.hub.xet
+    if store is None or store.grants is None:
+        raise Refusal(404, "The Xet store is not served over HTTP.")
+    if not store.grants.allows(call.headers.get("authorization", ""), right):
+        raise bad_credentials()
+    return store
+
+
+def _hash(call: Call) -> str:
+    name = call.parameters["hash"]
+    if len(name) != 64 or not name.isalnum():
+        raise bad_request("The hash must have 64 digits.")
+    return name
+
+
+def _keep(target: Path, content: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{secrets.token_hex(8)}.part")
+    part.write_bytes(content)
+    part.replace(target)
+
+
+@lru_cache(maxsize=1000)
+def _files(shard: Path) -> tuple[XetFile, ...]:
+    return tuple(parse_shard(shard.read_bytes()))
+
+
+@lru_cache(maxsize=1000)
+def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return for each chunk of a xorb where its header starts, its size with the header, and its size unpacked.
+
+    The header is little-endian: version 0, 3 bytes of packed size, 1 byte of packing, 3 bytes of unpacked size. A xorb
+    that hf-xet itself has written to a folder also has a footer, which starts with another byte.
+    """
+    chunks, place = [], 0
+    with path.open("rb") as xorb:
+        while (header := xorb.read(_HEADER_BYTES)) and header[0] == 0:
+            packed, size = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
+            chunks.append((place, _HEADER_BYTES + packed, size))
+            place = xorb.seek(packed, 1)
+    return tuple(chunks)
+
+
 RULES = (
-    Rule("GET", "/api/{kind}s/{owner}/{name}/xet-read-token/{revision}", read_token),
-    Rule("GET", "/api/{kind}s/{owner}/{name}/xet-write-token/{revision}", write_token),
-    Rule("POST", "/api/{kind}s/{owner}/{name}/lfs-files/duplicate", duplicate),
+    ("GET", "/api/{kind}s/{owner}/{name}/xet-read-token/{revision}", give_access),
+    ("GET", "/api/{kind}s/{owner}/{name}/xet-write-token/{revision}", give_access),
+    ("POST", "/api/{kind}s/{owner}/{name}/lfs-files/duplicate", duplicate),
+    ("GET", "/cas/xorbs/{hash}", get_xorb),
+    ("GET", "/cas/v1/reconstructions/{hash}", reconstruct),
+    ("POST", "/cas/v1/xorbs/default/{hash}", put_xorb),
+    ("POST", "/cas/v1/shards", put_shard),
+    ("POST", "/v1/telemetry", hear),
+    ("GET", "/cas/v1/chunks/default/{hash}", unknown_chunk),
 )

@@ -45,7 +45,7 @@ def _taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., A
             taken = {option.name: _value(option, given.arguments.pop(option.tool_name)) for option in options}
             return method(**given.arguments, **taken)
 
-        lines = [f"            {option.tool_name}: {option.declared.help}" for option in options]
+        lines = [f"            {option.tool_name}: {option.help}" for option in options]
         answer.__signature__ = signature  # type: ignore[attr-defined]
         answer.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()} | {
             "return": signature.return_annotation
@@ -59,7 +59,7 @@ def _taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., A
 def _parameter(option: Option) -> inspect.Parameter:
     kind = str if option.name == "max_shard_size" else option.kind
     default = option.default
-    if option.declared.on is not None:
+    if option.on is not None:
         kind, default = bool, False
     return inspect.Parameter(
         option.tool_name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind
@@ -68,7 +68,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def _value(option: Option, given: Any) -> Any:
     """Return the value of an option for the `given` argument. An invalid one stays as it is and is refused later."""
-    return given if option.declared.on is None else option.declared.on if given else option.default
+    return given if option.on is None else option.on if given else option.default
 
 
 @dataclass(frozen=True, slots=True)

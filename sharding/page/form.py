@@ -43,7 +43,7 @@ _PRESETS = {
     "laptop-16gb": "a laptop with 16 GB",
 }
 _PLACED = ("strategy", "order", "dtype", "allow_overflow")
-_MORE = tuple(name for name, option in OPTIONS.items() if option.declared.title and name not in _PLACED)
+_MORE = tuple(name for name, option in OPTIONS.items() if option.title and name not in _PLACED)
 """Options that have a title but no place of their own. They stand below the others."""
 _REPO = "owner/name, or a link to it; @name for a branch, tag or commit"
 _CHOSEN = "element.addEventListener('chosen', (event) => trigger('select', event.detail));"
@@ -299,12 +299,12 @@ def size_label(size: str) -> str:
 def _control(name: str, **more: Any) -> Any:
     """Return the field for an option, with the title and words that the option declares."""
     option = OPTIONS[name]
-    words = {"label": option.declared.title, "info": option.declared.info, "elem_id": name, **more}
+    words = {"label": option.title, "info": option.info, "elem_id": name, **more}
     words["elem_classes"] = "choice"
     if option.is_switch:
         return gr.Checkbox(value=option.default, **words)
-    choices = option.declared.words if option.name == "strategy" else dict.fromkeys(option.choices)
-    titles = [(option.declared.words.get(choice, choice), choice) for choice in choices]
+    choices = option.labels if option.name == "strategy" else dict.fromkeys(option.choices)
+    titles = [(option.labels.get(choice, choice), choice) for choice in choices]
     return gr.Radio(titles, value=option.default, **words)
 
 

@@ -7,8 +7,7 @@ from sharding.checkpoint.documents import read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CARD_BYTES
-from sharding.core.protocols import Files
-from sharding.core.repo import Repo
+from sharding.core.protocols import Files, Repo
 from sharding.core.text import format_bytes, json_file
 from sharding.core.values import Checkpoint, Plan, RepoRef, ShardRecord
 from sharding.drawing.map_svg import draw_plan

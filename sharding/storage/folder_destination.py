@@ -13,12 +13,10 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from sharding.core.destination import Destination, Discarded
 from sharding.core.errors import DestinationError, Remedy, ReplaceRefused
 from sharding.core.events import Published
-from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS
-from sharding.core.repo import Repo
+from sharding.core.protocols import Destination, Discarded, LentDestination, Repo
 from sharding.core.text import format_bytes, name_some, printable, source_name
 from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of, folders_around
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals

@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sharding.core.errors import DestinationError
-from sharding.core.protocols import Files, Source
-from sharding.core.repo import Repo
+from sharding.core.protocols import Files, Repo, Source
 
 TRIAL = "sharding_names"
 """The folder, inside the staging folder, in which names are tried."""

@@ -15,9 +15,8 @@ import psutil
 from typing_extensions import override
 
 from sharding.core.errors import SourceError
-from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES, MAX_HEADER_BYTES
-from sharding.core.protocols import Source
+from sharding.core.protocols import LentFile, LentSource, Source
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import DCP_METADATA_NAME, STAGING_FOLDER

@@ -5,10 +5,8 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
-from sharding.core.protocols import Files, Source
-from sharding.core.repo import Repo
+from sharding.core.protocols import Destination, Files, Repo, Source
 from sharding.core.values import Address
 from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import trained_folder

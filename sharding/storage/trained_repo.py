@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sharding.checkpoint.loaders import is_found_by_name
-from sharding.core.protocols import Source
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo, Source
 from sharding.core.values import FileEntry
 from sharding.formats.names import is_duplicate, is_training_state, is_weights
 

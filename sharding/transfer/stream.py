@@ -12,15 +12,14 @@ from functools import partial
 from threading import Lock
 from typing import Literal
 
+from blake3 import blake3
 from typing_extensions import override
 
-from sharding.core.destination import Destination
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
-from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCH_BYTES, THREADS
-from sharding.core.protocols import ShardSink, ShardWriter, Source
+from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
 from sharding.core.values import Plan, Shard, ShardRecord, Tensor
 from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.cast import Cast
@@ -177,7 +176,7 @@ class _Move:
         digests, overflowed, size = dict[str, str](), dict[str, int](), len(header)
         unchanged, unsure = list[str](), list[str]()
         for tensor, chunks in self._making.made(shard):
-            digest, infinite, same, odd = new_tensor_hash(), 0, True, False
+            digest, infinite, same, odd = blake3(), 0, True, False
             # A shard that is only read may be a file of the source, put together from several files of the copy.
             file = shard.file if self._phase == "transfer" else tensor.file
             for data, count, is_same, is_odd in chunks:

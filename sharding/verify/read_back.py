@@ -6,11 +6,10 @@ from contextlib import closing
 from functools import partial
 from threading import Event
 
-from sharding.core.destination import Destination
 from sharding.core.errors import ShardingError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import XET_LEAST_BYTES
-from sharding.core.protocols import Source
+from sharding.core.protocols import Destination, Source
 from sharding.core.threads import readers
 from sharding.core.values import Plan, ShardRecord, Tensor, TensorDigest
 from sharding.formats.safetensors_file import written_tensors

@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from sharding.checkpoint.documents import read_small
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Progress
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo
 from sharding.core.text import source_name, values_in
 from sharding.core.values import BytesRead, Checkpoint, FileEntry, Mismatch, Plan, TensorDigest, folder_of
 from sharding.formats.names import DIGESTS_NAME

@@ -6,10 +6,9 @@ from functools import partial
 
 from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.read import read_checkpoint, read_headers
-from sharding.core.destination import Destination
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
-from sharding.core.repo import Repo
+from sharding.core.protocols import Destination, Repo
 from sharding.core.text import count
 from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
 from sharding.formats.safetensors_file import shard_header

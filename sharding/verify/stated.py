@@ -15,8 +15,7 @@ from dataclasses import replace
 from sharding.checkpoint.read import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
-from sharding.core.protocols import Source
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo, Source
 from sharding.core.values import (
     BytesRead,
     Checkpoint,

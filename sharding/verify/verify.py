@@ -11,7 +11,7 @@ from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, Request, TargetDtype
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo
 from sharding.core.text import count
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
 from sharding.planning.order import natural_key

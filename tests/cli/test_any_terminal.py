@@ -90,7 +90,7 @@ def test_help_lists_every_option_once_under_its_heading_and_shows_a_command_that
     )
     if command in ("plan", "shard"):
         for option in of_command(command):
-            assert option.declared.flags[0].split("/")[0] in listed[option.declared.group]
+            assert option.flags[0].split("/")[0] in listed[option.group]
     program, name, *words = text.splitlines()[-1].removeprefix("  Example: ").split()
     assert (program, name) == ("shard-my-repo", command)
     CLI.commands[name].make_context(name, words)

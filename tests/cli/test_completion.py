@@ -47,7 +47,7 @@ def test_commands_and_their_options_are_completed(complete: Callable[[str], list
 def test_every_choice_is_completed(complete: Callable[[str], list[str]]) -> None:
     for option in OPTIONS.values():
         if option.choices:
-            command, flag = option.declared.commands[0], option.declared.flags[0]
+            command, flag = option.commands[0], option.flags[0]
             assert complete(f"shard-my-repo {command} owner/name {flag} ") == list(option.choices)
     assert complete("shard-my-repo verify a/b c/d --dtype f") == ["fp32", "fp16"]
     assert complete("shard-my-repo compare --method ") == list(get_args(Method))

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from sharding.core.destination import Discarded
 from sharding.core.errors import Refused
 from sharding.core.events import Planned, Published, ShardFinished, Verified
 from sharding.core.hints import PipelineCut
+from sharding.core.protocols import Discarded
 from sharding.core.values import FileEntry, Finding, Mismatch, RepoRef, Stage, TiedTensor
 from sharding.loading.costs import Probed, Verdict
 from tests.cli.screen import COST, DEVICES, MEASURED, SAME, Screen, checkpoint_of, plan_of, screen

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from sharding.cli.terminal import Terminal
-from sharding.core.destination import Discarded
 from sharding.core.errors import Refused
 from sharding.core.events import Progress, Verified
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Options
+from sharding.core.protocols import Discarded
 from sharding.core.values import Stage, TiedTensor
 from tests.cli.screen import DEVICES, GB, MEASURED, SAME, Screen, plan_of, screen
 

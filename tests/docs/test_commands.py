@@ -99,8 +99,8 @@ def test_defaults_and_choices_of_options_are_those_in_the_docs() -> None:
 def test_what_needs_an_extra_stands_in_the_docs_with_it() -> None:
     text = section(COMMANDS, "The commands")
     for option in OPTIONS.values():
-        for choice, extra in option.declared.needs.items():
-            flag = f"{option.declared.flags[0]} {choice}".strip()
+        for choice, extra in option.needs.items():
+            flag = f"{option.flags[0]} {choice}".strip()
             assert f"`{flag}" in text and f"[{extra}]" in text, flag
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharding.core.errors import DestinationError, GrantExpired, SourceError
-from sharding.core.lent import LentDestination, LentSource
+from sharding.core.protocols import LentDestination, LentSource
 from sharding.core.values import RepoRef, Shard
 from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, parse_event, parse_part, part_json

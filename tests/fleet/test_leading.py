@@ -6,7 +6,7 @@ import pytest
 
 from sharding.core import errors
 from sharding.core.errors import GrantExpired, Refused, ShardingError, SourceError
-from sharding.core.lent import LentSource
+from sharding.core.protocols import LentSource
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Part, PartEvent, UnderWay
 from sharding.transfer.noting_source import NotingSource

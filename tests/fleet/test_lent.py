@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from sharding.core.errors import DestinationError, SourceError
-from sharding.core.lent import Grant, LentDestination, LentSource
 from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.options import Options
+from sharding.core.protocols import Grant, LentDestination, LentSource
 from sharding.core.values import RepoRef, Shard, StagedJob
 from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_event, part_json

@@ -6,7 +6,7 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.core.lent import Grant, LentDestination, LentFile, LentSource
+from sharding.core.protocols import Grant, LentDestination, LentFile, LentSource
 from sharding.core.recipe import Recipe
 from sharding.core.values import BytesRead, RepoRef, Shard, ShardRecord, Tensor
 from sharding.fleet.parts import (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.localhub.refusals import Refusal
-from sharding.localhub.resolve import parse_range
+from sharding.localhub.revisions import parse_range
 from tests.localhub.conftest import Server, payload
 
 CONTENT = payload(12_000_000, 3)

@@ -6,7 +6,7 @@ import pytest
 
 from sharding.localhub import faults
 from sharding.localhub.faults import Faults, parse_fault
-from sharding.localhub.grants import HUBS_OWN, Grants
+from sharding.localhub.store import HUBS_OWN, Grants
 from tests.conftest import in_a_loop
 
 

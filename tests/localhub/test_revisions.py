@@ -44,7 +44,9 @@ def test_paths_are_described_with_the_commit_that_last_touched_them_and_missing_
     api.upload_file(path_or_fileobj=b"new", path_in_repo="a/b/c.txt", repo_id=forest, commit_message="water")
     found = api.get_paths_info(forest, ["a", "f1.txt", "a/b/c.txt", ".gitattributes", "missing"], expand=True)
     assert [item.path for item in found] == ["a", "f1.txt", "a/b/c.txt", ".gitattributes"]
-    assert [item.last_commit.title for item in found[1:]] == ["plant", "water", "initial commit"]
+    assert [item.last_commit.title for item in found] == ["water", "plant", "water", "initial commit"]
+    tree = api.list_repo_tree(forest, "a", recursive=True, expand=True)
+    assert [item.last_commit.title for item in tree] == ["water", "water", "plant", "plant"]
     assert found[1].blob_id == hashlib.sha1(b"blob 6\0f1.txt").hexdigest()  # as git has it
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from sharding.cli.terminal import Terminal
-from sharding.core.destination import Discarded
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Planned, Published, Verified
 from sharding.core.options import Options
+from sharding.core.protocols import Discarded
 from sharding.core.recipe import Recipe
 from sharding.core.values import (
     UNCHECKED,

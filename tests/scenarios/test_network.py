@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sharding import job
-from sharding.core.destination import Discarded
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.events import Published
+from sharding.core.protocols import Discarded
 from sharding.storage.hub import source as hub_source
 from tests.clusters import wait_until
 from tests.conftest import environment

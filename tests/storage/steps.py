@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from sharding import job
-from sharding.core.destination import Destination
 from sharding.core.options import Options
+from sharding.core.protocols import Destination
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.folder_source import open_folder

@@ -9,8 +9,8 @@ import pytest
 
 from sharding import job
 from sharding.core.events import ShardFinished
-from sharding.core.lent import LentDestination
 from sharding.core.options import Options
+from sharding.core.protocols import LentDestination
 from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination

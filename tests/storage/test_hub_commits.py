@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sharding.core.errors import DestinationError
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.localhub import lfs
 from sharding.storage.hub.client import Hub

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from sharding.cli.commands import app
 from sharding.core.errors import SourceError
-from sharding.core.lent import Grant, LentFile, LentSource
+from sharding.core.protocols import Grant, LentFile, LentSource
 from sharding.core.values import RepoRef
 from sharding.fleet.borrowed import open_lent
 from sharding.localhub import lfs, xet

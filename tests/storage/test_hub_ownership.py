@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sharding import job
-from sharding.core.destination import Discarded
 from sharding.core.errors import DestinationError
 from sharding.core.events import Planned, Published, ShardFinished
+from sharding.core.protocols import Discarded
 from sharding.localhub import repos
 from sharding.storage.hub import retry
 from sharding.storage.hub.repo import Change, HubRepo

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo
 from sharding.core.values import RepoRef
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source

@@ -9,7 +9,7 @@ import torch
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.options import Options
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo
 from sharding.core.values import Verification
 from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import plan_checkpoint

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sharding import job
-from sharding.core.destination import Destination
 from sharding.core.errors import SourceError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import XET_LEAST_BYTES
+from sharding.core.protocols import Destination
 from sharding.core.values import Plan, ShardRecord
 from sharding.storage.folder_source import FolderSource
 from sharding.verify.digests import digest_tensors

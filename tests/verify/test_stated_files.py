@@ -11,11 +11,10 @@ import pytest
 
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint, read_headers
-from sharding.core.destination import Destination
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
-from sharding.core.repo import Repo
+from sharding.core.protocols import Destination, Repo
 from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Tensor, Verification
 from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import plan_checkpoint

@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 
 from sharding import __version__
 from sharding.core.errors import DestinationError, Remedy, ShardingError
-from sharding.core.lent import Grant
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
+from sharding.core.protocols import Grant
 from sharding.storage.hub.answers import Commit, Refs, checked_commit, parsed
 from sharding.storage.hub.retry import GarbledAnswer, OddAnswer, may_pass, refuses_argument, wait_to_retry
 

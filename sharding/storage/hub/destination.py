@@ -13,13 +13,10 @@ from uuid import uuid4
 from huggingface_hub.errors import HfHubHTTPError
 from typing_extensions import override
 
-from sharding.core.destination import Destination, Discarded
 from sharding.core.errors import DestinationError, Remedy
 from sharding.core.events import Published
-from sharding.core.lent import LentDestination
 from sharding.core.limits import THREADS
-from sharding.core.protocols import Files, ShardWriter
-from sharding.core.repo import Repo
+from sharding.core.protocols import Destination, Discarded, Files, LentDestination, Repo, ShardWriter
 from sharding.core.text import name_some
 from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME

@@ -14,7 +14,6 @@ from typing import Any
 import httpx2
 from huggingface_hub.utils import get_session, hf_raise_for_status
 
-from sharding.core.lent import Grant
 from sharding.core.limits import (
     ANSWER_TIMEOUT_SECONDS,
     LEAST_BYTES,
@@ -23,6 +22,7 @@ from sharding.core.limits import (
     MAX_ANSWER_VALUES,
     MAX_PAGES,
 )
+from sharding.core.protocols import Grant
 from sharding.core.text import format_bytes
 from sharding.storage.hub.retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
 

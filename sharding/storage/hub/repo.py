@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.core.repo import Repo
+from sharding.core.protocols import Repo
 from sharding.core.values import FileEntry, RepoRef, ShardRecord
 from sharding.formats.names import is_weights
 from sharding.storage.hub.answers import checked_commit, checked_flag, listed_files, parsed

@@ -13,9 +13,8 @@ from pydantic import TypeAdapter
 from typing_extensions import override
 
 from sharding.core.errors import DamagedError, Remedy, SourceError
-from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import HUB_BATCH_BYTES, LEAST_BYTES, MAX_FILES, RANGES_AT_ONCE
-from sharding.core.protocols import Source
+from sharding.core.protocols import LentFile, LentSource, Source
 from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import is_plain
