@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
@@ -52,10 +52,13 @@ class Recipe:
     """How the bytes of a tensor are made, as a stream in C order. A frozen value.
 
     The recipe alone decides where its pieces start and end, so a job, a proof and another machine make the same bits.
-    In JSON a recipe that is a tuple is a list. Any other recipe is an object with its `kind`.
+    In JSON a recipe that is a tuple is a list. Any other recipe is an object with its `kind`. Most recipes change the
+    bytes that another one makes, `of`. What they do not say otherwise is as in that one.
     """
 
     __slots__ = ()
+    if TYPE_CHECKING:  # pydantic would take it for a field of every kind
+        of: "Recipe"
     kinds = dict[str, Any]()
     """All kinds of recipes, by name."""
 
@@ -71,7 +74,7 @@ class Recipe:
     @property
     def size_bytes(self) -> int:
         """How many bytes it makes."""
-        raise NotImplementedError
+        return self.of.size_bytes
 
     @property
     def file(self) -> str:
@@ -89,11 +92,11 @@ class Recipe:
 
     def reads(self) -> Iterator[Extent]:
         """Yield the extents that it reads, in the order of use. It may read some bytes more than once."""
-        raise NotImplementedError
+        return self.of.reads()
 
     def keeps(self) -> Iterator[Extent]:
         """Yield the extents of the small inputs that every step needs."""
-        return iter(())
+        return self.of.keeps()
 
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         """Yield the bytes of the tensor. `inputs` holds the bytes of `reads`, and `kept` those of `keeps`."""
@@ -105,4 +108,4 @@ class Recipe:
 
     def key(self) -> bytes:
         """Return bytes that are equal only for recipes that make the same bytes from the same inputs."""
-        raise NotImplementedError
+        return ascii(self).encode()  # of all fields but `may_overflow`, which is no part of a recipe's repr

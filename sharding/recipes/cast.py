@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.core.recipe import Chunk, Inputs, Kept, Recipe
 from sharding.recipes.feed import Feed, made_by
 
 
@@ -48,18 +48,14 @@ class Cast(_Fields, Recipe):
 
     __slots__ = ()
 
+    @override
+    def __repr__(self) -> str:
+        return f"Cast({self.of!r}, {self.stored!r}, {self.dtype!r})"
+
     @property
     @override
     def size_bytes(self) -> int:
         return self.of.size_bytes * BY_NAME[self.dtype].bits // BY_NAME[self.stored].bits
-
-    @override
-    def reads(self) -> Iterator[Extent]:
-        return self.of.reads()
-
-    @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.of.keeps()
 
     @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
@@ -85,10 +81,6 @@ class Cast(_Fields, Recipe):
         'cast(F32 [3], f bytes 8–20)'
         """
         return f"cast({self.stored} {list(shape)}, {self.of.words(shape)})"
-
-    @override
-    def key(self) -> bytes:
-        return f"c{self.stored} {self.dtype} ".encode() + self.of.key()
 
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:

@@ -1,14 +1,13 @@
 """Add a DoRA to a weight, as PEFT merges it: a low-rank update, then a new length for each output."""
 
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
 from typing_extensions import override
 
-from sharding.core.dtypes import BY_NAME, tensor_bytes
+from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import made_by
 from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
@@ -34,13 +33,8 @@ class Dora(Recipe):
     update: Update
     magnitude: Recipe
     magnitude_dtype: str
-    may_overflow: bool = False
+    may_overflow: bool = field(default=False, repr=False)
     kind: Literal["dora"] = "dora"
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return tensor_bytes(self.dtype, self.shape)
 
     @property
     def is_whole(self) -> bool:
@@ -52,10 +46,6 @@ class Dora(Recipe):
         for recipe in (*self.update.recipes, self.magnitude):
             yield from recipe.reads()
         yield from self.of.reads()
-
-    @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.of.keeps()
 
     @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
@@ -104,8 +94,3 @@ class Dora(Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         sum_ = f"{self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(self.update)}"
         return f"dora({sum_}; lengths {self.magnitude.words(())})"
-
-    @override
-    def key(self) -> bytes:
-        rows = f"{self.dtype} {list(self.shape)} {self.magnitude_dtype} ".encode()
-        return b"d" + rows + self.of.key() + self.update.key() + self.magnitude.key() + struct.pack("<?", self.is_whole)

@@ -1,6 +1,5 @@
 """Multiply FP8 weights by their scales."""
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,14 +19,14 @@ _PIECE_ELEMENTS = 32768
 
 @dataclass(frozen=True, slots=True)
 class Fp8(Recipe):
-    """The numbers that `packed` makes (E4M3, of `shape`), times their `scales`. Each product is rounded to `dtype`.
+    """The numbers that `of` makes (E4M3, of `shape`), times their `scales`. Each product is rounded to `dtype`.
 
     There is a single scale, or one for each `block` of the last two dimensions; blocks at the edges may be smaller. The
     scale of row i and column j is number (i // block rows, j // block columns). The formula is float32(weight) *
     float32(scale), as in `weight_dequant` of DeepSeek-V3 (inference/kernel.py). Dtypes are named as in safetensors.
     """
 
-    packed: Recipe
+    of: Recipe
     scales: Recipe
     scales_dtype: str
     shape: tuple[int, ...]
@@ -41,10 +40,6 @@ class Fp8(Recipe):
         return tensor_bytes(self.dtype, self.shape)
 
     @override
-    def reads(self) -> Iterator[Extent]:
-        return self.packed.reads()
-
-    @override
     def keeps(self) -> Iterator[Extent]:
         return self.scales.reads()
 
@@ -52,7 +47,7 @@ class Fp8(Recipe):
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         import numpy as np
 
-        source = made_by(self.packed, inputs, kept)
+        source = made_by(self.of, inputs, kept)
         rows, columns = (1, 1, *self.shape)[-2:]
         height, table, grid = self.block[0], _table(), _Scales(self, kept)
         at, end = 0, prod(self.shape)
@@ -77,13 +72,8 @@ class Fp8(Recipe):
     @override
     def words(self, shape: tuple[int, ...]) -> str:
         height, width = self.block
-        what = f"F8_E4M3 {list(self.shape)}, {self.packed.words(self.shape)}"
+        what = f"F8_E4M3 {list(self.shape)}, {self.of.words(self.shape)}"
         return f"dequantize({what}; a {self.scales_dtype} scale for {height}×{width}, {self.scales.words(())})"
-
-    @override
-    def key(self) -> bytes:
-        numbers = struct.pack(f"<{len(self.shape) + 2}q", *self.block, *self.shape)
-        return f"8{self.scales_dtype} {self.dtype} ".encode() + numbers + self.packed.key() + self.scales.key()
 
 
 class _Scales:

@@ -1,6 +1,5 @@
 """Put tensors together that are stored in pieces or in another order: views, transposes, the parts of ranks."""
 
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -68,6 +67,10 @@ class Laid(Recipe):
                     yield Extent(box.source, box.file, at, at + count * self.item_bytes)
 
     @override
+    def keeps(self) -> Iterator[Extent]:
+        return iter(())
+
+    @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         if self._in_order():
             yield from map(Chunk, inputs.pieces(self.size_bytes))
@@ -93,14 +96,6 @@ class Laid(Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         names = ", ".join(sorted(name for _, name in self.files()))
         return f"lay({len(self.boxes)} {'piece' if len(self.boxes) == 1 else 'pieces'} of {names})"
-
-    @override
-    def key(self) -> bytes:
-        parts = [b"l", _numbers((self.item_bytes, *self.shape))]
-        for box in self.boxes:
-            numbers = _numbers((box.source, box.origin, *box.offsets, *box.shape, *box.strides))
-            parts += [numbers, box.file.encode(), b"\0"]
-        return b"".join([*parts, b"."])
 
     def _in_order(self) -> list[Extent]:
         """Return where the boxes are in their files, if they follow one another in the tensor in order; else []."""
@@ -205,7 +200,3 @@ def _within(axis: int, begin: int, end: int, cut: tuple[slice, ...]) -> tuple[sl
     start, stop = whole[axis].start, whole[axis].stop
     whole[axis] = slice(begin + (start or 0), end if stop is None else begin + stop)
     return tuple(whole)
-
-
-def _numbers(numbers: Sequence[int]) -> bytes:
-    return struct.pack(f"<H{len(numbers)}q", len(numbers), *numbers)

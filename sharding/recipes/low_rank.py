@@ -1,14 +1,13 @@
 """Add the low-rank updates of a LoRA to a weight, as PEFT merges them."""
 
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
 
 from typing_extensions import override
 
-from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
+from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.cast import numbers, numpy_dtype, settle
@@ -66,15 +65,6 @@ class Update:
         sizes = (one.size_bytes * 32 // BY_NAME[dtype].bits for one, dtype in zip(self.recipes, dtypes, strict=True))
         return sum(sizes)
 
-    def key(self) -> bytes:
-        """Return bytes that are equal only for equal changes."""
-        of_numbers = struct.pack(
-            "<qd4q??",
-            *(self.rank, self.scale, self.first_row, self.last_row, self.first, self.last),
-            *(self.transposed, self.is_grouped),
-        )
-        return of_numbers + f"{self.a_dtype} {self.b_dtype} ".encode() + b"".join(one.key() for one in self.recipes)
-
 
 class Term(NamedTuple):
     """Some rows of a weight: its numbers in the dtype of the sum, their change (None: none), and its factor, or 1.
@@ -107,13 +97,8 @@ class LowRank(Recipe):
     updates: tuple[Update, ...]
     is_stacked: bool = False
     rounds_twice: bool = False
-    may_overflow: bool = False
+    may_overflow: bool = field(default=False, repr=False)
     kind: Literal["low_rank"] = "low_rank"
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return tensor_bytes(self.dtype, self.shape)
 
     @override
     def reads(self) -> Iterator[Extent]:
@@ -142,10 +127,6 @@ class LowRank(Recipe):
     @property
     def _row_bytes(self) -> int:
         return self._matrices()[2] * BY_NAME[self.dtype].bits // 8
-
-    @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.of.keeps()
 
     @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
@@ -205,12 +186,6 @@ class LowRank(Recipe):
         first = self.updates[0]
         more = f" and {len(self.updates) - 1} more updates" if len(self.updates) > 1 else ""
         return f"add({self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(first)}{more})"
-
-    @override
-    def key(self) -> bytes:
-        parts = [b"u", struct.pack("<??I", self.is_stacked, self.rounds_twice, len(self.updates))]
-        parts += [f"{self.dtype} {list(self.shape)} ".encode(), self.of.key()]
-        return b"".join([*parts, *(update.key() for update in self.updates)])
 
 
 class _Change:

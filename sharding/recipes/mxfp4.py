@@ -1,6 +1,5 @@
 """Dequantize the MXFP4 weights of experts, transposed as the class of gpt-oss saves them."""
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,14 +22,14 @@ _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 class Mxfp4(Recipe):
     """A float32 tensor of shape (experts, 32 * groups, rows).
 
-    `packed` has shape (experts, rows, groups, 16) and two numbers in a byte, the lower half first. `scales` has shape
+    `of` has shape (experts, rows, groups, 16) and two numbers in a byte, the lower half first. `scales` has shape
     (experts, rows, groups). Each of its bytes is an exponent of two, plus 127.
 
     The formula is `ldexp(number, byte - 127)`, as in `convert_moe_packed_tensors` of transformers 5.23. Here the number
     is doubled and the power is halved: the product is the same, and every power fits into float32.
     """
 
-    packed: Recipe
+    of: Recipe
     scales: Recipe
     experts: int
     rows: int
@@ -43,10 +42,6 @@ class Mxfp4(Recipe):
         return self.experts * self.rows * self.groups * GROUP * 4
 
     @override
-    def reads(self) -> Iterator[Extent]:
-        return self.packed.reads()
-
-    @override
     def keeps(self) -> Iterator[Extent]:
         return self.scales.reads()
 
@@ -54,7 +49,7 @@ class Mxfp4(Recipe):
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         import numpy as np
 
-        source = made_by(self.packed, inputs, kept)
+        source = made_by(self.of, inputs, kept)
         pairs, powers, count = _pairs(), np.ldexp(np.float32(1), np.arange(256) - 128), self.rows * self.groups
         for expert in range(self.experts):
             packed = np.frombuffer(source.take(count * GROUP_BYTES), np.uint8).reshape(self.rows, self.groups, -1)
@@ -68,12 +63,8 @@ class Mxfp4(Recipe):
 
     @override
     def words(self, shape: tuple[int, ...]) -> str:
-        packed, scales = self.packed.words(()), self.scales.words(())
+        packed, scales = self.of.words(()), self.scales.words(())
         return f"dequantize(MXFP4 of {self.experts} experts, {packed}; a scale for 32, {scales})"
-
-    @override
-    def key(self) -> bytes:
-        return b"4" + struct.pack("<3q", self.experts, self.rows, self.groups) + self.packed.key() + self.scales.key()
 
 
 def _pairs() -> Any:

@@ -1,6 +1,5 @@
 """Replace some rows of a tensor."""
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -24,11 +23,6 @@ class Rows(Recipe):
     places: tuple[int, ...]
     row_bytes: int
     kind: Literal["rows"] = "rows"
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return self.of.size_bytes
 
     @override
     def reads(self) -> Iterator[Extent]:
@@ -60,8 +54,3 @@ class Rows(Recipe):
         count = len(self.places)
         new = f"{count} {'row' if count == 1 else 'rows'} from {self.by.words((count, *shape[1:]))}"
         return f"replace({self.of.words(shape)}; {new})"
-
-    @override
-    def key(self) -> bytes:
-        numbers = struct.pack(f"<{len(self.places) + 2}q", len(self.places), self.row_bytes, *self.places)
-        return b"r" + numbers + self.by.key() + self.of.key()

@@ -1,6 +1,5 @@
 """Take a tensor's bytes from one file, as they are."""
 
-import struct
 from collections.abc import Iterable, Iterator
 
 from typing_extensions import override
@@ -28,6 +27,10 @@ class Stored(Extent, Recipe):
         yield self
 
     @override
+    def keeps(self) -> Iterator[Extent]:
+        return iter(())
+
+    @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         return map(Chunk, inputs.pieces(self.size_bytes))
 
@@ -39,10 +42,6 @@ class Stored(Extent, Recipe):
         """
         other = f" of source {self.source}" if self.source else ""
         return f"{self.file}{other} bytes {self.start_byte}–{self.end_byte}"
-
-    @override
-    def key(self) -> bytes:
-        return struct.pack("<cHqq", b"s", self.source, self.start_byte, self.end_byte) + self.file.encode() + b"\0"
 
 
 def place_of(tensor: Tensor) -> Stored:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.core.recipe import Chunk, Inputs, Kept, Recipe
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
@@ -41,14 +41,6 @@ class Tolerance(Recipe):
     @override
     def size_bytes(self) -> int:
         return self.of.size_bytes * 64 // BY_NAME[_merged(self.of).dtype].bits
-
-    @override
-    def reads(self) -> Iterator[Extent]:
-        return self.of.reads()
-
-    @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.of.keeps()
 
     @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
@@ -86,10 +78,6 @@ class Tolerance(Recipe):
     @override
     def words(self, shape: tuple[int, ...]) -> str:
         return f"tolerance of {self.of.words(shape)}"
-
-    @override
-    def key(self) -> bytes:
-        return f"t{self.dtype} ".encode() + self.of.key()
 
 
 def is_merged(recipe: Recipe) -> bool:
