@@ -31,14 +31,39 @@ class Chunk(NamedTuple):
     unsure: bool = False
 
 
-class Inputs(Protocol):
-    """The bytes of the extents that recipes read, one after another in the order of use."""
+class Feed:
+    """The bytes that recipes read, one after another in the order of use, or that a recipe makes."""
+
+    def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
+        """Take from `chunks`."""
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+        self._room = bytearray()
+        self.overflowed = 0
+        """How many numbers became infinite in what was taken so far, if a recipe made it."""
+        self.unchanged = False
+        """Whether a recipe that merges made what was taken so far, and changed no number of it."""
+        self.unsure = False
+        """Whether something that was taken so far is `unsure`."""
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes, as a copy that stays valid until the next call."""
+        # Use the same memory again, because fresh memory is slow.
+        if len(self._room) < count:
+            self._room = bytearray(count)
+        data, filled = memoryview(self._room)[:count], 0
+        for piece in self.pieces(count):
+            data[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return data
 
     def pieces(self, count: int) -> Iterator[memoryview]:
         """Yield the next `count` bytes in the pieces in which they arrived."""
+        while count:
+            self._rest = self._rest or memoryview(next(self._chunks))
+            piece, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(piece)
+            yield piece
 
 
 class Kept(Protocol):
@@ -98,7 +123,7 @@ class Recipe:
         """Yield the extents of the small inputs that every step needs."""
         return self.of.keeps()
 
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         """Yield the bytes of the tensor. `inputs` holds the bytes of `reads`, and `kept` those of `keeps`."""
         raise NotImplementedError
 

@@ -20,8 +20,7 @@ from sharding.formats.quantization import (
 )
 from sharding.planning.cast import cast_tensors
 from sharding.planning.schemes import OF_ORIGIN, Scheme, refusal, scheme_of
-from sharding.recipes.fp8 import Fp8
-from sharding.recipes.mxfp4 import GROUP, GROUP_BYTES, Mxfp4
+from sharding.recipes.quantized import GROUP, GROUP_BYTES, Fp8, Mxfp4
 
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 

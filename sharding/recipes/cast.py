@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
-from sharding.core.recipe import Chunk, Inputs, Kept, Recipe
-from sharding.recipes.feed import Feed, made_by
+from sharding.core.recipe import Chunk, Feed, Kept, Recipe
+from sharding.recipes.stored import made_by
 
 
 def numbers(data: bytes | memoryview, dtype: str) -> Any:
@@ -58,7 +58,7 @@ class Cast(_Fields, Recipe):
         return self.of.size_bytes * BY_NAME[self.dtype].bits // BY_NAME[self.stored].bits
 
     @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         source = made_by(self.of, inputs, kept)
         stored, dtype = BY_NAME[self.stored], CASTABLE[self.dtype]
         left = self.of.size_bytes
@@ -69,9 +69,9 @@ class Cast(_Fields, Recipe):
             left -= len(data)
             room = room or bytearray(len(data) * dtype.bits // stored.bits)
             chunk = cast(data, self.stored, self.dtype, memoryview(room)[: len(data) * dtype.bits // stored.bits])
-            before, *marks = (source.overflowed, *source.marks) if isinstance(source, Feed) else (0, False, False)
-            yield Chunk(chunk.data, chunk.overflowed + before - counted, *marks)
-            counted = before
+            overflowed = chunk.overflowed + source.overflowed - counted
+            counted = source.overflowed
+            yield Chunk(chunk.data, overflowed, source.unchanged, source.unsure)
 
     def words(self, shape: tuple[int, ...]) -> str:
         """Return the cast in words.

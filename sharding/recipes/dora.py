@@ -8,11 +8,10 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.feed import made_by
+from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
-from sharding.recipes.product import product
-from sharding.recipes.spread import Spread
+from sharding.recipes.product import Spread, product
+from sharding.recipes.stored import made_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Dora(Recipe):
         yield from self.of.reads()
 
     @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         import numpy as np
 
         for term in self.terms(inputs, kept):
@@ -56,7 +55,7 @@ class Dora(Recipe):
                 total = term.factor * (term.weight + term.change)
             yield from rounded(term.weight, total, self.dtype, term.is_unsure(self.dtype))
 
-    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
+    def terms(self, inputs: Feed, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change and its factor."""
         import numpy as np
 

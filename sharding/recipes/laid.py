@@ -1,4 +1,4 @@
-"""Put tensors together that are stored in pieces or in another order: views, transposes, the parts of ranks."""
+"""Put tensors together from pieces: views, transposes, the parts of ranks, replaced rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from typing import Literal
 from typing_extensions import override
 
 from sharding.core.limits import BATCH_BYTES
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
+from sharding.recipes.stored import Stored, made_by
 
 TILE_BYTES = 16 << 20
 """Bytes of a tensor that are put in order at once, if it is not stored in order. Each tile reads through the tensor
@@ -71,7 +72,7 @@ class Laid(Recipe):
         return iter(())
 
     @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         if self._in_order():
             yield from map(Chunk, inputs.pieces(self.size_bytes))
             return
@@ -200,3 +201,48 @@ def _within(axis: int, begin: int, end: int, cut: tuple[slice, ...]) -> tuple[sl
     start, stop = whole[axis].start, whole[axis].stop
     whole[axis] = slice(begin + (start or 0), end if stop is None else begin + stop)
     return tuple(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Recipe):
+    """The rows that `of` makes, of `row_bytes` each, with those in `places` replaced by the rows of `by`, in order.
+
+    No row is replaced twice.
+    """
+
+    of: Recipe
+    by: Recipe
+    places: tuple[int, ...]
+    row_bytes: int
+    kind: Literal["rows"] = "rows"
+
+    @override
+    def reads(self) -> Iterator[Extent]:
+        yield from self.by.reads()
+        yield from self.of.reads()
+
+    @override
+    def keeps(self) -> Iterator[Extent]:
+        yield from self.by.keeps()
+        yield from self.of.keeps()
+
+    @override
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
+        new_rows = made_by(self.by, inputs, kept)
+        by_place = {place: bytes(new_rows.take(self.row_bytes)) for place in self.places}
+        source, rows = made_by(self.of, inputs, kept), self.size_bytes // self.row_bytes
+        at_once = max(1, BATCH_BYTES // self.row_bytes)
+        for start in range(0, rows, at_once):
+            data, unchanged = source.take(min(at_once, rows - start) * self.row_bytes), True
+            for place in by_place.keys() & set(range(start, start + at_once)):
+                row = data[(place - start) * self.row_bytes :][: self.row_bytes]
+                unchanged = unchanged and row == by_place[place]
+                row[:] = by_place[place]
+            unchanged = unchanged and (source.unchanged or isinstance(self.of, Stored))
+            yield Chunk(data, 0, unchanged, source.unsure)
+
+    @override
+    def words(self, shape: tuple[int, ...]) -> str:
+        count = len(self.places)
+        new = f"{count} {'row' if count == 1 else 'rows'} from {self.by.words((count, *shape[1:]))}"
+        return f"replace({self.of.words(shape)}; {new})"

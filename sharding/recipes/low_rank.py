@@ -9,12 +9,10 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.recipes.cast import numbers, numpy_dtype, settle
-from sharding.recipes.feed import made_by
-from sharding.recipes.product import product
-from sharding.recipes.spread import Spread
-from sharding.recipes.stored import Stored
+from sharding.recipes.product import Spread, product
+from sharding.recipes.stored import Stored, made_by
 
 MERGED_BYTES = 512 << 10
 """Bytes of a weight to which an update is added at once. The sums and products take ten times as many."""
@@ -129,7 +127,7 @@ class LowRank(Recipe):
         return self._matrices()[2] * BY_NAME[self.dtype].bits // 8
 
     @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         import numpy as np
 
         for term in self.terms(inputs, kept):
@@ -140,7 +138,7 @@ class LowRank(Recipe):
                 total = term.weight if change is None else term.weight + change
             yield from rounded(term.weight, total, self.dtype, is_unsure)
 
-    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
+    def terms(self, inputs: Feed, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change."""
         in_turn = self.is_in_turn
         changes = {} if in_turn else {n: _Change(update, inputs, kept) for n, update in enumerate(self.updates)}
@@ -191,7 +189,7 @@ class LowRank(Recipe):
 class _Change:
     """An update, with its numbers in memory."""
 
-    def __init__(self, update: Update, inputs: Inputs, kept: Kept) -> None:
+    def __init__(self, update: Update, inputs: Feed, kept: Kept) -> None:
         self.update = update
         count = update.last - update.first
         self._a = loaded(update.a, update.a_dtype, inputs, kept) if update.a else None
@@ -245,7 +243,7 @@ def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> It
         first = end
 
 
-def loaded(recipe: Recipe, dtype: str, inputs: Inputs, kept: Kept) -> Any:
+def loaded(recipe: Recipe, dtype: str, inputs: Feed, kept: Kept) -> Any:
     """Return all numbers of `recipe` in memory, as float32."""
     import numpy as np
 

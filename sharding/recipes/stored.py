@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from typing_extensions import override
 
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.core.values import Tensor
 
 
@@ -31,7 +31,7 @@ class Stored(Extent, Recipe):
         return iter(())
 
     @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         return map(Chunk, inputs.pieces(self.size_bytes))
 
     def words(self, shape: tuple[int, ...]) -> str:
@@ -42,6 +42,23 @@ class Stored(Extent, Recipe):
         """
         other = f" of source {self.source}" if self.source else ""
         return f"{self.file}{other} bytes {self.start_byte}–{self.end_byte}"
+
+
+def made_by(recipe: Recipe, inputs: Feed, kept: Kept) -> Feed:
+    """Return the bytes that `recipe` makes of `inputs`. For a recipe that takes them as they are, that is `inputs`."""
+    if isinstance(recipe, Stored):
+        return inputs
+
+    def data() -> Iterator[bytes | memoryview]:
+        for chunk in recipe.make(inputs, kept):
+            feed.overflowed += chunk.overflowed
+            feed.unchanged = feed.unchanged and chunk.unchanged
+            feed.unsure = feed.unsure or chunk.unsure
+            yield chunk.data
+
+    feed = Feed(data())
+    feed.unchanged = True
+    return feed
 
 
 def place_of(tensor: Tensor) -> Stored:

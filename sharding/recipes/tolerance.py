@@ -7,11 +7,11 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
-from sharding.core.recipe import Chunk, Inputs, Kept, Recipe
+from sharding.core.recipe import Chunk, Feed, Kept, Recipe
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
-from sharding.recipes.spread import MOST_UNITS, last_place
+from sharding.recipes.product import MOST_UNITS, last_place
 
 _OF_LENGTHS = 8
 
@@ -23,7 +23,7 @@ class Tolerance(Recipe):
     Up to the first, another order of summation explains it. Beyond the second, nothing does. Between both, nobody can
     tell. Both are the sum of
 
-    - what the order of summation can change in this number (`spread.spread_of`), for the first only up to a few units,
+    - what the order of summation can change in this number (`product.spread_of`), for the first only up to a few units,
     - one unit in the last place of the weight's dtype for each time that PEFT rounds to it,
     - for a DoRA, `_OF_LENGTHS` units of float32 for the norm, the quotient and the product,
     - one unit in the last place of `dtype`, if the weight is cast.
@@ -43,7 +43,7 @@ class Tolerance(Recipe):
         return self.of.size_bytes * 64 // BY_NAME[_merged(self.of).dtype].bits
 
     @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         import numpy as np
 
         merged, most = _merged(self.of), np.finfo(np.float32).max

@@ -14,7 +14,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint
 from sharding.planning.dequantize import dequantized, offer
 from sharding.planning.plan import identify_plan, planned
-from sharding.recipes.fp8 import Fp8
+from sharding.recipes.quantized import Fp8
 from tests.promises import promise
 from tests.quantized import compressed, write
 

@@ -13,7 +13,7 @@ from sharding.formats.peft_keys import PREFIX, parts_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import always_ties, known_class
 from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, WITH_PEFT, Merging, ModuleNames, heads_last
-from sharding.recipes.rows import Rows
+from sharding.recipes.laid import Rows
 
 
 def replace_whole(work: Merging) -> None:
