@@ -14,8 +14,6 @@ from sharding.formats.quantization import method_of, quantization_of, quantized_
 from sharding.planning.schemes import can_help
 from sharding.recipes.cast import Cast
 
-_NO_CONFIG = ModelHints(unknown="there is no config.json.")
-
 
 def cast_tensors(
     tensors: Iterable[Tensor], dtype: str, hints: Hints, *, may_overflow: bool = False
@@ -34,11 +32,9 @@ def cast_tensors(
     kept = {saved.name: saved.dtype for known in hints.values() for saved in known.saved}
     after = []
     for tensor in tensors:
-        target = tensor.dtype
-        if target in NUMBERS:
-            target = kept.get(tensor.name, "")
-            target = target if target in CASTABLE else BY_OPTION[dtype].name
-        if target != tensor.dtype:
+        target = kept.get(tensor.name, "")
+        target = target if target in CASTABLE else BY_OPTION[dtype].name
+        if tensor.dtype in NUMBERS and target != tensor.dtype:
             recipe = Cast(tensor.recipe, tensor.dtype, target, may_overflow)
             tensor = Tensor(tensor.name, target, tensor.shape, recipe, tensor.folder)
         after.append(tensor)
@@ -54,7 +50,7 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
             names.append(tensor.name)
     findings = []
     for folder, names in kept.items():
-        known = hints.get(folder, _NO_CONFIG)
+        known = hints.get(folder, ModelHints(unknown="there is no config.json."))
         if known.unknown:
             message = f"Every floating-point tensor{f' of {folder}' if folder else ''} is cast to {dtype}, because the "
             message += f"tensors that the model keeps in fp32 are unknown: {known.unknown}"
@@ -87,11 +83,8 @@ def refuse_cast(checkpoint: Checkpoint) -> None:
         if stated and all(map(can_help, stated)):
             hint = "Keep the dtype. Or add --dequantize to compute ordinary weights with their scales."
             remedy = Remedy("dequantize")
-        raise SourceError(
-            f"This checkpoint is quantized{how}. It cannot be cast, because its numbers mean nothing without scales.",
-            hint,
-            remedy,
-        )
+        message = f"This checkpoint is quantized{how}. It cannot be cast, because its numbers mean nothing without "
+        raise SourceError(f"{message}scales.", hint, remedy)
 
 
 def stated_dtypes(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, bytes, Finding]]:
@@ -108,8 +101,6 @@ def stated_dtypes(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, byt
         if is_open and component.loads_as and component.loads_as != dtype_of_first(first):
             path = component.folder + CONFIG_NAME
             written = json.loads(plan.written.get(path, config)) | {"dtype": component.loads_as}
-            message = (
-                f"{path} names no dtype, and the original loads in {component.loads_as}. The copy's {CONFIG_NAME} "
-            )
-            message += "says so, because its first tensor has another dtype."
+            message = f"{path} names no dtype, and the original loads in {component.loads_as}. The copy's "
+            message += f"{CONFIG_NAME} says so, because its first tensor has another dtype."
             yield path, json_file(written), Finding("info", "dtype-written", message)

@@ -19,6 +19,7 @@ from sharding.formats.quantization import (
     without_quantization,
 )
 from sharding.planning.cast import cast_tensors
+from sharding.planning.order import by_folder
 from sharding.planning.schemes import OF_ORIGIN, Scheme, refusal, scheme_of
 from sharding.recipes.quantized import GROUP, GROUP_BYTES, Fp8, Mxfp4
 
@@ -38,16 +39,13 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     schemes = {folder: scheme_of(quantization) for folder, quantization in stated.items() if quantization is not None}
     if not schemes:
         _refuse_unknown(checkpoint)
-    components = [
+    components = (
         replace(component, total_parameters=None) if component.folder in schemes else component
         for component in checkpoint.components
-    ]
-    return replace(
-        _without_quantization(checkpoint, schemes),
-        tensors=tuple(_ordinary_tensors(checkpoint, schemes)),
-        components=tuple(components),
-        dequantized="; ".join(dict.fromkeys(scheme.words for scheme in schemes.values())),
     )
+    tensors, words = tuple(_ordinary_tensors(checkpoint, schemes)), {scheme.words: None for scheme in schemes.values()}
+    after = _without_quantization(checkpoint, schemes)
+    return replace(after, tensors=tensors, components=tuple(components), dequantized="; ".join(words))
 
 
 def _without_quantization(checkpoint: Checkpoint, folders: Collection[str]) -> Checkpoint:
@@ -61,9 +59,7 @@ def without_left_over(checkpoint: Checkpoint, *, drops: bool = True) -> Checkpoi
 
     A finding names them. Without `drops`, they stay.
     """
-    inside: dict[str, list[Tensor]] = {folder: [] for folder in checkpoint.configs}
-    for tensor in checkpoint.tensors:
-        inside.setdefault(tensor.folder, []).append(tensor)
+    inside = by_folder(checkpoint.tensors, checkpoint.configs)
     of = {folder: config for folder, config in checkpoint.configs.items() if is_left_over(config, inside[folder])}
     if not of:
         return checkpoint
@@ -115,20 +111,16 @@ def offering(checkpoint: Checkpoint) -> Checkpoint:
     offered = offer(checkpoint)
     if offered is None:
         return checkpoint
-    message = (
-        f"Its weights are quantized with {offered.words}. They take {format_bytes(offered.bytes_before)} now, "
-        f"and {format_bytes(offered.bytes_after)} as ordinary bf16."
-    )
+    message = f"Its weights are quantized with {offered.words}. They take {format_bytes(offered.bytes_before)} now, "
+    message += f"and {format_bytes(offered.bytes_after)} as ordinary bf16."
     hint = "Add --dequantize to train the model, or for tools that do not know these weights."
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
 
 
 def _refuse_unknown(checkpoint: Checkpoint) -> None:
     if telling := quantized_in(checkpoint.tensors):
-        raise SourceError(
-            f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how.",
-            "Put their own config.json beside them.",
-        )
+        message = f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how."
+        raise SourceError(message, "Put their own config.json beside them.")
     hint = "Leave out --dequantize. Use --dtype alone to cast it."
     raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
 
@@ -146,16 +138,15 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
             pairs[tensor.name] = scales, scheme
             used |= {scales.name, *_beside(tensor.name, scheme)}
     if not pairs:
-        words = ", ".join(scheme.words for scheme in schemes.values())
-        raise SourceError(
-            f"config.json says {words}, but no weight here is quantized like that.",
-            "Put the weights' own config.json beside them.",
-        )
+        message = f"config.json says {', '.join(scheme.words for scheme in schemes.values())}, but no weight here is "
+        raise SourceError(f"{message}quantized like that.", "Put the weights' own config.json beside them.")
     for tensor in checkpoint.tensors:
         scheme = schemes.get(tensor.folder)
+        # Tensors of the cache of keys and values. No weight stands beside those.
+        of_cache = tuple(f".{end}" for end in (scheme.dropped if scheme else ()) if end[:2] in ("k_", "v_", "q_"))
         if tensor.name in pairs:
             yield _computed(tensor, *pairs[tensor.name])
-        elif tensor.name not in used and not tensor.name.endswith(_of_cache(scheme)):
+        elif tensor.name not in used and not tensor.name.endswith(of_cache):
             halves = (scheme.packed, scheme.scale) if scheme and scheme.packed and tensor.dtype == "U8" else ()
             if scheme and (is_quantized(tensor) or tensor.name.endswith(halves)):
                 raise SourceError(
@@ -165,16 +156,14 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
             yield tensor
 
 
-def _of_cache(scheme: Scheme | None) -> tuple[str, ...]:
-    """Return the endings of tensors that belong to the cache of keys and values. No weight stands beside those."""
-    return tuple(f".{ending}" for ending in (scheme.dropped if scheme else ()) if ending[:2] in ("k_", "v_", "q_"))
-
-
 def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
     """Return the weight that quantized numbers and their scales give. Raises SourceError."""
     name = packed.name.removesuffix(scheme.packed)
     if scheme.encoding == "fp8":
-        dtype, block = _product_dtype(packed, scales, scheme), _block_of(packed, scales, scheme)
+        # Fine-grained FP8 multiplies in float32, compressed-tensors in the dtype of its scales. The exception is the
+        # experts that transformers 5.23 unites: it multiplies those in float32 (`CompressedTensorsDequantize`).
+        dtype = scales.dtype if scheme.rounds_to_scale and ".experts." not in packed.name else "F32"
+        block = _block_of(packed, scales, scheme)
         product = Fp8(packed.recipe, scales.recipe, scales.dtype, packed.shape, block, dtype)
         return Tensor(name, dtype, packed.shape, product, packed.folder)
     if (
@@ -197,15 +186,6 @@ def _beside(name: str, scheme: Scheme) -> Iterator[str]:
         yield f"{stem}{ending}" if stem != name else f"{name}_{ending}"
 
 
-def _product_dtype(packed: Tensor, scales: Tensor, scheme: Scheme) -> str:
-    """Return the dtype that products are rounded to, before they are cast to the dtype of the copy.
-
-    Fine-grained FP8 multiplies in float32. compressed-tensors multiplies in the dtype of its scales. The exception is
-    the experts that transformers 5.23 unites: it multiplies those in float32 (`CompressedTensorsDequantize`).
-    """
-    return scales.dtype if scheme.rounds_to_scale and ".experts." not in packed.name else "F32"
-
-
 def _block_of(packed: Tensor, scales: Tensor, scheme: Scheme) -> tuple[int, int]:
     """Return how many rows and columns of a weight share a scale. Raises SourceError if shapes or dtypes do not fit."""
     if scales.dtype == "U8":
@@ -224,8 +204,6 @@ def _block_of(packed: Tensor, scales: Tensor, scheme: Scheme) -> tuple[int, int]
 
 
 def _odd(packed: Tensor, scales: Tensor, scheme: Scheme) -> SourceError:
-    what_is = f"{packed.name} is {packed.dtype} {list(packed.shape)}, its scales {scales.dtype} {list(scales.shape)}"
-    return SourceError(
-        f"{what_is}. config.json says something else: {scheme.words}.",
-        "Download the model again, or ask the person who quantized it.",
-    )
+    message = f"{packed.name} is {packed.dtype} {list(packed.shape)}, its scales {scales.dtype} {list(scales.shape)}. "
+    message += f"config.json says something else: {scheme.words}."
+    return SourceError(message, "Download the model again, or ask the person who quantized it.")

@@ -1,7 +1,7 @@
 """Sort tensors: in natural order, as stored, or as transformers saves them with their companions. Pure."""
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,8 +13,14 @@ from sharding.formats.quantization import holds_quantized, is_quantized
 
 _LONGEST_NUMBER = 18
 """The most digits of a name that count as a number. No layer has more, and Python refuses very long ones."""
-_LONGEST_KNOWN = 64
-"""The most characters of a word whose key is kept. Keys of words as long as names may be would fill memory."""
+
+
+def by_folder(tensors: Iterable[Tensor], folders: Iterable[str]) -> dict[str, list[Tensor]]:
+    """Return the tensors of each component: of those in `folders`, and of any other that has some."""
+    inside: dict[str, list[Tensor]] = {folder: [] for folder in folders}
+    for tensor in tensors:
+        inside.setdefault(tensor.folder, []).append(tensor)
+    return inside
 
 
 def in_order(
@@ -53,7 +59,8 @@ def natural_key(name: str) -> str:
     >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
     ['h.2.w', 'h.10.w', 'h.norm']
     """
-    return "".join((_known_key if len(word) <= _LONGEST_KNOWN else _key_of_word)(word) for word in name.split("."))
+    # Keys of words as long as names may be would fill memory.
+    return "".join((_known_key if len(word) <= 64 else _key_of_word)(word) for word in name.split("."))
 
 
 def _key_of_word(word: str) -> str:
@@ -70,13 +77,9 @@ _known_key = lru_cache(maxsize=1 << 14)(_key_of_word)  # the names of a model sh
 
 
 def _by_value(digits: str) -> str:
-    # A longer number is a larger one.
     number = str(int(digits))
-    return chr(len(number)) + number
+    return chr(len(number)) + number  # a longer number is a larger one
 
-
-_MOST_WORDS = 4
-"""The most words joined by `_` after the name of a weight: `gate_up_proj_weight_global_scale` has three."""
 
 _CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
 """The scales of compressed-tensors for the cache of keys and values. They are beside the projection, not inside it."""
@@ -98,13 +101,14 @@ def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
     beside = companions(tensors, known) if known else {}
     if not beside:
         return hints
-    return replace(
-        hints,
-        saved=tuple(_with_those_of_each(hints.saved, beside)),
-        loads=tuple(
-            names.union(tensor.name for name in names for tensor in beside.get(name, ())) for names in hints.loads
-        ),
-    )
+    saved, storage = list[SavedTensor](), max((tensor.storage for tensor in hints.saved), default=-1)
+    for tensor in hints.saved:
+        saved.append(tensor)
+        for companion in beside.get(tensor.name, ()):  # in the same block, each in memory of its own
+            storage += 1
+            saved.append(SavedTensor(companion.name, companion.dtype, storage, tensor.block))
+    loads = (names.union(other.name for name in names for other in beside.get(name, ())) for names in hints.loads)
+    return replace(hints, saved=tuple(saved), loads=tuple(loads))
 
 
 def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, list[Tensor]]:
@@ -122,9 +126,7 @@ def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, li
     """
     tensors = list(tensors)
     beside: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.name in known:
-            continue
+    for tensor in (tensor for tensor in tensors if tensor.name not in known):
         if weight := next((name for name in _weights_of(tensor.name) if name in known), None):
             beside.setdefault(weight, []).append(tensor)
     stored = {tensor.name: tensor for tensor in tensors if tensor.name in beside}
@@ -141,7 +143,7 @@ def _weights_of(name: str) -> Iterator[str]:
     module, _, last = name.rpartition(".")
     if not module:
         return
-    words = last.rsplit("_", _MOST_WORDS)
+    words = last.rsplit("_", 4)  # gate_up_proj_weight_global_scale has three after the name of the weight
     for joined in range(len(words) - 1, 0, -1):  # x_scale_inv
         yield f"{module}.{'_'.join(words[:joined])}"
     yield module  # bitsandbytes: x.absmax
@@ -153,13 +155,3 @@ def _weights_of(name: str) -> Iterator[str]:
 
 def _is_quantized(tensor: Tensor) -> bool:
     return is_quantized(tensor) or holds_quantized(tensor) or tensor.name.endswith("_qdata")
-
-
-def _with_those_of_each(saved: tuple[SavedTensor, ...], beside: Mapping[str, list[Tensor]]) -> Iterator[SavedTensor]:
-    """Yield each of `saved`, then the tensors `beside` it: in the same block, each in memory of its own."""
-    storage = max((tensor.storage for tensor in saved), default=-1)
-    for tensor in saved:
-        yield tensor
-        for companion in beside.get(tensor.name, ()):
-            storage += 1
-            yield SavedTensor(companion.name, companion.dtype, storage, tensor.block)

@@ -25,7 +25,7 @@ from sharding.planning.adapters.merged import merged, unknown_names
 from sharding.planning.adapters.replaced import as_classifier
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast, stated_dtypes
 from sharding.planning.dequantize import dequantized, in_bf16, without_left_over
-from sharding.planning.order import in_order, with_companions
+from sharding.planning.order import by_folder, in_order, with_companions
 from sharding.planning.stages import cut_ranks, known_blocks, of_rank, whole_blocks, with_files
 from sharding.recipes.dora import Dora
 
@@ -46,7 +46,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     elif checkpoint.dequantized:
         tensors = tuple(in_bf16(tensors))
     # After the cast, because the cast goes by transformers' hints alone.
-    hints = _complete(hints, tensors)
+    inside = by_folder(tensors, hints) if hints else {}
+    hints = {folder: with_companions(known, inside[folder]) for folder, known in hints.items()}
     if options.rank is not None:
         tensors = of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
@@ -82,21 +83,12 @@ def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes
     return written
 
 
-def _complete(hints: Hints, tensors: Iterable[Tensor]) -> Hints:
-    inside: dict[str, list[Tensor]] = {folder: [] for folder in hints}
-    for tensor in tensors if hints else ():
-        inside.setdefault(tensor.folder, []).append(tensor)
-    return {folder: with_companions(known, inside[folder]) for folder, known in hints.items()}
-
-
 def plan_components(
     components: Iterable[Component], tensors: Iterable[Tensor], options: Options, hints: Hints | None = None
 ) -> Plan:
     """Return the plan that cuts each of `components` separately. A tensor belongs to the component in its folder."""
     components = tuple(components)
-    inside: dict[str, list[Tensor]] = {component.folder: [] for component in components}
-    for tensor in tensors:
-        inside[tensor.folder].append(tensor)
+    inside = by_folder(tensors, [component.folder for component in components])
     plans = [
         plan_shards(inside[component.folder], options, component, (hints or {}).get(component.folder))
         for component in components
@@ -114,10 +106,7 @@ def plan_components(
 
 
 def plan_shards(
-    tensors: Iterable[Tensor],
-    options: Options,
-    component: Component | None = None,
-    hints: ModelHints | None = None,
+    tensors: Iterable[Tensor], options: Options, component: Component | None = None, hints: ModelHints | None = None
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `options.max_shard_bytes`.
 
@@ -150,7 +139,7 @@ def plan_shards(
     is_whole = component.is_whole or options.is_single_file
     limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
     known = known_blocks(hints)
-    units: Units = {}
+    units: Mapping[str, object] = {}
     if options.strategy != "size":
         units = whole_blocks(queue, limit_bytes, known)
     elif options.order == "transformers" and hints:
@@ -191,39 +180,29 @@ def identify_plan(plan: Plan) -> str:
         metadata = sorted(plan.component(shard).metadata.items())
         sha256.update("\0".join([shard.file, *(f"{len(key)} {key}{text}" for key, text in metadata)]).encode())
         # The fields that decide a header, because its JSON takes three times as long.
-        sha256.update(
-            "".join([f"{len(name)} {name}{dtype}{shape}" for name, dtype, shape, *_ in shard.tensors]).encode()
-        )
+        fields = [f"{len(name)} {name}{dtype}{shape}" for name, dtype, shape, *_ in shard.tensors]
+        sha256.update("".join(fields).encode())
         sha256.update(b"".join([tensor.recipe.key() for tensor in shard.tensors]))
     return sha256.hexdigest()
 
 
 def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Finding]:
-    for shard in shards:
-        if shard.bytes > max_shard_bytes:
-            yield Finding(
-                "warning",
-                "oversized-tensor",
-                f"{_name(shard)} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} holds only "
-                f"{'this tensor' if len(shard.tensors) == 1 else 'these tensors'}.",
-                "A tensor is never cut. To keep all files within the limit, choose one above "
-                f"{format_bytes(shard.bytes)}.",
-            )
+    for shard in (shard for shard in shards if shard.bytes > max_shard_bytes):
+        names, size = [tensor.name for tensor in shard.tensors], format_bytes(shard.bytes)
+        who, only = f"The tensor {names[0]} ({size}) is", "this tensor"
+        if len(names) > 1:
+            who = f"The tensors {name_some(names, 1)} ({size}), one piece of memory in transformers, are"
+            only = "these tensors"
+        message = f"{who} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} holds only {only}."
+        hint = f"A tensor is never cut. To keep all files within the limit, choose one above {size}."
+        yield Finding("warning", "oversized-tensor", message, hint)
 
 
-def _name(shard: Shard) -> str:
-    names, size = [tensor.name for tensor in shard.tensors], format_bytes(shard.bytes)
-    if len(names) == 1:
-        return f"The tensor {names[0]} ({size}) is"
-    return f"The tensors {name_some(names, 1)} ({size}), one piece of memory in transformers, are"
+def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Mapping[str, object]) -> list[list[Tensor]]:
+    """Return `queue` in groups of at most `max_shard_bytes`, as the Hub's splitter cuts it.
 
-
-Units = Mapping[str, object]
-"""Tensor name to its unit, which stays in one group. A tensor that is not in here is a unit on its own."""
-
-
-def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Units) -> list[list[Tensor]]:
-    """Return `queue` in groups of at most `max_shard_bytes`, as the Hub's splitter cuts it. Units stay whole."""
+    `units` are tensor name to its unit, which stays in one group. Any other tensor is a unit on its own.
+    """
     by_name = {tensor.name: tensor for tensor in queue}
     sizes: dict[object, int] = {}
     for tensor in queue:

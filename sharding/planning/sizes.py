@@ -32,7 +32,7 @@ def size_stops(total_bytes: int, largest_bytes: int = 0, *, single_file: bool = 
     ['200MB', '4GB', 'single-file']
     """
     usual, colab = usual_size(total_bytes, largest_bytes), colab_size(total_bytes, largest_bytes)
-    reasons = {SINGLE_FILE: "One file. If a download breaks, it may begin again."} if single_file else {}
+    reasons = {SINGLE_FILE: _lost_at_most(SINGLE_FILE)} if single_file else {}
     if colab:
         reasons[colab] = (
             "Free Colab has about 12 GB for weights. Without memory mapping, as on mounted drives, loading needs "
@@ -74,6 +74,8 @@ def usual_size(total_bytes: int, largest_bytes: int = 0) -> str:
 
 
 def _lost_at_most(size: str) -> str:
+    if size == SINGLE_FILE:
+        return "One file. If a download breaks, it may begin again."
     again = duration(parse_bytes(size) * 8 / 10_000_000)
     return f"If a download breaks, you lose at most one file ({again} at 10 Mbit/s)."
 

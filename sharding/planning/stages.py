@@ -39,33 +39,23 @@ def whole_blocks(tensors: Iterable[Tensor], limit_bytes: int, known: Mapping[str
     sizes: Counter[str] = Counter()
     for size, blocks in around.values():
         sizes.update(dict.fromkeys(blocks, size))
-    fitting = {
-        name: next((block for block in blocks if sizes[block] <= limit_bytes), None)
-        for name, (_, blocks) in around.items()
-    }
-    return {name: block for name, block in fitting.items() if block}
-
-
-Needs = Mapping[str, tuple[str, ...]]
-"""Names of tensors of other stages, each to the names of the weights that it serves as in this stage."""
+    fitting = (
+        (name, [block for block in blocks if sizes[block] <= limit_bytes]) for name, (_, blocks) in around.items()
+    )
+    return {name: blocks[0] for name, blocks in fitting if blocks}
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A stage: its blocks, the names of its other tensors, its tensors, and what it `needs` of other stages.
+    """A stage: its blocks, the names of its other tensors, and its tensors in `parts`. No file holds two parts.
 
-    The tensors come in `parts`. No file holds tensors of two parts.
+    `needs` has the names of tensors of other stages, each to the names of the weights that it serves as in this stage.
     """
 
     blocks: tuple[str, ...]
     others: tuple[str, ...]
     parts: tuple[tuple[Tensor, ...], ...]
-    needs: Needs
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all its tensors."""
-        return sum(tensor.bytes for part in self.parts for tensor in part)
+    needs: Mapping[str, tuple[str, ...]]
 
 
 def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
@@ -76,7 +66,8 @@ def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Se
         files = tuple(shard.file for shard in shards[start : start + count])
         start += count
         needs = tuple(TiedTensor(name, file_of[name], used_as) for name, used_as in stage.needs.items())
-        yield Stage(stage.blocks, stage.others, files, stage.bytes, needs)
+        size = sum(tensor.bytes for part in stage.parts for tensor in part)
+        yield Stage(stage.blocks, stage.others, files, size, needs)
 
 
 def cut_ranks(tensors: Sequence[Tensor], hints: ModelHints | None, known: Mapping[str, str]) -> list[PlannedStage]:
@@ -96,14 +87,10 @@ def cut_ranks(tensors: Sequence[Tensor], hints: ModelHints | None, known: Mappin
         for name in (tensor.name for tensor in tensors if rank in ranks_of[tensor.name][1:]):
             group = next((names for names in hints.tied if name in names), ()) if hints else ()
             needs[name] = tuple(other for other in group if other not in ranks_of) or (name,)
-        stages.append(
-            PlannedStage(
-                blocks=tuple(dict.fromkeys(filter(None, block_of.values()))),
-                others=tuple(name for name, block in block_of.items() if not block),
-                parts=tuple(tuple(part) for part in (shared, own) if part),
-                needs=needs,
-            )
-        )
+        blocks = tuple(dict.fromkeys(filter(None, block_of.values())))
+        others = tuple(name for name, block in block_of.items() if not block)
+        parts = tuple(tuple(part) for part in (shared, own) if part)
+        stages.append(PlannedStage(blocks, others, parts, needs))
     return stages
 
 
