@@ -57,12 +57,10 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
     Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore. The
     result would then not be the model that was trained.
     """
-    adapter = checkpoint.adapter
-    assert adapter is not None
     checkpoint = without_left_over(checkpoint)
-    _refuse_base(checkpoint, named_base(parsed_json(adapter.config)))
+    _refuse_base(checkpoint)
     with Patterns(ADAPTER_NAME) as patterns:
-        work = Merging(checkpoint, adapter, known or {}, patterns, may_overflow=may_overflow)
+        work = Merging(checkpoint, known or {}, patterns, may_overflow=may_overflow)
         refuse_unknown_tie(work)
         replace_whole(work)
         add_updates(work)
@@ -100,7 +98,7 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
     return replace(plan, merged=merge, findings=(*plan.findings, *([] if merge.changed else [none])))
 
 
-def _refuse_base(checkpoint: Checkpoint, named: str) -> None:
+def _refuse_base(checkpoint: Checkpoint) -> None:
     if checkpoint.library not in ("transformers", "sentence-transformers") or "" not in checkpoint.configs:
         raise SourceError(
             "An adapter can be merged only into a model of transformers with its config.json.",
@@ -109,45 +107,39 @@ def _refuse_base(checkpoint: Checkpoint, named: str) -> None:
     stated = quantization_of(checkpoint.configs[""])
     if stated is not None or quantized_in(checkpoint.tensors):
         how = f" with {method_of(stated)}" if stated is not None else ""
-        helps = stated is not None and can_help(stated)
-        raise SourceError(
-            f"The base is quantized{how}. An adapter cannot be added to quantized numbers.",
-            "Make an ordinary copy with --dequantize first, and merge the adapter into that copy."
-            if helps
-            else f"Merge it into the repo that the base was quantized from{_origin(checkpoint, named)}.",
-            Remedy("dequantize") if helps else None,
-        )
+        hint, remedy = f"Merge it into the repo that the base was quantized from{_origin(checkpoint)}.", None
+        if stated is not None and can_help(stated):
+            hint = "Make an ordinary copy with --dequantize first, and merge the adapter into that copy."
+            remedy = Remedy("dequantize")
+        message = f"The base is quantized{how}. An adapter cannot be added to quantized numbers."
+        raise SourceError(message, hint, remedy)
 
 
-def _origin(checkpoint: Checkpoint, named: str) -> str:
+def _origin(checkpoint: Checkpoint) -> str:
     """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
-    base = checkpoint.source.repo_id
+    base, named = (
+        checkpoint.source.repo_id,
+        named_base(parsed_json(checkpoint.adapter.config if checkpoint.adapter else "")),
+    )
     told = (name for name in (named, checkpoint.card_base) if name not in ("", base) and not _OF_QUANTIZED.search(name))
     origin = next(told, _OF_QUANTIZED.sub("", base))
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
 
 
 def _result(work: Merging) -> Checkpoint:
-    checkpoint, adapter = work.checkpoint, work.adapter
+    checkpoint, file = work.checkpoint, work.adapter.file
     changed = sum(work.before.get(name) != tensor for name, tensor in work.tensors.items())
-    merge = Merge(
-        adapter.source, adapter.file.path, adapter.file.sha256 or "", changed, len(work.tensors), work.named_base
-    )
-    configs = dict(checkpoint.configs)
+    tensors, source = tuple(work.tensors.values()), work.adapter.source
+    merge = Merge(source, file.path, file.sha256 or "", changed, len(tensors), work.named_base)
     if work.settings:
-        configs[""] = json.dumps(_with_settings(work.model, work.settings))
-    return replace(
-        checkpoint,
-        tensors=tuple(work.tensors.values()),
-        components=tuple(
-            component if component.folder else replace(component, total_parameters=None)
-            for component in checkpoint.components
-        ),
-        configs=configs,
-        reconfigured=checkpoint.reconfigured | ({""} if work.settings else set()),
-        findings=(*checkpoint.findings, *work.findings, *_findings(work, merge)),
-        merged=merge,
+        configs = {**checkpoint.configs, "": json.dumps(_with_settings(work.model, work.settings))}
+        checkpoint = replace(checkpoint, configs=configs, reconfigured=checkpoint.reconfigured | {""})
+    components = tuple(
+        component if component.folder else replace(component, total_parameters=None)
+        for component in checkpoint.components
     )
+    findings = (*checkpoint.findings, *work.findings, *_findings(work, merge))
+    return replace(checkpoint, tensors=tensors, components=components, findings=findings, merged=merge)
 
 
 def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
@@ -190,8 +182,7 @@ def _idle_targets(work: Merging) -> list[str]:
         in_memory = work.names.in_memory(module)
         # Of a model with more parts, the adapter was trained on the language model alone.
         is_layer = is_layer and (not work.names.is_of_text or name.startswith(TEXT))
-        is_left = is_layer and name not in work.updated
-        if is_left and work.config.targets(in_memory, work.match):
+        if is_layer and name not in work.updated and work.config.targets(in_memory, work.match):
             idle.append(module)
     return idle
 
@@ -203,9 +194,8 @@ def _with_settings(document: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     """
     after = {**document, **settings}
     parts = [key for key in ("text_config", "decoder") if isinstance(document.get(key), dict)]
-    for key in parts:
-        of_words = {name: settings[name] for name in ("vocab_size", "tie_word_embeddings") if name in settings}
-        after[key] = {**document[key], **of_words}
+    of_words = {name: settings[name] for name in ("vocab_size", "tie_word_embeddings") if name in settings}
+    after |= {key: {**document[key], **of_words} for key in parts}
     if parts and "vocab_size" not in document:
         after.pop("vocab_size", None)
     return after
