@@ -12,10 +12,22 @@ from sharding.core.recipe import Chunk, Feed, Kept, Recipe
 from sharding.recipes.stored import made_by
 
 
+class _Numpy:
+    """numpy, imported when it is first used. That takes a while and some memory, and most jobs do without it."""
+
+    def __getattr__(self, name: str) -> Any:
+        import numpy
+
+        value = getattr(numpy, name)
+        setattr(self, name, value)  # the next time, this method is not asked
+        return value
+
+
+np: Any = _Numpy()
+
+
 def numbers(data: bytes | memoryview, dtype: str) -> Any:
     """Return `data` as an array of `dtype`, a name of safetensors. Copies nothing."""
-    import numpy as np
-
     return np.frombuffer(data, numpy_dtype(dtype))
 
 
@@ -23,7 +35,6 @@ def numbers(data: bytes | memoryview, dtype: str) -> Any:
 def numpy_dtype(dtype: str) -> Any:
     """Return the numpy dtype for `dtype`, a name of safetensors."""
     import ml_dtypes
-    import numpy as np
 
     name = BY_NAME[dtype].torch
     return np.dtype(getattr(ml_dtypes, name, name))
@@ -88,8 +99,6 @@ def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
 
     Return `room`, and how many finite numbers have become infinite.
     """
-    import numpy as np
-
     before, after = numbers(data, stored), numbers(room, dtype)
     for start in range(0, len(before), _PIECE_ELEMENTS):
         piece = before[start : start + _PIECE_ELEMENTS]
@@ -107,8 +116,6 @@ def settle(before: Any, bits: Any, infinity: int) -> int:
     `bits` are the results of a cast as unsigned integers. A cast gives different NaNs on different processors, and at
     different positions.
     """
-    import numpy as np
-
     # Looking at the bits is many times faster than isinf.
     magnitudes = bits & (np.iinfo(bits.dtype).max >> 1)
     if magnitudes.max(initial=0) < infinity:

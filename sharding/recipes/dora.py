@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
+from sharding.recipes.cast import np
 from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
 from sharding.recipes.product import Spread, product
 from sharding.recipes.stored import made_by
@@ -48,17 +49,13 @@ class Dora(Recipe):
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
-        import numpy as np
-
-        for term in self.terms(inputs, kept):
+        for weight, change, factor, spread in self.terms(inputs, kept):
             with np.errstate(all="ignore"):
-                total = term.factor * (term.weight + term.change)
-            yield from rounded(term.weight, total, self.dtype, term.is_unsure(self.dtype))
+                total = factor * (weight + change)
+            yield from rounded(weight, total, self.dtype, bool(spread and spread.is_unsure(weight, change, self.dtype)))
 
     def terms(self, inputs: Feed, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change and its factor."""
-        import numpy as np
-
         update, (rows, columns) = self.update, (self.shape[0], prod(self.shape[1:]))
         assert update.a is not None
         a = loaded(update.a, update.a_dtype, inputs, kept).reshape(update.rank, -1)

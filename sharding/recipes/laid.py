@@ -10,11 +10,11 @@ from typing_extensions import override
 
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
+from sharding.recipes.cast import np
 from sharding.recipes.stored import Stored, made_by
 
 TILE_BYTES = 16 << 20
-"""Bytes of a tensor that are put in order at once, if it is not stored in order. Each tile reads through the tensor
-once."""
+"""Bytes of a tensor that are put in order at once, if it is not stored in order. Each tile reads through it once."""
 
 GATHERED_SPAN_BYTES = 4 << 20
 """Bytes that are read at once for a tile. In a transposed tensor, a tile takes a few columns of neighbouring rows."""
@@ -76,8 +76,6 @@ class Laid(Recipe):
         if self._in_order():
             yield from map(Chunk, inputs.pieces(self.size_bytes))
             return
-        import numpy as np
-
         for offsets, shape in _tiles(self.shape, self.item_bytes):
             # Mapped memory goes back to the system as soon as it is dropped.
             room = mmap(-1, prod(shape) * self.item_bytes)
@@ -114,14 +112,12 @@ class Laid(Recipe):
     def _inside(self, tile: "_Tile") -> Iterator[tuple[Box, "_Part"]]:
         """Yield each box that overlaps `tile`, and its part inside."""
         for box in self.boxes:
-            starts = [max(at, begin) for at, begin in zip(tile[0], box.offsets, strict=True)]
-            ends = [
-                min(at + length, begin + inside)
-                for at, length, begin, inside in zip(*tile, box.offsets, box.shape, strict=True)
-            ]
+            both = list(zip(*tile, box.offsets, box.shape, strict=True))
+            starts = tuple(max(at, begin) for at, _, begin, _ in both)
+            ends = [min(at + length, begin + inside) for at, length, begin, inside in both]
             if all(start < end for start, end in zip(starts, ends, strict=True)):
                 first = sum((a - b) * stride for a, b, stride in zip(starts, box.offsets, box.strides, strict=True))
-                yield box, (tuple(starts), tuple(b - a for a, b in zip(starts, ends, strict=True)), first)
+                yield box, (starts, tuple(b - a for a, b in zip(starts, ends, strict=True)), first)
 
 
 _Tile = tuple[tuple[int, ...], tuple[int, ...]]

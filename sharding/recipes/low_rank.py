@@ -10,13 +10,12 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
-from sharding.recipes.cast import numbers, numpy_dtype, settle
+from sharding.recipes.cast import np, numbers, numpy_dtype, settle
 from sharding.recipes.product import Spread, product
 from sharding.recipes.stored import Stored, made_by
 
 MERGED_BYTES = 512 << 10
 """Bytes of a weight to which an update is added at once. The sums and products take ten times as many."""
-
 
 LEAST_ROWS = 8
 """Fewest rows to multiply at once. Fewer give other bits than the whole product."""
@@ -59,9 +58,8 @@ class Update:
     @property
     def memory_bytes(self) -> int:
         """How much memory its numbers take, as float32."""
-        dtypes = (self.a_dtype, self.b_dtype) if self.a else (self.b_dtype,)
-        sizes = (one.size_bytes * 32 // BY_NAME[dtype].bits for one, dtype in zip(self.recipes, dtypes, strict=True))
-        return sum(sizes)
+        of_a = self.a.size_bytes * 32 // BY_NAME[self.a_dtype].bits if self.a else 0
+        return of_a + self.b.size_bytes * 32 // BY_NAME[self.b_dtype].bits
 
 
 class Term(NamedTuple):
@@ -74,10 +72,6 @@ class Term(NamedTuple):
     change: Any = None
     factor: Any = 1.0
     spread: Spread | None = None
-
-    def is_unsure(self, dtype: str) -> bool:
-        """Return whether nobody can judge many numbers of a row: see `Spread.is_unsure`."""
-        return self.spread is not None and self.spread.is_unsure(self.weight, self.change, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +122,12 @@ class LowRank(Recipe):
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
-        import numpy as np
-
-        for term in self.terms(inputs, kept):
-            change = term.change
-            is_unsure = term.is_unsure(self.dtype)
+        for weight, change, _, spread in self.terms(inputs, kept):
+            is_unsure = spread is not None and spread.is_unsure(weight, change, self.dtype)
             with np.errstate(all="ignore"):  # torch gives the same infinite numbers
                 change = change.astype(numpy_dtype(self.dtype)) if change is not None and self.rounds_twice else change
-                total = term.weight if change is None else term.weight + change
-            yield from rounded(term.weight, total, self.dtype, is_unsure)
+                total = weight if change is None else weight + change
+            yield from rounded(weight, total, self.dtype, is_unsure)
 
     def terms(self, inputs: Feed, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change."""
@@ -191,17 +182,15 @@ class _Change:
 
     def __init__(self, update: Update, inputs: Feed, kept: Kept) -> None:
         self.update = update
-        count = update.last - update.first
-        self._a = loaded(update.a, update.a_dtype, inputs, kept) if update.a else None
-        if self._a is not None:
-            self._a = self._a.reshape(count, update.rank, -1)
-        b, rank = loaded(update.b, update.b_dtype, inputs, kept), update.rank if update.a else 1
+        count, rank, self._a = update.last - update.first, 1, None
+        if update.a:
+            rank = update.rank
+            self._a = loaded(update.a, update.a_dtype, inputs, kept).reshape(count, rank, -1)
+        b = loaded(update.b, update.b_dtype, inputs, kept)
         self._b = b.reshape(-1, count, rank).swapaxes(1, 2) if update.is_grouped else b.reshape(-1, rank, count)
 
     def of(self, matrix: int, start: int, end: int) -> Any:
         """Return the change of the rows `[start, end)` of a matrix. Rows count from the first row of the update."""
-        import numpy as np
-
         number, scale = matrix - self.update.first, np.float32(self.update.scale)
         b = self._b[:, :, number]
         with np.errstate(all="ignore"):  # torch gives the same infinite numbers
@@ -218,11 +207,10 @@ class _Change:
         """Return by how much these numbers may differ in another order of summation."""
         if self._a is None:
             return None
-        number, update = matrix - self.update.first, self.update
+        number, scale = matrix - self.update.first, self.update.scale
         a, b = self._a[number], self._b[:, :, number]
-        if update.transposed:
-            return Spread(a[:, start:end], b, update.scale, transposed=True)
-        return Spread(a, b[start:end], update.scale)
+        is_turned = self.update.transposed
+        return Spread(a[:, start:end], b, scale, True) if is_turned else Spread(a, b[start:end], scale)
 
 
 def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple[int, int]]:
@@ -245,8 +233,6 @@ def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> It
 
 def loaded(recipe: Recipe, dtype: str, inputs: Feed, kept: Kept) -> Any:
     """Return all numbers of `recipe` in memory, as float32."""
-    import numpy as np
-
     source, item = made_by(recipe, inputs, kept), BY_NAME[dtype].bits // 8
     array = np.empty(recipe.size_bytes // item, np.float32)
     at_once = BATCH_BYTES // 8
@@ -258,18 +244,14 @@ def loaded(recipe: Recipe, dtype: str, inputs: Feed, kept: Kept) -> Any:
 
 def widened(data: memoryview, dtype: str) -> Any:
     """Return numbers in the dtype in which torch adds a float32 to them."""
-    import numpy as np
-
     return numbers(data, dtype).astype(np.float64 if dtype == "F64" else np.float32)
 
 
 def rounded(weight: Any, total: Any, dtype: str, is_unsure: bool) -> Iterator[Chunk]:
     """Yield the numbers of `total`, the sum of `weight` and a change, in `dtype`, in chunks.
 
-    Those that are not finite count if they were. The chunks say whether the numbers are `Term.is_unsure`.
+    Those that are not finite count if they were. The chunks say whether the numbers are `Spread.is_unsure`.
     """
-    import numpy as np
-
     infinity = CASTABLE[dtype].infinity
     with np.errstate(all="ignore"):  # torch gives the same infinite numbers
         result = np.ascontiguousarray(total).astype(numpy_dtype(dtype))
@@ -285,12 +267,8 @@ def rounded(weight: Any, total: Any, dtype: str, is_unsure: bool) -> Iterator[Ch
 
 def _are_equal(before: Any, after: Any) -> bool:
     """Return whether two arrays have the same numbers. Looks at a few first, as most merges change those too."""
-    import numpy as np
-
-    start, whole = slice(1024), slice(None)
-    return all(
-        np.array_equal(before[part], after[part].astype(before.dtype), equal_nan=True) for part in (start, whole)
-    )
+    parts = ((before[:1024], after[:1024]), (before, after))
+    return all(np.array_equal(one, other.astype(one.dtype), equal_nan=True) for one, other in parts)
 
 
 def words_of(update: Update) -> str:

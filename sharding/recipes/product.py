@@ -8,9 +8,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-_LIBRARY = "torch/lib/libtorch_cpu.so"
-
-_Product = Callable[[Any, Any], Any]
+from sharding.recipes.cast import np
 
 
 def product(first: Any, second: Any) -> Any:
@@ -28,9 +26,9 @@ def product(first: Any, second: Any) -> Any:
 
 
 @cache
-def _best() -> _Product:
+def _best() -> Callable[[Any, Any], Any]:
     try:
-        library = ctypes.CDLL(str(distribution("torch").locate_file(_LIBRARY)))
+        library = ctypes.CDLL(str(distribution("torch").locate_file("torch/lib/libtorch_cpu.so")))
         multiply = library.sgemm_
     except (PackageNotFoundError, OSError, AttributeError):
         return _of_numpy
@@ -39,8 +37,6 @@ def _best() -> _Product:
     single = getattr(library, "MKL_Set_Num_Threads_Local", lambda count: None)
 
     def of_torch(first: Any, second: Any) -> Any:
-        import numpy as np
-
         first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
         (rows, inner), columns = first.shape, second.shape[1]
         result = np.empty((rows, columns), np.float32)
@@ -48,10 +44,10 @@ def _best() -> _Product:
             return result
         single(1)
         # BLAS counts columns first, so it sees the transposes of all three.
-        multiply(
-            *(b"N", b"N", _int(columns), _int(rows), _int(inner), _float(1.0), _at(second), _int(columns)),
-            *(_at(first), _int(inner), _float(0.0), _at(result), _int(columns)),
-        )
+        width, height, depth = (ctypes.byref(ctypes.c_int(count)) for count in (columns, rows, inner))
+        one, zero = (ctypes.byref(ctypes.c_float(number)) for number in (1.0, 0.0))
+        at_second, at_first, at_result = (array.ctypes.data_as(ctypes.c_void_p) for array in (second, first, result))
+        multiply(b"N", b"N", width, height, depth, one, at_second, width, at_first, depth, zero, at_result, width)
         single(0)
         return result
 
@@ -59,21 +55,7 @@ def _best() -> _Product:
 
 
 def _of_numpy(first: Any, second: Any) -> Any:
-    import numpy as np
-
     return np.ascontiguousarray(first @ second)
-
-
-def _int(number: int) -> Any:
-    return ctypes.byref(ctypes.c_int(number))
-
-
-def _float(number: float) -> Any:
-    return ctypes.byref(ctypes.c_float(number))
-
-
-def _at(array: Any) -> Any:
-    return array.ctypes.data_as(ctypes.c_void_p)
 
 
 _FORMATS = {"F64": (52, -1022), "F32": (23, -126), "BF16": (7, -126), "F16": (10, -14)}
@@ -111,8 +93,6 @@ def usual_spread_of(rank: int, scale: float) -> float:
 
 def last_place(numbers: Any, dtype: str) -> Any:
     """Return the unit in the last place of `dtype` at each of `numbers`, which are not negative."""
-    import numpy as np
-
     fraction, least = _FORMATS[dtype]
     exponents = np.where(numbers > 0, np.frexp(numbers)[1] - 1, least)
     return np.ldexp(numbers.dtype.type(1), np.maximum(exponents, least) - fraction)
@@ -136,16 +116,12 @@ class Spread:
 
     def numbers(self, factor: Callable[[int, float], float] = spread_of) -> Any:
         """Return it for each number. That takes as long as the change itself."""
-        import numpy as np
-
         with np.errstate(all="ignore"):
             sums = product(np.abs(self.b), np.abs(self.a))
             return (sums.T if self.transposed else sums) * factor(len(self.a), self.scale)
 
     def is_unsure(self, weight: Any, change: Any, dtype: str) -> bool:
         """Return whether many numbers of a row depend so much on the order of summation that nobody can judge them."""
-        import numpy as np
-
         with np.errstate(all="ignore"):
             if self.transposed:
                 reach = np.abs(self.a).T @ np.max(np.abs(self.b), axis=0, initial=0)

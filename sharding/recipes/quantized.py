@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
-from sharding.recipes.cast import numbers, numpy_dtype, settle
+from sharding.recipes.cast import np, numbers, numpy_dtype, settle
 from sharding.recipes.stored import made_by
 
 _PIECE_ELEMENTS = 32768
@@ -45,8 +45,6 @@ class Fp8(Recipe):
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
-        import numpy as np
-
         source = made_by(self.of, inputs, kept)
         rows, columns = (1, 1, *self.shape)[-2:]
         height, table, grid = self.block[0], _table(), _Scales(self, kept)
@@ -96,8 +94,6 @@ class _Scales:
         Several rows must be of one matrix, and then you must ask for all columns. The array has shape (rows, columns),
         or (rows, 1) if all columns have the same factor. A weight with a single scale gives one number.
         """
-        import numpy as np
-
         if self._is_single:
             return self._read(0, 1)
         block_rows, block_columns = self._of.block
@@ -112,8 +108,6 @@ class _Scales:
         return scales if scales.shape[1] == 1 else scales[:, skip : skip + end - start]
 
     def _read(self, first: int, last: int) -> Any:
-        import numpy as np
-
         data = self._kept.read(self._of.scales, first * self._bytes, last * self._bytes)
         return numbers(data, self._of.scales_dtype).astype(np.float32)
 
@@ -121,8 +115,6 @@ class _Scales:
 @cache
 def _table() -> Any:
     """Return the float32 of each of the 256 bytes of float8_e4m3fn."""
-    import numpy as np
-
     return numbers(bytes(range(256)), "F8_E4M3").astype(np.float32)
 
 
@@ -164,8 +156,6 @@ class Mxfp4(Recipe):
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
-        import numpy as np
-
         source = made_by(self.of, inputs, kept)
         pairs, powers, count = _pairs(), np.ldexp(np.float32(1), np.arange(256) - 128), self.rows * self.groups
         for expert in range(self.experts):
@@ -186,8 +176,6 @@ class Mxfp4(Recipe):
 
 def _pairs() -> Any:
     """Return for each byte its two numbers, doubled, the lower half first, as the 64 bits of two float32."""
-    import numpy as np
-
     numbers = 2 * np.array(_FP4, np.float32)
     byte = np.arange(256)
     return np.stack([numbers[byte & 15], numbers[byte >> 4]], 1).reshape(-1).view(np.uint64)

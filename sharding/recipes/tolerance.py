@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
-from sharding.recipes.cast import Cast
+from sharding.recipes.cast import Cast, np
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
 from sharding.recipes.product import MOST_UNITS, last_place
@@ -44,8 +44,6 @@ class Tolerance(Recipe):
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
-        import numpy as np
-
         merged, most = _merged(self.of), np.finfo(np.float32).max
         for term in merged.terms(inputs, kept):
             pairs = np.zeros((term.weight.size, 2), np.float32)
@@ -56,8 +54,6 @@ class Tolerance(Recipe):
             yield Chunk(pairs.view(np.uint8).reshape(-1).data.cast("B"))
 
     def _allowed(self, merged: LowRank | Dora, term: Term) -> Iterator[Any]:
-        import numpy as np
-
         largest = np.maximum(np.abs(term.weight), np.abs(term.change))
         total, factor = term.weight + term.change, np.abs(term.factor)
         spread = term.spread.numbers() if term.spread else np.zeros_like(largest)
@@ -97,16 +93,12 @@ def _merged(recipe: Recipe) -> LowRank | Dora:
 
 def _of_length(spread: Any, total: Any, axis: int) -> Any:
     """Return by which part of itself the length of each row (or column) of `total` may differ."""
-    import numpy as np
-
     part = np.linalg.norm(spread, axis=axis, keepdims=True) / np.linalg.norm(total, axis=axis, keepdims=True)
     return np.where(part < 1, part / (1 - part), np.inf)
 
 
 def _coarser(one: str, other: str) -> str:
     """Return the dtype whose last place is worth more."""
-    import numpy as np
-
     return max(one, other, key=lambda dtype: last_place(np.float64(1), dtype))
 
 

@@ -117,10 +117,8 @@ def _refuse_base(checkpoint: Checkpoint) -> None:
 
 def _origin(checkpoint: Checkpoint) -> str:
     """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
-    base, named = (
-        checkpoint.source.repo_id,
-        named_base(parsed_json(checkpoint.adapter.config if checkpoint.adapter else "")),
-    )
+    base, adapter = checkpoint.source.repo_id, checkpoint.adapter
+    named = named_base(parsed_json(adapter.config)) if adapter else ""
     told = (name for name in (named, checkpoint.card_base) if name not in ("", base) and not _OF_QUANTIZED.search(name))
     origin = next(told, _OF_QUANTIZED.sub("", base))
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
