@@ -110,20 +110,13 @@ def plan_shards(
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `options.max_shard_bytes`.
 
-    Orders:
-
-    - `natural`: layer 2 before layer 10. Gives the files that `from_pretrained` followed by `save_pretrained` writes
-      (transformers 5.23, `core_model_loading.dot_natural_key`).
-    - `stored`: as the tensors come. Gives the files of `huggingface_hub.save_torch_state_dict`.
-    - `transformers`: as `hints` say, which know the weights that are renamed or fused in memory.
-
-    Strategies:
-
-    - `size`: the Hub's own cut. It fills shards in order. A tensor larger than the limit is alone in its shard, with a
-      finding.
-    - `blocks`: the same, with blocks instead of tensors.
-    - `pp:N`: first cuts into the parts that the N ranks of transformers' pipeline load. With `options.rank`, the
-      `tensors` are the part of that rank.
+    - The order `natural` (layer 2 before layer 10) gives the files that `from_pretrained` followed by `save_pretrained`
+      writes (transformers 5.23, `core_model_loading.dot_natural_key`). `stored`, as the tensors come, gives those of
+      `huggingface_hub.save_torch_state_dict`. `transformers` is as `hints` say, which know the weights that are renamed
+      or fused in memory.
+    - The strategy `size` is the Hub's own cut. It fills shards in order. A tensor larger than the limit is alone in its
+      shard, with a finding. `blocks` does the same with blocks instead of tensors. `pp:N` first cuts into the parts
+      that the N ranks of transformers' pipeline load. With `options.rank`, the `tensors` are the part of that rank.
 
     `component` names the shards (None: `model`), and says whether there may be more than one. For a cast, pass the
     tensors as they are after it.
@@ -148,13 +141,11 @@ def plan_shards(
         message = f"{component.file()} stays one file, but {options.strategy} cuts a model into several."
         raise UsageError(message, "Leave out the strategy.")
     stages = cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
-    groups = [[group for part in stage.parts for group in cut(part, limit_bytes, units)] for stage in stages] or [
-        cut(queue, limit_bytes, units)
-    ]
+    parts_of = [parts for _, parts in stages] or [[queue]]
+    groups = [[group for part in parts for group in cut(part, limit_bytes, units)] for parts in parts_of]
     shards = shards_of(list(chain.from_iterable(groups)), component)
-    counted = component.total_parameters
-    if counted is None or options.rank is not None:
-        counted = sum(tensor.parameters for tensor in queue)
+    counted = component.total_parameters if options.rank is None else None
+    counted = sum(tensor.parameters for tensor in queue) if counted is None else counted
     oversized = () if is_whole else _oversized(shards, options.max_shard_bytes)
     return Plan(
         shards=tuple(shards),
@@ -163,7 +154,7 @@ def plan_shards(
         total_parameters=counted,
         options=options,
         findings=(*findings, *oversized),
-        stages=tuple(with_files(stages, [len(group) for group in groups], shards)),
+        stages=tuple(with_files((stage for stage, _ in stages), map(len, groups), shards)) if stages else (),
         pipeline=hints.pipeline if hints and options.ranks else None,
     )
 
@@ -227,10 +218,9 @@ def planned(
 ) -> Plan:
     """Return the plan for a copy of `checkpoint` with `options`: where each tensor goes, and how it is made.
 
-    `ask` returns what transformers knows of the model class. That takes seconds, if the options need it. `ask_names`
-    returns the stored names of names in memory, if an adapter has names that the checkpoint does not. `run` does a step
-    that takes seconds for a hundred thousand tensors, given its name. Raises UsageError, SourceError, and Refused if a
-    library is missing.
+    `ask` returns what transformers knows of the model class, and `ask_names` the stored names of names in memory, if an
+    adapter has others. That takes seconds. `run` does a step that takes seconds for a hundred thousand tensors, given
+    its name. Raises UsageError, SourceError, and Refused if a library is missing.
     """
     after = without_left_over(checkpoint, drops=options.dequantize or options.dtype != "keep" or bool(options.adapter))
     if options.dequantize and after.reconfigured > checkpoint.reconfigured:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.hints import ModelHints
@@ -45,36 +45,25 @@ def whole_blocks(tensors: Iterable[Tensor], limit_bytes: int, known: Mapping[str
     return {name: blocks[0] for name, blocks in fitting if blocks}
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStage:
-    """A stage: its blocks, the names of its other tensors, and its tensors in `parts`. No file holds two parts.
-
-    `needs` has the names of tensors of other stages, each to the names of the weights that it serves as in this stage.
-    """
-
-    blocks: tuple[str, ...]
-    others: tuple[str, ...]
-    parts: tuple[tuple[Tensor, ...], ...]
-    needs: Mapping[str, tuple[str, ...]]
-
-
-def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
+def with_files(stages: Iterable[Stage], counts: Iterable[int], shards: Sequence[Shard]) -> Iterator[Stage]:
     """Yield the stages with their files. `counts` says how many of `shards` each stage has."""
-    file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors} if stages else {}
+    file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
     start = 0
     for stage, count in zip(stages, counts, strict=False):
         files = tuple(shard.file for shard in shards[start : start + count])
         start += count
-        needs = tuple(TiedTensor(name, file_of[name], used_as) for name, used_as in stage.needs.items())
-        size = sum(tensor.bytes for part in stage.parts for tensor in part)
-        yield Stage(stage.blocks, stage.others, files, size, needs)
+        needs = tuple(replace(need, file=file_of[need.tensor]) for need in stage.also_needs)
+        yield replace(stage, files=files, also_needs=needs)
 
 
-def cut_ranks(tensors: Sequence[Tensor], hints: ModelHints | None, known: Mapping[str, str]) -> list[PlannedStage]:
-    """Return the stage of each rank of the pipeline in `hints`. `tensors` are in natural order.
+def cut_ranks(
+    tensors: Sequence[Tensor], hints: ModelHints | None, known: Mapping[str, str]
+) -> list[tuple[Stage, list[list[Tensor]]]]:
+    """Return the stage of each rank of the pipeline in `hints`, and its tensors in parts. No file holds two parts.
 
-    A tensor that several ranks load is stored with the first of them, in a separate file. `known` is tensor name to
-    block. Raises SourceError if transformers cannot cut the model, UsageError if a rank would have no layer.
+    A tensor that several ranks load is stored with the first of them, in a separate file. `tensors` are in natural
+    order. `known` is tensor name to block. The stages have no files yet. Raises SourceError if transformers cannot cut
+    the model, UsageError if a rank would have no layer.
     """
     loads = _loads(hints)
     ranks_of = {tensor.name: _ranks_of(tensor.name, loads) for tensor in tensors}
@@ -83,14 +72,14 @@ def cut_ranks(tensors: Sequence[Tensor], hints: ModelHints | None, known: Mappin
         own = [tensor for tensor in tensors if ranks_of[tensor.name] == (rank,)]
         shared = [tensor for tensor in tensors if len(ranks_of[tensor.name]) > 1 and ranks_of[tensor.name][0] == rank]
         block_of = {tensor.name: _layer_around(tensor.name, known) for tensor in (*shared, *own)}
-        needs = {}
+        needs = []
         for name in (tensor.name for tensor in tensors if rank in ranks_of[tensor.name][1:]):
             group = next((names for names in hints.tied if name in names), ()) if hints else ()
-            needs[name] = tuple(other for other in group if other not in ranks_of) or (name,)
+            needs.append(TiedTensor(name, "", tuple(other for other in group if other not in ranks_of) or (name,)))
         blocks = tuple(dict.fromkeys(filter(None, block_of.values())))
         others = tuple(name for name, block in block_of.items() if not block)
-        parts = tuple(tuple(part) for part in (shared, own) if part)
-        stages.append(PlannedStage(blocks, others, parts, needs))
+        size = sum(tensor.bytes for tensor in (*shared, *own))
+        stages.append((Stage(blocks, others, (), size, tuple(needs)), [part for part in (shared, own) if part]))
     return stages
 
 
