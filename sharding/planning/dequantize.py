@@ -149,10 +149,8 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
         elif tensor.name not in used and not tensor.name.endswith(of_cache):
             halves = (scheme.packed, scheme.scale) if scheme and scheme.packed and tensor.dtype == "U8" else ()
             if scheme and (is_quantized(tensor) or tensor.name.endswith(halves)):
-                raise SourceError(
-                    f"{tensor.name} is not quantized as config.json says ({scheme.words}).",
-                    f"This tool dequantizes only models with one kind of quantization. {OF_ORIGIN}",
-                )
+                hint = f"This tool dequantizes only models with one kind of quantization. {OF_ORIGIN}"
+                raise SourceError(f"{tensor.name} is not quantized as config.json says ({scheme.words}).", hint)
             yield tensor
 
 
@@ -166,13 +164,8 @@ def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
         block = _block_of(packed, scales, scheme)
         product = Fp8(packed.recipe, scales.recipe, scales.dtype, packed.shape, block, dtype)
         return Tensor(name, dtype, packed.shape, product, packed.folder)
-    if (
-        (packed.dtype, scales.dtype) != ("U8", "U8")
-        or len(packed.shape) != 4
-        or packed.shape[-1] != GROUP_BYTES
-        or scales.shape != packed.shape[:-1]
-        or prod(scales.shape[1:]) > MAX_EXPERT_BYTES
-    ):
+    fits = (packed.dtype, scales.dtype) == ("U8", "U8") and (*scales.shape, GROUP_BYTES) == packed.shape
+    if not fits or len(packed.shape) != 4 or prod(scales.shape[1:]) > MAX_EXPERT_BYTES:
         raise _odd(packed, scales, scheme)
     experts, rows, groups, _ = packed.shape
     recipe = Mxfp4(packed.recipe, scales.recipe, experts, rows, groups)

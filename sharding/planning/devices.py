@@ -67,10 +67,8 @@ def parse_budgets(text: str) -> dict[str, int]:
     for budget in PRESETS.get(text.strip().lower(), text).split(","):
         device, equals, size = budget.strip().partition("=")
         if not equals or not _DEVICE.fullmatch(device) or device in budgets:
-            raise UsageError(
-                f"{budget.strip()!r} is not the budget of one device.",
-                f"Write budgets like cuda:0=16GB,cpu=12GB, or use a preset: {', '.join(PRESETS)}.",
-            )
+            hint = f"Write budgets like cuda:0=16GB,cpu=12GB, or use a preset: {', '.join(PRESETS)}."
+            raise UsageError(f"{budget.strip()!r} is not the budget of one device.", hint)
         budgets[device] = parse_bytes(size, f"a budget of {device}")
     return budgets
 

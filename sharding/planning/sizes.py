@@ -34,10 +34,8 @@ def size_stops(total_bytes: int, largest_bytes: int = 0, *, single_file: bool = 
     usual, colab = usual_size(total_bytes, largest_bytes), colab_size(total_bytes, largest_bytes)
     reasons = {SINGLE_FILE: _lost_at_most(SINGLE_FILE)} if single_file else {}
     if colab:
-        reasons[colab] = (
-            "Free Colab has about 12 GB for weights. Without memory mapping, as on mounted drives, loading needs "
-            "memory for the model and its largest file."
-        )
+        reasons[colab] = "Free Colab has about 12 GB for weights. Without memory mapping, as on mounted drives, "
+        reasons[colab] += "loading needs memory for the model and its largest file."
     if total_bytes >= 2**32:
         reasons["4GB"] = "USB sticks and cards formatted as FAT32 cannot hold a file above 4.29 GB."
     if usual != SINGLE_FILE:

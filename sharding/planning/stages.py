@@ -39,10 +39,8 @@ def whole_blocks(tensors: Iterable[Tensor], limit_bytes: int, known: Mapping[str
     sizes: Counter[str] = Counter()
     for size, blocks in around.values():
         sizes.update(dict.fromkeys(blocks, size))
-    fitting = (
-        (name, [block for block in blocks if sizes[block] <= limit_bytes]) for name, (_, blocks) in around.items()
-    )
-    return {name: blocks[0] for name, blocks in fitting if blocks}
+    fitting = {name: [block for block in blocks if sizes[block] <= limit_bytes] for name, (_, blocks) in around.items()}
+    return {name: blocks[0] for name, blocks in fitting.items() if blocks}
 
 
 def with_files(stages: Iterable[Stage], counts: Iterable[int], shards: Sequence[Shard]) -> Iterator[Stage]:
@@ -92,11 +90,8 @@ def of_rank(tensors: Iterable[Tensor], hints: ModelHints | None, rank: int) -> t
 def _loads(hints: ModelHints | None) -> tuple[frozenset[str], ...]:
     if hints is None or hints.unknown or not hints.pipeline:
         reason = (hints.unknown or f"{hints.uncut}.") if hints else "There is no config.json, so the model is unknown."
-        raise SourceError(
-            f"transformers cannot load this model as a pipeline: {reason}",
-            "Choose --strategy blocks to cut between layers.",
-            Remedy("cut_between_layers"),
-        )
+        message = f"transformers cannot load this model as a pipeline: {reason}"
+        raise SourceError(message, "Choose --strategy blocks to cut between layers.", Remedy("cut_between_layers"))
     if any(start == end for start, end in hints.pipeline.layers):
         layers = hints.pipeline.layers[-1][1]
         message = f"{len(hints.loads)} ranks need at least as many layers, but this {hints.class_name} has {layers}."

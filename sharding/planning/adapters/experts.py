@@ -65,10 +65,8 @@ def refuse_some_experts(modules: Iterable[str], model: Mapping[str, Any]) -> Non
             number, part = first
             other, one = min(known)
             name = f"{PREFIX}{container}.experts.{number}.{part}.lora_A.weight"
-            raise SourceError(
-                f"The adapter changes {one} of expert {other}, but {name} is missing. PEFT merges all experts at once.",
-                "Save the adapter again with all of them.",
-            )
+            message = f"The adapter changes {one} of expert {other}, but {name} is missing. PEFT merges all experts at "
+            raise SourceError(f"{message}once.", "Save the adapter again with all of them.")
 
 
 def _leaf_of(part: str) -> str:
@@ -170,7 +168,8 @@ class Experts:
         rank, scale = self._work.rank_and_scale(f"{container}.{leaf}", a, count)
         grouped = count > 1 and rank > 1 and self._work.config.groups_by_expert(leaf)
         if stored := self._stored(container, leaf):
-            swapped = self._is_swapped(stored.shape, a, b)
+            ends, (outputs, inputs) = (b.shape[0], a.shape[1]), shape[-2:]
+            swapped = ends != (outputs, inputs) or (outputs == inputs and self._work.type in _TRANSPOSED)
             pair = a.recipe, b.recipe, a.dtype, b.dtype, rank, scale
             update = Update(*pair, 0, shape[-2], 0, count, transposed=swapped, is_grouped=grouped)
             yield stored.name, self._twice(stored, (update,), is_stacked=len(shape) == 3)
@@ -222,14 +221,10 @@ class Experts:
         shape = self._shape(container, leaf)
         count, outputs, inputs = shape if len(shape) == 3 else (1, *shape)
         is_pair = a.shape[0] % count == 0 and b.shape[1] == a.shape[0]
-        is_swapped = self._stored(container, leaf) and (a.shape[1], b.shape[0]) == (outputs, inputs)
-        return is_pair and bool((a.shape[1], b.shape[0]) == (inputs, outputs) or is_swapped)
-
-    def _is_swapped(self, shape: tuple[int, ...], a: Tensor, b: Tensor) -> bool:
-        outputs, inputs = shape[-2:]
-        if (b.shape[0], a.shape[1]) != (outputs, inputs):
-            return True
-        return outputs == inputs and self._work.type in _TRANSPOSED
+        ends = b.shape[0], a.shape[1]
+        return is_pair and (
+            ends == (outputs, inputs) or bool(self._stored(container, leaf)) and ends == (inputs, outputs)
+        )
 
 
 def _refuse_unless_matrices(a: Tensor, b: Tensor) -> None:

@@ -15,14 +15,9 @@ from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import tied_names, ties
+from sharding.planning.adapters import replaced
 from sharding.planning.adapters.experts import IN_FUSED
 from sharding.planning.adapters.merging import TEXT, Merging, ModuleNames
-from sharding.planning.adapters.replaced import (
-    refuse_uneven_vocabulary,
-    refuse_unknown_tie,
-    replace_rows,
-    replace_whole,
-)
 from sharding.planning.adapters.updates import add_updates
 from sharding.planning.dequantize import without_left_over
 from sharding.planning.schemes import can_help
@@ -61,11 +56,11 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
     _refuse_base(checkpoint)
     with Patterns(ADAPTER_NAME) as patterns:
         work = Merging(checkpoint, known or {}, patterns, may_overflow=may_overflow)
-        refuse_unknown_tie(work)
-        replace_whole(work)
+        replaced.refuse_unknown_tie(work)
+        replaced.replace_whole(work)
         add_updates(work)
-        replace_rows(work)
-        refuse_uneven_vocabulary(work)
+        replaced.replace_rows(work)
+        replaced.refuse_uneven_vocabulary(work)
         return _result(work)
 
 
@@ -100,10 +95,8 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
 
 def _refuse_base(checkpoint: Checkpoint) -> None:
     if checkpoint.library not in ("transformers", "sentence-transformers") or "" not in checkpoint.configs:
-        raise SourceError(
-            "An adapter can be merged only into a model of transformers with its config.json.",
-            "Name the base model that the adapter was trained on.",
-        )
+        message = "An adapter can be merged only into a model of transformers with its config.json."
+        raise SourceError(message, "Name the base model that the adapter was trained on.")
     stated = quantization_of(checkpoint.configs[""])
     if stated is not None or quantized_in(checkpoint.tensors):
         how = f" with {method_of(stated)}" if stated is not None else ""
@@ -177,10 +170,9 @@ def _idle_targets(work: Merging) -> list[str]:
         module = name.removesuffix(".weight")
         is_layer = module != name and len(tensor.shape) > 1 and not IN_FUSED.search(name)
         is_layer = is_layer and not (work.config.target_modules == ALL_LINEAR and EMBEDDINGS.search(name))
-        in_memory = work.names.in_memory(module)
         # Of a model with more parts, the adapter was trained on the language model alone.
         is_layer = is_layer and (not work.names.is_of_text or name.startswith(TEXT))
-        if is_layer and name not in work.updated and work.config.targets(in_memory, work.match):
+        if is_layer and name not in work.updated and work.config.targets(work.names.in_memory(module), work.match):
             idle.append(module)
     return idle
 
