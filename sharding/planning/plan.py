@@ -21,12 +21,11 @@ from sharding.formats.model_config import CONFIG_NAME, configured
 from sharding.formats.quantization import QUANTIZERS_FILES
 from sharding.formats.safetensors_file import shards_of
 from sharding.model_class.architecture import hints_for, stored_names
+from sharding.planning import order
 from sharding.planning.adapters.merged import merged, unknown_names
 from sharding.planning.adapters.replaced import as_classifier
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast, stated_dtypes
 from sharding.planning.dequantize import dequantized, in_bf16, without_left_over
-from sharding.planning.order import by_folder, in_order, with_companions
-from sharding.planning.stages import cut_ranks, known_blocks, of_rank, whole_blocks, with_files
 from sharding.recipes.dora import Dora
 
 
@@ -46,10 +45,10 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     elif checkpoint.dequantized:
         tensors = tuple(in_bf16(tensors))
     # After the cast, because the cast goes by transformers' hints alone.
-    inside = by_folder(tensors, hints) if hints else {}
-    hints = {folder: with_companions(known, inside[folder]) for folder, known in hints.items()}
+    inside = order.by_folder(tensors, hints) if hints else {}
+    hints = {folder: order.with_companions(known, inside[folder]) for folder, known in hints.items()}
     if options.rank is not None:
-        tensors = of_rank(tensors, hints.get(""), options.rank)
+        tensors = order.of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
     is_plain = checkpoint.dequantized or checkpoint.reconfigured or options.dtype != "keep"
     beside = sorted(file.path for file in checkpoint.side_files) if is_plain else []
@@ -88,7 +87,7 @@ def plan_components(
 ) -> Plan:
     """Return the plan that cuts each of `components` separately. A tensor belongs to the component in its folder."""
     components = tuple(components)
-    inside = by_folder(tensors, [component.folder for component in components])
+    inside = order.by_folder(tensors, [component.folder for component in components])
     plans = [
         plan_shards(inside[component.folder], options, component, (hints or {}).get(component.folder))
         for component in components
@@ -128,19 +127,19 @@ def plan_shards(
     """
     component = component or Component()
     tensors = list(tensors)
-    queue, findings = in_order(tensors, options.order, component.folder, hints)
+    queue, findings = order.in_order(tensors, options.order, component.folder, hints)
     is_whole = component.is_whole or options.is_single_file
     limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
-    known = known_blocks(hints)
+    known = order.known_blocks(hints)
     units: Mapping[str, object] = {}
     if options.strategy != "size":
-        units = whole_blocks(queue, limit_bytes, known)
+        units = order.whole_blocks(queue, limit_bytes, known)
     elif options.order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
     if options.ranks and is_whole:
         message = f"{component.file()} stays one file, but {options.strategy} cuts a model into several."
         raise UsageError(message, "Leave out the strategy.")
-    stages = cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
+    stages = order.cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
     parts_of = [parts for _, parts in stages] or [[queue]]
     groups = [[group for part in parts for group in cut(part, limit_bytes, units)] for parts in parts_of]
     shards = shards_of(list(chain.from_iterable(groups)), component)
@@ -154,7 +153,7 @@ def plan_shards(
         total_parameters=counted,
         options=options,
         findings=(*findings, *oversized),
-        stages=tuple(with_files((stage for stage, _ in stages), map(len, groups), shards)) if stages else (),
+        stages=tuple(order.with_files((stage for stage, _ in stages), map(len, groups), shards)) if stages else (),
         pipeline=hints.pipeline if hints and options.ranks else None,
     )
 

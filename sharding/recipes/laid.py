@@ -62,8 +62,8 @@ class Laid(Recipe):
             yield from in_order
             return
         for tile in _tiles(self.shape, self.item_bytes):
-            for box, (_, lengths, first) in self._inside(tile):
-                for _, start, count in _cuts(box, self.item_bytes, lengths, first):
+            for box, part in self._inside(tile):
+                for _, start, count in _cuts(box, self.item_bytes, *part):
                     at = box.origin + start * self.item_bytes
                     yield Extent(box.source, box.file, at, at + count * self.item_bytes)
 
@@ -80,10 +80,9 @@ class Laid(Recipe):
             # Mapped memory goes back to the system as soon as it is dropped.
             room = mmap(-1, prod(shape) * self.item_bytes)
             tile = np.frombuffer(room, f"u{self.item_bytes}").reshape(shape)
-            for box, (starts, lengths, _) in self._inside((offsets, shape)):
-                there = tuple(slice(a - at, a - at + n) for a, n, at in zip(starts, lengths, offsets, strict=True))
-                for cut, _, count in _cuts(box, self.item_bytes, lengths, 0):
-                    part = tile[there][cut]
+            for box, place in self._inside((offsets, shape)):
+                for cut, _, count in _cuts(box, self.item_bytes, *place):
+                    part = tile[cut]
                     span = np.frombuffer(inputs.take(count * self.item_bytes), tile.dtype)
                     steps = [stride * self.item_bytes for stride in box.strides]
                     part[...] = np.lib.stride_tricks.as_strided(span, part.shape, steps)
@@ -117,14 +116,15 @@ class Laid(Recipe):
             ends = [min(at + length, begin + inside) for at, length, begin, inside in both]
             if all(start < end for start, end in zip(starts, ends, strict=True)):
                 first = sum((a - b) * stride for a, b, stride in zip(starts, box.offsets, box.strides, strict=True))
-                yield box, (starts, tuple(b - a for a, b in zip(starts, ends, strict=True)), first)
+                lengths = tuple(b - a for a, b in zip(starts, ends, strict=True))
+                yield box, (tuple(a - at for a, at in zip(starts, tile[0], strict=True)), lengths, first)
 
 
 _Tile = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a tile begins in its tensor, and its shape."""
 
 _Part = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Where a part of a box begins in the tensor, its shape, and its first element, counted from the first of the box."""
+"""Where a part of a box begins in a tile, its shape, and its first element, counted from the first of the box."""
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
@@ -171,32 +171,23 @@ def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:
 
 
 def _cuts(
-    box: Box, item_bytes: int, shape: tuple[int, ...], first: int
+    box: Box, item_bytes: int, at: tuple[int, ...], shape: tuple[int, ...], first: int
 ) -> Iterator[tuple[tuple[slice, ...], int, int]]:
     """Yield a part of a box in spans of its file, each of at most `GATHERED_SPAN_BYTES`.
 
-    The part has `shape`, and begins at element `first` of the box. Each span is given as its place in the part, its
-    first element, and how many elements of the file it covers.
+    Each span is given as its place in the tile, its first element, and how many elements of the file it covers.
     """
     lengths = [(length - 1) * stride for length, stride in zip(shape, box.strides, strict=True)]
     count = sum(lengths) + 1
     if count * item_bytes <= GATHERED_SPAN_BYTES:
-        yield (), first, count
+        yield tuple(slice(start, start + length) for start, length in zip(at, shape, strict=True)), first, count
         return
     axis = lengths.index(max(lengths))
     half = shape[axis] // 2
     for begin, end in ((0, half), (half, shape[axis])):
+        start = (*at[:axis], at[axis] + begin, *at[axis + 1 :])
         part = (*shape[:axis], end - begin, *shape[axis + 1 :])
-        for cut, start, span in _cuts(box, item_bytes, part, first + begin * box.strides[axis]):
-            yield _within(axis, begin, end, cut), start, span
-
-
-def _within(axis: int, begin: int, end: int, cut: tuple[slice, ...]) -> tuple[slice, ...]:
-    """Return `cut`, which counts from `begin` along `axis`, as a cut that counts from the start."""
-    whole = [*cut, *[slice(None)] * (axis + 1 - len(cut))]
-    start, stop = whole[axis].start, whole[axis].stop
-    whole[axis] = slice(begin + (start or 0), end if stop is None else begin + stop)
-    return tuple(whole)
+        yield from _cuts(box, item_bytes, start, part, first + begin * box.strides[axis])
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,8 +143,7 @@ class LowRank(Recipe):
             change = None if number is None else changes[number]
             for start, end in tiles(first, last, row_bytes, change is not None and change.update.transposed):
                 weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
-                place = matrix, start - first, end - first
-                yield Term(weight, change.of(*place), 1.0, change.spread(*place)) if change else Term(weight)
+                yield change.of(weight, matrix, start - first, end - first) if change else Term(weight)
 
     def _parts(self) -> Iterator[tuple[int, int | None, int, int]]:
         """Yield the rows in order: their matrix, the number of their update (None: they have none), first and last."""
@@ -189,28 +188,21 @@ class _Change:
         b = loaded(update.b, update.b_dtype, inputs, kept)
         self._b = b.reshape(-1, count, rank).swapaxes(1, 2) if update.is_grouped else b.reshape(-1, rank, count)
 
-    def of(self, matrix: int, start: int, end: int) -> Any:
-        """Return the change of the rows `[start, end)` of a matrix. Rows count from the first row of the update."""
+    def of(self, weight: Any, matrix: int, start: int, end: int) -> Term:
+        """Return the change of `weight`, rows `[start, end)` of a matrix, counted from the first row of the update."""
         number, scale = matrix - self.update.first, np.float32(self.update.scale)
         b = self._b[:, :, number]
         with np.errstate(all="ignore"):  # torch gives the same infinite numbers
             if self._a is None:
-                return b[start:end] * scale
+                return Term(weight, b[start:end] * scale)
             a = self._a[number]
             if self.update.transposed:
-                return (product(b, a[:, start:end]) * scale).T
-            change = product(b[start:end], a)
+                a = a[:, start:end]
+                return Term(weight, (product(b, a) * scale).T, 1.0, Spread(a, b, self.update.scale, transposed=True))
+            b = b[start:end]
+            change = product(b, a)
             change *= scale
-            return change
-
-    def spread(self, matrix: int, start: int, end: int) -> Spread | None:
-        """Return by how much these numbers may differ in another order of summation."""
-        if self._a is None:
-            return None
-        number, scale = matrix - self.update.first, self.update.scale
-        a, b = self._a[number], self._b[:, :, number]
-        is_turned = self.update.transposed
-        return Spread(a[:, start:end], b, scale, True) if is_turned else Spread(a, b[start:end], scale)
+            return Term(weight, change, 1.0, Spread(a, b, self.update.scale))
 
 
 def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple[int, int]]:
