@@ -39,12 +39,9 @@ class Feed:
         self._chunks = chunks
         self._rest = memoryview(b"")
         self._room = bytearray()
-        self.overflowed = 0
-        """How many numbers became infinite in what was taken so far, if a recipe made it."""
-        self.unchanged = False
-        """Whether a recipe that merges made what was taken so far, and changed no number of it."""
-        self.unsure = False
-        """Whether something that was taken so far is `unsure`."""
+        # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
+        # changed no number of it, and whether some of it is `unsure`.
+        self.overflowed, self.unchanged, self.unsure = 0, False, False
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes, as a copy that stays valid until the next call."""
@@ -85,7 +82,6 @@ class Recipe:
     if TYPE_CHECKING:  # pydantic would take it for a field of every kind
         of: "Recipe"
     kinds = dict[str, Any]()
-    """All kinds of recipes, by name."""
 
     def __init_subclass__(cls) -> None:
         """Register one more kind."""

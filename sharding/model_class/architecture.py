@@ -200,13 +200,10 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
 
 def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
     """Return the answer of `model_class.meta_model` about saved tensors as hints, with `folder` before every name."""
-    cut = answer["pipeline"] or {}
+    cut, saved = answer["pipeline"] or {}, answer["saved"]
     return ModelHints(
         answer["class_name"],
-        tuple(
-            SavedTensor(folder + name, dtype, storage, block and folder + block)
-            for name, dtype, storage, block in answer["saved"]
-        ),
+        tuple(SavedTensor(folder + name, dtype, number, at and folder + at) for name, dtype, number, at in saved),
         tied=tuple(tuple(folder + name for name in names) for names in answer["tied"]),
         pipeline=PipelineCut(cut["transformers"], tuple(map(tuple, cut["layers"]))) if "layers" in cut else None,
         loads=tuple(frozenset(folder + name for name in names) for names in cut.get("loads", ())),

@@ -40,8 +40,10 @@ def known_class(config: Any) -> KnownClass | None:
     >>> known_class({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}).kept["fp16"]
     ('wo',)
     """
-    if not isinstance(config, dict) or not (name := _name_of(config)):
+    if not isinstance(config, dict) or (kind := _type_of(config)) not in _table()["types"]:
         return None
+    named = next((name for name in _named(config) if name in _table()["classes"]), "")
+    name = named or ("" if "auto_map" in config else str(_table()["types"][kind]["class"]))
     try:
         entries = list(_entries(name, config))
     except (LookupError, RecursionError):  # unknown, or models inside models inside models
@@ -212,14 +214,6 @@ def _of_diffusers() -> dict[str, frozenset[str]]:
 def _named(config: Mapping[str, Any]) -> list[str]:
     names = config.get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def _name_of(config: Mapping[str, Any]) -> str:
-    """Return the class that transformers uses: the first named class that the table has, else the base class."""
-    if (kind := _type_of(config)) not in _table()["types"]:
-        return ""
-    named = next((name for name in _named(config) if name in _table()["classes"]), "")
-    return named or ("" if "auto_map" in config else str(_table()["types"][kind]["class"]))
 
 
 def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

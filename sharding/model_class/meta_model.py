@@ -155,26 +155,21 @@ def blocks_in_files(model: Any, state: dict[str, Any]) -> dict[str, str]:
     """Return the module around each tensor of `state` that is never split over devices, both as named in files."""
     from transformers.core_model_loading import revert_weight_conversion
 
+    classes = set(model._no_split_modules or ())
+    whole = {name for name, module in model.named_modules() if type(module).__name__ in classes}
+    by_block: dict[str, dict[str, Any]] = {}
+    for name, tensor in state.items():
+        modules = name.split(".")
+        around = (".".join(modules[:count]) for count in range(1, len(modules)))  # the outermost first
+        if block := next((module for module in around if module in whole), None):
+            by_block.setdefault(block, {})[name] = tensor
     block_of = {}
-    for block, inside in _by_block(model, state).items():
+    for block, inside in by_block.items():
         names = list(revert_weight_conversion(model, inside))
         if not all(name.startswith(f"{block}.") for name in names):  # the module has another name in the files
             block = ".".join(os.path.commonprefix([name.split(".") for name in names])) or block
         block_of.update(dict.fromkeys(names, block))
     return block_of
-
-
-def _by_block(model: Any, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tensors of every module that is never split over devices, by the name of the outermost module."""
-    classes = set(model._no_split_modules or ())
-    whole = {name for name, module in model.named_modules() if type(module).__name__ in classes}
-    blocks: dict[str, dict[str, Any]] = {}
-    for name, tensor in state.items():
-        modules = name.split(".")
-        around = (".".join(modules[:count]) for count in range(1, len(modules)))
-        if block := next((module for module in around if module in whole), None):
-            blocks.setdefault(block, {})[name] = tensor
-    return blocks
 
 
 def _place(model: Any, budgets: dict[str, int], classes: list[str], total_bytes: int) -> dict[str, str]:

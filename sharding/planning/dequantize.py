@@ -9,15 +9,8 @@ from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
-from sharding.formats.quantization import (
-    is_left_over,
-    is_quantized,
-    may_be_quantized,
-    method_of,
-    quantization_of,
-    quantized_in,
-    without_quantization,
-)
+from sharding.formats import quantization
+from sharding.formats.quantization import is_left_over, method_of, quantization_of, quantized_in, without_quantization
 from sharding.planning.cast import cast_tensors
 from sharding.planning.order import by_folder
 from sharding.planning.schemes import OF_ORIGIN, Scheme, refusal, scheme_of
@@ -36,9 +29,13 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     names it), or if the weights do not match their configuration.
     """
     stated = {folder: quantization_of(config) for folder, config in checkpoint.configs.items()}
-    schemes = {folder: scheme_of(quantization) for folder, quantization in stated.items() if quantization is not None}
+    schemes = {folder: scheme_of(how) for folder, how in stated.items() if how is not None}
+    if not schemes and (telling := quantized_in(checkpoint.tensors)):
+        message = f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how."
+        raise SourceError(message, "Put their own config.json beside them.")
     if not schemes:
-        _refuse_unknown(checkpoint)
+        hint = "Leave out --dequantize. Use --dtype alone to cast it."
+        raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
     components = (
         replace(component, total_parameters=None) if component.folder in schemes else component
         for component in checkpoint.components
@@ -91,7 +88,7 @@ def offer(checkpoint: Checkpoint) -> Offer | None:
 def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
     """Return a checkpoint with ordinary weights: as it is, or dequantized to bf16. None if it cannot be dequantized."""
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
-    if not says_so or not any(map(may_be_quantized, checkpoint.tensors)):
+    if not says_so or not any(map(quantization.may_be_quantized, checkpoint.tensors)):
         return checkpoint
     try:
         after = dequantized(checkpoint)
@@ -117,14 +114,6 @@ def offering(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
 
 
-def _refuse_unknown(checkpoint: Checkpoint) -> None:
-    if telling := quantized_in(checkpoint.tensors):
-        message = f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how."
-        raise SourceError(message, "Put their own config.json beside them.")
-    hint = "Leave out --dequantize. Use --dtype alone to cast it."
-    raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
-
-
 def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> Iterator[Tensor]:
     """Yield the tensors of a checkpoint after it is dequantized. Raises SourceError."""
     by_name = {tensor.name: tensor for tensor in checkpoint.tensors}
@@ -136,7 +125,9 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
             continue
         if scales := by_name.get(tensor.name.removesuffix(scheme.packed) + scheme.scale):
             pairs[tensor.name] = scales, scheme
-            used |= {scales.name, *_beside(tensor.name, scheme)}
+            # Beside the weight are tensors that only a kernel reads: x.input_scale, x_input_scale.
+            stem = tensor.name[:-6] if tensor.name.endswith("weight") else f"{tensor.name}_"
+            used |= {scales.name, *(stem + ending for ending in scheme.dropped)}
     if not pairs:
         message = f"config.json says {', '.join(scheme.words for scheme in schemes.values())}, but no weight here is "
         raise SourceError(f"{message}quantized like that.", "Put the weights' own config.json beside them.")
@@ -148,7 +139,7 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
             yield _computed(tensor, *pairs[tensor.name])
         elif tensor.name not in used and not tensor.name.endswith(of_cache):
             halves = (scheme.packed, scheme.scale) if scheme and scheme.packed and tensor.dtype == "U8" else ()
-            if scheme and (is_quantized(tensor) or tensor.name.endswith(halves)):
+            if scheme and (quantization.is_quantized(tensor) or tensor.name.endswith(halves)):
                 hint = f"This tool dequantizes only models with one kind of quantization. {OF_ORIGIN}"
                 raise SourceError(f"{tensor.name} is not quantized as config.json says ({scheme.words}).", hint)
             yield tensor
@@ -170,13 +161,6 @@ def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
     experts, rows, groups, _ = packed.shape
     recipe = Mxfp4(packed.recipe, scales.recipe, experts, rows, groups)
     return Tensor(name, "F32", (experts, groups * GROUP, rows), recipe, packed.folder)
-
-
-def _beside(name: str, scheme: Scheme) -> Iterator[str]:
-    """Yield the names of tensors beside a weight that only a kernel reads: x.input_scale, x_input_scale."""
-    stem = name.removesuffix("weight")
-    for ending in scheme.dropped:
-        yield f"{stem}{ending}" if stem != name else f"{name}_{ending}"
 
 
 def _block_of(packed: Tensor, scales: Tensor, scheme: Scheme) -> tuple[int, int]:

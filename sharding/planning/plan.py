@@ -56,18 +56,17 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     if unfit:
         message = f"Left out: {name_some(unfit, len(unfit))}, because the weights of the copy are not quantized."
         findings += (Finding("info", "left-out", message),)
-    plan = replace(
+    written = written_configs(checkpoint, options)
+    stated = list(stated_dtypes(checkpoint, plan, written)) if options.dtype_made == "keep" else []
+    return replace(
         plan,
-        findings=findings + plan.findings,
+        findings=(*findings, *plan.findings, *(finding for *_, finding in stated)),
         unfit=frozenset(unfit),
         dequantized=checkpoint.dequantized,
         merged=checkpoint.merged,
         sources=(checkpoint.source, *([checkpoint.merged.adapter] if checkpoint.merged else [])),
-        written=written_configs(checkpoint, options),
+        written=written | {path: text for path, text, _ in stated},
     )
-    stated = list(stated_dtypes(checkpoint, plan)) if options.dtype_made == "keep" else []
-    written = dict(plan.written) | {path: text for path, text, _ in stated}
-    return replace(plan, written=written, findings=(*plan.findings, *(finding for *_, finding in stated)))
 
 
 def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes]:
