@@ -136,106 +136,98 @@ def _add_updates(work: Merging) -> None:
     if ties and any(work.weight_of(module) == work.embedding.name for module in modules):
         message = f"ensure_weight_tying is set in {ADAPTER_NAME}, for an update of tied embeddings. PEFT adds it once "
         raise SourceError(f"{message}to some models and twice to others.", WITH_PEFT)
-    adding = _Adding(work)
+    experts = Experts(work)
     for module in sorted(modules, key=heads_last):
-        adding.add(module, modules[module])
-    if adding.whole:
-        largest = max(tensor.parameters for tensor in adding.whole)
-        names = name_some([tensor.name for tensor in adding.whole])
+        _add(work, experts, module, modules[module])
+    doras = [tensor for tensor in work.tensors.values() if isinstance(tensor.recipe, Dora) and tensor.recipe.is_whole]
+    if doras:
+        names = name_some([tensor.name for tensor in doras])
         message = f"A DoRA needs the length of each column, so these tensors are in memory as a whole: {names}."
-        hint = f"That takes about {format_bytes(16 * largest)} of memory for each."
+        hint = f"That takes about {format_bytes(16 * max(tensor.parameters for tensor in doras))} of memory for each."
         work.findings.append(Finding("info", "dora-whole", message, hint))
     if is_fused_type(work.type):
         refuse_some_experts(modules, work.model)
-    for name, recipe in adding.experts.recipes():
+    for name, recipe in experts.recipes():
         work.tensors[name] = work.tensors[name]._replace(recipe=recipe)
-        work.updated.add(name)
+        work.updated[name] = name
 
 
-class _Adding:
-    def __init__(self, work: Merging) -> None:
-        self._work = work
-        self._claimed: dict[str, str] = {}
-        self.whole: list[Tensor] = []  # those that are made in memory as a whole
-        self.experts = Experts(work)
+def _add(work: Merging, experts: Experts, module: str, kinds: Kinds) -> None:
+    """Add the update of one module."""
+    name, first = work.weight_of(module), next(iter(kinds.values()))
+    if "magnitude" in kinds and not work.config.use_dora:
+        raise work.untargeted(kinds["magnitude"].name, "use_dora is not set")
+    if name is None and experts.take(module, kinds):
+        _refuse_pattern(work, module)
+        return
+    if name is None:
+        raise work.other_base(f"{module}.weight", first.name)
+    is_parameter = work.config.targets_parameter(f"{module}.weight")
+    if not (is_parameter or work.config.targets(module, work.match)):
+        raise work.untargeted(first.name)
+    _add_to_weight(work, module, work.tensors[name], kinds, rounds_twice=is_parameter)
+    if bias := kinds.get("b_bias"):
+        _add_to_bias(work, module, bias, kinds["a"])
 
-    def add(self, module: str, kinds: Kinds) -> None:
-        """Add the update of one module."""
-        work, name = self._work, self._work.weight_of(module)
-        first = next(iter(kinds.values()))
-        if "magnitude" in kinds and not work.config.use_dora:
-            raise work.untargeted(kinds["magnitude"].name, "use_dora is not set")
-        if name is None and self.experts.take(module, kinds):
-            self._refuse_pattern(module)
-            return
-        if name is None:
-            raise work.other_base(f"{module}.weight", first.name)
-        is_parameter = work.config.targets_parameter(f"{module}.weight")
-        if not (is_parameter or work.config.targets(module, work.match)):
-            raise work.untargeted(first.name)
-        self._add_to_weight(module, work.tensors[name], kinds, rounds_twice=is_parameter)
-        if bias := kinds.get("b_bias"):
-            self._add_to_bias(module, bias, kinds["a"])
 
-    def _add_to_weight(self, module: str, old: Tensor, kinds: Kinds, *, rounds_twice: bool) -> None:
-        """Add to a linear layer, a convolution or an embedding."""
-        work, is_embedding = self._work, "embedding_a" in kinds
-        a, b = (kinds["embedding_a"], kinds["embedding_b"]) if is_embedding else (kinds["a"], kinds["b"])
-        rounds_twice = rounds_twice or is_embedding or work.config.rounds_twice
-        if is_fused_type(work.type) and not is_embedding:
-            # transformers 5 holds the router of these types in a module of its own.
-            rounds_twice = rounds_twice or module.endswith(".gate") or bool(IN_FUSED.search(module))
-            self._refuse_pattern(module)
-        rank, scale = work.rank_and_scale(module, a)
-        is_pair = len(a.shape) == len(b.shape) > 1 and b.shape[1:2] == (rank,) and prod(b.shape[2:]) == 1
-        fits = is_pair and old.shape == (b.shape[0], *a.shape[1:]) and not is_embedding
-        fits_swapped = is_pair and old.shape == (*a.shape[1:], b.shape[0]) and len(b.shape) == 2
-        is_conv1d = not work.types.isdisjoint(_BY_COLUMNS) and module.rpartition(".")[2] in _CONV1D
-        transposed = fits_swapped and (is_conv1d or not fits)
-        if not (fits or transposed):
-            raise work.other_update(old, a, b)
-        merging.refuse_unusable(a, b)
-        update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, old.shape[0], transposed=transposed)
-        other = self._claimed.setdefault(old.name, module)
-        # Embeddings and a head that is tied to them are one tensor, and both may change it.
-        if other != module and not (work.is_tied and heads_last(other) != heads_last(module)):
-            message = f"The adapter has two updates of {old.name}: for {other} and for {module}."
-            raise SourceError(message, "Keep only one of them.")
-        dora = self._dora(module, old, update, kinds) if work.config.use_dora else None
-        work.tensors[old.name] = old._replace(recipe=dora or work.low_rank(old, (update,), rounds_twice=rounds_twice))
-        work.updated.add(old.name)
+def _add_to_weight(work: Merging, module: str, old: Tensor, kinds: Kinds, *, rounds_twice: bool) -> None:
+    """Add to a linear layer, a convolution or an embedding."""
+    is_embedding = "embedding_a" in kinds
+    a, b = (kinds["embedding_a"], kinds["embedding_b"]) if is_embedding else (kinds["a"], kinds["b"])
+    rounds_twice = rounds_twice or is_embedding or work.config.rounds_twice
+    if is_fused_type(work.type) and not is_embedding:
+        # transformers 5 holds the router of these types in a module of its own.
+        rounds_twice = rounds_twice or module.endswith(".gate") or bool(IN_FUSED.search(module))
+        _refuse_pattern(work, module)
+    rank, scale = work.rank_and_scale(module, a)
+    is_pair = len(a.shape) == len(b.shape) > 1 and b.shape[1:2] == (rank,) and prod(b.shape[2:]) == 1
+    fits = is_pair and old.shape == (b.shape[0], *a.shape[1:]) and not is_embedding
+    fits_swapped = is_pair and old.shape == (*a.shape[1:], b.shape[0]) and len(b.shape) == 2
+    is_conv1d = not work.types.isdisjoint(_BY_COLUMNS) and module.rpartition(".")[2] in _CONV1D
+    transposed = fits_swapped and (is_conv1d or not fits)
+    if not (fits or transposed):
+        raise work.other_update(old, a, b)
+    merging.refuse_unusable(a, b)
+    update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, old.shape[0], transposed=transposed)
+    other = work.updated.setdefault(old.name, module)
+    # Embeddings and a head that is tied to them are one tensor, and both may change it.
+    if other != module and not (work.is_tied and heads_last(other) != heads_last(module)):
+        message = f"The adapter has two updates of {old.name}: for {other} and for {module}."
+        raise SourceError(message, "Keep only one of them.")
+    dora = _dora(work, module, old, update, kinds) if work.config.use_dora else None
+    work.tensors[old.name] = old._replace(recipe=dora or work.low_rank(old, (update,), rounds_twice=rounds_twice))
 
-    def _add_to_bias(self, module: str, bias: Tensor, a: Tensor) -> None:
-        work, name = self._work, self._work.names.find(f"{module}.bias")
-        if name is None:
-            raise work.other_base(f"{module}.bias", bias.name)
-        old, (_, scale) = work.tensors[name], work.rank_and_scale(module, a)
-        if old.shape != bias.shape or len(old.shape) != 1:
-            raise work.other_shape(old, bias)
-        update = Update(None, bias.recipe, "", bias.dtype, 1, scale, 0, old.shape[0])
-        work.tensors[name] = old._replace(recipe=work.low_rank(old, (update,), rounds_twice=False))
 
-    def _dora(self, module: str, old: Tensor, update: Update, kinds: Kinds) -> Dora:
-        if not (magnitude := kinds.get("magnitude")):
-            message = f"use_dora is set in {ADAPTER_NAME}, but {PREFIX}{module}.lora_magnitude_vector is missing."
-            raise SourceError(message, merging.SAVE_AGAIN)
-        if prod(magnitude.shape) != old.shape[1 if update.transposed else 0]:
-            raise self._work.other_shape(old, magnitude)
-        merging.refuse_odd(old, magnitude)
-        of = old.recipe, old.dtype, old.shape
-        recipe = Dora(*of, update, magnitude.recipe, magnitude.dtype, self._work.may_overflow)
-        if recipe.is_whole:
-            self.whole.append(old)
-        return recipe
+def _add_to_bias(work: Merging, module: str, bias: Tensor, a: Tensor) -> None:
+    if (name := work.names.find(f"{module}.bias")) is None:
+        raise work.other_base(f"{module}.bias", bias.name)
+    old, (_, scale) = work.tensors[name], work.rank_and_scale(module, a)
+    if old.shape != bias.shape or len(old.shape) != 1:
+        raise work.other_shape(old, bias)
+    update = Update(None, bias.recipe, "", bias.dtype, 1, scale, 0, old.shape[0])
+    work.tensors[name] = old._replace(recipe=work.low_rank(old, (update,), rounds_twice=False))
 
-    def _refuse_pattern(self, module: str) -> None:
-        """Raise SourceError if one of the experts has a rank or an alpha of its own."""
-        config, match = self._work.config, self._work.match
-        usual = config.r, config.scale_of("", config.r, match)
-        own = config.rank_of(module, match), config.scale_of(module, config.r, match)
-        if IN_FUSED.search(module) and own != usual:
-            message = f"rank_pattern or alpha_pattern in {ADAPTER_NAME} matches {module}. PEFT's merge is then unclear."
-            raise SourceError(message, WITH_PEFT)
+
+def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds) -> Dora:
+    if not (magnitude := kinds.get("magnitude")):
+        message = f"use_dora is set in {ADAPTER_NAME}, but {PREFIX}{module}.lora_magnitude_vector is missing."
+        raise SourceError(message, merging.SAVE_AGAIN)
+    if prod(magnitude.shape) != old.shape[1 if update.transposed else 0]:
+        raise work.other_shape(old, magnitude)
+    merging.refuse_odd(old, magnitude)
+    of = old.recipe, old.dtype, old.shape
+    return Dora(*of, update, magnitude.recipe, magnitude.dtype, work.may_overflow)
+
+
+def _refuse_pattern(work: Merging, module: str) -> None:
+    """Raise SourceError if `module` is one of the experts and has a rank or an alpha of its own."""
+    if not IN_FUSED.search(module):
+        return
+    config, match = work.config, work.match
+    usual = config.r, config.scale_of("", config.r, match)
+    if (config.rank_of(module, match), config.scale_of(module, config.r, match)) != usual:
+        message = f"rank_pattern or alpha_pattern in {ADAPTER_NAME} matches {module}. PEFT's merge is then unclear."
+        raise SourceError(message, WITH_PEFT)
 
 
 def _result(work: Merging) -> Checkpoint:

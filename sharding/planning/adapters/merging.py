@@ -101,7 +101,8 @@ WITH_PEFT = "Merge it with PEFT and check the result."
 class Merging:
     """What is known while an adapter is merged into a model. The steps of a merge change `tensors` and `settings`.
 
-    - `tensors`: those of the model, by their stored names. `before`: as they were. `updated`: which got an update.
+    - `tensors`: those of the model, by their stored names. `before`: as they were. `updated`: which
+      module's update each got.
     - `names` finds them by the names of modules in memory. `head` is the name of the output head there.
     - `parts`: what the tensors of the adapter are. `given` has these tensors by name.
     - `model`: the content of the model's config.json. `type` is its model type, and `types` also has those of models
@@ -144,7 +145,7 @@ class Merging:
         self.names = ModuleNames((name for name, tensor in self.tensors.items() if not tensor.folder), known)
         self.is_tied = False if adapter.head_is_copy is False or not self.embeddings else is_tied
         self.findings: list[Finding] = []
-        self.updated: set[str] = set()
+        self.updated: dict[str, str] = {}
         self._widen_kept()
 
     def _widen_kept(self) -> None:
