@@ -218,7 +218,11 @@ def cut_ranks(
     for rank in range(len(loads)):
         own = [tensor for tensor in tensors if ranks_of[tensor.name] == (rank,)]
         shared = [tensor for tensor in tensors if len(ranks_of[tensor.name]) > 1 and ranks_of[tensor.name][0] == rank]
-        block_of = {tensor.name: _layer_around(tensor.name, known) for tensor in (*shared, *own)}
+        block_of = {}
+        for tensor in (*shared, *own):
+            around = blocks_around(tensor.name, known)
+            is_layer = bool(around) and around[0].rpartition(".")[2].isdecimal()  # embeddings may be a block too
+            block_of[tensor.name] = around[0] if is_layer else ""
         needs = []
         for name in (tensor.name for tensor in tensors if rank in ranks_of[tensor.name][1:]):
             group = next((names for names in hints.tied if name in names), ()) if hints else ()
@@ -246,12 +250,6 @@ def _loads(hints: ModelHints | None) -> tuple[frozenset[str], ...]:
         message = f"{len(hints.loads)} ranks need at least as many layers, but this {hints.class_name} has {layers}."
         raise UsageError(message, "Choose fewer ranks.")
     return hints.loads
-
-
-def _layer_around(name: str, known: Mapping[str, str]) -> str:
-    """Return the outermost block around a tensor, "" if that block has no number: embeddings may be a block too."""
-    blocks = blocks_around(name, known)
-    return blocks[0] if blocks and blocks[0].rpartition(".")[2].isdecimal() else ""
 
 
 def _ranks_of(name: str, loads: Sequence[frozenset[str]]) -> tuple[int, ...]:

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from sharding.core.options import SINGLE_FILE
 from sharding.core.text import duration, parse_bytes
 
-_MOST_SHARDS = 1000
-_FEWEST_SHARDS = 4
-"""The fewest shards of a model for which nobody has chosen a size."""
-
 _COLAB_BYTES = 12_000_000_000
 """Memory for weights on a free Colab machine: see `planning.devices.PRESETS`."""
 
@@ -65,7 +61,7 @@ def usual_size(total_bytes: int, largest_bytes: int = 0) -> str:
     ('300MB', 'single-file')
     """
     nice = _nice(total_bytes, largest_bytes)
-    fitting = [size for size in nice if parse_bytes(size) * _FEWEST_SHARDS <= total_bytes]
+    fitting = [size for size in nice if parse_bytes(size) * 4 <= total_bytes]  # if nobody has chosen, 4 shards or more
     if not fitting:
         return nice[0] if nice and largest_bytes else SINGLE_FILE
     return min(fitting[-1], max("200MB", fitting[0], key=_bytes_of), key=_bytes_of)
@@ -79,9 +75,9 @@ def _lost_at_most(size: str) -> str:
 
 
 def _nice(total_bytes: int, largest_bytes: int = 0) -> list[str]:
-    """Return round sizes that cut `total_bytes` into 2 to _MOST_SHARDS shards, the smallest first."""
+    """Return round sizes that cut `total_bytes` into 2 to 1000 shards, the smallest first."""
     sizes = [f"{step * 10**power}{unit}" for unit in ("kB", "MB", "GB") for power in range(3) for step in (1, 2, 3, 5)]
-    least = max(total_bytes / _MOST_SHARDS, largest_bytes)
+    least = max(total_bytes / 1000, largest_bytes)
     return [size for size in sizes if least <= parse_bytes(size) < total_bytes]
 
 

@@ -40,8 +40,8 @@ def numpy_dtype(dtype: str) -> Any:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-_PIECE_ELEMENTS = 32768
-"""Numbers to cast at a time. They fit into a processor's cache."""
+PIECE_ELEMENTS = 32768
+"""Numbers to compute at a time. They fit into a processor's cache."""
 
 
 class _Fields(NamedTuple):
@@ -100,11 +100,11 @@ def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
     Return `room`, and how many finite numbers have become infinite.
     """
     before, after = numbers(data, stored), numbers(room, dtype)
-    for start in range(0, len(before), _PIECE_ELEMENTS):
-        piece = before[start : start + _PIECE_ELEMENTS]
+    for start in range(0, len(before), PIECE_ELEMENTS):
+        piece = before[start : start + PIECE_ELEMENTS]
         with np.errstate(all="ignore"):
             # From double to half, torch goes through float, so it rounds twice.
-            after[start : start + _PIECE_ELEMENTS] = (
+            after[start : start + PIECE_ELEMENTS] = (
                 piece.astype(np.float32) if (stored, dtype) == ("F64", "F16") else piece
             )
     return Chunk(room, settle(before, numbers(room, f"U{CASTABLE[dtype].bits}"), CASTABLE[dtype].infinity))

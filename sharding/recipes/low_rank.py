@@ -17,11 +17,8 @@ from sharding.recipes.stored import Stored, made_by
 MERGED_BYTES = 512 << 10
 """Bytes of a weight to which an update is added at once. The sums and products take ten times as many."""
 
-LEAST_ROWS = 8
-"""Fewest rows to multiply at once. Fewer give other bits than the whole product."""
-
-LEAST_COLUMNS = 64
-"""Fewest columns to multiply at once, for a weight that is stored transposed."""
+LEAST_ROWS, LEAST_COLUMNS = 8, 64
+"""Fewest rows to multiply at once, or columns of a weight that is stored transposed. Fewer give other bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,16 +248,12 @@ def rounded(weight: Any, total: Any, dtype: str, is_unsure: bool) -> Iterator[Ch
     settle(np.ascontiguousarray(total).reshape(-1), bits, infinity)
     odd = bits & (np.iinfo(bits.dtype).max >> 1) >= infinity
     overflowed = int(np.count_nonzero(odd & np.isfinite(weight).reshape(-1))) if odd.any() else 0
-    unchanged = _are_equal(weight.reshape(-1), result.reshape(-1))
+    before, after = weight.reshape(-1), result.reshape(-1)
+    parts = ((before[:1024], after[:1024]), (before, after))  # a few first, as most merges change those too
+    unchanged = all(np.array_equal(one, other.astype(one.dtype), equal_nan=True) for one, other in parts)
     data = bits.view(np.uint8).data.cast("B")
     for start in range(0, len(data), BATCH_BYTES):
         yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed, unchanged, is_unsure)
-
-
-def _are_equal(before: Any, after: Any) -> bool:
-    """Return whether two arrays have the same numbers. Looks at a few first, as most merges change those too."""
-    parts = ((before[:1024], after[:1024]), (before, after))
-    return all(np.array_equal(one, other.astype(one.dtype), equal_nan=True) for one, other in parts)
 
 
 def words_of(update: Update) -> str:

@@ -10,11 +10,8 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
-from sharding.recipes.cast import np, numbers, numpy_dtype, settle
+from sharding.recipes.cast import PIECE_ELEMENTS, np, numbers, numpy_dtype, settle
 from sharding.recipes.stored import made_by
-
-_PIECE_ELEMENTS = 32768
-"""Numbers to compute at a time. They fit into a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +48,13 @@ class Fp8(Recipe):
         at, end = 0, prod(self.shape)
         while at < end:
             row, column = divmod(at, columns)
-            if column or columns > _PIECE_ELEMENTS:
-                count, length = 1, min(columns - column, _PIECE_ELEMENTS)
+            if column or columns > PIECE_ELEMENTS:
+                count, length = 1, min(columns - column, PIECE_ELEMENTS)
             else:
                 below = rows - row % rows
                 if height > 1:  # the rows of a row of blocks have the same scales
                     below = min(below, height - row % rows % height)
-                count, length = min(below, _PIECE_ELEMENTS // columns), columns
+                count, length = min(below, PIECE_ELEMENTS // columns), columns
             products = table.take(np.frombuffer(source.take(count * length), np.uint8)).reshape(count, length)
             scales = grid.of(range(row, row + (count if height == 1 else 1)), column, column + length)
             with np.errstate(all="ignore"):  # torch gives the same infinite numbers
@@ -118,10 +115,8 @@ def _table() -> Any:
     return numbers(bytes(range(256)), "F8_E4M3").astype(np.float32)
 
 
-GROUP = 32
-"""Numbers that share a scale."""
-
-GROUP_BYTES = GROUP // 2
+GROUP, GROUP_BYTES = 32, 16
+"""How many numbers share a scale in MXFP4, and their bytes."""
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The number for each four bits of E2M1 (OCP Microscaling Formats 1.0, table 5)."""
@@ -157,7 +152,10 @@ class Mxfp4(Recipe):
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         source = made_by(self.of, inputs, kept)
-        pairs, powers, count = _pairs(), np.ldexp(np.float32(1), np.arange(256) - 128), self.rows * self.groups
+        byte, doubled = np.arange(256), 2 * np.array(_FP4, np.float32)
+        # For each byte, its two doubled numbers, the lower half first, as the 64 bits of two float32.
+        pairs = np.stack([doubled[byte & 15], doubled[byte >> 4]], 1).reshape(-1).view(np.uint64)
+        powers, count = np.ldexp(np.float32(1), byte - 128), self.rows * self.groups
         for expert in range(self.experts):
             packed = np.frombuffer(source.take(count * GROUP_BYTES), np.uint8).reshape(self.rows, self.groups, -1)
             data = kept.read(self.scales, expert * count, (expert + 1) * count)
@@ -172,10 +170,3 @@ class Mxfp4(Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         packed, scales = self.of.words(()), self.scales.words(())
         return f"dequantize(MXFP4 of {self.experts} experts, {packed}; a scale for 32, {scales})"
-
-
-def _pairs() -> Any:
-    """Return for each byte its two numbers, doubled, the lower half first, as the 64 bits of two float32."""
-    numbers = 2 * np.array(_FP4, np.float32)
-    byte = np.arange(256)
-    return np.stack([numbers[byte & 15], numbers[byte >> 4]], 1).reshape(-1).view(np.uint64)

@@ -65,7 +65,8 @@ class Tolerance(Recipe):
         rounding = _roundings(merged) * last_place(np.maximum(largest, factor * np.abs(total)), merged.dtype)
         if isinstance(merged, Dora):
             rounding += _OF_LENGTHS * last_place(largest, "F32")
-        sure = MOST_UNITS * last_place(largest, _coarser(self.dtype, merged.dtype))
+        coarser = max(self.dtype, merged.dtype, key=lambda dtype: last_place(np.float64(1), dtype))
+        sure = MOST_UNITS * last_place(largest, coarser)
         for explained in (np.fmin(spread, sure), np.where(np.isnan(spread), np.inf, spread)):
             allowed = explained + rounding
             if self.dtype != merged.dtype:
@@ -93,11 +94,6 @@ def _of_length(spread: Any, total: Any, axis: int) -> Any:
     """Return by which part of itself the length of each row (or column) of `total` may differ."""
     part = np.linalg.norm(spread, axis=axis, keepdims=True) / np.linalg.norm(total, axis=axis, keepdims=True)
     return np.where(part < 1, part / (1 - part), np.inf)
-
-
-def _coarser(one: str, other: str) -> str:
-    """Return the dtype whose last place is worth more."""
-    return max(one, other, key=lambda dtype: last_place(np.float64(1), dtype))
 
 
 def _roundings(recipe: LowRank | Dora) -> int:

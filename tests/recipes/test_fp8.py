@@ -57,7 +57,7 @@ def test_any_weight_in_any_blocks_is_the_product_whatever_comes_at_a_time(
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quantized, "_PIECE_ELEMENTS", piece)
+    monkeypatch.setattr(quantized, "PIECE_ELEMENTS", piece)
     monkeypatch.setattr(pages, "PAGE_BYTES", page)
     generator = torch.Generator().manual_seed(seed)
     weight = random_weight((*lead, rows, columns), generator)
