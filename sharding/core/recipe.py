@@ -21,8 +21,8 @@ class Extent(NamedTuple):
 class Chunk(NamedTuple):
     """A few megabytes of a tensor at most, and how many of its numbers a cast has made infinite.
 
-    If it is `unchanged`, a merge that could have changed its numbers did not. If it is `unsure`, many of its numbers
-    depend so much on the order of summation that nobody can say whether they are right.
+    If it is `unchanged`, a merge that could have changed its numbers did not. If it is `unsure`, nobody can say whether
+    they are right, because many of them depend so much on the order of summation.
     """
 
     data: bytes | memoryview

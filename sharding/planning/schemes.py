@@ -89,9 +89,8 @@ _STRATEGIES = {"tensor": "one scale a tensor", "channel": "one scale a channel",
 def _compressed(quantization: Mapping[str, Any]) -> Scheme:
     """Return the scheme of compressed-tensors 0.20 (`NaiveQuantizationCompressor.decompress`) for its FP8."""
     method = "compressed-tensors"
-    groups = quantization.get("config_groups")
-    groups = list(groups.values()) if isinstance(groups, dict) else []
-    groups = [group for group in groups if isinstance(group, dict)]
+    stated = quantization.get("config_groups")
+    groups = [group for group in stated.values() if isinstance(group, dict)] if isinstance(stated, dict) else []
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
     formats = {str(name)[:50] for name in (quantization.get("format"), *(group.get("format") for group in groups))}
     formats = formats - {"None"} or {"no format"}
@@ -110,8 +109,8 @@ def _compressed(quantization: Mapping[str, Any]) -> Scheme:
         is_fp8 = (scheme.get("type"), scheme.get("num_bits"), scheme.get("symmetric", True)) == ("float", 8, True)
         if not is_fp8 or strategy not in _STRATEGIES:
             raise refusal(f"{method} other than fp8 with {', '.join(_STRATEGIES)} scales", method)
-        stated = {"tensor": (0, 0), "channel": (1, 0)}.get(strategy)
-        blocks.append(stated or _block(scheme.get("block_structure"), method))
+        usual = {"tensor": (0, 0), "channel": (1, 0)}.get(strategy)
+        blocks.append(usual or _block(scheme.get("block_structure"), method))
         words[_STRATEGIES[strategy]] = None
     dropped = ["input_scale", "input_zero_point", "output_scale", "output_zero_point"]
     if quantization.get("kv_cache_scheme"):

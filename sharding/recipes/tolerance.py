@@ -33,19 +33,19 @@ class Tolerance(Recipe):
     its column if the weight is stored transposed.
     """
 
-    of: LowRank | Dora
+    of: Recipe
     dtype: str
     kind: Literal["tolerance"] = "tolerance"
 
     @property
     @override
     def size_bytes(self) -> int:
-        return self.of.size_bytes * 64 // BY_NAME[self.of.dtype].bits
+        return self.of.size_bytes * 64 // BY_NAME[_merged(self.of).dtype].bits
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         most = np.finfo(np.float32).max
-        for term in self.of.terms(inputs, kept):
+        for term in _merged(self.of).terms(inputs, kept):
             pairs = np.zeros((term.weight.size, 2), np.float32)
             if term.change is not None:
                 with np.errstate(all="ignore"):
@@ -54,7 +54,7 @@ class Tolerance(Recipe):
             yield Chunk(pairs.view(np.uint8).reshape(-1).data.cast("B"))
 
     def _allowed(self, term: Term) -> Iterator[Any]:
-        merged = self.of
+        merged = _merged(self.of)
         largest = np.maximum(np.abs(term.weight), np.abs(term.change))
         total, factor = term.weight + term.change, np.abs(term.factor)
         spread = term.spread.numbers() if term.spread else np.zeros_like(largest)
@@ -85,9 +85,12 @@ def is_merged(recipe: Recipe) -> bool:
 
 def tolerance_of(recipe: Recipe, dtype: str) -> Tolerance:
     """Return the tolerance of a tensor of `dtype` whose recipe `is_merged`."""
-    merged = recipe.of if isinstance(recipe, Cast) else recipe
-    assert isinstance(merged, LowRank | Dora)
-    return Tolerance(merged, dtype)
+    return Tolerance(recipe.of if isinstance(recipe, Cast) else recipe, dtype)
+
+
+def _merged(recipe: Recipe) -> LowRank | Dora:
+    assert isinstance(recipe, LowRank | Dora)
+    return recipe
 
 
 def _of_length(spread: Any, total: Any, axis: int) -> Any:
