@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
@@ -21,8 +21,8 @@ class Extent(NamedTuple):
 class Chunk(NamedTuple):
     """A few megabytes of a tensor at most, and how many of its numbers a cast has made infinite.
 
-    If it is `unchanged`, a merge that could have changed its numbers did not. If it is `unsure`, many of its numbers
-    depend so much on the order of summation that nobody can say whether they are right.
+    If it is `unchanged`, a merge that could have changed its numbers did not. If it is `unsure`, nobody can say whether
+    they are right, because many of them depend so much on the order of summation.
     """
 
     data: bytes | memoryview
@@ -31,14 +31,36 @@ class Chunk(NamedTuple):
     unsure: bool = False
 
 
-class Inputs(Protocol):
-    """The bytes of the extents that recipes read, one after another in the order of use."""
+class Feed:
+    """The bytes that recipes read, one after another in the order of use, or that a recipe makes."""
+
+    def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
+        """Take from `chunks`."""
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+        self._room = bytearray()
+        # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
+        # changed no number of it, and whether some of it is `unsure`.
+        self.overflowed, self.unchanged, self.unsure = 0, False, False
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes, as a copy that stays valid until the next call."""
+        # Use the same memory again, because fresh memory is slow.
+        if len(self._room) < count:
+            self._room = bytearray(count)
+        data, filled = memoryview(self._room)[:count], 0
+        for piece in self.pieces(count):
+            data[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return data
 
     def pieces(self, count: int) -> Iterator[memoryview]:
         """Yield the next `count` bytes in the pieces in which they arrived."""
+        while count:
+            self._rest = self._rest or memoryview(next(self._chunks))
+            piece, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(piece)
+            yield piece
 
 
 class Kept(Protocol):
@@ -52,11 +74,14 @@ class Recipe:
     """How the bytes of a tensor are made, as a stream in C order. A frozen value.
 
     The recipe alone decides where its pieces start and end, so a job, a proof and another machine make the same bits.
-    In JSON a recipe that is a tuple is a list. Any other recipe is an object with its `kind`.
+    In JSON a recipe that is a tuple is a list. Any other recipe is an object with its `kind`. Most recipes change the
+    bytes that another one makes, `of`. What they do not say otherwise is as in that one.
     """
 
     __slots__ = ()
-    kinds = dict[str, Any]()  # All kinds of recipes, by name.
+    if TYPE_CHECKING:  # pydantic would take it for a field of every kind
+        of: "Recipe"
+    kinds = dict[str, Any]()
 
     def __init_subclass__(cls) -> None:
         """Register one more kind."""
@@ -70,7 +95,7 @@ class Recipe:
     @property
     def size_bytes(self) -> int:
         """How many bytes it makes."""
-        raise NotImplementedError
+        return self.of.size_bytes
 
     @property
     def file(self) -> str:
@@ -88,13 +113,13 @@ class Recipe:
 
     def reads(self) -> Iterator[Extent]:
         """Yield the extents that it reads, in the order of use. It may read some bytes more than once."""
-        raise NotImplementedError
+        return self.of.reads()
 
     def keeps(self) -> Iterator[Extent]:
         """Yield the extents of the small inputs that every step needs."""
-        return iter(())
+        return self.of.keeps()
 
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         """Yield the bytes of the tensor. `inputs` holds the bytes of `reads`, and `kept` those of `keeps`."""
         raise NotImplementedError
 
@@ -104,4 +129,4 @@ class Recipe:
 
     def key(self) -> bytes:
         """Return bytes that are equal only for recipes that make the same bytes from the same inputs."""
-        raise NotImplementedError
+        return ascii(self).encode()  # of all fields but `may_overflow`, which is no part of a recipe's repr

@@ -26,7 +26,7 @@ from sharding.loading.local_copy import download_bytes, lay_out, refuse_without_
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure
 from sharding.loading.predict import predict_load
 from sharding.loading.verdict import judge, judge_predicted
-from sharding.model_class.claims import refuse_contradiction
+from sharding.model_class.architecture import refuse_contradiction
 
 _LEAVE_OUT = Remedy("leave_comparison_out")
 

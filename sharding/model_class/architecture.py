@@ -4,10 +4,12 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
@@ -17,20 +19,11 @@ from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint
-from sharding.formats.quantization import (
-    method_of,
-    ordinary_name,
-    quantization_of,
-    quantized_in,
-    without_quantization,
-)
-from sharding.model_class.claims import refuse_contradiction
-from sharding.model_class.class_table import hints_from_table
-from sharding.model_class.diffusers_table import hints_of_diffusers
+from sharding.formats.quantization import method_of, ordinary_name, quantization_of, quantized_in, without_quantization
+from sharding.model_class.class_table import hints_from_table, hints_of_diffusers
 
 _TOO_LONG = "transformers took too long to build this model without weights."
 _LEAVE_OUT = "Check its config.json. Or cut by size, in natural order and without a cast. This needs no transformers."
-
 
 _ON_GPUS = ("hqq",)
 _TOGETHER = ("bitsandbytes", "bitnet", "quanto")
@@ -58,8 +51,12 @@ class Architecture:
     no_split_classes: tuple[str, ...]
     blocks: tuple[str, ...]
     weights: tuple[Weight, ...]
-    device_map: Mapping[str, str]
+    device_map: Mapping[str, str] = field(default_factory=dict)
     trouble: str = ""
+
+
+ARCHITECTURE = TypeAdapter(Architecture)
+"""Reads the answer of `model_class.meta_model`."""
 
 
 def ask_architecture(
@@ -71,8 +68,8 @@ def ask_architecture(
     """Return the architecture that the config.json of `checkpoint` describes, as if loaded in torch's `dtype`.
 
     Quantized weights have the size that they have in the files. With `budgets` (device to bytes), the answer has
-    accelerate's device map for them. Raises SourceError if
-    transformers has no class for the model, or only the repo has code for it. Raises ModelRefused as in `hints_for`.
+    accelerate's device map. Raises SourceError if transformers has no class for the model, or only the repo has code
+    for it. Raises ModelRefused as in `hints_for`.
     """
     config = checkpoint.configs[""]
     refuse_contradiction(config, (tensor.shape for tensor in checkpoint.tensors))
@@ -82,7 +79,7 @@ def ask_architecture(
     if budgets and (method or quantized_in(checkpoint.tensors)):
         asked["stored"] = [(tensor.name, tensor.dtype, tensor.shape, tensor.bytes) for tensor in checkpoint.tensors]
         asked["only"] = _together(method, budgets)
-    answer = from_answer(ask_meta_model(asked, limit_seconds))
+    answer = ARCHITECTURE.validate_python(ask_meta_model(asked, limit_seconds))
     if asked.get("only") and "disk" in answer.device_map.values():
         where = "GPUs" if method in _ON_GPUS else "GPUs, or all of them in memory"
         return replace(answer, trouble=f"transformers loads weights of {method} only if all of them are on {where}.")
@@ -124,8 +121,7 @@ def hints_for(
 
     The table in this package answers what it can. Otherwise another process imports transformers, which takes seconds
     and reads no weights. Raises Refused if transformers is needed but not installed. Raises ModelRefused if a
-    config.json claims far more than the headers can hold. Raises it too if the answers take longer than `limit_seconds`
-    or more memory than allowed.
+    config.json claims far more than the headers can hold, or if the answers take more time or memory than allowed.
     """
     if not options.asks_class:
         return {}
@@ -136,15 +132,12 @@ def hints_for(
 def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds: float) -> ModelHints:
     config = checkpoint.configs[folder]
     inside = [tensor for tensor in checkpoint.tensors if tensor.folder == folder]
-    if (
-        not options.asks_library
-        and options.strategy == "size"
-        and (hints := hints_of_diffusers(config, inside, folder))
-    ):
+    from_table = not options.asks_library
+    if from_table and options.strategy == "size" and (hints := hints_of_diffusers(config, inside, folder)):
         return hints
     if '"model_type"' not in config:  # then transformers has no class for it
         return ModelHints(unknown=f"{folder}config.json names no model type.")
-    if not options.asks_library:
+    if from_table:
         blocks = options.strategy == "blocks"
         if hints := hints_from_table(config, inside, folder, options.dtype, with_blocks=blocks):
             return hints
@@ -155,7 +148,10 @@ def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds:
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     asked = {"config": config, "dtype": torch_name(options.dtype), "tensors": tensors, "ranks": options.ranks}
     if quantization_of(config) is not None:
-        asked |= _as_if_ordinary(config, tensors)
+        # Asked as if it were not: most quantizers of transformers 5.23 need extra libraries and a GPU, and the FP8
+        # quantizer cannot save a mixture of experts. The class does not change.
+        tensors = [(ordinary_name(name), dtype, shape) for name, dtype, shape in tensors]
+        asked |= {"config": without_quantization(config), "dtype": "bfloat16", "tensors": tensors, "is_quantized": True}
     try:
         return hints_from(ask_meta_model(asked, limit_seconds), folder)
     except ModelRefused:
@@ -164,25 +160,11 @@ def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds:
         return ModelHints(unknown=error.message)
 
 
-def _as_if_ordinary(config: str, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Return the question about a quantized checkpoint, as if it were not quantized. The class does not change.
-
-    Most quantizers of transformers 5.23 need extra libraries and a GPU. The FP8 quantizer cannot save a mixture of
-    experts.
-    """
-    return {
-        "config": without_quantization(config),
-        "dtype": "bfloat16",
-        "tensors": [(ordinary_name(name), dtype, shape) for name, dtype, shape in tensors],
-        "is_quantized": True,
-    }
-
-
 def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECTURE_SECONDS) -> Any:
     """Return the answer of `model_class.meta_model`, which runs in its own process. It describes question and answer.
 
-    Raises ModelRefused if the process takes longer than `limit_seconds`, and kills it, or needs more memory than
-    allowed. Raises SourceError if the process fails, or has no class for the model.
+    Raises ModelRefused if the process takes too long, and kills it, or needs more memory than allowed. Raises
+    SourceError if it fails, or has no class for the model.
     """
     limit_seconds = max(limit_seconds, 0.001)
     # A library may write a lot to standard error, so a file takes it and only its end is read.
@@ -218,13 +200,10 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
 
 def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
     """Return the answer of `model_class.meta_model` about saved tensors as hints, with `folder` before every name."""
-    cut = answer["pipeline"] or {}
+    cut, saved = answer["pipeline"] or {}, answer["saved"]
     return ModelHints(
         answer["class_name"],
-        tuple(
-            SavedTensor(folder + name, dtype, storage, block and folder + block)
-            for name, dtype, storage, block in answer["saved"]
-        ),
+        tuple(SavedTensor(folder + name, dtype, number, at and folder + at) for name, dtype, number, at in saved),
         tied=tuple(tuple(folder + name for name in names) for names in answer["tied"]),
         pipeline=PipelineCut(cut["transformers"], tuple(map(tuple, cut["layers"]))) if "layers" in cut else None,
         loads=tuple(frozenset(folder + name for name in names) for names in cut.get("loads", ())),
@@ -232,14 +211,51 @@ def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
     )
 
 
-def from_answer(answer: Mapping[str, Any]) -> Architecture:
-    """Return the answer of `sharding.model_class.meta_model` as an Architecture."""
-    return Architecture(
-        class_name=answer["class_name"],
-        no_split_classes=tuple(answer["no_split_classes"]),
-        blocks=tuple(answer["blocks"]),
-        weights=tuple(
-            Weight(weight["name"], tuple(weight["saved_as"]), weight["bytes"]) for weight in answer["weights"]
-        ),
-        device_map=answer.get("device_map", {}),
-    )
+# What a config.json may claim without the tensors to match, because they may be only part of a model.
+_LAYERS_TAKEN = 1000  # the deepest known model has about 200
+_WORDS_TAKEN = 2_000_000  # the largest known vocabulary has 1,000,000 words
+_WIDTH_TAKEN = 1_000_000  # the widest known layer has 200,000 numbers
+
+_LAYERS = (
+    *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_hidden_groups", "num_blocks", "depth"),
+    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
+)
+_DIMENSIONS = ("vocab_size", "hidden_size", "intermediate_size", "ffn_dim", "d_model", "d_ff", "n_embd", "n_inner")
+
+
+def refuse_contradiction(config: str, shapes: Iterable[tuple[int, ...]], folder: str = "") -> None:
+    """Raise ModelRefused if `config` (a config.json) claims far more than tensors of `shapes` can hold.
+
+    Every layer has tensors, and the vocabulary is a dimension of one. But a part of a checkpoint, such as the file of
+    one rank, lacks most of the model. So a number that a known model could have is never refused.
+
+    >>> refuse_contradiction('{"n_layer": 10000000}', [(96, 32)])
+    Traceback (most recent call last):
+        ...
+    sharding.core.errors.ModelRefused: config.json sets n_layer to 10,000,000, but the weights have only 1 tensor.
+    """
+    dimensions = [max(shape, default=1) for shape in shapes]
+    count, widest = len(dimensions), max(dimensions, default=0)
+    for key, number in _numbers(config):
+        if key in _LAYERS and number > max(count, _LAYERS_TAKEN):
+            held = "the weights have only 1 tensor" if count == 1 else f"the weights have only {count:,} tensors"
+        elif number > max(widest, _WORDS_TAKEN if key == "vocab_size" else _WIDTH_TAKEN) and key in _DIMENSIONS:
+            held = f"no dimension of the weights is larger than {widest:,}"
+        else:
+            continue
+        written = f"{number:,}" if number < 10**15 else "a number of more than 15 digits"
+        message = f"{folder}config.json sets {key} to {written}, but {held}."
+        raise ModelRefused(message, "Use the config.json that belongs to these weights.")
+
+
+def _numbers(config: str) -> Iterator[tuple[str, int]]:
+    """Yield every key of `config` that has a whole number, at any depth."""
+    try:
+        waiting: list[Any] = [json.loads(config)]
+    except (ValueError, RecursionError):  # the code that uses the configuration reports this
+        return
+    while waiting:
+        section = waiting.pop()
+        waiting += section.values() if isinstance(section, dict) else section if isinstance(section, list) else ()
+        if isinstance(section, dict):
+            yield from ((key, value) for key, value in section.items() if type(value) is int)

@@ -1,8 +1,8 @@
-"""Look up the classes of transformers in a table, without importing transformers.
+"""Look up the classes of transformers and diffusers in tables, without importing these libraries.
 
-`make class-table` writes the table from the installed transformers. It has every class that can be built from its
-defaults. For each class it says which weights stay in fp32, which modules are never split, and which weights
-are tied to the head.
+`make class-table` writes the tables from the installed libraries. That of transformers has every class that can be
+built from its defaults. For each class it says which weights stay in fp32, which modules are never split, and which
+weights are tied to the head. That of diffusers has every class of a model, and what stays in fp32.
 """
 
 import json
@@ -18,6 +18,7 @@ from sharding.core.text import parsed_json
 from sharding.core.values import Tensor
 
 TABLE = Path(__file__).with_name("class_table.json")
+OF_DIFFUSERS = TABLE.with_name("diffusers_table.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +40,19 @@ def known_class(config: Any) -> KnownClass | None:
     >>> known_class({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}).kept["fp16"]
     ('wo',)
     """
-    if not isinstance(config, dict) or not (name := _name_of(config)):
+    if not isinstance(config, dict) or (kind := _type_of(config)) not in _table()["types"]:
         return None
+    named = next((name for name in _named(config) if name in _table()["classes"]), "")
+    name = named or ("" if "auto_map" in config else str(_table()["types"][kind]["class"]))
     try:
         entries = list(_entries(name, config))
-    except RecursionError:  # models inside models inside models
+    except (LookupError, RecursionError):  # unknown, or models inside models inside models
         return None
-    if None in entries:
-        return None
-    found = [entry for entry in entries if entry is not None]
-    kept = {
-        dtype: tuple({pattern: None for entry in found for pattern in entry.get(dtype, ())})
-        for dtype in ("fp16", "bf16")
-    }
-    return KnownClass(name, kept, tuple({block: None for entry in found for block in entry.get("blocks", ())}))
+
+    def all_of(key: str) -> tuple[str, ...]:
+        return tuple({each: None for entry in entries for each in entry.get(key, ())})
+
+    return KnownClass(name, {dtype: all_of(dtype) for dtype in ("fp16", "bf16")}, all_of("blocks"))
 
 
 def hints_from_table(
@@ -70,13 +70,32 @@ def hints_from_table(
     saved = []
     for number, tensor in enumerate(tensors):
         name = tensor.name.removeprefix(folder)
-        block = blocks.search(name)
-        is_kept = bool(kept.search(name))
-        if is_kept or block:
-            saved.append(
-                SavedTensor(tensor.name, "F32" * is_kept, number, folder + name[: block.end()] if block else "")
-            )
+        block, dtype_after = blocks.search(name), "F32" if kept.search(name) else ""
+        if block or dtype_after:
+            around = folder + name[: block.end()] if block else ""
+            saved.append(SavedTensor(tensor.name, dtype_after, number, around))
     return ModelHints(known.name, tuple(saved))
+
+
+def hints_of_diffusers(config: str, tensors: Iterable[Tensor], folder: str) -> ModelHints | None:
+    """Return hints about `tensors` of the model in `folder`, None if its config.json names no class of diffusers.
+
+    `saved` has only the tensors that stay in fp32 in every cast. diffusers 0.42 keeps a tensor if a part of its name is
+    in `_keep_in_fp32_modules` (`load_model_dict_into_meta`).
+    """
+    document = parsed_json(config)
+    name = document.get("_class_name") if isinstance(document, dict) else None
+    if not isinstance(name, str):
+        return None
+    kept = _of_diffusers().get(name)
+    if kept is None:
+        return ModelHints(unknown=f"{folder}config.json names the class {name[:100]}, which this tool does not know.")
+    saved = (
+        SavedTensor(tensor.name, "F32", number)
+        for number, tensor in enumerate(tensors)
+        if not kept.isdisjoint(tensor.name.removeprefix(folder).split("."))
+    )
+    return ModelHints(name, tuple(saved))
 
 
 def ties(config: Any) -> bool | None:
@@ -93,8 +112,7 @@ def ties(config: Any) -> bool | None:
     """
     if not isinstance(config, dict) or "auto_map" in config:  # nobody knows what the repo's own code ties
         return None
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _table()["types"]:
+    if (kind := _type_of(config)) not in _table()["types"]:
         return None
     classes = _classes_of(config)
     if not classes and not any(entry and entry["type"] == kind for entry in _table()["classes"].values()):
@@ -140,8 +158,6 @@ USUAL_HEAD = "lm_head.weight"
 _PARTS = ("text_config", "decoder")
 """Keys of a configuration that hold the configuration of the part with the head."""
 
-_FLAGS = {"y": True, "n": False}
-
 
 def _classes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the class that `config` names, or those of its type that tie something."""
@@ -173,7 +189,7 @@ def _flag(config: Any) -> bool | None:
         row = 1 if of_text is None else 2 if of_text else 3
     if stated is not None and not isinstance(stated, bool):
         return None
-    return _FLAGS.get(flags[row][0 if stated is None else 1 if stated else 2])
+    return {"y": True, "n": False}.get(flags[row][0 if stated is None else 1 if stated else 2])
 
 
 def _type_of(config: Any) -> str | None:
@@ -189,25 +205,23 @@ def _table() -> Any:
     return table
 
 
+@cache
+def _of_diffusers() -> dict[str, frozenset[str]]:
+    document: Any = json.loads(OF_DIFFUSERS.read_text())
+    return {name: frozenset(parts) for name, parts in document["classes"].items()}
+
+
 def _named(config: Mapping[str, Any]) -> list[str]:
     names = config.get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def _name_of(config: Mapping[str, Any]) -> str:
-    """Return the class that transformers uses: the first named class that the table has, else the base class."""
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _table()["types"]:
-        return ""
-    named = next((name for name in _named(config) if name in _table()["classes"]), "")
-    return named or ("" if "auto_map" in config else str(_table()["types"][kind]["class"]))
-
-
-def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | None]:
-    """Yield the entries of the table for the class `name` and the classes inside it. An unknown class gives None."""
-    entry = _table()["classes"].get(name)
+def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of the table for the class `name` and the classes inside it. Raises LookupError."""
+    if (entry := _table()["classes"].get(name)) is None:
+        raise LookupError(name)
     yield entry
-    for key, usual in (entry or {}).get("parts", {}).items():
+    for key, usual in entry.get("parts", {}).items():
         part = config.get(key)
         part = part if isinstance(part, dict) else {}
         kind = part.get("model_type", usual)

@@ -21,8 +21,7 @@ from sharding.drawing.model_map import ModelMap, today_of
 from sharding.page.form import size_label
 from sharding.page.remedies import help_with, in_page_words, without_options
 from sharding.page.render import render
-from sharding.planning.devices import DevicePlan, device_snippet
-from sharding.planning.fits import where_it_fits
+from sharding.planning.devices import DevicePlan, device_snippet, where_it_fits
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.schema import Inspection, PlanSummary
 from sharding.storage.hub.lookup import SourceCard

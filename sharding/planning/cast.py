@@ -1,7 +1,7 @@
 """Decide which dtype each tensor of a copy gets, and which one its config.json names. Pure."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE, NUMBERS
@@ -14,17 +14,14 @@ from sharding.formats.quantization import method_of, quantization_of, quantized_
 from sharding.planning.schemes import can_help
 from sharding.recipes.cast import Cast
 
-_NO_CONFIG = ModelHints(unknown="there is no config.json.")
-
 
 def cast_tensors(
     tensors: Iterable[Tensor], dtype: str, hints: Hints, *, may_overflow: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return `tensors` as they are after a cast to `dtype`.
+    """Return `tensors`, none of them quantized, as they are after a cast to `dtype`.
 
-    None may be quantized. Each gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it: they keep
-    some modules in fp32.
-    A tensor that `hints` do not know gets `dtype`. With `may_overflow`, the cast may make finite numbers infinite.
+    Each gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it: they keep some modules in fp32. A
+    tensor that `hints` do not know gets `dtype`. With `may_overflow`, the cast may make finite numbers infinite.
 
     >>> from sharding.recipes.stored import Stored
     >>> [after] = cast_tensors([Tensor("w", "F32", (3,), Stored(0, "f", 8, 20))], "bf16", {})
@@ -34,11 +31,9 @@ def cast_tensors(
     kept = {saved.name: saved.dtype for known in hints.values() for saved in known.saved}
     after = []
     for tensor in tensors:
-        target = tensor.dtype
-        if target in NUMBERS:
-            target = kept.get(tensor.name, "")
-            target = target if target in CASTABLE else BY_OPTION[dtype].name
-        if target != tensor.dtype:
+        target = kept.get(tensor.name, "")
+        target = target if target in CASTABLE else BY_OPTION[dtype].name
+        if tensor.dtype in NUMBERS and target != tensor.dtype:
             recipe = Cast(tensor.recipe, tensor.dtype, target, may_overflow)
             tensor = Tensor(tensor.name, target, tensor.shape, recipe, tensor.folder)
         after.append(tensor)
@@ -54,7 +49,7 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
             names.append(tensor.name)
     findings = []
     for folder, names in kept.items():
-        known = hints.get(folder, _NO_CONFIG)
+        known = hints.get(folder, ModelHints(unknown="there is no config.json."))
         if known.unknown:
             message = f"Every floating-point tensor{f' of {folder}' if folder else ''} is cast to {dtype}, because the "
             message += f"tensors that the model keeps in fp32 are unknown: {known.unknown}"
@@ -67,12 +62,7 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
 
 
 def may_overflow(tensors: Iterable[Tensor]) -> bool:
-    """Return whether a cast of any of `tensors` may make finite numbers infinite.
-
-    >>> from sharding.recipes.stored import Stored
-    >>> may_overflow([Tensor("w", "F16", (3,), Cast(Stored(0, "f", 0, 6), "BF16", "F16"))])
-    True
-    """
+    """Return whether a cast of any of `tensors` may make finite numbers infinite."""
     casts = (tensor.recipe for tensor in tensors if isinstance(tensor.recipe, Cast))
     return any(BY_NAME[cast.stored].largest > BY_NAME[cast.dtype].largest for cast in casts)
 
@@ -87,17 +77,17 @@ def refuse_cast(checkpoint: Checkpoint) -> None:
         if stated and all(map(can_help, stated)):
             hint = "Keep the dtype. Or add --dequantize to compute ordinary weights with their scales."
             remedy = Remedy("dequantize")
-        raise SourceError(
-            f"This checkpoint is quantized{how}. It cannot be cast, because its numbers mean nothing without scales.",
-            hint,
-            remedy,
-        )
+        message = f"This checkpoint is quantized{how}. It cannot be cast, because its numbers mean nothing without "
+        raise SourceError(f"{message}scales.", hint, remedy)
 
 
-def stated_dtypes(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, bytes, Finding]]:
+def stated_dtypes(
+    checkpoint: Checkpoint, plan: Plan, written: Mapping[str, bytes]
+) -> Iterator[tuple[str, bytes, Finding]]:
     """Yield path and content of each config.json that must name a dtype, and a finding that says so.
 
-    Without it, the copy would load in another dtype than the original: its first tensor is another one.
+    `written` has those that change anyway. Without the dtype, the copy would load in another one than the original,
+    because its first tensor is another one.
     """
     for component in plan.components:
         config = checkpoint.configs.get(component.folder, "")
@@ -107,9 +97,7 @@ def stated_dtypes(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, byt
         first = sorted(files[0].tensors if files else (), key=lambda tensor: tensor.name)
         if is_open and component.loads_as and component.loads_as != dtype_of_first(first):
             path = component.folder + CONFIG_NAME
-            written = json.loads(plan.written.get(path, config)) | {"dtype": component.loads_as}
-            message = (
-                f"{path} names no dtype, and the original loads in {component.loads_as}. The copy's {CONFIG_NAME} "
-            )
-            message += "says so, because its first tensor has another dtype."
+            written = json.loads(written.get(path, config)) | {"dtype": component.loads_as}
+            message = f"{path} names no dtype, and the original loads in {component.loads_as}. The copy's "
+            message += f"{CONFIG_NAME} says so, because its first tensor has another dtype."
             yield path, json_file(written), Finding("info", "dtype-written", message)

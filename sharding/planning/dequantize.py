@@ -9,19 +9,12 @@ from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
-from sharding.formats.quantization import (
-    is_left_over,
-    is_quantized,
-    may_be_quantized,
-    method_of,
-    quantization_of,
-    quantized_in,
-    without_quantization,
-)
+from sharding.formats import quantization
+from sharding.formats.quantization import is_left_over, method_of, quantization_of, quantized_in, without_quantization
 from sharding.planning.cast import cast_tensors
+from sharding.planning.order import by_folder
 from sharding.planning.schemes import OF_ORIGIN, Scheme, refusal, scheme_of
-from sharding.recipes.fp8 import Fp8
-from sharding.recipes.mxfp4 import GROUP, GROUP_BYTES, Mxfp4
+from sharding.recipes.quantized import GROUP, GROUP_BYTES, Fp8, Mxfp4
 
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 
@@ -36,19 +29,20 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     names it), or if the weights do not match their configuration.
     """
     stated = {folder: quantization_of(config) for folder, config in checkpoint.configs.items()}
-    schemes = {folder: scheme_of(quantization) for folder, quantization in stated.items() if quantization is not None}
+    schemes = {folder: scheme_of(how) for folder, how in stated.items() if how is not None}
+    if not schemes and (telling := quantized_in(checkpoint.tensors)):
+        message = f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how."
+        raise SourceError(message, "Put their own config.json beside them.")
     if not schemes:
-        _refuse_unknown(checkpoint)
-    components = [
+        hint = "Leave out --dequantize. Use --dtype alone to cast it."
+        raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
+    components = (
         replace(component, total_parameters=None) if component.folder in schemes else component
         for component in checkpoint.components
-    ]
-    return replace(
-        _without_quantization(checkpoint, schemes),
-        tensors=tuple(_ordinary_tensors(checkpoint, schemes)),
-        components=tuple(components),
-        dequantized="; ".join(dict.fromkeys(scheme.words for scheme in schemes.values())),
     )
+    tensors, words = tuple(_ordinary_tensors(checkpoint, schemes)), {scheme.words: None for scheme in schemes.values()}
+    after = _without_quantization(checkpoint, schemes)
+    return replace(after, tensors=tensors, components=tuple(components), dequantized="; ".join(words))
 
 
 def _without_quantization(checkpoint: Checkpoint, folders: Collection[str]) -> Checkpoint:
@@ -62,9 +56,7 @@ def without_left_over(checkpoint: Checkpoint, *, drops: bool = True) -> Checkpoi
 
     A finding names them. Without `drops`, they stay.
     """
-    inside: dict[str, list[Tensor]] = {folder: [] for folder in checkpoint.configs}
-    for tensor in checkpoint.tensors:
-        inside.setdefault(tensor.folder, []).append(tensor)
+    inside = by_folder(checkpoint.tensors, checkpoint.configs)
     of = {folder: config for folder, config in checkpoint.configs.items() if is_left_over(config, inside[folder])}
     if not of:
         return checkpoint
@@ -96,7 +88,7 @@ def offer(checkpoint: Checkpoint) -> Offer | None:
 def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
     """Return a checkpoint with ordinary weights: as it is, or dequantized to bf16. None if it cannot be dequantized."""
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
-    if not says_so or not any(map(may_be_quantized, checkpoint.tensors)):
+    if not says_so or not any(map(quantization.may_be_quantized, checkpoint.tensors)):
         return checkpoint
     try:
         after = dequantized(checkpoint)
@@ -116,22 +108,10 @@ def offering(checkpoint: Checkpoint) -> Checkpoint:
     offered = offer(checkpoint)
     if offered is None:
         return checkpoint
-    message = (
-        f"Its weights are quantized with {offered.words}. They take {format_bytes(offered.bytes_before)} now, "
-        f"and {format_bytes(offered.bytes_after)} as ordinary bf16."
-    )
+    message = f"Its weights are quantized with {offered.words}. They take {format_bytes(offered.bytes_before)} now, "
+    message += f"and {format_bytes(offered.bytes_after)} as ordinary bf16."
     hint = "Add --dequantize to train the model, or for tools that do not know these weights."
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
-
-
-def _refuse_unknown(checkpoint: Checkpoint) -> None:
-    if telling := quantized_in(checkpoint.tensors):
-        raise SourceError(
-            f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how.",
-            "Put their own config.json beside them.",
-        )
-    hint = "Leave out --dequantize. Use --dtype alone to cast it."
-    raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
 
 
 def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> Iterator[Tensor]:
@@ -145,66 +125,42 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
             continue
         if scales := by_name.get(tensor.name.removesuffix(scheme.packed) + scheme.scale):
             pairs[tensor.name] = scales, scheme
-            used |= {scales.name, *_beside(tensor.name, scheme)}
+            # Beside the weight are tensors that only a kernel reads: x.input_scale, x_input_scale.
+            stem = tensor.name[:-6] if tensor.name.endswith("weight") else f"{tensor.name}_"
+            used |= {scales.name, *(stem + ending for ending in scheme.dropped)}
     if not pairs:
-        words = ", ".join(scheme.words for scheme in schemes.values())
-        raise SourceError(
-            f"config.json says {words}, but no weight here is quantized like that.",
-            "Put the weights' own config.json beside them.",
-        )
+        message = f"config.json says {', '.join(scheme.words for scheme in schemes.values())}, but no weight here is "
+        raise SourceError(f"{message}quantized like that.", "Put the weights' own config.json beside them.")
     for tensor in checkpoint.tensors:
         scheme = schemes.get(tensor.folder)
+        # Tensors of the cache of keys and values. No weight stands beside those.
+        of_cache = tuple(f".{end}" for end in (scheme.dropped if scheme else ()) if end[:2] in ("k_", "v_", "q_"))
         if tensor.name in pairs:
             yield _computed(tensor, *pairs[tensor.name])
-        elif tensor.name not in used and not tensor.name.endswith(_of_cache(scheme)):
+        elif tensor.name not in used and not tensor.name.endswith(of_cache):
             halves = (scheme.packed, scheme.scale) if scheme and scheme.packed and tensor.dtype == "U8" else ()
-            if scheme and (is_quantized(tensor) or tensor.name.endswith(halves)):
-                raise SourceError(
-                    f"{tensor.name} is not quantized as config.json says ({scheme.words}).",
-                    f"This tool dequantizes only models with one kind of quantization. {OF_ORIGIN}",
-                )
+            if scheme and (quantization.is_quantized(tensor) or tensor.name.endswith(halves)):
+                hint = f"This tool dequantizes only models with one kind of quantization. {OF_ORIGIN}"
+                raise SourceError(f"{tensor.name} is not quantized as config.json says ({scheme.words}).", hint)
             yield tensor
-
-
-def _of_cache(scheme: Scheme | None) -> tuple[str, ...]:
-    """Return the endings of tensors that belong to the cache of keys and values. No weight stands beside those."""
-    return tuple(f".{ending}" for ending in (scheme.dropped if scheme else ()) if ending[:2] in ("k_", "v_", "q_"))
 
 
 def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
     """Return the weight that quantized numbers and their scales give. Raises SourceError."""
     name = packed.name.removesuffix(scheme.packed)
     if scheme.encoding == "fp8":
-        dtype, block = _product_dtype(packed, scales, scheme), _block_of(packed, scales, scheme)
+        # Fine-grained FP8 multiplies in float32, compressed-tensors in the dtype of its scales. The exception is the
+        # experts that transformers 5.23 unites: it multiplies those in float32 (`CompressedTensorsDequantize`).
+        dtype = scales.dtype if scheme.rounds_to_scale and ".experts." not in packed.name else "F32"
+        block = _block_of(packed, scales, scheme)
         product = Fp8(packed.recipe, scales.recipe, scales.dtype, packed.shape, block, dtype)
         return Tensor(name, dtype, packed.shape, product, packed.folder)
-    if (
-        (packed.dtype, scales.dtype) != ("U8", "U8")
-        or len(packed.shape) != 4
-        or packed.shape[-1] != GROUP_BYTES
-        or scales.shape != packed.shape[:-1]
-        or prod(scales.shape[1:]) > MAX_EXPERT_BYTES
-    ):
+    fits = (packed.dtype, scales.dtype) == ("U8", "U8") and (*scales.shape, GROUP_BYTES) == packed.shape
+    if not fits or len(packed.shape) != 4 or prod(scales.shape[1:]) > MAX_EXPERT_BYTES:
         raise _odd(packed, scales, scheme)
     experts, rows, groups, _ = packed.shape
     recipe = Mxfp4(packed.recipe, scales.recipe, experts, rows, groups)
     return Tensor(name, "F32", (experts, groups * GROUP, rows), recipe, packed.folder)
-
-
-def _beside(name: str, scheme: Scheme) -> Iterator[str]:
-    """Yield the names of tensors beside a weight that only a kernel reads: x.input_scale, x_input_scale."""
-    stem = name.removesuffix("weight")
-    for ending in scheme.dropped:
-        yield f"{stem}{ending}" if stem != name else f"{name}_{ending}"
-
-
-def _product_dtype(packed: Tensor, scales: Tensor, scheme: Scheme) -> str:
-    """Return the dtype that products are rounded to, before they are cast to the dtype of the copy.
-
-    Fine-grained FP8 multiplies in float32. compressed-tensors multiplies in the dtype of its scales. The exception is
-    the experts that transformers 5.23 unites: it multiplies those in float32 (`CompressedTensorsDequantize`).
-    """
-    return scales.dtype if scheme.rounds_to_scale and ".experts." not in packed.name else "F32"
 
 
 def _block_of(packed: Tensor, scales: Tensor, scheme: Scheme) -> tuple[int, int]:
@@ -225,8 +181,6 @@ def _block_of(packed: Tensor, scales: Tensor, scheme: Scheme) -> tuple[int, int]
 
 
 def _odd(packed: Tensor, scales: Tensor, scheme: Scheme) -> SourceError:
-    what_is = f"{packed.name} is {packed.dtype} {list(packed.shape)}, its scales {scales.dtype} {list(scales.shape)}"
-    return SourceError(
-        f"{what_is}. config.json says something else: {scheme.words}.",
-        "Download the model again, or ask the person who quantized it.",
-    )
+    message = f"{packed.name} is {packed.dtype} {list(packed.shape)}, its scales {scales.dtype} {list(scales.shape)}. "
+    message += f"config.json says something else: {scheme.words}."
+    return SourceError(message, "Download the model again, or ask the person who quantized it.")

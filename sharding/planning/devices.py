@@ -1,12 +1,13 @@
-"""Decide which device holds which block of a model, within memory budgets. Pure."""
+"""Decide which device holds which block of a model, within memory budgets, and say where its weights fit. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from sharding.core.errors import UsageError
-from sharding.core.text import parse_bytes
+from sharding.core.text import format_bytes, parse_bytes
 from sharding.core.values import Address, Tensor
 from sharding.model_class.architecture import Architecture
 
@@ -66,10 +67,8 @@ def parse_budgets(text: str) -> dict[str, int]:
     for budget in PRESETS.get(text.strip().lower(), text).split(","):
         device, equals, size = budget.strip().partition("=")
         if not equals or not _DEVICE.fullmatch(device) or device in budgets:
-            raise UsageError(
-                f"{budget.strip()!r} is not the budget of one device.",
-                f"Write budgets like cuda:0=16GB,cpu=12GB, or use a preset: {', '.join(PRESETS)}.",
-            )
+            hint = f"Write budgets like cuda:0=16GB,cpu=12GB, or use a preset: {', '.join(PRESETS)}."
+            raise UsageError(f"{budget.strip()!r} is not the budget of one device.", hint)
         budgets[device] = parse_bytes(size, f"a budget of {device}")
     return budgets
 
@@ -93,49 +92,28 @@ def plan_devices(
         names = (_stored_name(saved, file_of) for saved in weight.saved_as)
         files[device] |= {file_of[stored] for stored in names if stored}
     modules = {device: tuple(m for m, at in architecture.device_map.items() if at == device) for device in loads}
-    return DevicePlan(
-        class_name=architecture.class_name,
-        no_split_classes=architecture.no_split_classes,
-        blocks=len(architecture.blocks),
-        devices=tuple(
-            DeviceLoad(device, budgets.get(device), loads[device], modules[device], tuple(sorted(files[device])))
-            for device in loads
-            if modules[device] or device != DISK
-        ),
-        device_map=architecture.device_map,
-        snippet=""
-        if architecture.trouble
-        else device_snippet(architecture.class_name, architecture.device_map, place, dtype),
-        trouble=architecture.trouble,
+    loads_with_modules = tuple(
+        DeviceLoad(device, budgets.get(device), size, modules[device], tuple(sorted(files[device])))
+        for device, size in loads.items()
+        if modules[device] or device != DISK
     )
+    name, device_map, trouble = architecture.class_name, architecture.device_map, architecture.trouble
+    snippet = "" if trouble else device_snippet(name, device_map, place, dtype)
+    blocks = len(architecture.blocks)
+    return DevicePlan(name, architecture.no_split_classes, blocks, loads_with_modules, device_map, snippet, trouble)
 
 
 def device_plan_json(plan: DevicePlan) -> dict[str, Any]:
     """Return a plan as the command line prints it, ready for JSON."""
-    return {
-        "architecture": plan.class_name,
-        "fits": plan.fits,
-        "no_split_classes": list(plan.no_split_classes),
-        "blocks": plan.blocks,
-        "devices": [
-            {**asdict(load), "modules": list(load.modules), "files": list(load.files)} for load in plan.devices
-        ],
-        "device_map": dict(plan.device_map),
-        "snippet": plan.snippet,
-        "trouble": plan.trouble,
-    }
+    document = asdict(plan)
+    return {"architecture": document.pop("class_name"), "fits": plan.fits, **document}
 
 
 def _stored_name(name: str, stored: Mapping[str, str]) -> str | None:
-    """Return the name of a tensor in the files, None if it is not there.
-
-    A checkpoint may have the base model's prefix, or lack it.
-    """
-    if name in stored:
-        return name
-    shorter = name.partition(".")[2]
-    if shorter in stored:
-        return shorter
+    """Return the name of a tensor in the files, which may have or lack the base model's prefix. None: not there."""
+    for known in (name, name.partition(".")[2]):
+        if known in stored:
+            return known
     return next((other for other in stored if other.endswith(f".{name}")), None)
 
 
@@ -159,20 +137,76 @@ def _map_lines(device_map: Mapping[str, str]) -> list[str]:
     >>> _map_lines({"wte": "cpu", "h.0": "cpu", "h.1": "cpu", "h.2": "disk"})
     ["'wte': 'cpu'", "**{f'h.{n}': 'cpu' for n in range(0, 2)}", "'h.2': 'disk'"]
     """
-    runs: list[tuple[str, int | None, int, str]] = []
-    for module, device in device_map.items():
+
+    def run_of(item: tuple[int, tuple[str, str]]) -> tuple[object, ...]:
+        position, (module, device) = item
         stem, _, last = module.rpartition(".")
-        number = int(last) if last.isdigit() and stem else None
-        if runs and number is not None and (runs[-1][0], runs[-1][2], runs[-1][3]) == (stem, number, device):
-            runs[-1] = (stem, runs[-1][1], number + 1, device)
-        else:
-            runs.append((module, None, 0, device) if number is None else (stem, number, number + 1, device))
+        return (stem, int(last) - position, device) if stem and last.isdigit() else (position,)
+
     lines = []
-    for stem, start, end, device in runs:
-        if start is None:
-            lines.append(f"{stem!r}: {device!r}")
-        elif end == start + 1:
-            lines.append(f"{f'{stem}.{start}'!r}: {device!r}")
+    for _, run in groupby(enumerate(device_map.items()), run_of):
+        (_, (module, device)), *rest = run
+        if rest:
+            stem, _, start = module.rpartition(".")
+            numbers = f"range({int(start)}, {int(start) + 1 + len(rest)})"
+            lines.append(f"**{{f'{stem}.{{n}}': {device!r} for n in {numbers}}}")
         else:
-            lines.append(f"**{{f'{stem}.{{n}}': {device!r} for n in range({start}, {end})}}")
+            lines.append(f"{module!r}: {device!r}")
     return lines
+
+
+_PLACES = (
+    ("CPU memory of free Colab", "colab-t4", "cpu"),
+    ("T4", "colab-t4", "cuda:0"),
+    ("24 GB card", "24gb", "cuda:0"),
+)
+"""The name of a place, and the preset and the device that say how much memory it has for weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How much of a copy a place holds. Each of its devices has `room_bytes` for its part of `part_bytes`."""
+
+    place: str
+    room_bytes: int
+    part_bytes: tuple[int, ...]
+
+    @property
+    def spare_bytes(self) -> int:
+        """What the fullest device has left. It is negative if its part does not fit."""
+        return self.room_bytes - max(self.part_bytes)
+
+    @property
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """First byte and end of what each device holds, in the order of the copy's files."""
+        start = 0
+        for part in self.part_bytes:
+            yield start, start + min(part, self.room_bytes)
+            start += part
+
+    @property
+    def words(self) -> str:
+        """The answer.
+
+        >>> Fit("T4", 15_000_000_000, (14_500_000_000,)).words
+        'fits, 500.0 MB to spare'
+        >>> Fit("Two T4s", 15_000_000_000, (70_500_000_000, 70_500_000_000)).words
+        'too small: holds 30.0 GB of 141.0 GB'
+        """
+        if self.spare_bytes >= 0:
+            each = " on the fullest" if len(self.part_bytes) > 1 else ""
+            return f"fits, {format_bytes(self.spare_bytes)} to spare{each}"
+        held = sum(end - start for start, end in self.spans)
+        return f"too small: holds {format_bytes(held)} of {format_bytes(sum(self.part_bytes))}"
+
+
+def where_it_fits(total_bytes: int, stages: Sequence[int] = ()) -> tuple[Fit, ...]:
+    """Return how much of `total_bytes` of weights fits into each place, the place with the least room first.
+
+    The last place is several machines with a T4 each. They hold the `stages` of a pipeline, given in bytes, or a half
+    each if there are none. Activations are not counted.
+    """
+    fits = [Fit(name, parse_budgets(preset)[device], (total_bytes,)) for name, preset, device in _PLACES]
+    parts = tuple(stages) or (total_bytes - total_bytes // 2, total_bytes // 2)
+    name = "Two T4s" if len(parts) == 2 else f"{len(parts)} machines with a T4"
+    return (*fits, Fit(name, parse_budgets("kaggle-2xt4")["cuda:0"], parts))

@@ -1,20 +1,27 @@
-"""Sort tensors: in natural order, as stored, or as transformers saves them with their companions. Pure."""
+"""Sort tensors, and find those that belong together: companions, blocks, the stages of a pipeline. Pure."""
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from sharding.core.errors import Remedy, SourceError
+from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.text import count, name_some
-from sharding.core.values import Finding, Tensor
+from sharding.core.values import Finding, Shard, Stage, Tensor, TiedTensor
 from sharding.formats.quantization import holds_quantized, is_quantized
 
 _LONGEST_NUMBER = 18
 """The most digits of a name that count as a number. No layer has more, and Python refuses very long ones."""
-_LONGEST_KNOWN = 64
-"""The most characters of a word whose key is kept. Keys of words as long as names may be would fill memory."""
+
+
+def by_folder(tensors: Iterable[Tensor], folders: Iterable[str]) -> dict[str, list[Tensor]]:
+    """Return the tensors of each component: of those in `folders`, and of any other that has some."""
+    inside: dict[str, list[Tensor]] = {folder: [] for folder in folders}
+    for tensor in tensors:
+        inside.setdefault(tensor.folder, []).append(tensor)
+    return inside
 
 
 def in_order(
@@ -53,7 +60,8 @@ def natural_key(name: str) -> str:
     >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
     ['h.2.w', 'h.10.w', 'h.norm']
     """
-    return "".join((_known_key if len(word) <= _LONGEST_KNOWN else _key_of_word)(word) for word in name.split("."))
+    # Keys of words as long as names may be would fill memory.
+    return "".join((_known_key if len(word) <= 64 else _key_of_word)(word) for word in name.split("."))
 
 
 def _key_of_word(word: str) -> str:
@@ -70,13 +78,9 @@ _known_key = lru_cache(maxsize=1 << 14)(_key_of_word)  # the names of a model sh
 
 
 def _by_value(digits: str) -> str:
-    # A longer number is a larger one.
     number = str(int(digits))
-    return chr(len(number)) + number
+    return chr(len(number)) + number  # a longer number is a larger one
 
-
-_MOST_WORDS = 4
-"""The most words joined by `_` after the name of a weight: `gate_up_proj_weight_global_scale` has three."""
 
 _CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
 """The scales of compressed-tensors for the cache of keys and values. They are beside the projection, not inside it."""
@@ -98,13 +102,14 @@ def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
     beside = companions(tensors, known) if known else {}
     if not beside:
         return hints
-    return replace(
-        hints,
-        saved=tuple(_with_those_of_each(hints.saved, beside)),
-        loads=tuple(
-            names.union(tensor.name for name in names for tensor in beside.get(name, ())) for names in hints.loads
-        ),
-    )
+    saved, storage = list[SavedTensor](), max((tensor.storage for tensor in hints.saved), default=-1)
+    for tensor in hints.saved:
+        saved.append(tensor)
+        for companion in beside.get(tensor.name, ()):  # in the same block, each in memory of its own
+            storage += 1
+            saved.append(SavedTensor(companion.name, companion.dtype, storage, tensor.block))
+    loads = (names.union(other.name for name in names for other in beside.get(name, ())) for names in hints.loads)
+    return replace(hints, saved=tuple(saved), loads=tuple(loads))
 
 
 def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, list[Tensor]]:
@@ -122,9 +127,7 @@ def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, li
     """
     tensors = list(tensors)
     beside: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.name in known:
-            continue
+    for tensor in (tensor for tensor in tensors if tensor.name not in known):
         if weight := next((name for name in _weights_of(tensor.name) if name in known), None):
             beside.setdefault(weight, []).append(tensor)
     stored = {tensor.name: tensor for tensor in tensors if tensor.name in beside}
@@ -141,7 +144,7 @@ def _weights_of(name: str) -> Iterator[str]:
     module, _, last = name.rpartition(".")
     if not module:
         return
-    words = last.rsplit("_", _MOST_WORDS)
+    words = last.rsplit("_", 4)  # gate_up_proj_weight_global_scale has three after the name of the weight
     for joined in range(len(words) - 1, 0, -1):  # x_scale_inv
         yield f"{module}.{'_'.join(words[:joined])}"
     yield module  # bitsandbytes: x.absmax
@@ -155,11 +158,100 @@ def _is_quantized(tensor: Tensor) -> bool:
     return is_quantized(tensor) or holds_quantized(tensor) or tensor.name.endswith("_qdata")
 
 
-def _with_those_of_each(saved: tuple[SavedTensor, ...], beside: Mapping[str, list[Tensor]]) -> Iterator[SavedTensor]:
-    """Yield each of `saved`, then the tensors `beside` it: in the same block, each in memory of its own."""
-    storage = max((tensor.storage for tensor in saved), default=-1)
-    for tensor in saved:
-        yield tensor
-        for companion in beside.get(tensor.name, ()):
-            storage += 1
-            yield SavedTensor(companion.name, companion.dtype, storage, tensor.block)
+def known_blocks(hints: ModelHints | None) -> dict[str, str]:
+    """Return tensor name to block for the blocks that transformers knows."""
+    return {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
+
+
+def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:
+    """Return the blocks around a tensor, the outermost first: its `known` block, then the numbered modules inside it.
+
+    >>> blocks_around("model.layers.2.mlp.experts.7.up_proj.weight", {})
+    ['model.layers.2', 'model.layers.2.mlp.experts.7']
+    """
+    modules = name.split(".")
+    numbered = [".".join(modules[: depth + 1]) for depth, module in enumerate(modules[:-1]) if module.isdecimal()]
+    if name not in known:
+        return numbered
+    return [known[name], *(block for block in numbered if block.startswith(f"{known[name]}."))]
+
+
+def whole_blocks(tensors: Iterable[Tensor], limit_bytes: int, known: Mapping[str, str]) -> dict[str, str]:
+    """Return tensor name to the largest block around it that fits into `limit_bytes`. Leaves out tensors without one.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> layers = [Tensor(f"h.0.{n}.w", "U8", (6,), Stored(0, "f", 0, 6)) for n in range(2)]
+    >>> whole_blocks(layers, 12, {}), whole_blocks(layers, 6, {})
+    ({'h.0.0.w': 'h.0', 'h.0.1.w': 'h.0'}, {'h.0.0.w': 'h.0.0', 'h.0.1.w': 'h.0.1'})
+    """
+    around = {tensor.name: (tensor.bytes, blocks_around(tensor.name, known)) for tensor in tensors}
+    sizes: Counter[str] = Counter()
+    for size, blocks in around.values():
+        sizes.update(dict.fromkeys(blocks, size))
+    fitting = {name: [block for block in blocks if sizes[block] <= limit_bytes] for name, (_, blocks) in around.items()}
+    return {name: blocks[0] for name, blocks in fitting.items() if blocks}
+
+
+def with_files(stages: Iterable[Stage], counts: Iterable[int], shards: Sequence[Shard]) -> Iterator[Stage]:
+    """Yield the stages with their files. `counts` says how many of `shards` each stage has."""
+    file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
+    start = 0
+    for stage, files_of_stage in zip(stages, counts, strict=False):
+        files = tuple(shard.file for shard in shards[start : start + files_of_stage])
+        start += files_of_stage
+        needs = tuple(replace(need, file=file_of[need.tensor]) for need in stage.also_needs)
+        yield replace(stage, files=files, also_needs=needs)
+
+
+def cut_ranks(
+    tensors: Sequence[Tensor], hints: ModelHints | None, known: Mapping[str, str]
+) -> list[tuple[Stage, list[list[Tensor]]]]:
+    """Return the stage of each rank of the pipeline in `hints`, and its tensors in parts. No file holds two parts.
+
+    A tensor that several ranks load is stored with the first of them, in a separate file. `tensors` are in natural
+    order. `known` is tensor name to block. The stages have no files yet. Raises SourceError if transformers cannot cut
+    the model, UsageError if a rank would have no layer.
+    """
+    loads = _loads(hints)
+    ranks_of = {tensor.name: _ranks_of(tensor.name, loads) for tensor in tensors}
+    stages = []
+    for rank in range(len(loads)):
+        own = [tensor for tensor in tensors if ranks_of[tensor.name] == (rank,)]
+        shared = [tensor for tensor in tensors if len(ranks_of[tensor.name]) > 1 and ranks_of[tensor.name][0] == rank]
+        block_of = {}
+        for tensor in (*shared, *own):
+            around = blocks_around(tensor.name, known)
+            is_layer = bool(around) and around[0].rpartition(".")[2].isdecimal()  # embeddings may be a block too
+            block_of[tensor.name] = around[0] if is_layer else ""
+        needs = []
+        for name in (tensor.name for tensor in tensors if rank in ranks_of[tensor.name][1:]):
+            group = next((names for names in hints.tied if name in names), ()) if hints else ()
+            needs.append(TiedTensor(name, "", tuple(other for other in group if other not in ranks_of) or (name,)))
+        blocks = tuple(dict.fromkeys(filter(None, block_of.values())))
+        others = tuple(name for name, block in block_of.items() if not block)
+        size = sum(tensor.bytes for tensor in (*shared, *own))
+        stages.append((Stage(blocks, others, (), size, tuple(needs)), [part for part in (shared, own) if part]))
+    return stages
+
+
+def of_rank(tensors: Iterable[Tensor], hints: ModelHints | None, rank: int) -> tuple[Tensor, ...]:
+    """Return the tensors that `rank` loads. Raises as `cut_ranks` does."""
+    loads = _loads(hints)
+    return tuple(tensor for tensor in tensors if rank in _ranks_of(tensor.name, loads))
+
+
+def _loads(hints: ModelHints | None) -> tuple[frozenset[str], ...]:
+    if hints is None or hints.unknown or not hints.pipeline:
+        reason = (hints.unknown or f"{hints.uncut}.") if hints else "There is no config.json, so the model is unknown."
+        message = f"transformers cannot load this model as a pipeline: {reason}"
+        raise SourceError(message, "Choose --strategy blocks to cut between layers.", Remedy("cut_between_layers"))
+    if any(start == end for start, end in hints.pipeline.layers):
+        layers = hints.pipeline.layers[-1][1]
+        message = f"{len(hints.loads)} ranks need at least as many layers, but this {hints.class_name} has {layers}."
+        raise UsageError(message, "Choose fewer ranks.")
+    return hints.loads
+
+
+def _ranks_of(name: str, loads: Sequence[frozenset[str]]) -> tuple[int, ...]:
+    """Return the ranks that load a tensor: all of them if transformers names none."""
+    return tuple(rank for rank, names in enumerate(loads) if name in names) or tuple(range(len(loads)))

@@ -21,12 +21,11 @@ from sharding.formats.model_config import CONFIG_NAME, configured
 from sharding.formats.quantization import QUANTIZERS_FILES
 from sharding.formats.safetensors_file import shards_of
 from sharding.model_class.architecture import hints_for, stored_names
+from sharding.planning import order
 from sharding.planning.adapters.merged import merged, unknown_names
 from sharding.planning.adapters.replaced import as_classifier
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast, stated_dtypes
 from sharding.planning.dequantize import dequantized, in_bf16, without_left_over
-from sharding.planning.order import in_order, with_companions
-from sharding.planning.stages import cut_ranks, known_blocks, of_rank, whole_blocks, with_files
 from sharding.recipes.dora import Dora
 
 
@@ -46,9 +45,10 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     elif checkpoint.dequantized:
         tensors = tuple(in_bf16(tensors))
     # After the cast, because the cast goes by transformers' hints alone.
-    hints = _complete(hints, tensors)
+    inside = order.by_folder(tensors, hints) if hints else {}
+    hints = {folder: order.with_companions(known, inside[folder]) for folder, known in hints.items()}
     if options.rank is not None:
-        tensors = of_rank(tensors, hints.get(""), options.rank)
+        tensors = order.of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
     is_plain = checkpoint.dequantized or checkpoint.reconfigured or options.dtype != "keep"
     beside = sorted(file.path for file in checkpoint.side_files) if is_plain else []
@@ -56,18 +56,17 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     if unfit:
         message = f"Left out: {name_some(unfit, len(unfit))}, because the weights of the copy are not quantized."
         findings += (Finding("info", "left-out", message),)
-    plan = replace(
+    written = written_configs(checkpoint, options)
+    stated = list(stated_dtypes(checkpoint, plan, written)) if options.dtype_made == "keep" else []
+    return replace(
         plan,
-        findings=findings + plan.findings,
+        findings=(*findings, *plan.findings, *(finding for *_, finding in stated)),
         unfit=frozenset(unfit),
         dequantized=checkpoint.dequantized,
         merged=checkpoint.merged,
         sources=(checkpoint.source, *([checkpoint.merged.adapter] if checkpoint.merged else [])),
-        written=written_configs(checkpoint, options),
+        written=written | {path: text for path, text, _ in stated},
     )
-    stated = list(stated_dtypes(checkpoint, plan)) if options.dtype_made == "keep" else []
-    written = dict(plan.written) | {path: text for path, text, _ in stated}
-    return replace(plan, written=written, findings=(*plan.findings, *(finding for *_, finding in stated)))
 
 
 def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes]:
@@ -82,21 +81,12 @@ def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes
     return written
 
 
-def _complete(hints: Hints, tensors: Iterable[Tensor]) -> Hints:
-    inside: dict[str, list[Tensor]] = {folder: [] for folder in hints}
-    for tensor in tensors if hints else ():
-        inside.setdefault(tensor.folder, []).append(tensor)
-    return {folder: with_companions(known, inside[folder]) for folder, known in hints.items()}
-
-
 def plan_components(
     components: Iterable[Component], tensors: Iterable[Tensor], options: Options, hints: Hints | None = None
 ) -> Plan:
     """Return the plan that cuts each of `components` separately. A tensor belongs to the component in its folder."""
     components = tuple(components)
-    inside: dict[str, list[Tensor]] = {component.folder: [] for component in components}
-    for tensor in tensors:
-        inside[tensor.folder].append(tensor)
+    inside = order.by_folder(tensors, [component.folder for component in components])
     plans = [
         plan_shards(inside[component.folder], options, component, (hints or {}).get(component.folder))
         for component in components
@@ -114,27 +104,17 @@ def plan_components(
 
 
 def plan_shards(
-    tensors: Iterable[Tensor],
-    options: Options,
-    component: Component | None = None,
-    hints: ModelHints | None = None,
+    tensors: Iterable[Tensor], options: Options, component: Component | None = None, hints: ModelHints | None = None
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `options.max_shard_bytes`.
 
-    Orders:
-
-    - `natural`: layer 2 before layer 10. Gives the files that `from_pretrained` followed by `save_pretrained` writes
-      (transformers 5.23, `core_model_loading.dot_natural_key`).
-    - `stored`: as the tensors come. Gives the files of `huggingface_hub.save_torch_state_dict`.
-    - `transformers`: as `hints` say, which know the weights that are renamed or fused in memory.
-
-    Strategies:
-
-    - `size`: the Hub's own cut. It fills shards in order. A tensor larger than the limit is alone in its shard, with a
-      finding.
-    - `blocks`: the same, with blocks instead of tensors.
-    - `pp:N`: first cuts into the parts that the N ranks of transformers' pipeline load. With `options.rank`, the
-      `tensors` are the part of that rank.
+    - The order `natural` (layer 2 before layer 10) gives the files that `from_pretrained` followed by `save_pretrained`
+      writes (transformers 5.23, `core_model_loading.dot_natural_key`). `stored`, as the tensors come, gives those of
+      `huggingface_hub.save_torch_state_dict`. `transformers` is as `hints` say, which know the weights that are renamed
+      or fused in memory.
+    - The strategy `size` is the Hub's own cut. It fills shards in order. A tensor larger than the limit is alone in its
+      shard, with a finding. `blocks` does the same with blocks instead of tensors. `pp:N` first cuts into the parts
+      that the N ranks of transformers' pipeline load. With `options.rank`, the `tensors` are the part of that rank.
 
     `component` names the shards (None: `model`), and says whether there may be more than one. For a cast, pass the
     tensors as they are after it.
@@ -146,26 +126,24 @@ def plan_shards(
     """
     component = component or Component()
     tensors = list(tensors)
-    queue, findings = in_order(tensors, options.order, component.folder, hints)
+    queue, findings = order.in_order(tensors, options.order, component.folder, hints)
     is_whole = component.is_whole or options.is_single_file
     limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
-    known = known_blocks(hints)
-    units: Units = {}
+    known = order.known_blocks(hints)
+    units: Mapping[str, object] = {}
     if options.strategy != "size":
-        units = whole_blocks(queue, limit_bytes, known)
+        units = order.whole_blocks(queue, limit_bytes, known)
     elif options.order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
     if options.ranks and is_whole:
         message = f"{component.file()} stays one file, but {options.strategy} cuts a model into several."
         raise UsageError(message, "Leave out the strategy.")
-    stages = cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
-    groups = [[group for part in stage.parts for group in cut(part, limit_bytes, units)] for stage in stages] or [
-        cut(queue, limit_bytes, units)
-    ]
+    stages = order.cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
+    parts_of = [parts for _, parts in stages] or [[queue]]
+    groups = [[group for part in parts for group in cut(part, limit_bytes, units)] for parts in parts_of]
     shards = shards_of(list(chain.from_iterable(groups)), component)
-    counted = component.total_parameters
-    if counted is None or options.rank is not None:
-        counted = sum(tensor.parameters for tensor in queue)
+    counted = component.total_parameters if options.rank is None else None
+    counted = sum(tensor.parameters for tensor in queue) if counted is None else counted
     oversized = () if is_whole else _oversized(shards, options.max_shard_bytes)
     return Plan(
         shards=tuple(shards),
@@ -174,7 +152,7 @@ def plan_shards(
         total_parameters=counted,
         options=options,
         findings=(*findings, *oversized),
-        stages=tuple(with_files(stages, [len(group) for group in groups], shards)),
+        stages=tuple(order.with_files((stage for stage, _ in stages), map(len, groups), shards)) if stages else (),
         pipeline=hints.pipeline if hints and options.ranks else None,
     )
 
@@ -191,39 +169,29 @@ def identify_plan(plan: Plan) -> str:
         metadata = sorted(plan.component(shard).metadata.items())
         sha256.update("\0".join([shard.file, *(f"{len(key)} {key}{text}" for key, text in metadata)]).encode())
         # The fields that decide a header, because its JSON takes three times as long.
-        sha256.update(
-            "".join([f"{len(name)} {name}{dtype}{shape}" for name, dtype, shape, *_ in shard.tensors]).encode()
-        )
+        fields = [f"{len(name)} {name}{dtype}{shape}" for name, dtype, shape, *_ in shard.tensors]
+        sha256.update("".join(fields).encode())
         sha256.update(b"".join([tensor.recipe.key() for tensor in shard.tensors]))
     return sha256.hexdigest()
 
 
 def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Finding]:
-    for shard in shards:
-        if shard.bytes > max_shard_bytes:
-            yield Finding(
-                "warning",
-                "oversized-tensor",
-                f"{_name(shard)} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} holds only "
-                f"{'this tensor' if len(shard.tensors) == 1 else 'these tensors'}.",
-                "A tensor is never cut. To keep all files within the limit, choose one above "
-                f"{format_bytes(shard.bytes)}.",
-            )
+    for shard in (shard for shard in shards if shard.bytes > max_shard_bytes):
+        names, size = [tensor.name for tensor in shard.tensors], format_bytes(shard.bytes)
+        who, only = f"The tensor {names[0]} ({size}) is", "this tensor"
+        if len(names) > 1:
+            who = f"The tensors {name_some(names, 1)} ({size}), one piece of memory in transformers, are"
+            only = "these tensors"
+        message = f"{who} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} holds only {only}."
+        hint = f"A tensor is never cut. To keep all files within the limit, choose one above {size}."
+        yield Finding("warning", "oversized-tensor", message, hint)
 
 
-def _name(shard: Shard) -> str:
-    names, size = [tensor.name for tensor in shard.tensors], format_bytes(shard.bytes)
-    if len(names) == 1:
-        return f"The tensor {names[0]} ({size}) is"
-    return f"The tensors {name_some(names, 1)} ({size}), one piece of memory in transformers, are"
+def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Mapping[str, object]) -> list[list[Tensor]]:
+    """Return `queue` in groups of at most `max_shard_bytes`, as the Hub's splitter cuts it.
 
-
-Units = Mapping[str, object]
-"""Tensor name to its unit, which stays in one group. A tensor that is not in here is a unit on its own."""
-
-
-def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Units) -> list[list[Tensor]]:
-    """Return `queue` in groups of at most `max_shard_bytes`, as the Hub's splitter cuts it. Units stay whole."""
+    `units` are tensor name to its unit, which stays in one group. Any other tensor is a unit on its own.
+    """
     by_name = {tensor.name: tensor for tensor in queue}
     sizes: dict[object, int] = {}
     for tensor in queue:
@@ -248,10 +216,9 @@ def planned(
 ) -> Plan:
     """Return the plan for a copy of `checkpoint` with `options`: where each tensor goes, and how it is made.
 
-    `ask` returns what transformers knows of the model class. That takes seconds, if the options need it. `ask_names`
-    returns the stored names of names in memory, if an adapter has names that the checkpoint does not. `run` does a step
-    that takes seconds for a hundred thousand tensors, given its name. Raises UsageError, SourceError, and Refused if a
-    library is missing.
+    `ask` returns what transformers knows of the model class, and `ask_names` the stored names of names in memory, if an
+    adapter has others. That takes seconds. `run` does a step that takes seconds for a hundred thousand tensors, given
+    its name. Raises UsageError, SourceError, and Refused if a library is missing.
     """
     after = without_left_over(checkpoint, drops=options.dequantize or options.dtype != "keep" or bool(options.adapter))
     if options.dequantize and after.reconfigured > checkpoint.reconfigured:

@@ -21,7 +21,6 @@ _HINTS = {
 }
 """The hint for each method. For all others, such as GPTQ, AWQ, torchao and NVFP4, it is `OF_ORIGIN`."""
 
-
 PARTS = ("_scale_inv", "_scale", "_blocks", "_scales")
 """Endings that the parts of a quantized weight have after its name."""
 
@@ -90,9 +89,8 @@ _STRATEGIES = {"tensor": "one scale a tensor", "channel": "one scale a channel",
 def _compressed(quantization: Mapping[str, Any]) -> Scheme:
     """Return the scheme of compressed-tensors 0.20 (`NaiveQuantizationCompressor.decompress`) for its FP8."""
     method = "compressed-tensors"
-    groups = quantization.get("config_groups")
-    groups = list(groups.values()) if isinstance(groups, dict) else []
-    groups = [group for group in groups if isinstance(group, dict)]
+    stated = quantization.get("config_groups")
+    groups = [group for group in stated.values() if isinstance(group, dict)] if isinstance(stated, dict) else []
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
     formats = {str(name)[:50] for name in (quantization.get("format"), *(group.get("format") for group in groups))}
     formats = formats - {"None"} or {"no format"}
@@ -111,9 +109,8 @@ def _compressed(quantization: Mapping[str, Any]) -> Scheme:
         is_fp8 = (scheme.get("type"), scheme.get("num_bits"), scheme.get("symmetric", True)) == ("float", 8, True)
         if not is_fp8 or strategy not in _STRATEGIES:
             raise refusal(f"{method} other than fp8 with {', '.join(_STRATEGIES)} scales", method)
-        blocks.append(
-            {"tensor": (0, 0), "channel": (1, 0)}.get(strategy) or _block(scheme.get("block_structure"), method)
-        )
+        usual = {"tensor": (0, 0), "channel": (1, 0)}.get(strategy)
+        blocks.append(usual or _block(scheme.get("block_structure"), method))
         words[_STRATEGIES[strategy]] = None
     dropped = ["input_scale", "input_zero_point", "output_scale", "output_zero_point"]
     if quantization.get("kv_cache_scheme"):
@@ -123,10 +120,7 @@ def _compressed(quantization: Mapping[str, Any]) -> Scheme:
 
 
 def _block(size: Any, method: str) -> Block:
-    if (
-        isinstance(size, list | tuple)
-        and len(size) == 2
-        and all(type(side) is int and 0 < side < 2**31 for side in size)
-    ):
+    is_pair = isinstance(size, list | tuple) and len(size) == 2
+    if is_pair and all(type(side) is int and 0 < side < 2**31 for side in size):
         return size[0], size[1]
     raise refusal(f"{method} in blocks of {str(size)[:50]}", method)

@@ -6,18 +6,8 @@ from dataclasses import dataclass
 from sharding.core.options import SINGLE_FILE
 from sharding.core.text import duration, parse_bytes
 
-_STEPS = (1, 2, 3, 5)
-_MOST_SHARDS = 1000
-_FEWEST_SHARDS = 4
-"""The fewest shards of a model for which nobody has chosen a size."""
-
-_USUAL = "200MB"
-_FAT_BYTES = 2**32 - 1
-_FAT = "4GB"
 _COLAB_BYTES = 12_000_000_000
 """Memory for weights on a free Colab machine: see `planning.devices.PRESETS`."""
-
-_LINK_BITS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +28,17 @@ def size_stops(total_bytes: int, largest_bytes: int = 0, *, single_file: bool = 
     ['200MB', '4GB', 'single-file']
     """
     usual, colab = usual_size(total_bytes, largest_bytes), colab_size(total_bytes, largest_bytes)
-    reasons = {SINGLE_FILE: "One file. If a download breaks, it may begin again."} if single_file else {}
+    reasons = {SINGLE_FILE: _lost_at_most(SINGLE_FILE)} if single_file else {}
     if colab:
-        reasons[colab] = (
-            "Free Colab has about 12 GB for weights. Without memory mapping, as on mounted drives, loading needs "
-            "memory for the model and its largest file."
-        )
-    if total_bytes > _FAT_BYTES:
-        reasons[_FAT] = "USB sticks and cards formatted as FAT32 cannot hold a file above 4.29 GB."
+        reasons[colab] = "Free Colab has about 12 GB for weights. Without memory mapping, as on mounted drives, "
+        reasons[colab] += "loading needs memory for the model and its largest file."
+    if total_bytes >= 2**32:
+        reasons["4GB"] = "USB sticks and cards formatted as FAT32 cannot hold a file above 4.29 GB."
     if usual != SINGLE_FILE:
         reasons[usual] = _lost_at_most(usual)
     sizes = {size for size in (*_nice(total_bytes), *reasons) if _bytes_of(size) >= largest_bytes} or {SINGLE_FILE}
-    return tuple(
-        SizeStop(size, reasons.get(size) or _lost_at_most(size), size in reasons)
-        for size in sorted(sizes, key=_bytes_of)
-    )
+    ordered = sorted(sizes, key=_bytes_of)
+    return tuple(SizeStop(size, reasons.get(size) or _lost_at_most(size), size in reasons) for size in ordered)
 
 
 def stop_for(stops: Sequence[SizeStop], size: str) -> int:
@@ -74,22 +60,25 @@ def usual_size(total_bytes: int, largest_bytes: int = 0) -> str:
     >>> usual_size(14_500_000_000, 262_144_000), usual_size(10_000_000, 9_900_000)
     ('300MB', 'single-file')
     """
-    nice = [size for size in _nice(total_bytes) if parse_bytes(size) >= largest_bytes]
-    fitting = [size for size in nice if parse_bytes(size) * _FEWEST_SHARDS <= total_bytes]
+    nice = _nice(total_bytes, largest_bytes)
+    fitting = [size for size in nice if parse_bytes(size) * 4 <= total_bytes]  # if nobody has chosen, 4 shards or more
     if not fitting:
         return nice[0] if nice and largest_bytes else SINGLE_FILE
-    return min(fitting[-1], max(_USUAL, fitting[0], key=_bytes_of), key=_bytes_of)
+    return min(fitting[-1], max("200MB", fitting[0], key=_bytes_of), key=_bytes_of)
 
 
 def _lost_at_most(size: str) -> str:
-    again = duration(parse_bytes(size) * 8 / _LINK_BITS)
+    if size == SINGLE_FILE:
+        return "One file. If a download breaks, it may begin again."
+    again = duration(parse_bytes(size) * 8 / 10_000_000)
     return f"If a download breaks, you lose at most one file ({again} at 10 Mbit/s)."
 
 
-def _nice(total_bytes: int) -> list[str]:
-    """Return round sizes that cut `total_bytes` into 2 to _MOST_SHARDS shards, the smallest first."""
-    sizes = [f"{step * 10**power}{unit}" for unit in ("kB", "MB", "GB") for power in range(3) for step in _STEPS]
-    return [size for size in sizes if total_bytes / _MOST_SHARDS <= parse_bytes(size) < total_bytes]
+def _nice(total_bytes: int, largest_bytes: int = 0) -> list[str]:
+    """Return round sizes that cut `total_bytes` into 2 to 1000 shards, the smallest first."""
+    sizes = [f"{step * 10**power}{unit}" for unit in ("kB", "MB", "GB") for power in range(3) for step in (1, 2, 3, 5)]
+    least = max(total_bytes / 1000, largest_bytes)
+    return [size for size in sizes if least <= parse_bytes(size) < total_bytes]
 
 
 def colab_size(total_bytes: int, largest_bytes: int = 0) -> str:
@@ -100,7 +89,7 @@ def colab_size(total_bytes: int, largest_bytes: int = 0) -> str:
     >>> colab_size(11_000_000_000), colab_size(14_500_000_000)
     ('1GB', '')
     """
-    nice = [size for size in _nice(total_bytes) if parse_bytes(size) >= largest_bytes]
+    nice = _nice(total_bytes, largest_bytes)
     fitting = [size for size in nice if parse_bytes(size) + total_bytes <= _COLAB_BYTES]
     return fitting[-1] if fitting and total_bytes > _COLAB_BYTES / 4 else ""
 

@@ -8,14 +8,26 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.feed import Feed, made_by
+from sharding.core.recipe import Chunk, Feed, Kept, Recipe
+from sharding.recipes.stored import made_by
+
+
+class _Numpy:
+    """numpy, imported when it is first used. That takes a while and some memory, and most jobs do without it."""
+
+    def __getattr__(self, name: str) -> Any:
+        import numpy
+
+        value = getattr(numpy, name)
+        setattr(self, name, value)  # the next time, this method is not asked
+        return value
+
+
+np: Any = _Numpy()
 
 
 def numbers(data: bytes | memoryview, dtype: str) -> Any:
     """Return `data` as an array of `dtype`, a name of safetensors. Copies nothing."""
-    import numpy as np
-
     return np.frombuffer(data, numpy_dtype(dtype))
 
 
@@ -23,14 +35,13 @@ def numbers(data: bytes | memoryview, dtype: str) -> Any:
 def numpy_dtype(dtype: str) -> Any:
     """Return the numpy dtype for `dtype`, a name of safetensors."""
     import ml_dtypes
-    import numpy as np
 
     name = BY_NAME[dtype].torch
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-_PIECE_ELEMENTS = 32768
-"""Numbers to cast at a time. They fit into a processor's cache."""
+PIECE_ELEMENTS = 32768
+"""Numbers to compute at a time. They fit into a processor's cache."""
 
 
 class _Fields(NamedTuple):
@@ -48,21 +59,17 @@ class Cast(_Fields, Recipe):
 
     __slots__ = ()
 
+    @override
+    def __repr__(self) -> str:
+        return f"Cast({self.of!r}, {self.stored!r}, {self.dtype!r})"
+
     @property
     @override
     def size_bytes(self) -> int:
         return self.of.size_bytes * BY_NAME[self.dtype].bits // BY_NAME[self.stored].bits
 
     @override
-    def reads(self) -> Iterator[Extent]:
-        return self.of.reads()
-
-    @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.of.keeps()
-
-    @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         source = made_by(self.of, inputs, kept)
         stored, dtype = BY_NAME[self.stored], CASTABLE[self.dtype]
         left = self.of.size_bytes
@@ -73,9 +80,9 @@ class Cast(_Fields, Recipe):
             left -= len(data)
             room = room or bytearray(len(data) * dtype.bits // stored.bits)
             chunk = cast(data, self.stored, self.dtype, memoryview(room)[: len(data) * dtype.bits // stored.bits])
-            before, *marks = (source.overflowed, *source.marks) if isinstance(source, Feed) else (0, False, False)
-            yield Chunk(chunk.data, chunk.overflowed + before - counted, *marks)
-            counted = before
+            overflowed = chunk.overflowed + source.overflowed - counted
+            counted = source.overflowed
+            yield Chunk(chunk.data, overflowed, source.unchanged, source.unsure)
 
     def words(self, shape: tuple[int, ...]) -> str:
         """Return the cast in words.
@@ -86,24 +93,18 @@ class Cast(_Fields, Recipe):
         """
         return f"cast({self.stored} {list(shape)}, {self.of.words(shape)})"
 
-    @override
-    def key(self) -> bytes:
-        return f"c{self.stored} {self.dtype} ".encode() + self.of.key()
-
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
     """Cast the elements in `data` from `stored` to `dtype`, into `room`.
 
     Return `room`, and how many finite numbers have become infinite.
     """
-    import numpy as np
-
     before, after = numbers(data, stored), numbers(room, dtype)
-    for start in range(0, len(before), _PIECE_ELEMENTS):
-        piece = before[start : start + _PIECE_ELEMENTS]
+    for start in range(0, len(before), PIECE_ELEMENTS):
+        piece = before[start : start + PIECE_ELEMENTS]
         with np.errstate(all="ignore"):
             # From double to half, torch goes through float, so it rounds twice.
-            after[start : start + _PIECE_ELEMENTS] = (
+            after[start : start + PIECE_ELEMENTS] = (
                 piece.astype(np.float32) if (stored, dtype) == ("F64", "F16") else piece
             )
     return Chunk(room, settle(before, numbers(room, f"U{CASTABLE[dtype].bits}"), CASTABLE[dtype].infinity))
@@ -115,8 +116,6 @@ def settle(before: Any, bits: Any, infinity: int) -> int:
     `bits` are the results of a cast as unsigned integers. A cast gives different NaNs on different processors, and at
     different positions.
     """
-    import numpy as np
-
     # Looking at the bits is many times faster than isinf.
     magnitudes = bits & (np.iinfo(bits.dtype).max >> 1)
     if magnitudes.max(initial=0) < infinity:

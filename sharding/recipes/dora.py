@@ -1,19 +1,18 @@
 """Add a DoRA to a weight, as PEFT merges it: a low-rank update, then a new length for each output."""
 
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
 from typing_extensions import override
 
-from sharding.core.dtypes import BY_NAME, tensor_bytes
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.feed import made_by
+from sharding.core.dtypes import BY_NAME
+from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
+from sharding.recipes.cast import np
 from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
-from sharding.recipes.product import product
-from sharding.recipes.spread import Spread
+from sharding.recipes.product import Spread, product
+from sharding.recipes.stored import made_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +33,8 @@ class Dora(Recipe):
     update: Update
     magnitude: Recipe
     magnitude_dtype: str
-    may_overflow: bool = False
+    may_overflow: bool = field(default=False, repr=False)
     kind: Literal["dora"] = "dora"
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return tensor_bytes(self.dtype, self.shape)
 
     @property
     def is_whole(self) -> bool:
@@ -54,22 +48,14 @@ class Dora(Recipe):
         yield from self.of.reads()
 
     @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.of.keeps()
-
-    @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        import numpy as np
-
-        for term in self.terms(inputs, kept):
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
+        for weight, change, factor, spread in self.terms(inputs, kept):
             with np.errstate(all="ignore"):
-                total = term.factor * (term.weight + term.change)
-            yield from rounded(term.weight, total, self.dtype, term.is_unsure(self.dtype))
+                total = factor * (weight + change)
+            yield from rounded(weight, total, self.dtype, bool(spread and spread.is_unsure(weight, change, self.dtype)))
 
-    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
+    def terms(self, inputs: Feed, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change and its factor."""
-        import numpy as np
-
         update, (rows, columns) = self.update, (self.shape[0], prod(self.shape[1:]))
         assert update.a is not None
         a = loaded(update.a, update.a_dtype, inputs, kept).reshape(update.rank, -1)
@@ -104,8 +90,3 @@ class Dora(Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         sum_ = f"{self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(self.update)}"
         return f"dora({sum_}; lengths {self.magnitude.words(())})"
-
-    @override
-    def key(self) -> bytes:
-        rows = f"{self.dtype} {list(self.shape)} {self.magnitude_dtype} ".encode()
-        return b"d" + rows + self.of.key() + self.update.key() + self.magnitude.key() + struct.pack("<?", self.is_whole)

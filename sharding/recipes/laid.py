@@ -1,6 +1,5 @@
-"""Put tensors together that are stored in pieces or in another order: views, transposes, the parts of ranks."""
+"""Put tensors together from pieces: views, transposes, the parts of ranks, replaced rows."""
 
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -10,11 +9,12 @@ from typing import Literal
 from typing_extensions import override
 
 from sharding.core.limits import BATCH_BYTES
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
+from sharding.recipes.cast import np
+from sharding.recipes.stored import Stored, made_by
 
 TILE_BYTES = 16 << 20
-"""Bytes of a tensor that are put in order at once, if it is not stored in order. Each tile reads through the tensor
-once."""
+"""Bytes of a tensor that are put in order at once, if it is not stored in order. Each tile reads through it once."""
 
 GATHERED_SPAN_BYTES = 4 << 20
 """Bytes that are read at once for a tile. In a transposed tensor, a tile takes a few columns of neighbouring rows."""
@@ -62,26 +62,27 @@ class Laid(Recipe):
             yield from in_order
             return
         for tile in _tiles(self.shape, self.item_bytes):
-            for box, (_, lengths, first) in self._inside(tile):
-                for _, start, count in _cuts(box, self.item_bytes, lengths, first):
+            for box, part in self._inside(tile):
+                for _, start, count in _cuts(box, self.item_bytes, *part):
                     at = box.origin + start * self.item_bytes
                     yield Extent(box.source, box.file, at, at + count * self.item_bytes)
 
     @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def keeps(self) -> Iterator[Extent]:
+        return iter(())
+
+    @override
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         if self._in_order():
             yield from map(Chunk, inputs.pieces(self.size_bytes))
             return
-        import numpy as np
-
         for offsets, shape in _tiles(self.shape, self.item_bytes):
             # Mapped memory goes back to the system as soon as it is dropped.
             room = mmap(-1, prod(shape) * self.item_bytes)
             tile = np.frombuffer(room, f"u{self.item_bytes}").reshape(shape)
-            for box, (starts, lengths, _) in self._inside((offsets, shape)):
-                there = tuple(slice(a - at, a - at + n) for a, n, at in zip(starts, lengths, offsets, strict=True))
-                for cut, _, count in _cuts(box, self.item_bytes, lengths, 0):
-                    part = tile[there][cut]
+            for box, place in self._inside((offsets, shape)):
+                for cut, _, count in _cuts(box, self.item_bytes, *place):
+                    part = tile[cut]
                     span = np.frombuffer(inputs.take(count * self.item_bytes), tile.dtype)
                     steps = [stride * self.item_bytes for stride in box.strides]
                     part[...] = np.lib.stride_tricks.as_strided(span, part.shape, steps)
@@ -93,14 +94,6 @@ class Laid(Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         names = ", ".join(sorted(name for _, name in self.files()))
         return f"lay({len(self.boxes)} {'piece' if len(self.boxes) == 1 else 'pieces'} of {names})"
-
-    @override
-    def key(self) -> bytes:
-        parts = [b"l", _numbers((self.item_bytes, *self.shape))]
-        for box in self.boxes:
-            numbers = _numbers((box.source, box.origin, *box.offsets, *box.shape, *box.strides))
-            parts += [numbers, box.file.encode(), b"\0"]
-        return b"".join([*parts, b"."])
 
     def _in_order(self) -> list[Extent]:
         """Return where the boxes are in their files, if they follow one another in the tensor in order; else []."""
@@ -118,21 +111,20 @@ class Laid(Recipe):
     def _inside(self, tile: "_Tile") -> Iterator[tuple[Box, "_Part"]]:
         """Yield each box that overlaps `tile`, and its part inside."""
         for box in self.boxes:
-            starts = [max(at, begin) for at, begin in zip(tile[0], box.offsets, strict=True)]
-            ends = [
-                min(at + length, begin + inside)
-                for at, length, begin, inside in zip(*tile, box.offsets, box.shape, strict=True)
-            ]
+            both = list(zip(*tile, box.offsets, box.shape, strict=True))
+            starts = tuple(max(at, begin) for at, _, begin, _ in both)
+            ends = [min(at + length, begin + inside) for at, length, begin, inside in both]
             if all(start < end for start, end in zip(starts, ends, strict=True)):
                 first = sum((a - b) * stride for a, b, stride in zip(starts, box.offsets, box.strides, strict=True))
-                yield box, (tuple(starts), tuple(b - a for a, b in zip(starts, ends, strict=True)), first)
+                lengths = tuple(b - a for a, b in zip(starts, ends, strict=True))
+                yield box, (tuple(a - at for a, at in zip(starts, tile[0], strict=True)), lengths, first)
 
 
 _Tile = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a tile begins in its tensor, and its shape."""
 
 _Part = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Where a part of a box begins in the tensor, its shape, and its first element, counted from the first of the box."""
+"""Where a part of a box begins in a tile, its shape, and its first element, counted from the first of the box."""
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
@@ -179,33 +171,65 @@ def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:
 
 
 def _cuts(
-    box: Box, item_bytes: int, shape: tuple[int, ...], first: int
+    box: Box, item_bytes: int, at: tuple[int, ...], shape: tuple[int, ...], first: int
 ) -> Iterator[tuple[tuple[slice, ...], int, int]]:
     """Yield a part of a box in spans of its file, each of at most `GATHERED_SPAN_BYTES`.
 
-    The part has `shape`, and begins at element `first` of the box. Each span is given as its place in the part, its
-    first element, and how many elements of the file it covers.
+    Each span is given as its place in the tile, its first element, and how many elements of the file it covers.
     """
     lengths = [(length - 1) * stride for length, stride in zip(shape, box.strides, strict=True)]
     count = sum(lengths) + 1
     if count * item_bytes <= GATHERED_SPAN_BYTES:
-        yield (), first, count
+        yield tuple(slice(start, start + length) for start, length in zip(at, shape, strict=True)), first, count
         return
     axis = lengths.index(max(lengths))
     half = shape[axis] // 2
     for begin, end in ((0, half), (half, shape[axis])):
+        start = (*at[:axis], at[axis] + begin, *at[axis + 1 :])
         part = (*shape[:axis], end - begin, *shape[axis + 1 :])
-        for cut, start, span in _cuts(box, item_bytes, part, first + begin * box.strides[axis]):
-            yield _within(axis, begin, end, cut), start, span
+        yield from _cuts(box, item_bytes, start, part, first + begin * box.strides[axis])
 
 
-def _within(axis: int, begin: int, end: int, cut: tuple[slice, ...]) -> tuple[slice, ...]:
-    """Return `cut`, which counts from `begin` along `axis`, as a cut that counts from the start."""
-    whole = [*cut, *[slice(None)] * (axis + 1 - len(cut))]
-    start, stop = whole[axis].start, whole[axis].stop
-    whole[axis] = slice(begin + (start or 0), end if stop is None else begin + stop)
-    return tuple(whole)
+@dataclass(frozen=True, slots=True)
+class Rows(Recipe):
+    """The rows that `of` makes, of `row_bytes` each, with those in `places` replaced by the rows of `by`, in order.
 
+    No row is replaced twice.
+    """
 
-def _numbers(numbers: Sequence[int]) -> bytes:
-    return struct.pack(f"<H{len(numbers)}q", len(numbers), *numbers)
+    of: Recipe
+    by: Recipe
+    places: tuple[int, ...]
+    row_bytes: int
+    kind: Literal["rows"] = "rows"
+
+    @override
+    def reads(self) -> Iterator[Extent]:
+        yield from self.by.reads()
+        yield from self.of.reads()
+
+    @override
+    def keeps(self) -> Iterator[Extent]:
+        yield from self.by.keeps()
+        yield from self.of.keeps()
+
+    @override
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
+        new_rows = made_by(self.by, inputs, kept)
+        by_place = {place: bytes(new_rows.take(self.row_bytes)) for place in self.places}
+        source, rows = made_by(self.of, inputs, kept), self.size_bytes // self.row_bytes
+        at_once = max(1, BATCH_BYTES // self.row_bytes)
+        for start in range(0, rows, at_once):
+            data, unchanged = source.take(min(at_once, rows - start) * self.row_bytes), True
+            for place in by_place.keys() & set(range(start, start + at_once)):
+                row = data[(place - start) * self.row_bytes :][: self.row_bytes]
+                unchanged = unchanged and row == by_place[place]
+                row[:] = by_place[place]
+            unchanged = unchanged and (source.unchanged or isinstance(self.of, Stored))
+            yield Chunk(data, 0, unchanged, source.unsure)
+
+    @override
+    def words(self, shape: tuple[int, ...]) -> str:
+        count = len(self.places)
+        new = f"{count} {'row' if count == 1 else 'rows'} from {self.by.words((count, *shape[1:]))}"
+        return f"replace({self.of.words(shape)}; {new})"

@@ -1,31 +1,24 @@
 """Add the low-rank updates of a LoRA to a weight, as PEFT merges them."""
 
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
 
 from typing_extensions import override
 
-from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
+from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.cast import numbers, numpy_dtype, settle
-from sharding.recipes.feed import made_by
-from sharding.recipes.product import product
-from sharding.recipes.spread import Spread
-from sharding.recipes.stored import Stored
+from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
+from sharding.recipes.cast import np, numbers, numpy_dtype, settle
+from sharding.recipes.product import Spread, product
+from sharding.recipes.stored import Stored, made_by
 
 MERGED_BYTES = 512 << 10
 """Bytes of a weight to which an update is added at once. The sums and products take ten times as many."""
 
-
-LEAST_ROWS = 8
-"""Fewest rows to multiply at once. Fewer give other bits than the whole product."""
-
-LEAST_COLUMNS = 64
-"""Fewest columns to multiply at once, for a weight that is stored transposed."""
+LEAST_ROWS, LEAST_COLUMNS = 8, 64
+"""Fewest rows to multiply at once, or columns of a weight that is stored transposed. Fewer give other bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +55,8 @@ class Update:
     @property
     def memory_bytes(self) -> int:
         """How much memory its numbers take, as float32."""
-        dtypes = (self.a_dtype, self.b_dtype) if self.a else (self.b_dtype,)
-        sizes = (one.size_bytes * 32 // BY_NAME[dtype].bits for one, dtype in zip(self.recipes, dtypes, strict=True))
-        return sum(sizes)
-
-    def key(self) -> bytes:
-        """Return bytes that are equal only for equal changes."""
-        of_numbers = struct.pack(
-            "<qd4q??",
-            *(self.rank, self.scale, self.first_row, self.last_row, self.first, self.last),
-            *(self.transposed, self.is_grouped),
-        )
-        return of_numbers + f"{self.a_dtype} {self.b_dtype} ".encode() + b"".join(one.key() for one in self.recipes)
+        of_a = self.a.size_bytes * 32 // BY_NAME[self.a_dtype].bits if self.a else 0
+        return of_a + self.b.size_bytes * 32 // BY_NAME[self.b_dtype].bits
 
 
 class Term(NamedTuple):
@@ -86,10 +69,6 @@ class Term(NamedTuple):
     change: Any = None
     factor: Any = 1.0
     spread: Spread | None = None
-
-    def is_unsure(self, dtype: str) -> bool:
-        """Return whether nobody can judge many numbers of a row: see `Spread.is_unsure`."""
-        return self.spread is not None and self.spread.is_unsure(self.weight, self.change, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +86,8 @@ class LowRank(Recipe):
     updates: tuple[Update, ...]
     is_stacked: bool = False
     rounds_twice: bool = False
-    may_overflow: bool = False
+    may_overflow: bool = field(default=False, repr=False)
     kind: Literal["low_rank"] = "low_rank"
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return tensor_bytes(self.dtype, self.shape)
 
     @override
     def reads(self) -> Iterator[Extent]:
@@ -144,22 +118,15 @@ class LowRank(Recipe):
         return self._matrices()[2] * BY_NAME[self.dtype].bits // 8
 
     @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.of.keeps()
-
-    @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        import numpy as np
-
-        for term in self.terms(inputs, kept):
-            change = term.change
-            is_unsure = term.is_unsure(self.dtype)
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
+        for weight, change, _, spread in self.terms(inputs, kept):
+            is_unsure = spread is not None and spread.is_unsure(weight, change, self.dtype)
             with np.errstate(all="ignore"):  # torch gives the same infinite numbers
                 change = change.astype(numpy_dtype(self.dtype)) if change is not None and self.rounds_twice else change
-                total = term.weight if change is None else term.weight + change
-            yield from rounded(term.weight, total, self.dtype, is_unsure)
+                total = weight if change is None else weight + change
+            yield from rounded(weight, total, self.dtype, is_unsure)
 
-    def terms(self, inputs: Inputs, kept: Kept) -> Iterator[Term]:
+    def terms(self, inputs: Feed, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change."""
         in_turn = self.is_in_turn
         changes = {} if in_turn else {n: _Change(update, inputs, kept) for n, update in enumerate(self.updates)}
@@ -173,8 +140,7 @@ class LowRank(Recipe):
             change = None if number is None else changes[number]
             for start, end in tiles(first, last, row_bytes, change is not None and change.update.transposed):
                 weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
-                place = matrix, start - first, end - first
-                yield Term(weight, change.of(*place), 1.0, change.spread(*place)) if change else Term(weight)
+                yield change.of(weight, matrix, start - first, end - first) if change else Term(weight)
 
     def _parts(self) -> Iterator[tuple[int, int | None, int, int]]:
         """Yield the rows in order: their matrix, the number of their update (None: they have none), first and last."""
@@ -206,50 +172,34 @@ class LowRank(Recipe):
         more = f" and {len(self.updates) - 1} more updates" if len(self.updates) > 1 else ""
         return f"add({self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(first)}{more})"
 
-    @override
-    def key(self) -> bytes:
-        parts = [b"u", struct.pack("<??I", self.is_stacked, self.rounds_twice, len(self.updates))]
-        parts += [f"{self.dtype} {list(self.shape)} ".encode(), self.of.key()]
-        return b"".join([*parts, *(update.key() for update in self.updates)])
-
 
 class _Change:
     """An update, with its numbers in memory."""
 
-    def __init__(self, update: Update, inputs: Inputs, kept: Kept) -> None:
+    def __init__(self, update: Update, inputs: Feed, kept: Kept) -> None:
         self.update = update
-        count = update.last - update.first
-        self._a = loaded(update.a, update.a_dtype, inputs, kept) if update.a else None
-        if self._a is not None:
-            self._a = self._a.reshape(count, update.rank, -1)
-        b, rank = loaded(update.b, update.b_dtype, inputs, kept), update.rank if update.a else 1
+        count, rank, self._a = update.last - update.first, 1, None
+        if update.a:
+            rank = update.rank
+            self._a = loaded(update.a, update.a_dtype, inputs, kept).reshape(count, rank, -1)
+        b = loaded(update.b, update.b_dtype, inputs, kept)
         self._b = b.reshape(-1, count, rank).swapaxes(1, 2) if update.is_grouped else b.reshape(-1, rank, count)
 
-    def of(self, matrix: int, start: int, end: int) -> Any:
-        """Return the change of the rows `[start, end)` of a matrix. Rows count from the first row of the update."""
-        import numpy as np
-
+    def of(self, weight: Any, matrix: int, start: int, end: int) -> Term:
+        """Return the change of `weight`, rows `[start, end)` of a matrix, counted from the first row of the update."""
         number, scale = matrix - self.update.first, np.float32(self.update.scale)
         b = self._b[:, :, number]
         with np.errstate(all="ignore"):  # torch gives the same infinite numbers
             if self._a is None:
-                return b[start:end] * scale
+                return Term(weight, b[start:end] * scale)
             a = self._a[number]
             if self.update.transposed:
-                return (product(b, a[:, start:end]) * scale).T
-            change = product(b[start:end], a)
+                a = a[:, start:end]
+                return Term(weight, (product(b, a) * scale).T, 1.0, Spread(a, b, self.update.scale, transposed=True))
+            b = b[start:end]
+            change = product(b, a)
             change *= scale
-            return change
-
-    def spread(self, matrix: int, start: int, end: int) -> Spread | None:
-        """Return by how much these numbers may differ in another order of summation."""
-        if self._a is None:
-            return None
-        number, update = matrix - self.update.first, self.update
-        a, b = self._a[number], self._b[:, :, number]
-        if update.transposed:
-            return Spread(a[:, start:end], b, update.scale, transposed=True)
-        return Spread(a, b[start:end], update.scale)
+            return Term(weight, change, 1.0, Spread(a, b, self.update.scale))
 
 
 def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple[int, int]]:
@@ -270,10 +220,8 @@ def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> It
         first = end
 
 
-def loaded(recipe: Recipe, dtype: str, inputs: Inputs, kept: Kept) -> Any:
+def loaded(recipe: Recipe, dtype: str, inputs: Feed, kept: Kept) -> Any:
     """Return all numbers of `recipe` in memory, as float32."""
-    import numpy as np
-
     source, item = made_by(recipe, inputs, kept), BY_NAME[dtype].bits // 8
     array = np.empty(recipe.size_bytes // item, np.float32)
     at_once = BATCH_BYTES // 8
@@ -285,18 +233,14 @@ def loaded(recipe: Recipe, dtype: str, inputs: Inputs, kept: Kept) -> Any:
 
 def widened(data: memoryview, dtype: str) -> Any:
     """Return numbers in the dtype in which torch adds a float32 to them."""
-    import numpy as np
-
     return numbers(data, dtype).astype(np.float64 if dtype == "F64" else np.float32)
 
 
 def rounded(weight: Any, total: Any, dtype: str, is_unsure: bool) -> Iterator[Chunk]:
     """Yield the numbers of `total`, the sum of `weight` and a change, in `dtype`, in chunks.
 
-    Those that are not finite count if they were. The chunks say whether the numbers are `Term.is_unsure`.
+    Those that are not finite count if they were. The chunks say whether the numbers are `Spread.is_unsure`.
     """
-    import numpy as np
-
     infinity = CASTABLE[dtype].infinity
     with np.errstate(all="ignore"):  # torch gives the same infinite numbers
         result = np.ascontiguousarray(total).astype(numpy_dtype(dtype))
@@ -304,20 +248,12 @@ def rounded(weight: Any, total: Any, dtype: str, is_unsure: bool) -> Iterator[Ch
     settle(np.ascontiguousarray(total).reshape(-1), bits, infinity)
     odd = bits & (np.iinfo(bits.dtype).max >> 1) >= infinity
     overflowed = int(np.count_nonzero(odd & np.isfinite(weight).reshape(-1))) if odd.any() else 0
-    unchanged = _are_equal(weight.reshape(-1), result.reshape(-1))
+    before, after = weight.reshape(-1), result.reshape(-1)
+    parts = ((before[:1024], after[:1024]), (before, after))  # a few first, as most merges change those too
+    unchanged = all(np.array_equal(one, other.astype(one.dtype), equal_nan=True) for one, other in parts)
     data = bits.view(np.uint8).data.cast("B")
     for start in range(0, len(data), BATCH_BYTES):
         yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed, unchanged, is_unsure)
-
-
-def _are_equal(before: Any, after: Any) -> bool:
-    """Return whether two arrays have the same numbers. Looks at a few first, as most merges change those too."""
-    import numpy as np
-
-    start, whole = slice(1024), slice(None)
-    return all(
-        np.array_equal(before[part], after[part].astype(before.dtype), equal_nan=True) for part in (start, whole)
-    )
 
 
 def words_of(update: Update) -> str:

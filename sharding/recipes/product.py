@@ -1,14 +1,14 @@
-"""Multiply matrices as torch does, without importing it."""
+"""Multiply matrices as torch does, without importing it, and say how far the sums depend on their order."""
 
 import ctypes
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-_LIBRARY = "torch/lib/libtorch_cpu.so"
-
-_Product = Callable[[Any, Any], Any]
+from sharding.recipes.cast import np
 
 
 def product(first: Any, second: Any) -> Any:
@@ -26,9 +26,9 @@ def product(first: Any, second: Any) -> Any:
 
 
 @cache
-def _best() -> _Product:
+def _best() -> Callable[[Any, Any], Any]:
     try:
-        library = ctypes.CDLL(str(distribution("torch").locate_file(_LIBRARY)))
+        library = ctypes.CDLL(str(distribution("torch").locate_file("torch/lib/libtorch_cpu.so")))
         multiply = library.sgemm_
     except (PackageNotFoundError, OSError, AttributeError):
         return _of_numpy
@@ -37,8 +37,6 @@ def _best() -> _Product:
     single = getattr(library, "MKL_Set_Num_Threads_Local", lambda count: None)
 
     def of_torch(first: Any, second: Any) -> Any:
-        import numpy as np
-
         first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
         (rows, inner), columns = first.shape, second.shape[1]
         result = np.empty((rows, columns), np.float32)
@@ -46,10 +44,10 @@ def _best() -> _Product:
             return result
         single(1)
         # BLAS counts columns first, so it sees the transposes of all three.
-        multiply(
-            *(b"N", b"N", _int(columns), _int(rows), _int(inner), _float(1.0), _at(second), _int(columns)),
-            *(_at(first), _int(inner), _float(0.0), _at(result), _int(columns)),
-        )
+        width, height, depth = (ctypes.byref(ctypes.c_int(count)) for count in (columns, rows, inner))
+        one, zero = (ctypes.byref(ctypes.c_float(number)) for number in (1.0, 0.0))
+        at_second, at_first, at_result = (array.ctypes.data_as(ctypes.c_void_p) for array in (second, first, result))
+        multiply(b"N", b"N", width, height, depth, one, at_second, width, at_first, depth, zero, at_result, width)
         single(0)
         return result
 
@@ -57,18 +55,84 @@ def _best() -> _Product:
 
 
 def _of_numpy(first: Any, second: Any) -> Any:
-    import numpy as np
-
     return np.ascontiguousarray(first @ second)
 
 
-def _int(number: int) -> Any:
-    return ctypes.byref(ctypes.c_int(number))
+_FORMATS = {"F64": (52, -1022), "F32": (23, -126), "BF16": (7, -126), "F16": (10, -14)}
+"""Bits of the fraction, and the least exponent of a normal number, of each dtype that can be cast (IEEE 754)."""
+
+MOST_UNITS = 4
+"""What another order of summation may explain without doubt, in units in the last place."""
+
+_UNSURE_UNITS = 64
+"""A usual spread of more units is worth a warning, if many numbers of a row have it."""
+
+_MANY = 0.01
+_SAMPLED = 64
+_TYPICAL = 2.0**-3
+"""Part of the mean number of a row. A row whose usual spread is small there has few numbers to warn of."""
 
 
-def _float(number: float) -> Any:
-    return ctypes.byref(ctypes.c_float(number))
+def spread_of(rank: int, scale: float) -> float:
+    """Return the factor of the sum of all absolute products within which every order of summation stays.
+
+    Each of the `rank` sums is rounded to float32. Two results differ by at most twice the bound of one (N. Higham,
+    Accuracy and Stability of Numerical Algorithms, section 3.1).
+    """
+    return float(rank * 2**-23 * abs(scale))
 
 
-def _at(array: Any) -> Any:
-    return array.ctypes.data_as(ctypes.c_void_p)
+def usual_spread_of(rank: int, scale: float) -> float:
+    """Return the same for the orders that libraries use.
+
+    Roundings mostly cancel, so the bound grows with the root of the rank (N. Higham and T. Mary, A new approach to
+    probabilistic rounding error analysis, 2019).
+    """
+    return spread_of(rank, scale) / math.sqrt(rank)
+
+
+def last_place(numbers: Any, dtype: str) -> Any:
+    """Return the unit in the last place of `dtype` at each of `numbers`, which are not negative."""
+    fraction, least = _FORMATS[dtype]
+    exponents = np.where(numbers > 0, np.frexp(numbers)[1] - 1, least)
+    return np.ldexp(numbers.dtype.type(1), np.maximum(exponents, least) - fraction)
+
+
+def _is_unsure(spread: Any, largest: Any, dtype: str) -> Any:
+    return ~(spread <= _UNSURE_UNITS * last_place(largest, dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """By how much the change `b @ a * scale` of some rows may differ in another order of summation.
+
+    If the rows are `transposed`, `a` makes them.
+    """
+
+    a: Any
+    b: Any
+    scale: float
+    transposed: bool = False
+
+    def numbers(self, factor: Callable[[int, float], float] = spread_of) -> Any:
+        """Return it for each number. That takes as long as the change itself."""
+        with np.errstate(all="ignore"):
+            sums = product(np.abs(self.b), np.abs(self.a))
+            return (sums.T if self.transposed else sums) * factor(len(self.a), self.scale)
+
+    def is_unsure(self, weight: Any, change: Any, dtype: str) -> bool:
+        """Return whether many numbers of a row depend so much on the order of summation that nobody can judge them."""
+        with np.errstate(all="ignore"):
+            if self.transposed:
+                reach = np.abs(self.a).T @ np.max(np.abs(self.b), axis=0, initial=0)
+            else:
+                reach = np.abs(self.b) @ np.max(np.abs(self.a), axis=1, initial=0)
+            reach = reach[:, None] * usual_spread_of(len(self.a), self.scale)
+            # `reach` is at least the spread of each number. With a few numbers of each row, most weights are done here.
+            step = max(1, weight.shape[1] // _SAMPLED)
+            sample = np.maximum(np.abs(weight[:, ::step]), np.abs(change[:, ::step]))
+            if not np.any(_is_unsure(reach, np.mean(sample, axis=1, keepdims=True) * _TYPICAL, dtype)):
+                return False
+            largest = np.maximum(np.abs(weight), np.abs(change))
+            unsure = _is_unsure(self.numbers(usual_spread_of), largest, dtype)
+            return bool(np.any(np.mean(unsure, axis=1) > _MANY))

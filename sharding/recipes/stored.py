@@ -1,11 +1,10 @@
 """Take a tensor's bytes from one file, as they are."""
 
-import struct
 from collections.abc import Iterable, Iterator
 
 from typing_extensions import override
 
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.core.values import Tensor
 
 
@@ -28,7 +27,11 @@ class Stored(Extent, Recipe):
         yield self
 
     @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+    def keeps(self) -> Iterator[Extent]:
+        return iter(())
+
+    @override
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         return map(Chunk, inputs.pieces(self.size_bytes))
 
     def words(self, shape: tuple[int, ...]) -> str:
@@ -40,9 +43,22 @@ class Stored(Extent, Recipe):
         other = f" of source {self.source}" if self.source else ""
         return f"{self.file}{other} bytes {self.start_byte}–{self.end_byte}"
 
-    @override
-    def key(self) -> bytes:
-        return struct.pack("<cHqq", b"s", self.source, self.start_byte, self.end_byte) + self.file.encode() + b"\0"
+
+def made_by(recipe: Recipe, inputs: Feed, kept: Kept) -> Feed:
+    """Return the bytes that `recipe` makes of `inputs`. For a recipe that takes them as they are, that is `inputs`."""
+    if isinstance(recipe, Stored):
+        return inputs
+
+    def data() -> Iterator[bytes | memoryview]:
+        for chunk in recipe.make(inputs, kept):
+            feed.overflowed += chunk.overflowed
+            feed.unchanged = feed.unchanged and chunk.unchanged
+            feed.unsure = feed.unsure or chunk.unsure
+            yield chunk.data
+
+    feed = Feed(data())
+    feed.unchanged = True
+    return feed
 
 
 def place_of(tensor: Tensor) -> Stored:

@@ -7,11 +7,11 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.cast import Cast
+from sharding.core.recipe import Chunk, Feed, Kept, Recipe
+from sharding.recipes.cast import Cast, np
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
-from sharding.recipes.spread import MOST_UNITS, last_place
+from sharding.recipes.product import MOST_UNITS, last_place
 
 _OF_LENGTHS = 8
 
@@ -23,7 +23,7 @@ class Tolerance(Recipe):
     Up to the first, another order of summation explains it. Beyond the second, nothing does. Between both, nobody can
     tell. Both are the sum of
 
-    - what the order of summation can change in this number (`spread.spread_of`), for the first only up to a few units,
+    - what the order of summation can change in this number (`product.spread_of`), for the first only up to a few units,
     - one unit in the last place of the weight's dtype for each time that PEFT rounds to it,
     - for a DoRA, `_OF_LENGTHS` units of float32 for the norm, the quotient and the product,
     - one unit in the last place of `dtype`, if the weight is cast.
@@ -43,29 +43,18 @@ class Tolerance(Recipe):
         return self.of.size_bytes * 64 // BY_NAME[_merged(self.of).dtype].bits
 
     @override
-    def reads(self) -> Iterator[Extent]:
-        return self.of.reads()
-
-    @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.of.keeps()
-
-    @override
-    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        import numpy as np
-
-        merged, most = _merged(self.of), np.finfo(np.float32).max
-        for term in merged.terms(inputs, kept):
+    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
+        most = np.finfo(np.float32).max
+        for term in _merged(self.of).terms(inputs, kept):
             pairs = np.zeros((term.weight.size, 2), np.float32)
             if term.change is not None:
                 with np.errstate(all="ignore"):
-                    for number, allowed in enumerate(self._allowed(merged, term)):
+                    for number, allowed in enumerate(self._allowed(term)):
                         pairs[:, number] = np.minimum(allowed, most).reshape(-1)  # an infinity would allow anything
             yield Chunk(pairs.view(np.uint8).reshape(-1).data.cast("B"))
 
-    def _allowed(self, merged: LowRank | Dora, term: Term) -> Iterator[Any]:
-        import numpy as np
-
+    def _allowed(self, term: Term) -> Iterator[Any]:
+        merged = _merged(self.of)
         largest = np.maximum(np.abs(term.weight), np.abs(term.change))
         total, factor = term.weight + term.change, np.abs(term.factor)
         spread = term.spread.numbers() if term.spread else np.zeros_like(largest)
@@ -76,7 +65,8 @@ class Tolerance(Recipe):
         rounding = _roundings(merged) * last_place(np.maximum(largest, factor * np.abs(total)), merged.dtype)
         if isinstance(merged, Dora):
             rounding += _OF_LENGTHS * last_place(largest, "F32")
-        sure = MOST_UNITS * last_place(largest, _coarser(self.dtype, merged.dtype))
+        coarser = max(self.dtype, merged.dtype, key=lambda dtype: last_place(np.float64(1), dtype))
+        sure = MOST_UNITS * last_place(largest, coarser)
         for explained in (np.fmin(spread, sure), np.where(np.isnan(spread), np.inf, spread)):
             allowed = explained + rounding
             if self.dtype != merged.dtype:
@@ -86,10 +76,6 @@ class Tolerance(Recipe):
     @override
     def words(self, shape: tuple[int, ...]) -> str:
         return f"tolerance of {self.of.words(shape)}"
-
-    @override
-    def key(self) -> bytes:
-        return f"t{self.dtype} ".encode() + self.of.key()
 
 
 def is_merged(recipe: Recipe) -> bool:
@@ -109,17 +95,8 @@ def _merged(recipe: Recipe) -> LowRank | Dora:
 
 def _of_length(spread: Any, total: Any, axis: int) -> Any:
     """Return by which part of itself the length of each row (or column) of `total` may differ."""
-    import numpy as np
-
     part = np.linalg.norm(spread, axis=axis, keepdims=True) / np.linalg.norm(total, axis=axis, keepdims=True)
     return np.where(part < 1, part / (1 - part), np.inf)
-
-
-def _coarser(one: str, other: str) -> str:
-    """Return the dtype whose last place is worth more."""
-    import numpy as np
-
-    return max(one, other, key=lambda dtype: last_place(np.float64(1), dtype))
 
 
 def _roundings(recipe: LowRank | Dora) -> int:

@@ -9,11 +9,10 @@ from concurrent.futures import Future
 
 from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
-from sharding.core.recipe import Chunk, Extent
+from sharding.core.recipe import Chunk, Extent, Feed
 from sharding.core.threads import Threads
 from sharding.core.values import Shard, Tensor
 from sharding.recipes.cast import Cast
-from sharding.recipes.feed import Feed
 from sharding.recipes.stored import Stored
 from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages

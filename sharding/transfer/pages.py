@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from sharding.core.limits import JOIN_GAP_BYTES
 from sharding.core.protocols import Source
-from sharding.core.recipe import Extent, Recipe
+from sharding.core.recipe import Extent, Feed, Recipe
 from sharding.core.recipe import Kept as KeptInputs
-from sharding.recipes.feed import Feed
 from sharding.recipes.stored import Stored
 
 _T = TypeVar("_T")

@@ -13,11 +13,10 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
 from sharding.core.limits import COMPARED_BYTES, THREADS
 from sharding.core.protocols import Source
-from sharding.core.recipe import Chunk
+from sharding.core.recipe import Chunk, Feed
 from sharding.core.text import count
 from sharding.core.values import NOT_FINITE, Difference, Mismatch, Shard, Tensor
 from sharding.recipes.cast import numbers
-from sharding.recipes.feed import Feed
 from sharding.recipes.tolerance import is_merged, tolerance_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.making import Making

@@ -25,11 +25,9 @@ from sharding.fleet.parts import (
 )
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
-from sharding.recipes.fp8 import Fp8
-from sharding.recipes.laid import Box, Laid
+from sharding.recipes.laid import Box, Laid, Rows
 from sharding.recipes.low_rank import LowRank, Update
-from sharding.recipes.mxfp4 import Mxfp4
-from sharding.recipes.rows import Rows
+from sharding.recipes.quantized import Fp8, Mxfp4
 from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
 from sharding.storage.folder_source import open_folder

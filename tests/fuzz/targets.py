@@ -11,12 +11,12 @@ from zipfile import ZipFile, ZipInfo
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
+from sharding.core.recipe import Feed
 from sharding.core.values import FileEntry, RepoRef, Tensor
 from sharding.formats.index import parse_index
 from sharding.formats.rank_boxes import assemble_headers
 from sharding.formats.safetensors_header import Header, parse_header
 from sharding.formats.torch_checkpoint import read_archive
-from sharding.recipes.feed import Feed
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of
 from sharding.report.schema import parse_report

@@ -11,7 +11,7 @@ import pytest
 
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ModelRefused
-from sharding.model_class.claims import refuse_contradiction
+from sharding.model_class.architecture import refuse_contradiction
 from tests import models
 from tests.conftest import ROOT, environment
 from tests.promises import promise

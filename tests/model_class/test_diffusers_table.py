@@ -9,7 +9,7 @@ from diffusers import UNet2DModel, WanTransformer3DModel
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.model_class.diffusers_table import TABLE
+from sharding.model_class.class_table import OF_DIFFUSERS
 from tests.folders import bits, finish, tensors
 from tests.model_class.table_maker import diffusers_table, quietly
 
@@ -31,7 +31,7 @@ WAN = {
 @pytest.mark.thorough
 def test_the_table_is_that_of_the_installed_library() -> None:
     quietly()
-    assert json.loads(TABLE.read_text()) == diffusers_table()
+    assert json.loads(OF_DIFFUSERS.read_text()) == diffusers_table()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

@@ -11,9 +11,8 @@ from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
 from sharding.model_class.architecture import hints_for
-from sharding.planning.order import natural_key
+from sharding.planning.order import blocks_around, known_blocks, natural_key
 from sharding.planning.plan import plan_checkpoint, plan_shards
-from sharding.planning.stages import blocks_around, known_blocks
 from tests import models
 from tests.planning.tensors import STRATEGIES, TENSORS, planned, tensor
 from tests.tensors import stored_tensor

@@ -14,7 +14,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint
 from sharding.planning.dequantize import dequantized, offer
 from sharding.planning.plan import identify_plan, planned
-from sharding.recipes.fp8 import Fp8
+from sharding.recipes.quantized import Fp8
 from tests.promises import promise
 from tests.quantized import compressed, write
 
@@ -68,7 +68,7 @@ def test_weights_are_computed_scales_are_gone_and_the_rest_stays_where_it_is(tmp
     products = {tensor.name: tensor.recipe for tensor in after.tensors if isinstance(tensor.recipe, Fp8)}
     for name, block in (("a.weight", (128, 128)), ("e.gate_up_proj", (128, 128)), ("one.weight", (3, 5))):
         product = products.pop(name)
-        assert (product.packed, product.scales) == (recipes[name], recipes[f"{name}_scale_inv"])
+        assert (product.of, product.scales) == (recipes[name], recipes[f"{name}_scale_inv"])
         assert product.block == block
     assert not products
     (norm,) = [tensor for tensor in after.tensors if tensor.name == "b.norm"]

@@ -22,7 +22,7 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.values import Address
-from sharding.model_class.architecture import Architecture, from_answer
+from sharding.model_class.architecture import ARCHITECTURE, Architecture
 from sharding.model_class.meta_model import describe
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.storage.folder_source import open_folder
@@ -46,7 +46,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def ask(folder: Path, budgets: dict[str, int]) -> tuple[Architecture, DevicePlan]:
     config = (folder / "config.json").read_text()
-    architecture = from_answer(describe({"config": config, "dtype": None, "budgets": budgets}))
+    architecture = ARCHITECTURE.validate_python(describe({"config": config, "dtype": None, "budgets": budgets}))
     tensors = read_checkpoint(open_folder(str(folder))).tensors
     return architecture, plan_devices(architecture, tensors, budgets, Address(str(folder)), None)
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.planning.devices import PRESETS, parse_budgets
-from sharding.planning.fits import Fit, where_it_fits
+from sharding.planning.devices import PRESETS, Fit, parse_budgets, where_it_fits
 
 GB = 10**9
 SIZES = st.integers(1, 10**13)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sharding.core.errors import UsageError
 from sharding.core.options import Options
 from sharding.core.values import Tensor
-from sharding.planning.stages import blocks_around
+from sharding.planning.order import blocks_around
 from tests.planning.tensors import STRATEGIES, TENSORS, in_ranks, planned
 
 

@@ -38,6 +38,7 @@ def test_stops_ascend_and_each_has_a_reason(total: int) -> None:
 @given(st.integers(10_000, 2_000_000_000_000))
 def test_one_file_is_not_offered_where_there_is_none(total: int) -> None:
     assert SINGLE_FILE not in [stop.size for stop in size_stops(total, single_file=False)]
+    assert [stop.size for stop in size_stops(total, total, single_file=False)] == [SINGLE_FILE]
 
 
 def test_the_tensors_above_the_limit_are_one_sentence() -> None:

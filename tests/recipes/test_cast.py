@@ -7,6 +7,7 @@ import torch
 from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import OverflowRefused
 from sharding.core.limits import BATCH_BYTES
+from sharding.core.recipe import Feed
 from sharding.core.values import Tensor
 from sharding.planning.cast import cast_tensors
 from sharding.recipes.cast import Cast
@@ -82,10 +83,11 @@ def test_all_numbers_of_32_bits_are_cast_as_torch_does(eighth: int, after: str) 
         )
 
 
-class Whole:
-    """What is read, all of it at once. See `core.recipe.Inputs`."""
+class Whole(Feed):
+    """What is read, all of it at once. See `core.recipe.Feed`."""
 
     def __init__(self, data: np.ndarray) -> None:
+        super().__init__(iter(()))
         self.left = memoryview(data).cast("B")
 
     def take(self, count: int) -> memoryview:
@@ -177,11 +179,11 @@ def test_a_cast_takes_a_few_pieces_of_memory_whatever_the_size_of_the_tensor() -
     recipe = Cast(Stored(0, FILE, 0, zeros.nbytes), "F32", "BF16")
     sizes = list[int]()
 
-    class Inputs:
+    class Inputs(Feed):
         def take(self, count: int) -> memoryview:
             sizes.append(count)
             return memoryview(bytearray(count))
 
-    chunks = [len(chunk.data) for chunk in recipe.make(Inputs(), kept=None)]  # type: ignore[arg-type]
+    chunks = [len(chunk.data) for chunk in recipe.make(Inputs(iter(())), kept=None)]  # type: ignore[arg-type]
     assert sum(sizes) == zeros.nbytes and sum(chunks) == recipe.size_bytes
     assert max(sizes) <= BATCH_BYTES and max(chunks) <= BATCH_BYTES

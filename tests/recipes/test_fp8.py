@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.recipes import fp8
-from sharding.recipes.fp8 import Fp8
+from sharding.recipes import quantized
 from sharding.recipes.laid import Box, Laid
+from sharding.recipes.quantized import Fp8
 from sharding.recipes.stored import Stored
 from sharding.transfer import pages
 from sharding.transfer.stream import digest_shards
@@ -57,7 +57,7 @@ def test_any_weight_in_any_blocks_is_the_product_whatever_comes_at_a_time(
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fp8, "_PIECE_ELEMENTS", piece)
+    monkeypatch.setattr(quantized, "PIECE_ELEMENTS", piece)
     monkeypatch.setattr(pages, "PAGE_BYTES", page)
     generator = torch.Generator().manual_seed(seed)
     weight = random_weight((*lead, rows, columns), generator)

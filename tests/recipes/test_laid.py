@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core.recipe import Feed
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.recipes import laid
-from sharding.recipes.feed import Feed
 from sharding.recipes.laid import GATHERED_SPAN_BYTES, TILE_BYTES, Box, Laid, strides_of
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.stream import digest_shards

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.recipes import rows as room
+from sharding.recipes import laid as room
 from sharding.recipes.cast import Cast
-from sharding.recipes.rows import Rows
+from sharding.recipes.laid import Rows
 from tests.folders import bits
 from tests.promises import promise
 from tests.recipes.executor import bytes_of

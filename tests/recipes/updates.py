@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from sharding.core.recipe import Chunk, Recipe
-from sharding.recipes.feed import Feed
+from sharding.core.recipe import Chunk, Feed, Recipe
 from sharding.recipes.stored import Stored
 from tests.folders import bits
 from tests.recipes.executor import FILE, ShortChunks

@@ -40,8 +40,8 @@ from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.explain import sentence
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
-from sharding.recipes.fp8 import Fp8
 from sharding.recipes.low_rank import LowRank, Update
+from sharding.recipes.quantized import Fp8
 from sharding.recipes.stored import Stored
 from sharding.report.card import Links, write_card
 from sharding.report.fetch import Result

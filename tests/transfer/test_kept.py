@@ -6,8 +6,7 @@ from threading import Event, Thread
 import pytest
 
 from sharding.core.errors import SourceError
-from sharding.core.recipe import Extent
-from sharding.recipes.feed import Feed
+from sharding.core.recipe import Extent, Feed
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.stored import Stored
 from sharding.transfer.pages import Kept, Pages

@@ -5,7 +5,7 @@ of either kind too.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from math import prod
 from typing import Any
@@ -17,7 +17,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
-from sharding.planning.adapters.merging import SAVE_AGAIN, Merging, refuse_large, refuse_odd, refuse_unusable
+from sharding.planning.adapters.merging import SAVE_AGAIN, Merging, refuse_large, refuse_unusable
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
@@ -39,14 +39,6 @@ _TRANSPOSED = ("gpt_oss", "aria", "aria_text", "openai_privacy_filter")
 _PARTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
 """What the fused tensors are made of, in order, by both sets of names."""
 
-_LEAVES = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
-"""Parameters of experts, in the order in which models have them."""
-
-_PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
-"""What is fused with each other."""
-
-RankAndScale = Callable[[str, Tensor, int], tuple[int, float]]
-
 
 def is_fused_type(model_type: str) -> bool:
     """Return whether transformers 5.23 holds the experts of this type in one tensor and stores them one by one."""
@@ -66,27 +58,34 @@ def refuse_some_experts(modules: Iterable[str], model: Mapping[str, Any]) -> Non
     stated = next((number for number in counts if isinstance(number, int)), 0)
     for container, known in containers.items():
         parts = {part for _, part in known}
-        parts |= {other for pair in _PAIRS if parts & set(pair) for other in pair}
+        parts |= {other for pair in _PARTS["gate_up_proj"] if parts & set(pair) for other in pair}
         most = max(min(stated, MAX_TENSORS), 1 + max(number for number, _ in known))
         missing = ((number, part) for number in range(most) for part in sorted(parts) if (number, part) not in known)
         if first := next(missing, None):
             number, part = first
             other, one = min(known)
             name = f"{PREFIX}{container}.experts.{number}.{part}.lora_A.weight"
-            raise SourceError(
-                f"The adapter changes {one} of expert {other}, but {name} is missing. PEFT merges all experts at once.",
-                "Save the adapter again with all of them.",
-            )
+            message = f"The adapter changes {one} of expert {other}, but {name} is missing. PEFT merges all experts at "
+            raise SourceError(f"{message}once.", "Save the adapter again with all of them.")
+
+
+def _leaf_of(part: str) -> str:
+    """Return the fused tensor that a part of an expert is in."""
+    return "down_proj" if part in ("down_proj", "w2") else "gate_up_proj"
+
+
+_Single = tuple[int, str, Tensor, Tensor]
+"""The number of an expert, its part, and both matrices of its update."""
 
 
 class Experts:
     """The updates of experts, collected until all of a layer are known."""
 
-    def __init__(self, work: Merging, rank_and_scale: RankAndScale) -> None:
-        """Change the tensors of `work`."""
-        self._work, self._rank_and_scale = work, rank_and_scale
+    def __init__(self, work: Merging) -> None:
+        """Look for the tensors in `work`."""
+        self._work = work
         self._fused: dict[str, list[tuple[str, Tensor, Tensor]]] = {}
-        self._single: dict[str, list[tuple[int, str, Tensor, Tensor]]] = {}
+        self._single: dict[str, list[_Single]] = {}
         self._found: dict[tuple[str, str], list[list[Tensor]]] = {}
 
     def take(self, module: str, kinds: Mapping[Kind, Tensor]) -> bool:
@@ -96,8 +95,8 @@ class Experts:
             return False
         if match := IN_FUSED.search(f"{module}."):
             container = module[: match.start()] + ".experts"
-            leaf = "down_proj" if match["part"] in ("down_proj", "w2") else "gate_up_proj"
-            if not (stored := self._stored(container, leaf)) or len(stored.shape) != 3:
+            stored = self._stored(container, _leaf_of(match["part"]))
+            if not stored or len(stored.shape) != 3:
                 return False
             _refuse_unless_matrices(a, b)
             self._single.setdefault(container, []).append((int(match["number"]), match["part"], a, b))
@@ -120,7 +119,8 @@ class Experts:
 
     def _parameters(self, container: str) -> list[str]:
         """Return the tensors of a container that the configuration targets, in their order in the model."""
-        targeted = (leaf for leaf in _LEAVES if self._work.config.targets_parameter(f"{container}.{leaf}"))
+        leaves = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")  # as models have them
+        targeted = (leaf for leaf in leaves if self._work.config.targets_parameter(f"{container}.{leaf}"))
         return [leaf for leaf in targeted if self._stored(container, leaf) or self._one_by_one(container, leaf)]
 
     def _stored(self, container: str, leaf: str) -> Tensor | None:
@@ -156,56 +156,44 @@ class Experts:
         if not fitting:
             _, a, b = updates[0]
             shapes = [f"{container}.{leaf} is {self._shape(container, leaf)}" for leaf in leaves]
-            raise SourceError(
-                f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}. That fits no tensor of the base: "
-                f"{'; '.join(shapes)}.",
-                self._work.hint,
-            )
+            message = f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}. That fits no tensor of the base: "
+            raise SourceError(f"{message}{'; '.join(shapes)}.", self._work.hint)
         for leaf, (_, a, b) in zip(fitting[0], updates, strict=True):
-            stored = self._stored(container, leaf)
-            if stored:
-                count = stored.shape[0] if len(stored.shape) == 3 else 1
-                rank, scale = self._rank_and_scale(f"{container}.{leaf}", a, count)
-                swapped = self._is_swapped(stored.shape, a, b)
-                rows = stored.shape[1] if count > 1 or len(stored.shape) == 3 else stored.shape[0]
-                pair = a.recipe, b.recipe, a.dtype, b.dtype, rank, scale
-                grouped = count > 1 and rank > 1 and self._work.config.groups_by_expert(leaf)
-                update = Update(*pair, 0, rows, 0, count, transposed=swapped, is_grouped=grouped)
-                yield stored.name, self._twice(stored, (update,), is_stacked=len(stored.shape) == 3)
-            else:
-                yield from self._split(container, leaf, a, b)
+            yield from self._of_all(container, leaf, a, b)
 
-    def _split(self, container: str, leaf: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, LowRank]]:
-        """Yield the recipes of experts that are stored one by one, from an update of all of them."""
-        experts = self._one_by_one(container, leaf)
-        count = len(experts)
-        rank, scale = self._rank_and_scale(f"{container}.{leaf}", a, count)
+    def _of_all(self, container: str, leaf: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, LowRank]]:
+        """Yield the recipes for an update of all experts, which are stored in one tensor or one by one."""
+        shape = self._shape(container, leaf)
+        count = shape[0] if len(shape) == 3 else 1
+        rank, scale = self._work.rank_and_scale(f"{container}.{leaf}", a, count)
         grouped = count > 1 and rank > 1 and self._work.config.groups_by_expert(leaf)
-        rows_of_a, row_bytes = _in_one_piece(a), a.bytes // a.shape[0]
-        for number, parts in enumerate(experts):
-            first = 0
+        if stored := self._stored(container, leaf):
+            ends, (outputs, inputs) = (b.shape[0], a.shape[1]), shape[-2:]
+            swapped = ends != (outputs, inputs) or (outputs == inputs and self._work.type in _TRANSPOSED)
+            pair = a.recipe, b.recipe, a.dtype, b.dtype, rank, scale
+            update = Update(*pair, 0, shape[-2], 0, count, transposed=swapped, is_grouped=grouped)
+            yield stored.name, self._twice(stored, (update,), is_stacked=len(shape) == 3)
+            return
+        rows_of_a, size = _in_one_piece(a), rank * (a.bytes // a.shape[0])
+        for number, parts in enumerate(self._one_by_one(container, leaf)):
+            start, first = rows_of_a.start_byte + number * size, 0
+            of_a = rows_of_a._replace(start_byte=start, end_byte=start + size)
             columns = (number * rank, 1) if grouped else (number, count)
             for part in parts:
                 last = first + part.shape[0]
-                of_a = rows_of_a._replace(
-                    start_byte=rows_of_a.start_byte + number * rank * row_bytes,
-                    end_byte=rows_of_a.start_byte + (number + 1) * rank * row_bytes,
-                )
                 of_b = _columns_of(b, first, last, rank, *columns)
                 update = Update(of_a, of_b, a.dtype, b.dtype, rank, scale, 0, part.shape[0])
                 yield part.name, self._twice(part, (update,))
                 first = last
 
-    def _of_single(
-        self, container: str, singles: list[tuple[int, str, Tensor, Tensor]]
-    ) -> Iterator[tuple[str, LowRank]]:
+    def _of_single(self, container: str, singles: list[_Single]) -> Iterator[tuple[str, LowRank]]:
         """Yield the recipes of fused tensors, from an adapter of transformers 4 for each expert."""
         updates: dict[str, list[Update]] = {}
         for number, part, a, b in singles:
-            leaf = "down_proj" if part in ("down_proj", "w2") else "gate_up_proj"
+            leaf = _leaf_of(part)
             stored = self._stored(container, leaf)
             assert stored is not None, "take has looked for it"
-            rank, scale = self._rank_and_scale(f"{container}.{number}.{part}", a, 1)
+            rank, scale = self._work.rank_and_scale(f"{container}.{number}.{part}", a, 1)
             half = stored.shape[1] // (2 if leaf == "gate_up_proj" else 1)
             first = half if part in ("up_proj", "w3") else 0
             if (b.shape, a.shape[1:]) != ((half, rank), stored.shape[2:]) or not number < stored.shape[0]:
@@ -218,8 +206,7 @@ class Experts:
 
     def _twice(self, old: Tensor, updates: tuple[Update, ...], *, is_stacked: bool = False) -> LowRank:
         """Return the recipe of a parameter with updates, whose change PEFT rounds before it adds it."""
-        refuse_odd(old)
-        recipe = LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, True, self._work.may_overflow)
+        recipe = self._work.low_rank(old, updates, is_stacked=is_stacked)
         if not recipe.is_in_turn:
             refuse_large(f"The updates of {old.name}", sum(update.memory_bytes for update in updates))
         return recipe
@@ -234,14 +221,10 @@ class Experts:
         shape = self._shape(container, leaf)
         count, outputs, inputs = shape if len(shape) == 3 else (1, *shape)
         is_pair = a.shape[0] % count == 0 and b.shape[1] == a.shape[0]
-        is_swapped = self._stored(container, leaf) and (a.shape[1], b.shape[0]) == (outputs, inputs)
-        return is_pair and bool((a.shape[1], b.shape[0]) == (inputs, outputs) or is_swapped)
-
-    def _is_swapped(self, shape: tuple[int, ...], a: Tensor, b: Tensor) -> bool:
-        outputs, inputs = shape[-2:]
-        if (b.shape[0], a.shape[1]) != (outputs, inputs):
-            return True
-        return outputs == inputs and self._work.type in _TRANSPOSED
+        ends = b.shape[0], a.shape[1]
+        return is_pair and (
+            ends == (outputs, inputs) or bool(self._stored(container, leaf)) and ends == (inputs, outputs)
+        )
 
 
 def _refuse_unless_matrices(a: Tensor, b: Tensor) -> None:

@@ -4,33 +4,37 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from sharding.checkpoint.patterns import Patterns
 from sharding.core.errors import Remedy, SourceError
-from sharding.core.text import count, name_some, parsed_json
-from sharding.core.values import Checkpoint, Finding, Merge, Plan, ShardRecord
+from sharding.core.text import count, format_bytes, name_some, parsed_json
+from sharding.core.values import Checkpoint, Finding, Merge, Plan, ShardRecord, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base, parse_config
-from sharding.formats.peft_keys import parts_of
+from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import tied_names, ties
-from sharding.planning.adapters.experts import IN_FUSED
-from sharding.planning.adapters.merging import TEXT, Merging, ModuleNames
-from sharding.planning.adapters.replaced import (
-    refuse_uneven_vocabulary,
-    refuse_unknown_tie,
-    replace_rows,
-    replace_whole,
-)
-from sharding.planning.adapters.updates import add_updates
+from sharding.planning.adapters import merging, replaced
+from sharding.planning.adapters.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
+from sharding.planning.adapters.merging import WITH_PEFT, Merging, heads_last
 from sharding.planning.dequantize import without_left_over
 from sharding.planning.schemes import can_help
+from sharding.recipes.dora import Dora
+from sharding.recipes.low_rank import Update
 
 _OF_QUANTIZED = re.compile(
     r"(?:-unsloth)?(?:-bnb)?-(?:4|8)bits?(?![a-z0-9]).*$|-(?:gptq|awq|int4|int8|w4a16)(?![a-z0-9]).*$", re.IGNORECASE
 )
 """How the names of quantized repos end."""
+
+_BY_COLUMNS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+"""Types whose linear layers are transformers' Conv1D, which stores the transpose (transformers 5.23)."""
+_CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
+
+Kinds = Mapping[Kind, Tensor]
+"""The tensors of an adapter for one module, by what they are."""
 
 
 def unknown_names(checkpoint: Checkpoint) -> list[str]:
@@ -40,7 +44,7 @@ def unknown_names(checkpoint: Checkpoint) -> list[str]:
     """
     assert checkpoint.adapter is not None
     parse_config(parsed_json(checkpoint.adapter.config))
-    names = ModuleNames(tensor.name for tensor in checkpoint.tensors)
+    names = merging.ModuleNames(tensor.name for tensor in checkpoint.tensors)
     parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
     wanted = [part.of if part.kind == "whole" else f"{part.of}.weight" for part in parts if part.kind != "ignored"]
     config = parsed_json(checkpoint.configs.get("", ""))
@@ -57,17 +61,15 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
     Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore. The
     result would then not be the model that was trained.
     """
-    adapter = checkpoint.adapter
-    assert adapter is not None
     checkpoint = without_left_over(checkpoint)
-    _refuse_base(checkpoint, named_base(parsed_json(adapter.config)))
+    _refuse_base(checkpoint)
     with Patterns(ADAPTER_NAME) as patterns:
-        work = Merging(checkpoint, adapter, known or {}, patterns, may_overflow=may_overflow)
-        refuse_unknown_tie(work)
-        replace_whole(work)
-        add_updates(work)
-        replace_rows(work)
-        refuse_uneven_vocabulary(work)
+        work = Merging(checkpoint, known or {}, patterns, may_overflow=may_overflow)
+        replaced.refuse_unknown_tie(work)
+        replaced.replace_whole(work)
+        _add_updates(work)
+        replaced.replace_rows(work)
+        replaced.refuse_uneven_vocabulary(work)
         return _result(work)
 
 
@@ -100,54 +102,148 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
     return replace(plan, merged=merge, findings=(*plan.findings, *([] if merge.changed else [none])))
 
 
-def _refuse_base(checkpoint: Checkpoint, named: str) -> None:
+def _refuse_base(checkpoint: Checkpoint) -> None:
     if checkpoint.library not in ("transformers", "sentence-transformers") or "" not in checkpoint.configs:
-        raise SourceError(
-            "An adapter can be merged only into a model of transformers with its config.json.",
-            "Name the base model that the adapter was trained on.",
-        )
+        message = "An adapter can be merged only into a model of transformers with its config.json."
+        raise SourceError(message, "Name the base model that the adapter was trained on.")
     stated = quantization_of(checkpoint.configs[""])
     if stated is not None or quantized_in(checkpoint.tensors):
         how = f" with {method_of(stated)}" if stated is not None else ""
-        helps = stated is not None and can_help(stated)
-        raise SourceError(
-            f"The base is quantized{how}. An adapter cannot be added to quantized numbers.",
-            "Make an ordinary copy with --dequantize first, and merge the adapter into that copy."
-            if helps
-            else f"Merge it into the repo that the base was quantized from{_origin(checkpoint, named)}.",
-            Remedy("dequantize") if helps else None,
-        )
+        hint, remedy = f"Merge it into the repo that the base was quantized from{_origin(checkpoint)}.", None
+        if stated is not None and can_help(stated):
+            hint = "Make an ordinary copy with --dequantize first, and merge the adapter into that copy."
+            remedy = Remedy("dequantize")
+        message = f"The base is quantized{how}. An adapter cannot be added to quantized numbers."
+        raise SourceError(message, hint, remedy)
 
 
-def _origin(checkpoint: Checkpoint, named: str) -> str:
+def _origin(checkpoint: Checkpoint) -> str:
     """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
-    base = checkpoint.source.repo_id
+    base, adapter = checkpoint.source.repo_id, checkpoint.adapter
+    named = named_base(parsed_json(adapter.config)) if adapter else ""
     told = (name for name in (named, checkpoint.card_base) if name not in ("", base) and not _OF_QUANTIZED.search(name))
     origin = next(told, _OF_QUANTIZED.sub("", base))
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
 
 
+def _add_updates(work: Merging) -> None:
+    """Add the updates to their weights. Raises SourceError if one does not fit, or if PEFT would ignore it."""
+    modules: dict[str, dict[Kind, Tensor]] = {}
+    for part in work.parts:
+        if part.kind not in ("whole", "ignored", "tokens"):
+            modules.setdefault(part.of, {})[part.kind] = work.given[part.name]
+    ties = work.config.ensure_weight_tying and work.is_tied
+    if ties and any(work.weight_of(module) == work.embedding.name for module in modules):
+        message = f"ensure_weight_tying is set in {ADAPTER_NAME}, for an update of tied embeddings. PEFT adds it once "
+        raise SourceError(f"{message}to some models and twice to others.", WITH_PEFT)
+    experts = Experts(work)
+    for module in sorted(modules, key=heads_last):
+        _add(work, experts, module, modules[module])
+    doras = [tensor for tensor in work.tensors.values() if isinstance(tensor.recipe, Dora) and tensor.recipe.is_whole]
+    if doras:
+        names = name_some([tensor.name for tensor in doras])
+        message = f"A DoRA needs the length of each column, so these tensors are in memory as a whole: {names}."
+        hint = f"That takes about {format_bytes(16 * max(tensor.parameters for tensor in doras))} of memory for each."
+        work.findings.append(Finding("info", "dora-whole", message, hint))
+    if is_fused_type(work.type):
+        refuse_some_experts(modules, work.model)
+    for name, recipe in experts.recipes():
+        work.tensors[name] = work.tensors[name]._replace(recipe=recipe)
+        work.updated[name] = name
+
+
+def _add(work: Merging, experts: Experts, module: str, kinds: Kinds) -> None:
+    """Add the update of one module."""
+    name, first = work.weight_of(module), next(iter(kinds.values()))
+    if "magnitude" in kinds and not work.config.use_dora:
+        raise work.untargeted(kinds["magnitude"].name, "use_dora is not set")
+    if name is None and experts.take(module, kinds):
+        _refuse_pattern(work, module)
+        return
+    if name is None:
+        raise work.other_base(f"{module}.weight", first.name)
+    is_parameter = work.config.targets_parameter(f"{module}.weight")
+    if not (is_parameter or work.config.targets(module, work.match)):
+        raise work.untargeted(first.name)
+    _add_to_weight(work, module, work.tensors[name], kinds, rounds_twice=is_parameter)
+    if bias := kinds.get("b_bias"):
+        _add_to_bias(work, module, bias, kinds["a"])
+
+
+def _add_to_weight(work: Merging, module: str, old: Tensor, kinds: Kinds, *, rounds_twice: bool) -> None:
+    """Add to a linear layer, a convolution or an embedding."""
+    is_embedding = "embedding_a" in kinds
+    a, b = (kinds["embedding_a"], kinds["embedding_b"]) if is_embedding else (kinds["a"], kinds["b"])
+    rounds_twice = rounds_twice or is_embedding or work.config.rounds_twice
+    if is_fused_type(work.type) and not is_embedding:
+        # transformers 5 holds the router of these types in a module of its own.
+        rounds_twice = rounds_twice or module.endswith(".gate") or bool(IN_FUSED.search(module))
+        _refuse_pattern(work, module)
+    rank, scale = work.rank_and_scale(module, a)
+    is_pair = len(a.shape) == len(b.shape) > 1 and b.shape[1:2] == (rank,) and prod(b.shape[2:]) == 1
+    fits = is_pair and old.shape == (b.shape[0], *a.shape[1:]) and not is_embedding
+    fits_swapped = is_pair and old.shape == (*a.shape[1:], b.shape[0]) and len(b.shape) == 2
+    is_conv1d = not work.types.isdisjoint(_BY_COLUMNS) and module.rpartition(".")[2] in _CONV1D
+    transposed = fits_swapped and (is_conv1d or not fits)
+    if not (fits or transposed):
+        raise work.other_update(old, a, b)
+    merging.refuse_unusable(a, b)
+    update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, old.shape[0], transposed=transposed)
+    other = work.updated.setdefault(old.name, module)
+    # Embeddings and a head that is tied to them are one tensor, and both may change it.
+    if other != module and not (work.is_tied and heads_last(other) != heads_last(module)):
+        message = f"The adapter has two updates of {old.name}: for {other} and for {module}."
+        raise SourceError(message, "Keep only one of them.")
+    dora = _dora(work, module, old, update, kinds) if work.config.use_dora else None
+    work.tensors[old.name] = old._replace(recipe=dora or work.low_rank(old, (update,), rounds_twice=rounds_twice))
+
+
+def _add_to_bias(work: Merging, module: str, bias: Tensor, a: Tensor) -> None:
+    if (name := work.names.find(f"{module}.bias")) is None:
+        raise work.other_base(f"{module}.bias", bias.name)
+    old, (_, scale) = work.tensors[name], work.rank_and_scale(module, a)
+    if old.shape != bias.shape or len(old.shape) != 1:
+        raise work.other_shape(old, bias)
+    update = Update(None, bias.recipe, "", bias.dtype, 1, scale, 0, old.shape[0])
+    work.tensors[name] = old._replace(recipe=work.low_rank(old, (update,), rounds_twice=False))
+
+
+def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds) -> Dora:
+    if not (magnitude := kinds.get("magnitude")):
+        message = f"use_dora is set in {ADAPTER_NAME}, but {PREFIX}{module}.lora_magnitude_vector is missing."
+        raise SourceError(message, merging.SAVE_AGAIN)
+    if prod(magnitude.shape) != old.shape[1 if update.transposed else 0]:
+        raise work.other_shape(old, magnitude)
+    merging.refuse_odd(old, magnitude)
+    of = old.recipe, old.dtype, old.shape
+    return Dora(*of, update, magnitude.recipe, magnitude.dtype, work.may_overflow)
+
+
+def _refuse_pattern(work: Merging, module: str) -> None:
+    """Raise SourceError if `module` is one of the experts and has a rank or an alpha of its own."""
+    if not IN_FUSED.search(module):
+        return
+    config, match = work.config, work.match
+    usual = config.r, config.scale_of("", config.r, match)
+    if (config.rank_of(module, match), config.scale_of(module, config.r, match)) != usual:
+        message = f"rank_pattern or alpha_pattern in {ADAPTER_NAME} matches {module}. PEFT's merge is then unclear."
+        raise SourceError(message, WITH_PEFT)
+
+
 def _result(work: Merging) -> Checkpoint:
-    checkpoint, adapter = work.checkpoint, work.adapter
+    checkpoint, file = work.checkpoint, work.adapter.file
     changed = sum(work.before.get(name) != tensor for name, tensor in work.tensors.items())
-    merge = Merge(
-        adapter.source, adapter.file.path, adapter.file.sha256 or "", changed, len(work.tensors), work.named_base
-    )
-    configs = dict(checkpoint.configs)
+    tensors, source = tuple(work.tensors.values()), work.adapter.source
+    merge = Merge(source, file.path, file.sha256 or "", changed, len(tensors), work.named_base)
     if work.settings:
-        configs[""] = json.dumps(_with_settings(work.model, work.settings))
-    return replace(
-        checkpoint,
-        tensors=tuple(work.tensors.values()),
-        components=tuple(
-            component if component.folder else replace(component, total_parameters=None)
-            for component in checkpoint.components
-        ),
-        configs=configs,
-        reconfigured=checkpoint.reconfigured | ({""} if work.settings else set()),
-        findings=(*checkpoint.findings, *work.findings, *_findings(work, merge)),
-        merged=merge,
+        configs = {**checkpoint.configs, "": json.dumps(_with_settings(work.model, work.settings))}
+        checkpoint = replace(checkpoint, configs=configs, reconfigured=checkpoint.reconfigured | {""})
+    components = tuple(
+        component if component.folder else replace(component, total_parameters=None)
+        for component in checkpoint.components
     )
+    findings = (*checkpoint.findings, *work.findings, *_findings(work, merge))
+    return replace(checkpoint, tensors=tensors, components=components, findings=findings, merged=merge)
 
 
 def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
@@ -187,11 +283,9 @@ def _idle_targets(work: Merging) -> list[str]:
         module = name.removesuffix(".weight")
         is_layer = module != name and len(tensor.shape) > 1 and not IN_FUSED.search(name)
         is_layer = is_layer and not (work.config.target_modules == ALL_LINEAR and EMBEDDINGS.search(name))
-        in_memory = work.names.in_memory(module)
         # Of a model with more parts, the adapter was trained on the language model alone.
-        is_layer = is_layer and (not work.names.is_of_text or name.startswith(TEXT))
-        is_left = is_layer and name not in work.updated
-        if is_left and work.config.targets(in_memory, work.match):
+        is_layer = is_layer and (not work.names.is_of_text or name.startswith(merging.TEXT))
+        if is_layer and name not in work.updated and work.config.targets(work.names.in_memory(module), work.match):
             idle.append(module)
     return idle
 
@@ -203,9 +297,8 @@ def _with_settings(document: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     """
     after = {**document, **settings}
     parts = [key for key in ("text_config", "decoder") if isinstance(document.get(key), dict)]
-    for key in parts:
-        of_words = {name: settings[name] for name in ("vocab_size", "tie_word_embeddings") if name in settings}
-        after[key] = {**document[key], **of_words}
+    of_words = {name: settings[name] for name in ("vocab_size", "tie_word_embeddings") if name in settings}
+    after |= {key: {**document[key], **of_words} for key in parts}
     if parts and "vocab_size" not in document:
         after.pop("vocab_size", None)
     return after

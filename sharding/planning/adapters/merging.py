@@ -11,13 +11,14 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
 from sharding.core.text import format_bytes, parsed_json, source_name
-from sharding.core.values import Adapter, Checkpoint, Finding, Tensor
+from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import levels
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import known_class, tied_names, ties
 from sharding.recipes.cast import Cast
+from sharding.recipes.low_rank import LowRank, Update
 
 _MOVED = (
     ("model.language_model.", "language_model.model."),
@@ -29,12 +30,8 @@ _MOVED = (
 )
 """Names in memory and in files of models with several parts (transformers 5.23, `conversion_mapping`)."""
 
-
 TEXT, _TEXT_ALONE = "model.language_model.", "model."
 """How the names of the language model start in a model with several parts, and in the class of that part alone."""
-
-_INSIDE = ((".mlp.", ".block_sparse_moe."), (".block_sparse_moe.", ".mlp."))
-"""The same in the middle of a name: Mixtral in transformers 5 and 4."""
 
 
 class ModuleNames:
@@ -88,15 +85,15 @@ class ModuleNames:
         yield name
         if name in self._known:
             yield self._known[name]
-        yield from (name.replace(old, new) for old, new in _INSIDE if old in name)
+        for old, new in ((".mlp.", ".block_sparse_moe."), (".block_sparse_moe.", ".mlp.")):
+            if old in name:  # Mixtral in transformers 5 and 4
+                yield name.replace(old, new)
         for old, new in _MOVED:
             if name.startswith(old):
                 yield new + name.removeprefix(old)
 
 
 OTHER_BASE = "Name the base that the adapter was trained on, in the same version."
-_IN_UPDATES = (*CASTABLE, "F8_E4M3", "F8_E5M2")
-"""Dtypes of updates. PEFT casts all of them to float32."""
 SAVE_AGAIN = "Save the adapter again, or download it again."
 WITH_PEFT = "Merge it with PEFT and check the result."
 
@@ -104,33 +101,26 @@ WITH_PEFT = "Merge it with PEFT and check the result."
 class Merging:
     """What is known while an adapter is merged into a model. The steps of a merge change `tensors` and `settings`.
 
-    - `tensors`: those of the model, by their stored names. `before`: as they were.
-    - `names` finds them by the names of modules in memory.
+    - `tensors`: those of the model, by their stored names. `before`: as they were. `updated`: which
+      module's update each got.
+    - `names` finds them by the names of modules in memory. `head` is the name of the output head there.
     - `parts`: what the tensors of the adapter are. `given` has these tensors by name.
     - `model`: the content of the model's config.json. `type` is its model type, and `types` also has those of models
       inside it. `settings` are new values in it.
     - `is_tied`: the output head is the embeddings. None if this is not known.
-    - `head`: the name of the output head in memory.
-    - `named_base`: the base that the adapter names, see `peft_config.named_base`.
-    - `updated`: the stored names of the tensors that got an update.
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        adapter: Adapter,
-        known: Mapping[str, str],
-        patterns: Patterns,
-        *,
-        may_overflow: bool,
+        self, checkpoint: Checkpoint, known: Mapping[str, str], patterns: Patterns, *, may_overflow: bool
     ) -> None:
-        """Start with the tensors of `checkpoint`. `known` are the stored names of names in memory.
+        """Start with `checkpoint`, which has an adapter. `known` are the stored names of names in memory.
 
         `patterns` matches the adapter's expressions. Raises SourceError if the configuration or the names of the
         adapter are not those of a LoRA of PEFT.
         """
-        self.checkpoint, self.adapter, self.may_overflow = checkpoint, adapter, may_overflow
-        self.known = known
+        assert checkpoint.adapter is not None
+        adapter = self.adapter = checkpoint.adapter
+        self.checkpoint, self.known, self.may_overflow = checkpoint, known, may_overflow
         document = parsed_json(checkpoint.configs[""])
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))
@@ -155,7 +145,7 @@ class Merging:
         self.names = ModuleNames((name for name, tensor in self.tensors.items() if not tensor.folder), known)
         self.is_tied = False if adapter.head_is_copy is False or not self.embeddings else is_tied
         self.findings: list[Finding] = []
-        self.updated: set[str] = set()
+        self.updated: dict[str, str] = {}
         self._widen_kept()
 
     def _widen_kept(self) -> None:
@@ -163,15 +153,17 @@ class Merging:
 
         What the adapter does not change keeps its bytes. It loads with the same numbers.
         """
-        known = known_class(self.model)
-        for part in self.parts if known else ():
+        if not (known := known_class(self.model)):
+            return
+        for part in self.parts:
             leaf = "bias" if part.kind == "b_bias" else "weight"
             name = self.names.find(part.of if part.kind == "whole" else f"{part.of}.{leaf}")
-            tensor = self.tensors[name] if name and part.kind != "ignored" else None
-            kept = known.kept.get({"F16": "fp16", "BF16": "bf16"}.get(tensor.dtype, ""), ()) if known and tensor else ()
-            if tensor and any(re.search(pattern, tensor.name) for pattern in kept):
-                recipe = Cast(tensor.recipe, tensor.dtype, "F32")
-                self.tensors[tensor.name] = tensor._replace(dtype="F32", recipe=recipe)
+            if name is None or part.kind == "ignored":
+                continue
+            tensor = self.tensors[name]
+            kept = known.kept.get({"F16": "fp16", "BF16": "bf16"}.get(tensor.dtype, ""), ())
+            if any(re.search(pattern, name) for pattern in kept):
+                self.tensors[name] = tensor._replace(dtype="F32", recipe=Cast(tensor.recipe, tensor.dtype, "F32"))
 
     @property
     def tied_head(self) -> str | None:
@@ -214,6 +206,25 @@ class Merging:
             raise SourceError(f"{new.name} is {new.dtype}, but {old.name} of the base is {old.dtype}.", WITH_PEFT)
         return Cast(new.recipe, new.dtype, old.dtype, self.may_overflow)
 
+    def rank_and_scale(self, module: str, a: Tensor, experts: int = 1) -> tuple[int, float]:
+        """Return rank and scale of an update. Raises SourceError if the file and the configuration disagree."""
+        stated = self.config.rank_of(module, self.match)
+        if a.shape[:1] != (stated * experts,):
+            message = f"{a.name} is {list(a.shape)}, but {ADAPTER_NAME} says that its rank is {stated}."
+            raise SourceError(message, f"Put the adapter's own {ADAPTER_NAME} beside it.")
+        scale = self.config.scale_of(module, stated, self.match)
+        if not scale:
+            message = f"{ADAPTER_NAME} says that alpha is 0 for {module}, so its update would change nothing."
+            raise SourceError(message, f"Set lora_alpha in {ADAPTER_NAME} to the value that it was trained with.")
+        return stated, scale
+
+    def low_rank(
+        self, old: Tensor, updates: tuple[Update, ...], *, is_stacked: bool = False, rounds_twice: bool = True
+    ) -> LowRank:
+        """Return the recipe of a tensor with updates. Raises SourceError if it holds no floating-point numbers."""
+        refuse_odd(old)
+        return LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, rounds_twice, self.may_overflow)
+
     def other_base(self, name: str, by: str) -> SourceError:
         """Return the error for a tensor `by` of the adapter that needs a tensor `name`, which the model lacks."""
         base = source_name(self.checkpoint.source.kind, self.checkpoint.source.name)
@@ -249,7 +260,7 @@ def heads_last(module: str) -> bool:
 
 
 def refuse_odd(*tensors: Tensor, known: Collection[str] = CASTABLE) -> None:
-    """Raise SourceError if one of `tensors` does not hold floating-point numbers, of one of the `known` dtypes."""
+    """Raise SourceError if one of `tensors` has none of the `known` dtypes of floating-point numbers."""
     if odd := next((tensor for tensor in tensors if tensor.dtype not in known), None):
         raise SourceError(f"{odd.name} is {odd.dtype}, but only floating-point numbers can be added.", WITH_PEFT)
 
@@ -263,5 +274,5 @@ def refuse_large(what: str, memory_bytes: int) -> None:
 
 def refuse_unusable(a: Tensor, b: Tensor) -> None:
     """Raise SourceError if the matrices of an update are no floating-point numbers, or take too much memory."""
-    refuse_odd(a, b, known=_IN_UPDATES)
+    refuse_odd(a, b, known=(*CASTABLE, "F8_E4M3", "F8_E5M2"))  # PEFT casts all of them to float32
     refuse_large(f"{a.name} and {b.name}", 4 * (a.parameters + b.parameters))

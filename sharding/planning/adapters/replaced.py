@@ -13,7 +13,7 @@ from sharding.formats.peft_keys import PREFIX, parts_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import always_ties, known_class
 from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, WITH_PEFT, Merging, ModuleNames, heads_last
-from sharding.recipes.rows import Rows
+from sharding.recipes.laid import Rows
 
 
 def replace_whole(work: Merging) -> None:
@@ -29,7 +29,10 @@ def replace_whole(work: Merging) -> None:
     unties = head is not None and not work.config.ensure_weight_tying
     unties = unties and any(work.is_saved(name.removesuffix(".weight")) for name in (work.head, work.embedding.name))
     if unties:
-        _refuse_more_ties(work)
+        # A copy of one tied tensor leaves others, which transformers would then load at random.
+        is_head = not work.is_saved(work.embedding.name.removesuffix(".weight"))
+        if work.ties_more and not (is_head and always_ties(work.model)):
+            raise _more_ties(work)
         work.tensors[work.head] = work.embedding._replace(name=work.head)
         work.settings["tie_word_embeddings"] = False
     replaced = set[str]()
@@ -74,10 +77,9 @@ def refuse_uneven_vocabulary(work: Merging) -> None:
         return
     head, embedding = work.tensors[work.head], work.embedding
     if head.shape[0] != embedding.shape[0]:
-        raise SourceError(
-            f"With this adapter, {embedding.name} has {embedding.shape[0]} rows, but {work.head} has {head.shape[0]}.",
-            "Save the adapter with both its embeddings and its output head.",
-        )
+        message = f"With this adapter, {embedding.name} has {embedding.shape[0]} rows, but {work.head} has "
+        hint = "Save the adapter with both its embeddings and its output head."
+        raise SourceError(f"{message}{head.shape[0]}.", hint)
 
 
 def refuse_unknown_tie(work: Merging) -> None:
@@ -89,18 +91,9 @@ def refuse_unknown_tie(work: Merging) -> None:
     head, stored = work.head.removesuffix(".weight"), work.names.find(work.head)
     copies = head in modules or any(EMBEDDINGS.search(f"{each}.weight") for each in filter(work.is_saved, modules))
     if of_words if stored and work.adapter.head_is_copy else copies and not stored:
-        raise SourceError(
-            f"The adapter changes {name_some(sorted(of_words or {head}))}. It is not known whether {work.type} ties its"
-            " output head to its embeddings, so the result is not known either.",
-            "Merge this adapter with PEFT and check the result.",
-        )
-
-
-def _refuse_more_ties(work: Merging) -> None:
-    """Raise SourceError if a copy of one tied tensor leaves others that transformers would then load at random."""
-    is_head = not work.is_saved(work.embedding.name.removesuffix(".weight"))
-    if work.ties_more and not (is_head and always_ties(work.model)):
-        raise _more_ties(work)
+        message = f"The adapter changes {name_some(sorted(of_words or {head}))}. It is not known whether {work.type} "
+        message += "ties its output head to its embeddings, so the result is not known either."
+        raise SourceError(message, "Merge this adapter with PEFT and check the result.")
 
 
 def _more_ties(work: Merging) -> SourceError:
@@ -131,25 +124,18 @@ def _refuse_missing(work: Merging, replaced: Container[str]) -> None:
 
 def _in_place_of(work: Merging, old: Tensor, new: Tensor) -> Tensor:
     """Return `new` as the tensor `old`, in its dtype. Raises SourceError unless their shapes fit."""
-    is_of_words = bool(EMBEDDINGS.search(old.name) or HEADS.search(old.name))
     if old.shape != new.shape:
+        is_of_words = EMBEDDINGS.search(old.name) or HEADS.search(old.name)
         if not is_of_words or old.shape[1:] != new.shape[1:] or not new.shape[0]:
             raise work.other_shape(old, new)
         work.settings["vocab_size"] = new.shape[0]
     return old._replace(shape=new.shape, recipe=work.in_dtype_of(old, new))
 
 
-_TASKS = {
-    "SEQ_CLS": "ForSequenceClassification",
-    "TOKEN_CLS": "ForTokenClassification",
-    "QUESTION_ANS": "ForQuestionAnswering",
-}
-"""The ends of the classes that transformers has for these tasks of an adapter."""
-_OF_IMAGES = "ForImageClassification"
-"""PEFT has no task for it."""
+_TASKS = {"SEQ_CLS": "SequenceClassification", "TOKEN_CLS": "TokenClassification", "QUESTION_ANS": "QuestionAnswering"}
+"""What the classes of transformers are for, by the task of an adapter. PEFT has none for classes of images."""
 _OTHER_ENDS = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
 _OF_LABELS = re.compile(r"(?:^|\.)(?:score|classifier|out_proj|qa_outputs)\.weight$")
-_SCORES = ("score.weight", "score.bias")
 
 
 def classifier_of(checkpoint: Checkpoint) -> str:
@@ -163,9 +149,9 @@ def classifier_of(checkpoint: Checkpoint) -> str:
     new = [part.of for part in parts if part.kind == "whole" and stored.find(part.of) is None]
     said = parsed_json(checkpoint.adapter.config)
     task = said.get("task_type") if isinstance(said, dict) else None
-    end = _TASKS.get(str(task), "" if task else _OF_IMAGES)
-    name = _OTHER_ENDS.sub("", str(named[0])) + end
-    known = known_class({**config, "architectures": [name]}) if end and any(map(_OF_LABELS.search, new)) else None
+    use = _TASKS.get(str(task), "" if task else "ImageClassification")
+    name = f"{_OTHER_ENDS.sub('', str(named[0]))}For{use}"
+    known = known_class({**config, "architectures": [name]}) if use and any(map(_OF_LABELS.search, new)) else None
     return name if known and known.name == name != named[0] else ""
 
 
@@ -180,8 +166,8 @@ def as_classifier(checkpoint: Checkpoint) -> Checkpoint:
 def make_classifier(work: Merging, whole: Mapping[str, Tensor]) -> None:
     """Turn the model into the classifier that the adapter was trained as, with places for the tensors of its head.
 
-    `work.known` has the names of all weights of that class. If nobody knows them, it is {}, and only a causal model
-    with a `score` becomes a classifier. Raises SourceError if neither the base nor the adapter has one of its weights.
+    If nobody knows all weights of that class (`work.known`), only a causal model with a `score` becomes a classifier.
+    Raises SourceError if neither the base nor the adapter has one of its weights.
     """
     if not (name := classifier_of(work.checkpoint)):
         return
@@ -195,7 +181,7 @@ def make_classifier(work: Merging, whole: Mapping[str, Tensor]) -> None:
         new = [stored for stored, old in found.items() if old is None]
     elif str(work.model["architectures"][0]).endswith("ForCausalLM") and work.embeddings:
         tensors = {stored: tensor for stored, tensor in work.tensors.items() if stored not in work.heads}
-        new = [stored for stored in _SCORES if stored in whole]
+        new = [stored for stored in ("score.weight", "score.bias") if stored in whole]
     else:
         return
     like = next(iter(tensors.values()))
