@@ -29,7 +29,6 @@ from sharding.desk.forecast import (
     work_of,
 )
 from sharding.desk.gauge import this_machine
-from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import (
     ACTIVE,
@@ -40,11 +39,11 @@ from sharding.desk.jobs import (
     destination_of,
     new_job_id,
     reading_of,
+    status_of,
 )
 from sharding.desk.judgement import Results
 from sharding.desk.models import Models
-from sharding.desk.process import kill_stray
-from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
+from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
 from sharding.planning.plan import identify_plan
 from sharding.report.report import summarize_source
 from sharding.storage.hub.answers import Person

@@ -11,10 +11,9 @@ from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED
 from sharding.desk.gauge import this_machine
-from sharding.desk.header_cache import fingerprint
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading, reading_of
-from sharding.desk.models import Models
+from sharding.desk.models import Models, fingerprint
 from sharding.planning.adapters.merged import unknown_names
 from sharding.planning.adapters.replaced import as_classifier
 from sharding.report.fetch import Result, read_result

@@ -13,7 +13,7 @@ from gradio.events import api
 from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
 from sharding.core.options import OPTIONS, Option, Options, of_tool
 from sharding.desk import Desk, JobRequest
-from sharding.desk.patience import patient
+from sharding.desk.questions import patient
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
 from sharding.report.report import summarize_plan, summarize_source

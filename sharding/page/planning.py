@@ -15,10 +15,8 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan, Tensor
 from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.events import Events, Login
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
 from sharding.page.goals import GOALS, MERGE, has_components, no_goal
-from sharding.page.hero import hero
 from sharding.page.job_panels import jobs_panel
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
@@ -26,6 +24,7 @@ from sharding.page.panels import (
     devices_panel,
     facts_panel,
     findings_panel,
+    hero,
     map_panel,
     message,
     overview_panel,
@@ -36,7 +35,7 @@ from sharding.page.panels import (
     tensors_of,
 )
 from sharding.page.render import render
-from sharding.page.site import person
+from sharding.page.site import Events, Login, person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
 from sharding.planning.explain import gathered

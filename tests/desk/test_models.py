@@ -18,7 +18,7 @@ from sharding.core.values import Checkpoint, RepoRef
 from sharding.desk import Desk
 from sharding.desk.models import Models
 from sharding.desk.overview import Question
-from sharding.desk.patience import Later, patient
+from sharding.desk.questions import Later, patient
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.desk.actors import until
 from tests.desk.conftest import ALICE, BOB, push
@@ -180,7 +180,7 @@ def test_devices_are_refused_as_plans_are_before_anybody_waits(
         usual = ask(lambda source=source, token=token: desk.models.plan(source, Options("60kB"), token))
         assert isinstance(refused, SourceError) and str(refused) == str(usual)
     with monkeypatch.context() as context:
-        context.setattr("sharding.desk.header_cache.MAX_PAGE_TENSORS", 3)
+        context.setattr("sharding.desk.models.MAX_PAGE_TENSORS", 3)
         assert isinstance(ask(lambda: desk.models.devices(hidden, "cpu=1GB", ALICE)), TooManyTensors)
     assert held.asked == ["devices"]
     held.let_go()
@@ -229,7 +229,7 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
     models.tidy()
     gc.collect()
     assert len(made) == 3 and all(ref() for ref in made)
-    for room in ("questions", "header_cache"):
+    for room in ("questions", "models"):
         monkeypatch.setattr(f"sharding.desk.{room}.CACHED_SECONDS", -1)
     models.tidy()
 

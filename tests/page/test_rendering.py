@@ -15,8 +15,7 @@ from sharding.core.errors import Remedy
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, RepoRef
 from sharding.desk.forecast import ClassicForecast, Forecast
-from sharding.desk.history import History, status_of
-from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.model_map import map_of_plan
 from sharding.page import job_panels, panels
 from sharding.page.form import Form, size_label

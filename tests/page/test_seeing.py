@@ -12,8 +12,8 @@ from gradio.blocks import Block
 
 from sharding.page.api import Endpoints
 from sharding.page.form import PRIVATE
+from sharding.page.jobs import Pushing
 from sharding.page.planning import Planning
-from sharding.page.pushing import Pushing
 from sharding.page.site import Site
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import push
@@ -191,7 +191,7 @@ def test_of_a_model_that_is_too_large_to_plan_the_tensors_are_counted_and_the_la
 ) -> None:
     write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
     push(rooms.hub, tmp_path / "in", "bob/large", "hf_bob")
-    monkeypatch.setattr("sharding.desk.header_cache.MAX_PAGE_TENSORS", 10)
+    monkeypatch.setattr("sharding.desk.models.MAX_PAGE_TENSORS", 10)
     visit = Visitor(rooms, {"repo": "bob/large"})
     assert "more than 10 tensors" in visit.text("repo_message")
     assert "14 tensors in 1 file" in visit.text("facts") and "data:image/svg+xml;base64," in visit.now("facts")

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.environment import page_hosts, space_hosts
 from sharding.page.serving.door import Door
-from sharding.page.serving.pictures import Judge, Pictures
-from sharding.page.serving.preview import Preview
+from sharding.page.serving.pictures import Judge, Pictures, Preview
 from sharding.page.site import Site
 
 _HUB = "https://huggingface.co"
