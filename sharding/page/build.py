@@ -81,6 +81,7 @@ _SAME = "(chosen) => chosen"
 _OWN_NAME = "(name) => window.shardMyRepo.ownName(name)"
 _STARTED = "() => window.shardMyRepo.started()"
 _READY = "() => window.shardMyRepo.ready()"
+_LEAVE = "(query) => window.shardMyRepo.leave(query)"
 _SHOW_LIST = "() => window.shardMyRepo.showList()"
 
 
@@ -150,6 +151,9 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET).then(None, js=_SHOW_LIST)
 
+    opened: set[Block] = {form.proposed, form.job, form.wanted, form.original, form.copied}
+    leaving = form.account.select(planning.keep, {*plan, *target, *opened}, form.query, **_QUIET)
+    leaving.then(None, form.query, js=_LEAVE)
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET
     )

@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.checkpoint.trained import needs_base
-from sharding.core.errors import ShardingError, SourceError, TooManyTensors, VariantMissing
+from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan, Tensor
@@ -107,6 +107,27 @@ class Planning(Events):
             self.form.jobs: "" if opens.repo else jobs,
             self.form.examples: gr.Dataset(samples=[[name] for name in names], visible=bool(names)),
         }
+
+    def keep(self, values: Values) -> str:
+        """Return the query of the link to what a visitor has chosen, who goes to sign in. "" if that is nothing."""
+        form, options, name = self.form, Options(), (values[self.form.name] or "").strip()
+        size = form.size_in(values)
+        with suppress(UsageError):  # the plan shows what is wrong
+            options = form.options_in({**values, form.size: size or str(options.max_shard_size)})
+        wish = Wish(
+            form.source_in(values),
+            options,
+            values[form.goal] or "",
+            sized=bool(size),
+            to=f"{values[form.namespace] or ''}/{name}" if name not in ("", values[form.proposed][1]) else "",
+            private=values[form.visibility] == PRIVATE,
+            job=values[form.job],
+            result=values[form.wanted],
+            compare=(values[form.original] or "").strip(),
+            against=(values[form.copied] or "").strip(),
+        )
+        query = query_of(wish)
+        return query if query != "?" else ""
 
     def welcome(self, request: gr.Request) -> Any:
         """Show the picture of the home page. It comes after the fields, which would wait for it otherwise."""
