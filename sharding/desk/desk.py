@@ -195,10 +195,7 @@ class Desk:
         return record.id
 
     def submit_check(self, place: str, who: Person, token: str) -> str:
-        """Accept a job that reads every byte of the result in `place` and of its source. Return its id.
-
-        Raises Refused as `submit` does, and if the source is a folder. Raises SourceError.
-        """
+        """Accept a job that reads every byte of the result in `place` and of its source. Raises as `submit`."""
         result = self.results.read(place, token)
         source, plan = result.report.source, result.report.plan
         if result.report.needs_folder:
@@ -221,11 +218,7 @@ class Desk:
         return self._queue_up(request, *read, who, token)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
-        """Accept a job that reads every byte of two repos and compares every tensor. Return its id.
-
-        It reads the original as `compare` does: cast or dequantized, if that gives the dtypes of the copy. Raises
-        Refused as `submit` does, and SourceError.
-        """
+        """Accept a job that compares every tensor of two repos, read as `Models.compare` does. Raises as `submit`."""
         likeness = self.models.compare(original, copy, variant, token)
         dtype = "keep" if likeness.keeps_others else likeness.dtype
         options = Options(dtype=dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
@@ -273,10 +266,7 @@ class Desk:
                     self._settle(taken)
 
     def unfinished(self, repo_id: str, token: str) -> JobRequest | None:
-        """Return the request that resumes the unfinished job in `repo_id`, or None if there is none.
-
-        Raises DestinationError.
-        """
+        """Return the request that resumes the unfinished job in `repo_id`, if there is one. Raises DestinationError."""
         staged = job.find_unfinished(repo_id, endpoint=self._settings.endpoint, token=token)
         if staged is None or staged.source.kind != "hub":
             return None
@@ -315,10 +305,7 @@ class Desk:
                 self._finished.append(taken.record)
 
     def _active(self) -> list[ActiveJob]:
-        """Return the jobs that have not ended, in the order of the queue.
-
-        A job that `status` has reported as ended is not among them, even if it is still in `_jobs`.
-        """
+        """Return the jobs that have not ended, in the order of the queue."""
         with self._lock:
             return [taken for taken in self._jobs.values() if taken.record.state in ACTIVE]
 

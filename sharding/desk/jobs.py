@@ -4,7 +4,7 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -139,58 +139,35 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStatus:
-    """A snapshot of a job for its owner. `created`, `started` and `ended` are seconds since 1970.
+class JobStatus(JobRecord):
+    """A snapshot of a job for its owner: its record, and what its events have reported so far.
 
-    `request` is the owner's, with the source pinned to the commit that was planned.
     `position` counts the jobs before it, running ones included. It is 0 once the job runs or has ended.
     `seconds_until_start` is an estimate from those jobs, None if unknown.
-    `planned`, `progress` (the newest), `shards`, `verification`, `report` and `published` come from the job's events.
     `written` and `reread` are the bytes of each file of the copy that are written, and read again. A finished shard
     counts as whole. `times` says when something happened first, in seconds since 1970: a phase began, or the job was
     "planned", "written", "verified", "compared" or "published". "loaded" is the time of the last load.
     `loads` is the number of loads done and their total, if the job compares what loading costs.
     `log` has the events as readable lines with the time (UTC).
-    `error` is a sentence and a hint. `remedy` is the hint for programs and front ends. `remark` is what is left to do.
-    `unreached` is that of the record.
     """
 
-    id: str
-    state: State
-    request: JobRequest
-    owner: str
-    created: float
-    started: float | None
-    ended: float | None
-    position: int
-    seconds_until_start: float | None
-    planned: PlanMade | None
-    progress: Progress | None
-    shards: tuple[ShardFinished, ...]
-    written: Mapping[str, int]
-    reread: Mapping[str, int]
-    times: Mapping[str, float]
-    log: tuple[str, ...]
-    verification: Proof | None
-    loads: tuple[int, int] | None
-    report: Report | None
-    published: Published | None
-    error: tuple[str, str] | None
-    remedy: Remedy | None
-    remark: str
-    unreached: tuple[str, ...]
-
-    @property
-    def whole_seconds(self) -> float | None:
-        """The time from the start of the job to its end, with any comparison. None until it has ended."""
-        return None if self.started is None or self.ended is None else self.ended - self.started
+    position: int = 0
+    seconds_until_start: float | None = None
+    planned: PlanMade | None = None
+    progress: Progress | None = None
+    shards: tuple[ShardFinished, ...] = ()
+    written: Mapping[str, int] = field(default_factory=dict)
+    reread: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    log: tuple[str, ...] = ()
+    verification: Proof | None = None
+    loads: tuple[int, int] | None = None
+    report: Report | None = None
+    published: Published | None = None
 
 
 def newest_of(records: Iterable[JobRecord]) -> list[JobRecord]:
-    """Return the newest job of each copy, and of each pair of repos that was compared. `records` are newest first.
-
-    A copy is the same whatever its source and choices: a later job continues or replaces it.
-    """
+    """Return the newest job of each copy, whatever its source, and of each comparison. `records` are newest first."""
     newest: dict[tuple[str, ...], JobRecord] = {}
     for record in records:
         copy, source = (without_revision(name) for name in (record.request.destination, record.request.source))
@@ -218,10 +195,7 @@ LOG_LINES = 500
 
 
 class History:
-    """What the events of a job have reported so far. The attributes are those of `jobs.JobStatus`.
-
-    `comparing_seconds` is the time from the proof to the end of a comparison of loads, 0 if there is none.
-    """
+    """What the events of a job have reported so far. The attributes are those of `JobStatus`."""
 
     def __init__(self, events: Iterable[tuple[float, Json]] = ()) -> None:
         """Start with `events`, each with the time at which it arrived, in seconds since 1970."""
@@ -346,13 +320,7 @@ def status_of(
 ) -> JobStatus:
     """Return the status of a job that its owner sees."""
     return JobStatus(
-        id=record.id,
-        state=record.state,
-        request=record.request,
-        owner=record.owner,
-        created=record.created,
-        started=record.started,
-        ended=record.ended,
+        **{kept.name: getattr(record, kept.name) for kept in fields(record)},
         position=position,
         seconds_until_start=seconds_until_start,
         planned=history.planned,
@@ -366,10 +334,6 @@ def status_of(
         loads=history.loads,
         report=history.report,
         published=history.published,
-        error=record.error,
-        remedy=record.remedy,
-        remark=record.remark,
-        unreached=record.unreached,
     )
 
 

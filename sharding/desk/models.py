@@ -277,10 +277,7 @@ class Models:
         return self._large.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
-        """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
-
-        Raises as `plan` does.
-        """
+        """Return which block of `source` goes on which device, as `job.devices` does. Raises as `plan` does."""
         self.inspect(source, "", token)  # first, so that a model that cannot be read keeps nobody waiting
         place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=QUESTION_SECONDS)
         link = self._link(source)
@@ -295,8 +292,5 @@ def _weights(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
 
 
 def _caller(token: str | None, session: str | None) -> str:
-    """Return an id of the caller: from the login, else from the session, else a new one.
-
-    Not an address, because all visitors of a Space have that of its proxy.
-    """
+    """Return an id of the caller. Not an address: all visitors of a Space have that of its proxy."""
     return fingerprint(token) or session or uuid4().hex

@@ -46,10 +46,7 @@ def answered(key: object) -> Future[Any] | None:
 
 
 def result_of(key: object, answer: Future[_T]) -> _T:
-    """Return the result of `answer`, or raise its exception. Waits for it here, except in a patient function.
-
-    In a patient function it raises Later if there is no answer yet.
-    """
+    """Return the result of `answer`, or raise its exception. In a patient function, raise Later instead of waiting."""
     if not answer.done() and _answers.get() is not None:
         raise Later(key, answer)
     return answer.result()

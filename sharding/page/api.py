@@ -21,6 +21,11 @@ from sharding.report.schema import Json, to_json
 from sharding.storage.hub.answers import Person
 
 _MOST_MISMATCHES = 1_000
+_KEPT_BACK = (
+    *("written", "reread", "times", "bytes", "process", "result", "read", "expected_seconds", "seconds"),
+    *("peak_anon_bytes", "disk_bytes_written", "unstated", "within", "is_undecided"),
+)
+"""What a program is not told of a job, or reads in its report."""
 
 
 def _taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -171,7 +176,7 @@ class Endpoints:
                 hint = "Send a token of the account that started it. Jobs are kept for a day."
                 raise Refused("You have no job with this id.", hint)
             document = to_json(replace(status, written={}, reread={}))  # they grow with the files
-            for name in ("written", "reread", "times"):
+            for name in _KEPT_BACK:
                 del document[name]
             if document["progress"]:
                 del document["progress"]["files"]  # since the last event, which the caller may not have seen
