@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from threading import Lock
+from threading import RLock
 from typing import Any
 from uuid import uuid4
 
@@ -46,17 +46,10 @@ CACHED_CHECKPOINTS = 64
 """Most checkpoints in the memory of the page."""
 
 
-_Key = tuple[str, str, str, str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
     reading: Future[Checkpoint]
     seconds: float
-
-    @property
-    def tensors(self) -> int:
-        return self.reading.result().input_tensors if self.is_good else 0
 
     @property
     def is_good(self) -> bool:
@@ -70,8 +63,8 @@ class Headers:
         """Read from the Hub at `endpoint`."""
         self._endpoint = endpoint
         self._clock = clock
-        self._lock = Lock()
-        self._entries: dict[_Key, _Entry] = {}
+        self._lock = RLock()
+        self._entries: dict[tuple[str, ...], _Entry] = {}
 
     def read(
         self,
@@ -84,17 +77,16 @@ class Headers:
     ) -> Checkpoint:
         """Return the checkpoint in `source` with its `base` and `adapter`, as the owner of `token` may see them.
 
-        All three are links to repos. It reads at most `most_bytes` of weights.
-
-        A failure is not cached. Raises SourceError and WeightsNeeded as `job.inspect` does, and Later while another
-        visitor reads it.
+        All three are links to repos. It reads at most `most_bytes` of weights. A failure is not cached. Raises as
+        `job.inspect` does, and Later while another visitor reads it.
         """
         key = source, variant, base, adapter, fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
-            self._drop()
-            entry = self._of_anybody(*key[:-1]) or self._entries.get(key)
+            self.forget()
+            public = self._entries.get((*key[:-1], ""))  # what was read without a login
+            entry = public if public and public.is_good else self._entries.get(key)
             if entry is None:
                 mine: Future[Checkpoint] = Future()
                 self._entries[key] = _Entry(mine, self._clock())
@@ -110,25 +102,15 @@ class Headers:
                 self._entries.pop(key, None)
         return mine.result()
 
-    def _of_anybody(self, source: str, variant: str, base: str, adapter: str) -> _Entry | None:
-        # What was read without a login is public.
-        entry = self._entries.get((source, variant, base, adapter, ""))
-        return entry if entry and entry.is_good else None
-
     def forget(self) -> None:
-        """Drop entries that are too old."""
-        with self._lock:
-            self._drop()
-
-    def _drop(self) -> None:
         """Drop entries that are too old, and the oldest ones if they hold too much."""
-        now = self._clock()
-        kept = 0
-        for number, (key, entry) in enumerate(reversed(list(self._entries.items()))):
-            kept += entry.tensors
-            old = now - entry.seconds > CACHED_SECONDS or number >= CACHED_CHECKPOINTS or kept > CACHED_TENSORS
-            if old and entry.reading.done():
-                del self._entries[key]
+        with self._lock:
+            now, kept = self._clock(), 0
+            for number, (key, entry) in enumerate(reversed(list(self._entries.items()))):
+                kept += entry.reading.result().input_tensors if entry.is_good else 0
+                old = now - entry.seconds > CACHED_SECONDS or number >= CACHED_CHECKPOINTS or kept > CACHED_TENSORS
+                if old and entry.reading.done():
+                    del self._entries[key]
 
 
 def fingerprint(token: str | None) -> str:
@@ -148,28 +130,22 @@ class Models:
         self._endpoint = endpoint
         self._link: Callable[[str], str] = Lookup(endpoint).link
         self._headers = Headers(endpoint)
-        self._questions = Questions()
-        self._large = Questions()
-        """Large reads and plans that do not ask transformers, and so need not wait behind those that do."""
-        self._comparisons = Questions()
-        """Two checkpoints at a time are in memory for a comparison, however many visitors compare."""
-        self._weights = Questions()
-        """What a plan must know of many bytes of weights is read for one visitor at a time."""
-
-    def _all_questions(self) -> tuple[Questions, ...]:
-        return self._questions, self._large, self._comparisons, self._weights
+        # To transformers; large plans, which need not wait behind those; comparisons, with two checkpoints in memory;
+        # and what a plan must know of many bytes of weights.
+        self._all = self._questions, self._large, self._comparisons, self._weights = (
+            Questions(), Questions(), Questions(), Questions()
+        )  # fmt: skip
 
     def tidy(self) -> None:
         """Drop what nobody has asked for in a while, and return freed memory to the system."""
-        self._headers.forget()
-        for questions in self._all_questions():
-            questions.forget()
+        for cache in (self._headers, *self._all):
+            cache.forget()
         with suppress(AttributeError):  # musl and macOS return it on their own
             ctypes.CDLL(None).malloc_trim(0)
 
     def close(self) -> None:
         """Answer no more questions."""
-        for questions in self._all_questions():
+        for questions in self._all:
             questions.close()
 
     def inspect(
@@ -244,15 +220,12 @@ class Models:
     def _claims(self, sides: tuple[Checkpoint, Checkpoint], token: str | None) -> Claims | None:
         """Return how the digests compare that both repos store, None if one stores none that can be used."""
         found = []
-        for side in sides:
-            try:
-                place = self._link(side.source.pinned)
-                source = open_source(place, Hub(self._endpoint, token))
+        with suppress(SourceError):
+            for side in sides:
+                source = open_source(self._link(side.source.pinned), Hub(self._endpoint, token))
                 found.append(stored_digests(source, side, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_DIGESTS_VALUES))
-            except SourceError:
-                return None
-        first, second = found
-        return claims_of(first, second)
+            return claims_of(*found)
+        return None
 
     def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
         """Return the result of `hints_for`, cached by weights, dtype and ranks. Raises as `plan` does."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from math import ceil
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import RLock, Thread
 from typing import Any, ParamSpec, TypeVar, cast
 
 import anyio
@@ -77,8 +77,7 @@ def patient(function: Callable[_P, _T]) -> Callable[_P, Awaitable[_T]]:
 
 
 QUESTIONS_WAITING = 5
-"""Most questions to transformers that wait for the current one, because each takes seconds. More are refused at
-once."""
+"""Most questions to transformers that wait for the current one, because each takes seconds. More are refused."""
 
 
 @dataclass(slots=True)
@@ -96,7 +95,7 @@ class Questions:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start to answer. `clock` returns seconds."""
         self._clock = clock
-        self._lock = Lock()
+        self._lock = RLock()
         self._questions: dict[Hashable, _Question] = {}
         self._open: SimpleQueue[_Question | None] = SimpleQueue()
         self._usual_seconds = QUESTION_SECONDS / 3
@@ -112,7 +111,7 @@ class Questions:
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
-            self._drop()
+            self.forget()
             question = self._questions.get(key)
             if question is None:
                 self._refuse_crowd(caller)
@@ -149,16 +148,12 @@ class Questions:
             del question, work  # with its answer: the next question may come much later
 
     def forget(self) -> None:
-        """Drop answers that are too old."""
-        with self._lock:
-            self._drop()
-
-    def _drop(self) -> None:
         """Drop answers that are too old, and the oldest ones if they are too many or too large."""
-        now, kept = self._clock(), 0
-        for number, (key, question) in enumerate(reversed(list(self._questions.items()))):
-            kept += question.weight or 0
-            too_much = number >= CACHED_ANSWERS or kept > CACHED_TENSORS
-            old = question.weight is None or now - question.asked > CACHED_SECONDS
-            if (old or too_much) and question.answer.done():
-                del self._questions[key]
+        with self._lock:
+            now, kept = self._clock(), 0
+            for number, (key, question) in enumerate(reversed(list(self._questions.items()))):
+                kept += question.weight or 0
+                too_much = number >= CACHED_ANSWERS or kept > CACHED_TENSORS
+                old = question.weight is None or now - question.asked > CACHED_SECONDS
+                if (old or too_much) and question.answer.done():
+                    del self._questions[key]

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread, Timer
 from typing import IO, Any
@@ -31,14 +31,8 @@ class Child:
         """Start it in `folder`, which is also its home."""
         for name in ("here", "home", "tmp"):
             (folder / name).mkdir(exist_ok=True)
-        environment = {
-            **child_environment(),
-            "HOME": str(folder / "home"),
-            "HF_HOME": str(folder / "home"),
-            "TMPDIR": str(folder / "tmp"),
-            "HF_ENDPOINT": endpoint,
-            "HF_TOKEN": token,
-        }
+        environment = child_environment() | {"HF_ENDPOINT": endpoint, "HF_TOKEN": token}
+        environment |= {"HOME": str(folder / "home"), "HF_HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
         self._token = token.encode()
         self._process = subprocess.Popen(
             child_command("sharding", *arguments),
@@ -131,37 +125,27 @@ RESUME = "Start it again with the same choices. It keeps the finished files and 
 INTERRUPTED = ("The server was restarted before the job was done.", RESUME)
 
 
+@dataclass(eq=False)
 class ActiveJob:
-    """A job that has not ended. Change it only under the desk's lock."""
+    """A job that has not ended. Change it only under the desk's lock. It has the token until it has ended."""
 
-    def __init__(self, record: JobRecord, token: str) -> None:
-        """Keep the token in memory, only until the job has ended."""
-        self.record = record
-        self.token = token
-        self.history = History()
-        self.child: Child | None = None
-        self.heard = record.created
-        self.problem = ""
+    record: JobRecord
+    token: str
+    history: History = field(default_factory=History)
+    child: Child | None = None
+    heard: float = 0.0
+    problem: str = ""
 
 
+@dataclass(frozen=True)
 class Runner:
-    """Runs jobs. Each call of `run` runs one job in one thread."""
+    """Runs jobs, one in each call of `run`. It changes jobs only under `lock`. It starts none once `closing` is set."""
 
-    def __init__(
-        self,
-        shelf: Shelf,
-        endpoint: str,
-        clock: Callable[[], float],
-        lock: AbstractContextManager[Any],
-        closing: Event,
-    ) -> None:
-        """Keep events in `shelf`. Change jobs only under `lock`. Start nothing once `closing` is set."""
-        self._shelf = shelf
-        self._endpoint = endpoint
-        self._lookup = Lookup(endpoint)
-        self._clock = clock
-        self._lock = lock
-        self._closing = closing
+    shelf: Shelf
+    endpoint: str
+    clock: Callable[[], float]
+    lock: AbstractContextManager[Any]
+    closing: Event
 
     def run(self, job: ActiveJob) -> None:
         """Run `job` and record how it ended. Raises OSError if that cannot be written to the disk."""
@@ -178,8 +162,8 @@ class Runner:
         """Record how `job` ended, and forget its token."""
         resumed = any(shard.kept for shard in job.history.shards)
         cost = job.history.report.resources if job.history.report and not resumed else None
-        ended = self._clock()
-        with self._lock:
+        ended = self.clock()
+        with self.lock:
             job.token = ""
             record = replace(
                 job.record,
@@ -197,23 +181,23 @@ class Runner:
                 within=job.history.verification.within if job.history.verification else 0,
                 is_undecided=bool(job.history.verification and job.history.verification.is_undecided),
             )
-            self._shelf.clear(record.id)
-            self._shelf.save(record)
+            self.shelf.clear(record.id)
+            self.shelf.save(record)
             job.record = record  # not before: if it cannot be saved, the job ends in another way
             job.history.close(record)
 
     def _start(self, job: ActiveJob) -> Child | None:
-        with self._lock:
+        with self.lock:
             if job.record.state != "queued":  # cancelled while it waited
                 return None
-            if self._closing.is_set():
+            if self.closing.is_set():
                 self.end(job, "interrupted", INTERRUPTED)
                 return None
-            folder = self._shelf.work_folder(job.record.id)
-            job.child = Child(command_of(job.record.request), folder, self._endpoint, job.token)
-            now = job.heard = self._clock()
+            folder = self.shelf.work_folder(job.record.id)
+            job.child = Child(command_of(job.record.request), folder, self.endpoint, job.token)
+            now = job.heard = self.clock()
             job.record = replace(job.record, state="running", started=now, process=job.child.identity)
-            self._shelf.save(job.record)
+            self.shelf.save(job.record)
             return job.child
 
     def _follow(self, job: ActiveJob, child: Child) -> Outcome:
@@ -229,7 +213,7 @@ class Runner:
             # A job without a plan has staged nothing: staged files there belong to another job.
             has_staged = job.record.request.kind != "verify" and job.history.planned
             return "cancelled", None, self._discard(job) if has_staged else ""
-        if self._closing.is_set():
+        if self.closing.is_set():
             return "interrupted", INTERRUPTED, ""
         return "failed", _reason(job, status, child.last_words), ""
 
@@ -237,10 +221,10 @@ class Runner:
         """Read the events of the process until it ends. Raises ValueError if one is invalid."""
         kept_bytes, phase_kept = 0, (None, 0.0)
         for line in child.lines():
-            event, now = json.loads(line), self._clock()
+            event, now = json.loads(line), self.clock()
             if not isinstance(event, dict):
                 raise ValueError("it is not a JSON object")
-            with self._lock:
+            with self.lock:
                 job.heard = now
                 job.history.take(event, now)
             phase = event.get("stage")
@@ -249,15 +233,15 @@ class Runner:
             phase_kept = (phase, now)
             if "plan" in event:
                 event["plan"].pop("weight_map", None)  # repeats the shards
-            kept_bytes += self._shelf.note(job.record.id, event, now)
+            kept_bytes += self.shelf.note(job.record.id, event, now)
             if kept_bytes > EVENTS_BYTES:
                 raise ValueError("the events take too many bytes")
 
     def _discard(self, job: ActiveJob) -> str:
         """Remove the staged files of a job. Return a remark on what is left to do."""
         destination = job.record.request.destination
-        folder = self._shelf.work_folder(job.record.id)
-        child = Child(["discard", "--json", "--", destination], folder, self._endpoint, job.token)
+        folder = self.shelf.work_folder(job.record.id)
+        child = Child(["discard", "--json", "--", destination], folder, self.endpoint, job.token)
         limit = Timer(DISCARD_SECONDS, child.kill)
         limit.start()
         try:
@@ -267,7 +251,7 @@ class Runner:
         child.wait()
         limit.cancel()
         if isinstance(answer, dict) and "repo_deleted" in answer:
-            return str(answer["remark"]) or self._lookup.remark_on_empty(destination, job.token)
+            return str(answer["remark"]) or Lookup(self.endpoint).remark_on_empty(destination, job.token)
         reason = answer["error"]["message"] if isinstance(answer, dict) and "error" in answer else child.last_words
         return f"Its staged files in {destination} could not be removed: {reason}"
 
