@@ -12,6 +12,7 @@ from sharding.desk.questions import patient
 from sharding.page.api import Endpoints
 from sharding.page.form import Form
 from sharding.page.jobs import Pushing, Running
+from sharding.page.panels import message
 from sharding.page.planning import Planning
 from sharding.page.results import Comparing, Showing
 from sharding.page.serving.answers import bound_answers
@@ -79,6 +80,7 @@ _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
 _SAME = "(chosen) => chosen"
 _OWN_NAME = "(name) => window.shardMyRepo.ownName(name)"
+_BUILDING = "Building the model without its weights …"
 _STARTED = "() => window.shardMyRepo.started()"
 _READY = "() => window.shardMyRepo.ready()"
 _LEAVE = "(query) => window.shardMyRepo.leave(query)"
@@ -154,7 +156,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     opened: set[Block] = {form.proposed, form.job, form.wanted, form.original, form.copied}
     leaving = form.account.select(planning.keep, {*plan, *target, *opened}, form.query, **_QUIET)
     leaving.then(None, form.query, js=_LEAVE)
-    form.place.click(planning.wait, None, form.devices, **_QUIET).then(
+    form.place.click(lambda: message(_BUILDING), None, form.devices, **_QUIET).then(
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):

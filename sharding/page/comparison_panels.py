@@ -64,10 +64,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
 
 
 def outcome_panel(status: JobStatus) -> str:
-    """Return the panel of a job that has read every tensor of two repos and found no difference.
-
-    Differences within the tolerance of a merge count as none.
-    """
+    """Return the panel of a job that has read every tensor of two repos and found no difference beyond a tolerance."""
     asked, proof = status.request, status.verification
     comparison = query_of(Wish(compare=asked.source, against=asked.destination))
     return render(

@@ -123,7 +123,6 @@ def _of_check(status: JobStatus) -> list[_Phase]:
 
 
 def _share_done(status: JobStatus, phase: _Phase) -> float:
-    """Return which share of its current `phase` a job has done."""
     progress = status.progress
     if progress and progress.phase in phase.stages and progress.bytes_total:
         return progress.bytes_done / progress.bytes_total
@@ -151,7 +150,6 @@ def _in_words(seconds: float) -> str:
 
 
 def _numbers(status: JobStatus, ahead: Sequence[_Phase]) -> tuple[tuple[str, str], ...]:
-    """Return the numbers that matter in the current phase, which `ahead` begins with."""
     progress = status.progress
     if progress is None or not ahead or status.state != "running":
         return ()

@@ -186,10 +186,7 @@ def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]], other: str 
 def summary_panel(
     checkpoint: Checkpoint, plan: Plan, forecast: Forecast, choices: Mapping[str, Any] | None = None, at: int = 0
 ) -> str:
-    """Return one line with the files of the copy and the cost of the job.
-
-    It holds the `choices` that the plan was made for, by the id of their fields, and `at`, the stop for their size.
-    """
+    """Return the line with the files of the copy and the cost of the job, the `choices` it is for, and their stop."""
     largest = max((shard.bytes for shard in plan.shards), default=0)
     return render(
         "summary",

@@ -1,7 +1,7 @@
 """Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan, Tensor
+from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
@@ -137,8 +137,7 @@ class Planning(Events):
     def suggest(self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: Login) -> tuple[Any, Any]:
         """Suggest repos whose names match the text typed so far, before those `found` earlier.
 
-        The list never becomes shorter, because Gradio's script fails where it does (6.31). The field itself hides names
-        that do not match.
+        The list never becomes shorter, because Gradio's script fails where it does (6.31).
         """
         text, names = (typed.input_value or "").strip(), list[str]()
         with suppress(ShardingError):  # suggestions are a courtesy: the name can still be typed
@@ -189,7 +188,7 @@ class Planning(Events):
         seen = {**values, form.variant: taken, form.size: size_label(size if is_own else usual), **by_goal}
         quantized = offer(checkpoint)
         seen[form.dequantize] = bool(quantized and seen[form.dequantize])
-        drawn = self._draw(seen, token, request)
+        drawn = self.draw(seen, request, login)
         machines = gr.Number(value=seen[form.machines], visible=seen[form.strategy] == PIPELINE)
         return {
             form.repo_message: remark,
@@ -252,20 +251,17 @@ class Planning(Events):
         except ShardingError as error:
             return problem(error)
 
-    def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
-        """Draw the plan for the current choices."""
-        return self._draw(values, self.site.token(request, login), request)
-
     def list_tensors(self, values: Values, chosen: gr.EventData, request: gr.Request, login: Login) -> Update:
         """List the tensors in the chosen column of the map."""
         try:
-            checkpoint, plan, _ = self._plan(values, self.site.token(request, login), request)
+            checkpoint, plan, _ = self._plan(values, request, login)
         except ShardingError as error:
             return {self.form.tensors: problem(error)}
         placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
         return {self.form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
 
-    def _draw(self, values: Values, token: str | None, request: gr.Request) -> Update:
+    def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
+        """Draw the plan for the current choices."""
         form, source, adapter = self.form, self.form.source_in(values), self.form.adapter_in(values)
         # The field may already name another model, of which only the plan is drawn so far.
         shown = replace(values[form.shown], choices=(), plan_id="")
@@ -279,7 +275,7 @@ class Planning(Events):
         if not source or not form.size_in(values):
             return {form.size_message: "", **update}
         try:
-            checkpoint, plan, options = self._plan(values, token, request)
+            checkpoint, plan, options = self._plan(values, request, login)
         except ShardingError as error:
             if isinstance(error, SourceError) and adapter:
                 return self._unplanned(values, problem(error))
@@ -291,7 +287,10 @@ class Planning(Events):
         parts = has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component
-            size = max(_bytes_by_folder(after).values())
+            folders = Counter[str]()
+            for tensor in after:
+                folders[tensor.folder] += tensor.bytes
+            size = max(folders.values())
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
@@ -325,9 +324,9 @@ class Planning(Events):
         """Return everything that the shown model and plan depend on."""
         return checkpoint.source, values[self.form.goal], *(values[field] for field in self.form.of_a_plan)
 
-    def _plan(self, values: Values, token: str | None, request: gr.Request) -> tuple[Checkpoint, Plan, Options]:
+    def _plan(self, values: Values, request: gr.Request, login: Login) -> tuple[Checkpoint, Plan, Options]:
         """Plan what is chosen. Raises ShardingError."""
-        options = self.form.options_in(values)
+        token, options = self.site.token(request, login), self.form.options_in(values)
         return *self.desk.models.plan(self.form.source_in(values), options, token, request.session_hash), options
 
     def _hidden(self, values: Values) -> Update:
@@ -340,10 +339,6 @@ class Planning(Events):
             **{part: gr.Column(visible=False) for part in (form.plan, form.push)},
             form.advanced: gr.Accordion(visible=HIDDEN),
         }
-
-    def wait(self) -> str:
-        """Return the message that the model is being built without its weights. That takes some seconds."""
-        return message("Building the model without its weights …")
 
     def place(
         self, repo: str, budget: str | None, owner: str | None, name: str, request: gr.Request, login: Login
@@ -397,10 +392,3 @@ def _variants(there: Collection[str], **value: Any) -> gr.Radio:
     taken = {value["value"]} if "value" in value else set()
     names = sorted({*sorted(there)[:_MOST_VARIANTS], *taken})
     return gr.Radio([(name or PLAIN, name) for name in names], visible=len(there) > 1, **value)
-
-
-def _bytes_by_folder(tensors: Iterable[Tensor]) -> Counter[str]:
-    sizes = Counter[str]()
-    for tensor in tensors:
-        sizes[tensor.folder] += tensor.bytes
-    return sizes

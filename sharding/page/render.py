@@ -24,10 +24,7 @@ _AFTER_SEPARATOR = re.compile(r"(?<=\w[/_@-])(?=\w)|(?<=\w[.])(?=[^\W\d])")
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the HTML of `template` with `values` in it. `template` is a file name in `templates`, without its ending.
-
-    Autoescape is on for every template, so text from a repo, an event or a visitor cannot become markup.
-    """
+    """Return the HTML of a file in `templates`, without its ending, with `values`. All of them are escaped."""
     return words.printable(_templates().get_template(f"{template}.html").render(values))
 
 

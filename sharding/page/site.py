@@ -27,10 +27,7 @@ BADGE, CERTIFICATE = "/badge.svg", "/certificate.png"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The Hub of the page, the id of its Space, and the `origin` at which anybody reaches that Space.
-
-    Off a Space the page belongs to the person who started it.
-    """
+    """The Hub of the page, the id of its Space if any, and the `origin` at which anybody reaches that Space."""
 
     endpoint: str
     space: str | None = None

@@ -8,6 +8,7 @@ import logging
 import re
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,6 @@ _ROUTES = (
 )
 
 
-class _TooMuch(Exception):
-    """A body is larger than its limit."""
-
-
 class Door:
     """An ASGI application around the page's own: it hides other routes and limits the size of bodies."""
 
@@ -98,10 +95,11 @@ class Door:
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, up to its limit, then pass the request on."""
-        try:
+        body = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _body_of(receive, _most_bytes(scope))
-        except (_TooMuch, TimeoutError):
+        if body is None:
             await _too_large(scope, receive, send)
             return
         if scope["method"] == "POST" and not _is_call(body):
@@ -133,15 +131,15 @@ class Door:
             self._tools_called -= 1
 
 
-async def _body_of(receive: Receive, most_bytes: int) -> bytes:
-    """Return a body. Raises _TooMuch."""
+async def _body_of(receive: Receive, most_bytes: int) -> bytes | None:
+    """Return a body, None if it is too large."""
     body, is_whole = bytearray(), False
     while not is_whole:
         message = await receive()
         body += message.get("body", b"")
         is_whole = not message.get("more_body", False)
         if len(body) > most_bytes:
-            raise _TooMuch
+            return None
     return bytes(body)
 
 

@@ -29,10 +29,7 @@ _FOREIGN = "Another site sent this request, so it is refused. Open the page itse
 
 
 class Guard:
-    """An ASGI application around the page's own.
-
-    Off a Space it answers only to this machine's own names and to those in `hosts`.
-    """
+    """An ASGI application around the page's own. Off a Space it answers only to this machine's names and to `hosts`."""
 
     def __init__(self, app: ASGIApp, *, on_space: bool, hosts: Collection[str] = ()) -> None:
         """Pass requests on to `app`. `hosts` are the names of the page, without ports."""

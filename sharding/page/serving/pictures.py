@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from math import ceil
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import anyio
 from starlette.datastructures import MutableHeaders, QueryParams
@@ -36,30 +36,25 @@ _NAME = re.compile(r"[\w./@-]{1,200}", re.ASCII)
 _HEAD, _BODY = b"<head>", b"<body"
 
 
+@dataclass(frozen=True, slots=True)
 class Preview:
-    """An ASGI application around the page's own. It changes nothing but the head of the page itself.
+    """An ASGI application around `app`, the page at `site`. It changes nothing but the head of the page itself.
 
     A preview holds only what its link says. It asks no Hub, so it reveals nothing of a private repo.
     """
 
-    def __init__(self, app: ASGIApp, site: Site) -> None:
-        """Pass requests on to `app`, the page at `site`."""
-        self._app = app
-        self._site = site
+    app: ASGIApp
+    site: Site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and write the preview into the answer if that is the page."""
         if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         wish = read_wish(dict(QueryParams(scope["query_string"])))
-        image = self._image_of(wish)
-        await self._app(scope, receive, _rewriting(send, lambda page: opening(page, wish, image)))
-
-    def _image_of(self, wish: Wish) -> str:
-        """Return the address of the picture for `wish`, "" if the page has no address that other sites can open."""
         result = name_in(wish.result)
-        return (result and self._site.certificate(result)) or self._site.picture
+        image = (result and self.site.certificate(result)) or self.site.picture
+        await self.app(scope, receive, _rewriting(send, lambda page: opening(page, wish, image)))
 
 
 def preview_of(wish: Wish) -> tuple[str, str]:
@@ -81,10 +76,7 @@ def preview_of(wish: Wish) -> tuple[str, str]:
 
 
 def name_in(place: str) -> str:
-    """Return the repo that `place` names, with its revision if it names one, or "" for any other text.
-
-    Only plain letters count. Whoever writes a link would otherwise write the title too.
-    """
+    """Return the repo that `place` names in plain letters, or "": whoever writes a link would write the title too."""
     with suppress(ShardingError):
         repo_id, revision, folder = parse_address(place, "")
         name = f"{repo_id}@{revision}" if revision else repo_id
@@ -166,6 +158,7 @@ _NO_SCRIPTS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe
 class _Drawn:
     badge: bytes
     certificate: bytes
+    until: float
 
 
 class Pictures:
@@ -180,8 +173,8 @@ class Pictures:
         """Pass other requests on to `app`. `clock` returns seconds."""
         self._app, self._judge, self._clock = app, judge, clock
         self._questions = Questions()
-        self._seen = _Memory[_Drawn](CACHED_SECONDS, CACHED_ANSWERS, clock)
-        self._unseen = _Memory[None](_UNSEEN_SECONDS, _UNSEEN_PLACES, clock)  # apart: no junk drives a picture out
+        self._seen: dict[str, _Drawn] = {}
+        self._unseen: dict[str, float] = {}  # until when. Apart: no junk drives a picture out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for a picture, and pass any other on."""
@@ -212,18 +205,19 @@ class Pictures:
         left = max(ceil(kept.until - self._clock()), 0)
         headers = {**_ALWAYS, "Cache-Control": f"public, max-age={left}"}
         if path == BADGE:
-            return Response(kept.answer.badge, headers=headers | _NO_SCRIPTS, media_type="image/svg+xml")
-        return Response(kept.answer.certificate, headers=headers, media_type="image/png")
+            return Response(kept.badge, headers=headers | _NO_SCRIPTS, media_type="image/svg+xml")
+        return Response(kept.certificate, headers=headers, media_type="image/png")
 
-    def _ask(self, place: str) -> "_Kept[_Drawn] | None":
-        if kept := self._seen.get(place):
+    def _ask(self, place: str) -> _Drawn | None:
+        now, kept = self._clock(), self._seen.get(place)
+        if kept and now < kept.until:
             return kept
-        if self._unseen.get(place):
+        if now < self._unseen.get(place, 0.0):
             return None
         # All who ask for one result wait for the same answer, so the place itself is the caller.
         return self._questions.ask(place, place, partial(self._draw, place), weight=None)
 
-    def _draw(self, place: str) -> "_Kept[_Drawn] | None":
+    def _draw(self, place: str) -> _Drawn | None:
         """Keep and return both pictures of a result, None if nobody can see it.
 
         Raises ShardingError, and keeps nothing, if that may be otherwise a moment later.
@@ -235,10 +229,12 @@ class Pictures:
                 raise
             certificate = None
         if certificate is None:
-            self._unseen.keep(place, None)
+            _keep(self._unseen, _UNSEEN_PLACES, place, self._clock() + _UNSEEN_SECONDS)
             return None
-        drawn = _Drawn(draw_badge(certificate).encode(), paint_certificate(certificate))
-        return self._seen.keep(place, drawn)
+        badge, picture = draw_badge(certificate).encode(), paint_certificate(certificate)
+        drawn = _Drawn(badge, picture, self._clock() + CACHED_SECONDS)
+        _keep(self._seen, CACHED_ANSWERS, place, drawn)
+        return drawn
 
     def _certificate(self, place: str) -> Certificate | None:
         """Return what can be said of the repo at `place`, None if its commit may not be the repo's. Raises as `judge`.
@@ -257,29 +253,12 @@ class Pictures:
         return None if is_shortened or is_strange else certificate_of(result, trust, revision)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept(Generic[_T]):
-    answer: _T
-    until: float
-
-
-class _Memory(Generic[_T]):
-    """The last `most` answers, each for `seconds`. One thread keeps them, any thread gets them."""
-
-    def __init__(self, seconds: float, most: int, clock: Callable[[], float]) -> None:
-        self._seconds, self._most, self._clock = seconds, most, clock
-        self._kept = dict[str, _Kept[_T]]()
-
-    def get(self, place: str) -> _Kept[_T] | None:
-        kept = self._kept.get(place)
-        return kept if kept and self._clock() < kept.until else None
-
-    def keep(self, place: str, answer: _T) -> _Kept[_T]:
-        self._kept.pop(place, None)
-        while len(self._kept) >= self._most:
-            del self._kept[next(iter(self._kept))]
-        kept = self._kept[place] = _Kept(answer, self._clock() + self._seconds)
-        return kept
+def _keep(memory: dict[str, _T], most: int, place: str, answer: _T) -> None:
+    """Keep an answer, and at most `most` of the newest. One thread keeps them, any thread gets them."""
+    memory.pop(place, None)
+    while len(memory) >= most:
+        del memory[next(iter(memory))]
+    memory[place] = answer
 
 
 def _is_lasting(error: ShardingError) -> bool:
@@ -296,10 +275,7 @@ def _is_unreached(result: Result, trust: Trust) -> bool:
 
 
 def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certificate:
-    """Return what badge and picture say of a result. Of a report that is contradicted they repeat nothing.
-
-    `revision` is the one that was asked for, "" for main.
-    """
+    """Return what badge and picture say of a result. `revision` is the one that was asked for, "" for main."""
     report = result.report
     if trust.level == "contradicted" or not report.verification.holds:
         sentence = "This copy does not match its report, or its source."
