@@ -28,7 +28,6 @@ JOB_ANSWERS = 40
 SHARD_ANSWERS = 2
 """Requests of a job that wait for one another, for each file that it writes."""
 
-
 _SPREAD = sqrt(2)
 """How far the ends of a range are from its middle: the upper end is twice the lower."""
 

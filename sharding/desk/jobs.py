@@ -24,7 +24,6 @@ from sharding.report.schema import Json, Proof, Report, SourceSummary
 KEEP_SECONDS = 24 * 3600
 """Time that the output of a job is kept, so that its link works the next day."""
 
-
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
 
 _JOB_ID = re.compile(r"[\w-]{22}/([\w.-]+/[\w.-]+)", re.ASCII)

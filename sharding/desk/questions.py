@@ -20,7 +20,6 @@ from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS, CACHED_TENSORS,
 PATIENT_THREADS = 24
 """Threads for requests to a Hub. They are separate, so that a slow Hub leaves the page the threads it needs."""
 
-
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 

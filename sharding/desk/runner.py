@@ -117,7 +117,6 @@ DISCARD_SECONDS = 120.0
 PROGRESS_KEPT_SECONDS = 1.0
 """Shortest time between two progress events that are kept on the disk. The newest is always in memory."""
 
-
 Outcome = tuple[State, tuple[str, str] | None, str]
 """The last state of a job, its error (sentence and hint) and its remark."""
 

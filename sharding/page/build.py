@@ -21,7 +21,6 @@ from sharding.page.site import Site
 _SANS = ("ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
-
 _COLOURS = {
     "var(--ground)": ("body_background_fill", "background_fill_secondary"),
     "var(--surface)": (

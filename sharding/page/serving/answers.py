@@ -33,7 +33,6 @@ UNFETCHED_SECONDS = 120.0
 QUIET_SECONDS = 60.0
 """Time after the last answer at which the page's stream of answers ends."""
 
-
 _PRINTED_LINES = 200
 _STAYS_OPEN = "stays open"
 """Stands among the unfinished calls of a browser's session, so that Gradio does not end its stream."""

@@ -26,7 +26,6 @@ from sharding.core.limits import MAX_BODY_BYTES, MAX_PATH_CHARACTERS, MAX_QUERY_
 BODY_SECONDS = 30.0
 """Longest time that the body of a request may take to arrive."""
 
-
 _LOG = logging.getLogger(__name__)
 _API = "/gradio_api"
 _NAME = r"[\w.-]{1,100}"
@@ -67,11 +66,7 @@ def _pattern(paths: Iterable[str]) -> re.Pattern[str]:
 
 
 _TOOLS = _pattern(_MCP)
-_ROUTES = (
-    (_pattern(_READ), {"GET", "HEAD"}),
-    (_pattern(_DO), {"POST"}),
-    (_TOOLS, {"GET", "HEAD", "POST", "DELETE"}),
-)
+_ROUTES = ((_pattern(_READ), {"GET", "HEAD"}), (_pattern(_DO), {"POST"}), (_TOOLS, {"GET", "HEAD", "POST", "DELETE"}))
 
 
 class Door:

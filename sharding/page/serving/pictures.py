@@ -133,7 +133,6 @@ def _rewriting(send: Send, rewrite: Callable[[bytes], bytes]) -> Send:
 PICTURE_SECONDS = 20.0
 """Longest time that a request waits for the badge or the picture of a result. What is drawn later is for the next."""
 
-
 _T = TypeVar("_T")
 
 Judge = Callable[[str, str | None], tuple[Result, Trust]]
