@@ -69,9 +69,8 @@ TIDY_SECONDS = 5.0
 class Desk:
     """Takes jobs, runs them from a queue, and reports their status to their owners.
 
-    Use it as a context manager: leaving it stops the jobs. If a desk is closed or dies, its jobs count as interrupted.
-    Their staged files stay on the Hub, so they can be resumed. `models` answers questions about checkpoints, `results`
-    about copies, and `lookup` about the Hub.
+    Leaving its context stops the jobs. They then count as interrupted, and can be resumed. `models` answers questions
+    about checkpoints, `results` about copies, and `lookup` about the Hub.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
@@ -134,8 +133,7 @@ class Desk:
     def submit(self, request: JobRequest, who: Person, token: str) -> str:
         """Accept a job of `who`, whose token is `token`. Return its id.
 
-        Raises Refused if `who` already has a job, another job writes to the same repo, or the model is too large.
-        Raises UsageError, SourceError or DestinationError if the job would fail with it before any byte has moved.
+        Raises Refused if it must wait or is too large, and ShardingError if it would fail before any byte moves.
         """
         if not token:
             hint = "Sign in first. The copy goes into a repo of your own."
@@ -249,10 +247,7 @@ class Desk:
         return len(self._active())
 
     def cancel(self, job_id: str, viewer: str | None) -> None:
-        """Stop a job and discard its staged files. A moment later its state is "cancelled".
-
-        A job that has ended stays as it is. Raises Refused if the job is not the viewer's.
-        """
+        """Stop a job and discard its staged files, a moment later. Raises Refused if the job is not the viewer's."""
         if self.status(job_id, viewer) is None:
             raise Refused("You have no job with this id.", "Sign in with the account that started it.")
         with self._lock:

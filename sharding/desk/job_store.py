@@ -46,7 +46,6 @@ def private_folder(folder: Path) -> Path:
 
 
 def _status(place: Path) -> os.stat_result:
-    """Return the status of `place`. Create it if it is missing."""
     if not os.path.lexists(place):
         place.mkdir(mode=0o700)
     return place.lstat()

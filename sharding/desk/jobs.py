@@ -51,10 +51,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest(Request):
-    """What a visitor asks for, with repos of the Hub only.
+    """What a visitor asks for, with repos of the Hub only. A "verify" reads two, the second at a commit.
 
-    A job of the kind "verify" reads every byte of two repos. Its destination is the second, at a commit. `of_result`
-    says that the second is a result, whose report names the first.
+    `of_result` says that the second is a result, whose report names the first.
     """
 
     kind: Literal["shard", "verify"] = "shard"
@@ -63,10 +62,7 @@ class JobRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that decides which numbers a job held a copy to: its inputs, each at its state, and what was done to them.
-
-    `adapter` is the repo and the weight file of an adapter. `dtype` is the option, not what it made.
-    """
+    """All that decides which numbers a job held a copy to. `dtype` is the option, not what it made."""
 
     original: RepoRef
     base: RepoRef | None
@@ -89,11 +85,8 @@ class JobRecord:
 
     `process` is the id and the start time of its process, which together are unique. `result` is the commit
     ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
-    the two differ. `expected_seconds` is the time that measured rates let expect when the job was handed in. `seconds`
-    is the time of a job that was done whole. Neither counts a comparison of loads. `unreached` is that of the
-    `Checkpoint`, or of both checkpoints that were compared. `unstated` and `within` are those of the `Verification`.
-    With `is_undecided`, nothing that was compared is wrong, but some bits differ that nobody can judge. `read` is what
-    the job reads.
+    the two differ. `expected_seconds` and `seconds`, of a job that was done whole, count no comparison of loads.
+    With `is_undecided`, nothing that was compared is wrong, but some bits differ that nobody can judge.
     """
 
     id: str
@@ -305,7 +298,6 @@ class History:
                 sums[file] = min(sums.get(file, 0) + size, self._sizes[file])
 
     def _time(self, event: JobEvent, seconds: float) -> None:
-        """Note when something happened first, and the last load."""
         if isinstance(event, Probed):
             self.times["loaded"] = seconds
         elif name := event.phase if isinstance(event, Progress) else _NOTED.get(type(event)):

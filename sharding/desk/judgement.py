@@ -45,10 +45,7 @@ class Results:
         return result, self.trust(result, token)
 
     def trust(self, result: Result, token: str | None) -> Trust:
-        """Return how far you can trust a result. Raises SourceError if its headers cannot be read.
-
-        A record counts only if it is about this commit of the result, and read exactly what the report names.
-        """
+        """Return how far you can trust a result. Raises SourceError if its headers cannot be read."""
         source, merge, copy = result.report.source, result.report.plan.merged, f"{result.repo_id}@{result.revision}"
         original, why_not, known = None, "", dict[str, str]()
         # Only the headers of quantized weights need the configuration, and the base has it.
@@ -98,8 +95,7 @@ class Results:
 def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
     """Return how far you can rely on a copy that is compared with an original.
 
-    A record counts only if it is about these commits, and reads the original in the same way: as it is, cast or
-    dequantized. What headers show is never more than "fits".
+    A record counts only if it is about these commits, read in the same way. Headers show at most "fits".
     """
     dtype: TargetDtype = "keep" if likeness.keeps_others else likeness.dtype
     read = Reading(likeness.original, None, None, likeness.variant, dtype, bool(likeness.dequantized))

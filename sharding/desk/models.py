@@ -157,10 +157,7 @@ class Models:
         adapter: str = "",
         session: str | None = None,
     ) -> Checkpoint:
-        """Return the contents of `source`, as `job.inspect` does, but only for repos. Headers are cached for minutes.
-
-        Raises UsageError, SourceError, and Refused if it must read weights and too many visitors wait for that.
-        """
+        """Return the contents of a repo, as `job.inspect` does. Raises also Refused if too many wait for weights."""
         beside = self._link(base) if base else "", self._link(adapter) if adapter else ""
         read = partial(self._headers.read, self._link(source), token, variant, *beside)
         try:
@@ -175,10 +172,9 @@ class Models:
     def plan(
         self, source: str, options: Options, token: str | None = None, session: str | None = None
     ) -> tuple[Checkpoint, Plan]:
-        """Return the contents of `source` and the plan of its copy, as `job.plan` does, but only for repos.
+        """Return the contents of `source`, a repo, and the plan of its copy, as `job.plan` does.
 
-        A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
-        without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
+        `session` identifies a caller without a `token`. Raises also Refused if too many slow questions are waiting.
         """
         Request(source, "", options).refuse_contradictions()
         this_machine()  # is measured while the headers are read

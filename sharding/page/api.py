@@ -29,10 +29,7 @@ _KEPT_BACK = (
 
 
 def _taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds every option of `tool` to a method as a parameter.
-
-    The method gets them as keyword arguments, under their names in `Options`.
-    """
+    """Return a decorator that adds every option of `tool` as a parameter to a method that takes keyword arguments."""
     options = of_tool(tool)
 
     def give(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,10 +75,7 @@ def _value(option: Option, given: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The endpoints. They answer from `desk`. The header `Authorization` of a request identifies the caller.
-
-    Programs and language models read the docstrings of the methods.
-    """
+    """The endpoints. Programs and language models read the docstrings of the methods."""
 
     desk: Desk
     site: Site
@@ -250,7 +244,6 @@ def _session(request: gr.Request) -> str | None:
 
 
 def _texts(chosen: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the values of the options that take text."""
     return (value for name, value in chosen.items() if OPTIONS[name].is_text)
 
 

@@ -106,7 +106,6 @@ def _headline(differences: Iterable[Difference], tensors: int) -> str:
 
 
 def _shown(difference: Difference) -> dict[str, str]:
-    """Return the numbers of a row as text."""
     numbers = {"largest": difference.largest_abs, "mean": difference.mean_abs}
     shown = {name: "" if number is None else f"{number:.3g}" for name, number in numbers.items()}
     shown["cosine"] = "" if difference.cosine is None else f"{difference.cosine:.6f}"

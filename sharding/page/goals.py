@@ -21,10 +21,7 @@ MERGE = "merge-lora"
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A goal, under its `title`. `words` say what it sets.
-
-    `choose` returns the choices for a model, or the reason why the goal makes no sense for it.
-    """
+    """A goal. `words` say what it sets. `choose` returns the choices for a model, or why there are none."""
 
     title: str
     words: str

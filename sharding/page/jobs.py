@@ -283,7 +283,7 @@ class Running(Events):
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:
-        """Draw the map that gets its colours as files are finished. Without the source's headers there is no map."""
+        """Draw the map that gets its colours as files are finished."""
         if status.request.kind == "verify":
             return {}
         try:

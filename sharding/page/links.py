@@ -22,10 +22,8 @@ _SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
 class Wish:
     """What a link opens: the form filled in, a job, the result in a repo, or a comparison of two repos.
 
-    `goal` is a name in `page.goals`, or "". A link with an adapter has the goal that merges one.
-    `repo` can name a revision ("owner/name@v2"). `sized` is false if the link gives no size, so that the one in
-    `options` is only the default. `to` is the repo to write, or "" if the page is to propose one. `compare` is the
-    original of a comparison, `against` the copy.
+    `goal` is a name in `page.goals`, or "". `repo` can name a revision ("owner/name@v2"). `sized` is false if the link
+    gives no size. `to` is the repo to write, or "" if the page is to propose one.
     """
 
     repo: str = ""

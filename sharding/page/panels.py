@@ -62,7 +62,6 @@ def hero() -> str:
 
 
 def _tensors() -> Iterator[Tensor]:
-    """Yield the tensors in their order in the repo."""
     yield _tensor("model.embed_tokens", (_WORDS, _HIDDEN), is_first=True)
     for layer in range(_LAYERS):
         name, is_first = f"model.layers.{layer}", layer < _LAST_IN_FIRST
@@ -110,10 +109,7 @@ class Files:
 
 
 def message(text: str, hint: str = "", level: str = "note", remedy: Remedy | None = None) -> str:
-    """Return a message to show beside its field. An address in `hint` becomes a link.
-
-    Sentences of `hint` for the command line are left out. The page's own words for `remedy` follow it.
-    """
+    """Return a message for beside its field. Words for `remedy` replace sentences for the command line."""
     return render("message", message=text, hint=without_options(hint), level=level, help=help_with(remedy))
 
 
@@ -156,7 +152,7 @@ def map_panel(
 ) -> str:
     """Return the map of a checkpoint: today's files above the files of the copy, and where the copy `fits`.
 
-    `name` is that of the repo. A saved picture is called after it and the `size`. `sides` are the titles of both rows.
+    A saved picture is called after `name` and `size`. `sides` are the titles of both rows.
     """
     files = [sum(column.files for column in columns) for columns in (model_map.today, model_map.after) if columns]
     title = f"{name}: {' → '.join([count(files[0], 'file'), *(f'{number:,}' for number in files[1:])])}"
@@ -257,8 +253,7 @@ def tensors_of(
 ) -> str:
     """Return the list of tensors in a column of the map, or "" if there is no such column.
 
-    The event `chosen` has the column's number and its `side`, "today" or "after". `placed` are the tensors of the copy
-    with their files there, `today` the tensors of the source.
+    The event `chosen` has the column's number and its `side`. `placed` are the tensors of the copy with their files.
     """
     side, number = getattr(chosen, "side", ""), getattr(chosen, "column", -1)
     columns = drawn.today if side == "today" else drawn.after

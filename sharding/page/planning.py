@@ -221,8 +221,7 @@ class Planning(Events):
     def _aim(self, values: Values, checkpoint: Checkpoint, is_own: bool) -> tuple[Update, str]:
         """Return the fields that the chosen goal sets, and the words below the goals.
 
-        Sizes of the visitor's own (`is_own`) stay, unless the goal is new. A goal that makes no sense for the model
-        takes back what the goal before it set.
+        Sizes of the visitor's own stay, unless the goal is new. A goal without sense takes back what the last one set.
         """
         form, name, before = self.form, values[self.form.goal], values[self.form.aim].goal
         if name not in GOALS:
@@ -244,7 +243,6 @@ class Planning(Events):
         return False, _NOT_PRIVATE
 
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
-        """Return the panel of a model that is too large to plan here."""
         try:
             overview = self.desk.models.overview(source, variant, token, base, request.session_hash)
             return overview_panel(overview, self.desk.lookup.card(source, token))
@@ -321,11 +319,9 @@ class Planning(Events):
         return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
 
     def _choices(self, values: Values, checkpoint: Checkpoint) -> tuple[Any, ...]:
-        """Return everything that the shown model and plan depend on."""
         return checkpoint.source, values[self.form.goal], *(values[field] for field in self.form.of_a_plan)
 
     def _plan(self, values: Values, request: gr.Request, login: Login) -> tuple[Checkpoint, Plan, Options]:
-        """Plan what is chosen. Raises ShardingError."""
         token, options = self.site.token(request, login), self.form.options_in(values)
         return *self.desk.models.plan(self.form.source_in(values), options, token, request.session_hash), options
 
@@ -364,7 +360,6 @@ class Planning(Events):
 
 
 def _hint(goal: str | None) -> str:
-    """Return the words below the goals: what the chosen one sets."""
     return message(GOALS[goal].words) if goal and goal in GOALS else ""
 
 

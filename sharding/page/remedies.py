@@ -10,11 +10,7 @@ from sharding.page.links import Wish, query_of
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """A remedy: a button called `label` if the `control` that it operates is on the page, else `words`.
-
-    `control` is a CSS selector. The script of the page finds out whether it is there. If there is a `link`, `label` is
-    its text instead.
-    """
+    """A remedy: a button called `label` if the `control` (a CSS selector) is on the page, else `words`; or a link."""
 
     words: str = ""
     label: str = ""

@@ -27,10 +27,7 @@ CLAIMED, FITS, READ = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """How far the ladder of proofs is climbed: the last step that is `reached`, and the one that `failed`, if any.
-
-    `words` say below each step what it rests on.
-    """
+    """How far the ladder of proofs is climbed. `words` say below each step what it rests on."""
 
     reached: int
     failed: int = 0
@@ -46,10 +43,9 @@ def rung_of(trust: Trust) -> Rung:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`.
+    """Where a result is: its repo and `page` on the Hub, its `link` to this page, and the pages of its sources.
 
-    `revision` is the commit that is shown, "" if the page does not name it. `badge` is the address of its badge, "" if
-    other sites cannot reach this page. `adapter` is the page of the adapter that is merged, if one is.
+    `revision` is the commit that is shown, "" if the page does not name it. `badge` is "" if no other site can show it.
     """
 
     repo_id: str
@@ -74,10 +70,7 @@ def adapter_page(report: Report, endpoint: str) -> str | None:
 
 
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
-    """Return the certificate of a result, in words for the level of `trust`, which is not "contradicted".
-
-    `reading` is the expected cost of the job that reads every byte.
-    """
+    """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Digests of every tensor"}
     return render(
         "result",
@@ -110,9 +103,7 @@ def can_check(report: Report, trust: Trust) -> bool:
 def details_panel(report: Report, places: Places, trust: Trust, seconds: float | None = None) -> str:
     """Return how to use a result, its link, and the facts of its report: files, cost of loading, how it was made.
 
-    Unless the copy was made here, they are shown as the word of its report. `seconds` is the time of the whole job,
-    None if this page did not run it. A report counts only copying and checking, because it is published with the copy.
-    For a single file, the line that downloads it comes first.
+    `seconds` is the time of the whole job, None if this page did not run it.
     """
     source, comparison = report.source, report.comparison
     load = loading_snippets(places.repo_id, source.architecture, source.library, source.variant, source.weights_name)

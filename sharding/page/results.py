@@ -33,10 +33,7 @@ class Showing(Events):
     """The events of a result link."""
 
     async def show(self, wanted: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
-        """Show the result that a link names, or a message why there is none.
-
-        What the report claims comes first. A moment later it has been compared with the headers of both repos.
-        """
+        """Show the result that a link names: first what its report claims, then what the headers of both repos show."""
         form, token = self.form, self.site.token(request, login)
         hidden: Update = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
         if not wanted:
@@ -53,7 +50,6 @@ class Showing(Events):
             yield {form.result: problem(error), **hidden}
 
     def _judged(self, result: Result, places: Places, token: str | None) -> Update:
-        """Return the panels of a result that has been compared with the headers of both repos."""
         form, report = self.form, result.report
         with readers(1) as pool:
             pool.submit(self.desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it

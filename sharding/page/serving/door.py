@@ -48,10 +48,8 @@ _MCP = (f"{_API}/mcp(/http)?/?", f"{_API}/mcp/schema/?")
 def close_side_doors() -> None:
     """Close what Gradio 6.31 opens beside its routes. Call it before the page is launched.
 
-    On a Space, anybody who reaches port 7887 could replace the code of this program without a login: Gradio opens that
-    port for `hf spaces hot-reload` (spaces 0.51, `reloading/server.py`). And if a call holds the description of a file
-    instead of a text, Gradio downloads the file from the address in it, however large. This page takes and makes no
-    files.
+    On a Space, anybody who reaches port 7887 could replace the code of this program (spaces 0.51).
+    And Gradio downloads a file from any address in a call, however large. This page takes and makes no files.
     """
     http_server.get_space = lambda: None  # type: ignore[attr-defined]
     processing_utils.async_move_files_to_cache = _as_it_is
@@ -182,7 +180,6 @@ Neither their answer nor the log repeats anything from the request.
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
-    """Return the answer to a request that is refused, or None if it is let in."""
     method, path = scope["method"], scope["path"]
     methods = set[str]().union(*(methods for pattern, methods in _ROUTES if pattern.fullmatch(path)))
     if len(scope["query_string"]) > MAX_QUERY_BYTES:

@@ -117,10 +117,9 @@ class Guard:
 
 
 def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that puts a `Guard` around the whole application when it starts, and in it a `Door`.
+    """Return a lifespan that puts a `Guard`, and in it all others, around the whole application when it starts.
 
-    Inside are the `Pictures` of what `judge` returns, and a `Preview`. Middleware passed to Gradio's `launch` would run
-    inside of its sessions and its CORS.
+    Middleware passed to Gradio's `launch` would run inside of its sessions and its CORS.
     """
     hosts = space_hosts() if site.space else page_hosts()
 

@@ -86,10 +86,7 @@ def name_in(place: str) -> str:
 
 
 def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
-    """Return the HTML of the page for `wish`: with its preview instead of any other, and a class on the body.
-
-    The class tells the styles what to hide until the page is laid out.
-    """
+    """Return the HTML of the page with the preview of `wish` alone, and a class on the body for what it opens."""
     title, text = preview_of(wish)
     metas = {"og:type": "website", "og:site_name": NAME, "og:title": title, "og:description": text}
     metas |= {"og:image": image} if image else {}
@@ -163,9 +160,8 @@ class _Drawn:
 class Pictures:
     """An ASGI application around the page's own. It asks the Hub as nobody, whoever sends the request.
 
-    It judges one result at a time, and keeps what it drew for ten minutes. It answers 404 for commits that may not be
-    the repo's, and for all that a visitor without a login cannot see. It remembers the latter for a minute. If too many
-    results wait or the Hub fails, it answers 503 and remembers nothing.
+    It answers 404 for what a visitor without a login cannot see, and for commits that may not be the repo's. If too
+    many results wait or the Hub fails, it answers 503 and remembers nothing.
     """
 
     def __init__(self, app: ASGIApp, judge: Judge, clock: Callable[[], float] = time.monotonic) -> None:
