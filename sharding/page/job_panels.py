@@ -2,19 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 from sharding.core.errors import Remedy
-from sharding.core.text import count, duration, format_bytes, time_range, within_words, without_revision
+from sharding.core.events import Progress
+from sharding.core.text import count, duration, format_bytes, within_words, without_revision
 from sharding.core.values import Mismatch
 from sharding.desk import JobStatus
 from sharding.desk.forecast import range_around
 from sharding.desk.jobs import JobRecord, newest_of
 from sharding.page.links import Wish, query_of
+from sharding.page.panels import about
 from sharding.page.remedies import help_with, without_options
 from sharding.page.render import render
 
-_A_MOMENT = 5.0
 _MOST_PERCENT = 99
 """The bar is never full before the job is done."""
 _READING, _NUMBERS = 9, 1
@@ -83,7 +85,10 @@ def timeline_of(status: JobStatus) -> Timeline:
     if passed < len(phases):
         done += works[passed] * _share_done(status, phases[passed])
     percent = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT)
-    return Timeline(tuple(steps), percent, _left(status, phases[passed:]), _numbers(status, phases[passed:]))
+    ahead, now = phases[passed:], status.progress
+    if now is None or not ahead or status.state != "running":
+        return Timeline(tuple(steps), percent, "", ())
+    return Timeline(tuple(steps), percent, _left(status, now, ahead), _numbers(status, now, ahead))
 
 
 def _of_copy(status: JobStatus) -> list[_Phase]:
@@ -129,11 +134,8 @@ def _share_done(status: JobStatus, phase: _Phase) -> float:
     return status.loads[0] / status.loads[1] if status.loads and not phase.stages else 0.0
 
 
-def _left(status: JobStatus, ahead: Sequence[_Phase]) -> str:
+def _left(status: JobStatus, progress: Progress, ahead: Sequence[_Phase]) -> str:
     """Return the time left by the rate that was measured last. `ahead` begins with the current phase."""
-    progress = status.progress
-    if progress is None or not ahead or status.state != "running":
-        return ""
     if status.loads and "loaded" in status.times and not ahead[0].stages and ahead[0].work:
         done, total = status.loads
         return _in_words((total - done) * (status.times["loaded"] - status.times.get("verified", 0.0)) / done)
@@ -145,35 +147,27 @@ def _left(status: JobStatus, ahead: Sequence[_Phase]) -> str:
 
 
 def _in_words(seconds: float) -> str:
-    lower, upper = range_around(seconds)
-    return "a few seconds left" if upper <= _A_MOMENT else f"about {time_range(lower, upper)} left"
+    return f"{about(*range_around(seconds))} left"
 
 
-def _numbers(status: JobStatus, ahead: Sequence[_Phase]) -> tuple[tuple[str, str], ...]:
-    progress = status.progress
-    if progress is None or not ahead or status.state != "running":
-        return ()
-    rate: tuple[tuple[str, str], ...] = (("Memory", format_bytes(progress.anon_bytes)),)
-    if progress.bytes_per_second:
-        rate = (("Speed", f"{format_bytes(progress.bytes_per_second)}/s"), *rate)
+def _numbers(status: JobStatus, progress: Progress, ahead: Sequence[_Phase]) -> tuple[tuple[str, str], ...]:
+    rate = [("Speed", f"{format_bytes(progress.bytes_per_second)}/s")] if progress.bytes_per_second else []
+    rate += [("Memory", format_bytes(progress.anon_bytes))]
     there = f"{format_bytes(progress.bytes_done)} of {format_bytes(progress.bytes_total)}"
     if status.request.kind == "verify":
         return (("Read", there), *rate)
     size = status.planned.plan.total_bytes if status.planned else 0
-    numbers: tuple[tuple[str, str], ...] = (
-        ("Written", f"{format_bytes(sum(status.written.values()))} of {format_bytes(size)}"),
-    )
+    numbers = [("Written", f"{format_bytes(sum(status.written.values()))} of {format_bytes(size)}")]
     if progress.phase == "verify":
-        numbers += (("Read again", there),)
+        numbers += [("Read again", there)]
     if ahead[0].stages:
         numbers += rate
     elif status.loads:
-        numbers += (("Loads", "{} of {}".format(*status.loads)),)
+        numbers += [("Loads", "{} of {}".format(*status.loads))]
     uploaded, deduplicated = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
     return (*numbers, ("Uploaded", uploaded), ("On the Hub already", deduplicated))
 
 
-_OVERFLOW = Remedy("allow_overflow")
 _MOST_JOBS = 8
 _LATER = "You can close this page and come back with the link of the job."
 
@@ -214,7 +208,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         help=help_with(status.remedy),
         mismatches=_mismatches(status),
         again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
-        overflowing=_form_of(status, with_overflow=True) if status.remedy == _OVERFLOW else None,
+        overflowing=_form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None,
         is_check=is_check,
     )
 
@@ -323,10 +317,5 @@ def files_of(status: JobStatus) -> Files:
 
 
 def _runs(numbers: Iterable[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{first}-{last}" for first, last in runs)
+    runs = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    return ",".join(f"{run[0]}-{run[-1]}" for run in runs)

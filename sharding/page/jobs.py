@@ -52,8 +52,10 @@ class Pushing(Events):
             with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, form.source_in(values), form.options_in(values))
             if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
-                is_valid = self._is_name(f"{space}/{name.strip()}")
-                return {**update, form.start: gr.Button(interactive=can_start and is_valid)}
+                with suppress(ShardingError):
+                    new_repo_id(f"{space}/{name.strip()}", self.site.endpoint)
+                    return update
+                return {**update, **off}
             free = self.desk.lookup.free_name(wanted, token)
         except ShardingError as error:
             return {**off, form.start_message: problem(error)}
@@ -64,12 +66,6 @@ class Pushing(Events):
             form.proposed: (wanted, short),
             form.name_message: message(*taken, "warning") if free != wanted else "",
         }
-
-    def _is_name(self, text: str) -> bool:
-        try:
-            return bool(new_repo_id(text, self.site.endpoint))
-        except ShardingError:
-            return False
 
     def tell_target(self, values: Values) -> Update:
         """Show where the copy goes, who can see it, and whether a comparison of loads takes more."""
@@ -139,10 +135,6 @@ _NOT_YOURS = (
     None,
 )
 
-_TOO_MANY_WINDOWS = Refused(
-    f"You already watch jobs in {MAX_WATCHERS} windows.", "Close one of them, then reload this page."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Running(Events):
@@ -166,7 +158,8 @@ class Running(Events):
             yield {self.form.progress: problem(error)}
             return
         if self._watchers[status.owner] >= MAX_WATCHERS:
-            yield {self.form.progress: problem(_TOO_MANY_WINDOWS)}
+            text = f"You already watch jobs in {MAX_WATCHERS} windows."
+            yield {self.form.progress: problem(Refused(text, "Close one of them, then reload this page."))}
             return
         self._watchers[status.owner] += 1
         try:
@@ -284,14 +277,13 @@ class Running(Events):
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:
         """Draw the map that gets its colours as files are finished."""
-        if status.request.kind == "verify":
-            return {}
-        try:
-            checkpoint, plan = self.desk.models.plan(status.request.source, status.request.options, token)
-        except ShardingError:
-            return {}
-        name = status.request.destination
-        return {self.form.job_map: map_panel(map_of_plan(checkpoint, plan), name, fits=False)}
+        asked = status.request
+        with suppress(ShardingError):  # without the source's headers there is no map
+            if asked.kind == "shard":
+                checkpoint, plan = self.desk.models.plan(asked.source, asked.options, token)
+                drawn = map_panel(map_of_plan(checkpoint, plan), asked.destination, fits=False)
+                return {self.form.job_map: drawn}
+        return {}
 
     def _differences(self, status: JobStatus, token: str | None) -> Update:
         """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""

@@ -83,7 +83,6 @@ MOST_ROWS = 200
 """The most rows of a table. Nobody reads more, and every row costs the browser time."""
 
 _MOST_TENSORS = 400
-_A_MOMENT = 5.0
 _MANY = 40
 """With more columns than this, a map can be searched and zoomed."""
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
@@ -191,7 +190,7 @@ def summary_panel(
         today=count(len(checkpoint.weight_files), "file"),
         after=f"{len(plan.shards):,}",
         largest=format_bytes(largest),
-        time=_time(forecast),
+        time=about(forecast.lower_seconds, forecast.upper_seconds),
         disk=f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk",
         same=changes_nothing(checkpoint, plan),
         lacks_base=needs_base(checkpoint),
@@ -212,7 +211,14 @@ def changes_nothing(checkpoint: Checkpoint, plan: Plan) -> bool:
 
 def shards_panel(plan: Plan, forecast: Forecast, classic: ClassicForecast | None = None) -> str:
     """Return the cost of the job on this machine beside that of loading and saving, and the table of shards."""
-    return render("plan", new=files_of(plan), plan=plan, forecast=forecast, classic=classic, time=_time(forecast))
+    return render(
+        "plan",
+        new=files_of(plan),
+        plan=plan,
+        forecast=forecast,
+        classic=classic,
+        time=about(forecast.lower_seconds, forecast.upper_seconds),
+    )
 
 
 def findings_panel(findings: Sequence[Finding]) -> str:
@@ -236,10 +242,9 @@ def log_panel(status: JobStatus) -> str:
     return render("log", lines=status.log, is_open=status.state == "failed")
 
 
-def _time(forecast: Forecast) -> str:
-    if forecast.upper_seconds <= _A_MOMENT:
-        return "a few seconds"
-    return f"about {time_range(forecast.lower_seconds, forecast.upper_seconds)}"
+def about(lower_seconds: float, upper_seconds: float) -> str:
+    """Return a range of times in words."""
+    return "a few seconds" if upper_seconds <= 5 else f"about {time_range(lower_seconds, upper_seconds)}"
 
 
 def files_of(plan: Plan | PlanSummary) -> Files:
