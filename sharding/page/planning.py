@@ -16,7 +16,7 @@ from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
-from sharding.page.goals import GOALS, MERGE, has_components, no_goal
+from sharding.page.goals import GOALS, MERGE, choices_for, has_components
 from sharding.page.job_panels import jobs_panel
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
@@ -184,7 +184,7 @@ class Planning(Events):
         largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
         size, usual = form.size_in(values), usual_size(checkpoint.total_bytes, largest)
         is_own = size not in ("", values[form.aim].size)
-        by_goal, hint = self._aim(values, checkpoint, is_own)
+        by_goal, hint = self._aim(values, checkpoint, usual, is_own)
         seen = {**values, form.variant: taken, form.size: size_label(size if is_own else usual), **by_goal}
         quantized = offer(checkpoint)
         seen[form.dequantize] = bool(quantized and seen[form.dequantize])
@@ -218,7 +218,7 @@ class Planning(Events):
             else replace(drawn[form.shown], choices=self._choices(seen, checkpoint)),
         }
 
-    def _aim(self, values: Values, checkpoint: Checkpoint, is_own: bool) -> tuple[Update, str]:
+    def _aim(self, values: Values, checkpoint: Checkpoint, usual: str, is_own: bool) -> tuple[Update, str]:
         """Return the fields that the chosen goal sets, and the words below the goals.
 
         Sizes of the visitor's own stay, unless the goal is new. A goal without sense takes back what the last one set.
@@ -226,10 +226,10 @@ class Planning(Events):
         form, name, before = self.form, values[self.form.goal], values[self.form.aim].goal
         if name not in GOALS:
             return {}, ""
-        chosen = GOALS[name].choose(checkpoint)
+        chosen = choices_for(checkpoint, name)
         if isinstance(chosen, str):
             words = message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
-            back = form.aimed(no_goal(checkpoint)) if before not in (None, "", name) else {}
+            back = form.aimed(Options(usual)) if before not in (None, "", name) else {}
             return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
         return form.aimed(chosen) if not is_own or name != before else {}, _hint(name)
 
