@@ -6,7 +6,6 @@ import json
 import os
 import pwd
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISVTX, S_IWGRP, S_IWOTH
@@ -139,9 +138,15 @@ class Shelf:
     def history(self, record: JobRecord) -> History:
         """Return the history of a job that has ended, without the events that cannot be read."""
         history = History()
-        for seconds, event in self._events(record.id):
-            with suppress(ValueError):
-                history.take(event, seconds)
+        with suppress(FileNotFoundError), open(self._place(record.id) / _EVENTS, "rb") as stream:
+            while line := stream.readline(EVENT_BYTES):
+                try:
+                    event = json.loads(line)
+                    seconds = float(event.pop("time"))
+                except (ValueError, TypeError, KeyError, AttributeError):  # the last line may be cut short
+                    continue
+                with suppress(ValueError):
+                    history.take(event, seconds)
         history.close(record)
         return history
 
@@ -163,13 +168,6 @@ class Shelf:
             with suppress(FileNotFoundError):
                 if ((record.ended if record else folder.stat().st_mtime) or before) < before:
                     shutil.rmtree(folder, ignore_errors=True)
-
-    def _events(self, job_id: str) -> Iterator[tuple[float, Json]]:
-        with suppress(FileNotFoundError), open(self._place(job_id) / _EVENTS, "rb") as stream:
-            while line := stream.readline(EVENT_BYTES):
-                with suppress(ValueError, TypeError, KeyError, AttributeError):  # the last line may be cut short
-                    event = json.loads(line)
-                    yield float(event.pop("time")), event
 
     def _place(self, job_id: str) -> Path:
         return self._folder / job_id.split("/")[0]

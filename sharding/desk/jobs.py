@@ -258,9 +258,8 @@ class History:
                         return f"Verified: {within_words(event.tensors, event.within)}."
                     how = "dequantized" if event.dequantized else "cast"
                     cast = "" if event.dtype == "keep" else f", {how} to {event.dtype}"
-                    same = (
-                        "match what was read from the source" if event.unstated else "are bit-identical to the source's"
-                    )
+                    same = "match what was read from" if event.unstated else "are bit-identical to"
+                    same += " the source" if event.unstated else " the source's"
                     adapter = f", with {event.merged.path} merged" if event.merged else ""
                     return f"Verified: all {event.tensors:,} tensors {same}{adapter}{cast}."
                 if event.is_undecided:

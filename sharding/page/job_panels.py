@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
 
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress
@@ -25,11 +24,11 @@ _READING, _NUMBERS = 9, 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase of a job: its title and state, and its seconds once it is done. `headline` says it while it goes on."""
+    """A phase of a job: "done", "current" or "ahead". It has its seconds once it is done."""
 
     title: str
     headline: str
-    state: Literal["done", "current", "ahead"]
+    state: str
     seconds: float | None
 
 
@@ -74,9 +73,7 @@ def timeline_of(status: JobStatus) -> Timeline:
     for number, phase in enumerate(phases):
         ended = phase.ended or (status.ended if number == len(phases) - 1 else None)
         seconds = ended - began if number < passed and ended and began else None
-        state: Literal["done", "current", "ahead"] = (
-            "done" if number < passed else "current" if number == passed else "ahead"
-        )
+        state = "done" if number < passed else "current" if number == passed else "ahead"
         if phase.certain:
             steps.append(Step(phase.title, phase.headline, state, seconds))
         began = ended if number < passed else None
@@ -176,9 +173,8 @@ def heading_of(status: JobStatus) -> str:
     """Return the heading of a job."""
     is_over = status.state == "done" or differs(status)
     if status.request.kind != "verify":
-        title = (
-            "Your copy" if is_over else "The copy was not published" if status.state == "failed" else "Making the copy"
-        )
+        title = "The copy was not published" if status.state == "failed" else "Making the copy"
+        title = "Your copy" if is_over else title
     elif status.request.of_result:
         title = "Result checked" if is_over else "Checking a result"
     else:
@@ -273,11 +269,8 @@ def _proved(status: JobStatus) -> str:
     if proof is None or status.state != "done" or not proof.holds:
         return ""
     which = "tensors of both repos" if status.request.kind == "verify" else "tensors"
-    cast = (
-        ""
-        if proof.dtype == "keep"
-        else f" after {'dequantizing' if proof.dequantized else 'the cast'} to {proof.dtype}"
-    )
+    cast = f" after {'dequantizing' if proof.dequantized else 'the cast'} to {proof.dtype}"
+    cast = cast if proof.dtype != "keep" else ""
     outcome = "; they match what was read" if proof.unstated else " and identical"
     outcome = f"; {within_words(proof.tensors, proof.within)}" if proof.within else outcome
     cast = f" after the merge{cast}" if proof.merged and not proof.within else cast

@@ -19,7 +19,7 @@ EXAMPLES = (
     "mistralai/Mistral-7B-Instruct-v0.3",
     "google-t5/t5-large",
 )
-_PUBLIC_HUB = "https://huggingface.co"
+PUBLIC_HUB = "https://huggingface.co"
 
 BADGE, CERTIFICATE = "/badge.svg", "/certificate.png"
 """The paths of the badge and of the picture of a result. `serving.pictures` answers them."""
@@ -60,13 +60,13 @@ class Site:
     def address(self, request: gr.Request) -> str:
         """Return the start of every link to this page."""
         if self.space:
-            return f"{_PUBLIC_HUB}/spaces/{self.space}"
+            return f"{PUBLIC_HUB}/spaces/{self.space}"
         return f"http://{request.headers.get('host', 'localhost')}/"
 
     @property
     def picture(self) -> str:
         """The address of the picture in previews of links, "" off a Space."""
-        return f"{_PUBLIC_HUB}/spaces/{self.space}/resolve/main/assets/result.png" if self.space else ""
+        return f"{PUBLIC_HUB}/spaces/{self.space}/resolve/main/assets/result.png" if self.space else ""
 
     def badge(self, place: str) -> str:
         """Return the address of the badge of the result in `place`, "" if other sites cannot reach this page."""
@@ -78,7 +78,7 @@ class Site:
 
     def examples(self, desk: Desk) -> tuple[str, ...]:
         """Return a few models to try: well-known ones, or samples on a Hub that is not huggingface.co."""
-        return EXAMPLES if self.endpoint == _PUBLIC_HUB else tuple(desk.lookup.search("samples/")[: len(EXAMPLES)])
+        return EXAMPLES if self.endpoint == PUBLIC_HUB else tuple(desk.lookup.search("samples/")[: len(EXAMPLES)])
 
 
 def person(desk: Desk, token: str | None) -> Person | None:

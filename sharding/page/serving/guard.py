@@ -19,10 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sharding.core.environment import page_hosts, space_hosts
 from sharding.page.serving.door import Door
 from sharding.page.serving.pictures import Judge, Pictures, Preview
-from sharding.page.site import Site
-
-_HUB = "https://huggingface.co"
-"""The site that shows Spaces in a frame."""
+from sharding.page.site import PUBLIC_HUB, Site
 
 _READING = ("GET", "HEAD")
 _FOREIGN = "Another site sent this request, so it is refused. Open the page itself, or send your own token."
@@ -36,7 +33,7 @@ class Guard:
         self._app = app
         self._on_space = on_space
         self._hosts = {host.lower() for host in hosts}
-        self._policy = f"frame-ancestors 'self' {_HUB}" if on_space else "frame-ancestors 'self'"
+        self._policy = f"frame-ancestors 'self' {PUBLIC_HUB}" if on_space else "frame-ancestors 'self'"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, refuse it, or pass it on without cookies."""
