@@ -9,7 +9,6 @@ from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from types import TracebackType
 from typing import Self
 
 from sharding import job
@@ -100,9 +99,7 @@ class Desk:
         """Return the desk itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the desk."""
         self.close()
 
