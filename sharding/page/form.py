@@ -9,7 +9,7 @@ import gradio as gr
 from markupsafe import Markup
 
 from sharding.core.options import OPTIONS, SINGLE_FILE, Options
-from sharding.page.goals import GOALS, MERGE, SAME
+from sharding.page.links import GOALS, MERGE, SAME
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
 from sharding.planning.sizes import SizeStop

@@ -16,9 +16,8 @@ from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
-from sharding.page.goals import GOALS, MERGE, choices_for, has_components
 from sharding.page.job_panels import jobs_panel
-from sharding.page.links import Wish, query_of, read_wish
+from sharding.page.links import GOALS, MERGE, Wish, choices_for, has_components, query_of, read_wish
 from sharding.page.panels import (
     changes_nothing,
     devices_panel,

@@ -61,14 +61,6 @@ class Places:
         return f"{self.page}/blob/{self.revision or 'main'}/{name}"
 
 
-def adapter_page(report: Report, endpoint: str) -> str | None:
-    """Return the page of the adapter that a report says is merged, None if there is none or it was a folder."""
-    merge = report.plan.merged
-    if merge is None or merge.adapter.kind != "hub":
-        return None
-    return f"{endpoint}/{merge.adapter.repo_id}/tree/{merge.adapter.revision}/{folder_of(merge.file)}".rstrip("/")
-
-
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
     """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Digests of every tensor"}
@@ -93,11 +85,6 @@ def is_proved(report: Report, trust: Trust) -> bool:
     proof = report.verification
     is_known = proof.identical and not trust.within and not proof.unstated and not trust.caveats
     return rung_of(trust).reached == READ and is_known
-
-
-def can_check(report: Report, trust: Trust) -> bool:
-    """Return whether a visitor can have every byte read here, and has a reason to."""
-    return trust.level == "fits" and not report.needs_folder
 
 
 def details_panel(report: Report, places: Places, trust: Trust, seconds: float | None = None) -> str:

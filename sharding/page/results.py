@@ -15,11 +15,10 @@ from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_copy
 from sharding.page.comparison_panels import likeness_panel
 from sharding.page.form import Update
-from sharding.page.goals import SAME
-from sharding.page.links import Wish, query_of, read_wish
+from sharding.page.links import SAME, Wish, query_of, read_wish
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.remedies import SIGN_IN
-from sharding.page.result_panels import READ_HERE, Places, can_check, details_panel, result_panel
+from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
 from sharding.page.site import Events, Login
 from sharding.planning.adapters.merged import changed_names
 from sharding.report.fetch import Result
@@ -57,7 +56,7 @@ class Showing(Events):
         if trust.level == "contradicted":
             return {form.result: _certificate(result, trust, places)}
         copy, original, changed = self._both(result, token)
-        checkable = can_check(report, trust)
+        checkable = trust.level == "fits" and not report.needs_folder
         reading = self.desk.forecast(original, copy) if checkable and original else None
         drawn = map_of_copy(copy, original, report.plan.stages, changed)
         return {

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from sharding import job
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint
-from sharding.page.goals import choices_for
+from sharding.page.links import choices_for
 from tests.conftest import write_checkpoint
 from tests.page.conftest import Site
 

@@ -20,8 +20,7 @@ from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS
 from sharding.core.text import count, format_bytes, source_name, unreached_sentence
 from sharding.desk.questions import Questions, patient
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
-from sharding.page.goals import GOALS
-from sharding.page.links import Wish, read_wish
+from sharding.page.links import GOALS, Wish, read_wish
 from sharding.page.result_panels import CLAIMED, FITS, READ, adapter_name, is_proved, rung_of
 from sharding.page.site import BADGE, CERTIFICATE, Site
 from sharding.report.fetch import Result
