@@ -76,13 +76,7 @@ _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"
 _LOOK_SECONDS = 0.02
 """Seconds between two looks into Gradio's queue. Gradio 6.31 looks every millisecond, which takes 8% of a core."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
-_SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
-_SAME = "(chosen) => chosen"
-_OWN_NAME = "(name) => window.shardMyRepo.ownName(name)"
 _BUILDING = "Building the model without its weights …"
-_STARTED = "() => window.shardMyRepo.started()"
-_READY = "() => window.shardMyRepo.ready()"
-_LEAVE = "(query) => window.shardMyRepo.leave(query)"
 _SHOW_LIST = "() => window.shardMyRepo.showList()"
 
 
@@ -126,18 +120,18 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     order = {*plan, *target, form.permitted, form.replace, form.replaced}
 
     def propose(after: Dependency) -> None:
-        after.then(None, js=_READY)
+        after.then(None, js="() => window.shardMyRepo.ready()")
         shown = [*name, form.name_message, form.proposed, form.target, form.start, form.start_message]
         proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, shown, **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
-        kept = proposed.then(None, form.name, form.name, js=_OWN_NAME)
+        kept = proposed.then(None, form.name, form.name, js="(name) => window.shardMyRepo.ownName(name)")
         kept.then(pushing.tell_target, target, form.target, **_QUIET)
 
     typed: dict[str, Any] = {"inputs": form.found, "outputs": [form.repo, form.found], "trigger_mode": "always_last"}
     form.repo.key_up(patient(planning.suggest), **typed, **_QUIET)
-    named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
+    named = form.examples.click(lambda sample: sample[0], form.examples, form.repo, **_QUIET)
     # In the browser, because Gradio refuses a choice of a radio whose choices have changed in the meantime.
-    picked = form.variants.input(None, form.variants, form.variant, js=_SAME)
+    picked = form.variants.input(None, form.variants, form.variant, js="(chosen) => chosen")
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
     beside = [trigger for field in (form.base, form.adapter) for trigger in (field.submit, field.blur)]
@@ -154,7 +148,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
 
     opened: set[Block] = {form.proposed, form.job, form.wanted, form.original, form.copied}
     leaving = form.account.select(planning.keep, {*plan, *target, *opened}, form.query, **_QUIET)
-    leaving.then(None, form.query, js=_LEAVE)
+    leaving.then(None, form.query, js="(query) => window.shardMyRepo.leave(query)")
     form.place.click(lambda: message(_BUILDING), None, form.devices, **_QUIET).then(
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET
     )
@@ -163,7 +157,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input, form.measure.input):
         trigger(pushing.tell_target, target, form.target, **_QUIET)
     started = form.start.click(patient(pushing.start), order, form.parts, **_QUIET)
-    started.then(None, js=_STARTED)
+    started.then(None, js="() => window.shardMyRepo.started()")
     _follow(form, started, running)
 
 
@@ -182,12 +176,12 @@ def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running
 
 
 def _follow(form: Form, after: Dependency, running: Running) -> None:
-    after.then(None, [form.query, form.job], js=_SHOW_JOB)
+    after.then(
+        None,
+        [form.query, form.job],
+        js="(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)",
+    )
     after.then(running.follow, form.job, _job_parts(form), **_QUIET)
-
-
-def _first(sample: list[str]) -> str:
-    return sample[0]
 
 
 def _plan_parts(form: Form) -> list[Block]:

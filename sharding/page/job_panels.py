@@ -13,8 +13,7 @@ from sharding.desk.forecast import range_around
 from sharding.desk.jobs import JobRecord, newest_of
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import about
-from sharding.page.remedies import help_with, without_options
-from sharding.page.render import render
+from sharding.page.render import help_with, render, without_options
 
 _MOST_PERCENT = 99
 """The bar is never full before the job is done."""

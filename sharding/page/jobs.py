@@ -20,8 +20,7 @@ from sharding.page.form import HIDDEN, PRIVATE, Shown, Update, Values
 from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
-from sharding.page.remedies import SIGN_IN
-from sharding.page.render import render
+from sharding.page.render import SIGN_IN, render
 from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Events, Login, person
 from sharding.storage.hub.answers import Person

@@ -23,8 +23,7 @@ from sharding.drawing.brackets import stretches
 from sharding.drawing.flows import script_data
 from sharding.drawing.model_map import ModelMap, map_of_plan, today_of
 from sharding.page.form import size_label
-from sharding.page.remedies import help_with, in_page_words, without_options
-from sharding.page.render import render
+from sharding.page.render import help_with, in_page_words, render, without_options
 from sharding.planning.devices import DevicePlan, device_snippet
 from sharding.planning.fits import where_it_fits
 from sharding.planning.plan import plan_shards

@@ -17,7 +17,7 @@ from sharding.page.comparison_panels import likeness_panel
 from sharding.page.form import Update
 from sharding.page.links import SAME, Wish, query_of, read_wish
 from sharding.page.panels import map_panel, message, problem, tensors_of
-from sharding.page.remedies import SIGN_IN
+from sharding.page.render import SIGN_IN
 from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
 from sharding.page.site import Events, Login
 from sharding.planning.adapters.merged import changed_names
