@@ -76,6 +76,7 @@ _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"
 _LOOK_SECONDS = 0.02
 """Seconds between two looks into Gradio's queue. Gradio 6.31 looks every millisecond, which takes 8% of a core."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
+_SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
 _BUILDING = "Building the model without its weights …"
 _SHOW_LIST = "() => window.shardMyRepo.showList()"
 
@@ -179,7 +180,7 @@ def _follow(form: Form, after: Dependency, running: Running) -> None:
     after.then(
         None,
         [form.query, form.job],
-        js="(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)",
+        js=_SHOW_JOB,
     )
     after.then(running.follow, form.job, _job_parts(form), **_QUIET)
 
