@@ -132,9 +132,8 @@ class Models:
         self._headers = Headers(endpoint)
         # To transformers; large plans, which need not wait behind those; comparisons, with two checkpoints in memory;
         # and what a plan must know of many bytes of weights.
-        self._all = self._questions, self._large, self._comparisons, self._weights = (
-            Questions(), Questions(), Questions(), Questions()
-        )  # fmt: skip
+        self._all = tuple(Questions() for _ in range(4))
+        self._questions, self._large, self._comparisons, self._weights = self._all
 
     def tidy(self) -> None:
         """Drop what nobody has asked for in a while, and return freed memory to the system."""
@@ -216,12 +215,13 @@ class Models:
     def _claims(self, sides: tuple[Checkpoint, Checkpoint], token: str | None) -> Claims | None:
         """Return how the digests compare that both repos store, None if one stores none that can be used."""
         found = []
-        with suppress(SourceError):
+        try:
             for side in sides:
                 source = open_source(self._link(side.source.pinned), Hub(self._endpoint, token))
                 found.append(stored_digests(source, side, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_DIGESTS_VALUES))
-            return claims_of(*found)
-        return None
+        except SourceError:
+            return None
+        return claims_of(*found)
 
     def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
         """Return the result of `hints_for`, cached by weights, dtype and ranks. Raises as `plan` does."""

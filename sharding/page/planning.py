@@ -48,10 +48,6 @@ _MOST_VARIANTS = 24
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
 _ADAPTER_PERMITTED = "The result may be public, although the adapter is private or gated"
-_EACH_ONE = "A pipeline cannot become one file here. Each of its components gets one file."
-_NAME_ADAPTER = message("Now name your adapter.", "Its plan appears here.")
-_SIGN_IN = "Sign in to push. Plans need no login."
-_NO_LOGIN = "Nobody is signed in on this machine."
 
 
 class Planning(Events):
@@ -95,7 +91,8 @@ class Planning(Events):
                 greeting = render("account", name=who.name, page=f"{self.site.endpoint}/{who.name}")
                 jobs = jobs_panel(self.desk.jobs_of(who.name))
             else:
-                greeting = message(_SIGN_IN if self.site.space else _NO_LOGIN)
+                plans = "Sign in to push. Plans need no login."
+                greeting = message(plans if self.site.space else "Nobody is signed in on this machine.")
         except ShardingError as error:
             greeting = problem(error)
         if not (opens.repo or opens.job or opens.result):
@@ -268,7 +265,7 @@ class Planning(Events):
             form.shown: shown,
         }
         if source and values[form.goal] == MERGE and not adapter:
-            return self._unplanned(values, _NAME_ADAPTER)
+            return self._unplanned(values, message("Now name your adapter.", "Its plan appears here."))
         if not source or not form.size_in(values):
             return {form.size_message: "", **update}
         try:
@@ -289,6 +286,7 @@ class Planning(Events):
                 folders[tensor.folder] += tensor.bytes
             size = max(folders.values())
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
+        each = "A pipeline cannot become one file here. Each of its components gets one file."
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
         # To load a base and save it merges nothing.
@@ -296,7 +294,7 @@ class Planning(Events):
         wish = Wish(source, replace(options, allow_overflow=options.allow_overflow and may), values[form.goal] or "")
         return {
             **update,
-            form.size_message: message(_EACH_ONE, "", "warning") if parts and chosen == SINGLE_FILE else "",
+            form.size_message: message(each, "", "warning") if parts and chosen == SINGLE_FILE else "",
             **({form.sizes: sizes_panel(stops, chosen)} if stops != shown.stops else {}),
             form.overflow: _possible(may),
             form.measure: _possible(loads),
