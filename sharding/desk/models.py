@@ -137,8 +137,9 @@ class Models:
 
     def tidy(self) -> None:
         """Drop what nobody has asked for in a while, and return freed memory to the system."""
-        for cache in (self._headers, *self._all):
-            cache.forget()
+        self._headers.forget()
+        for questions in self._all:
+            questions.forget()
         with suppress(AttributeError):  # musl and macOS return it on their own
             ctypes.CDLL(None).malloc_trim(0)
 
