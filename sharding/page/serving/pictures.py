@@ -243,7 +243,8 @@ class Pictures:
             return certificate_of(result, trust, revision)
         is_shortened = revision != result.revision and result.revision.startswith(revision.lower())
         # `lowered` keeps "contradicted", so nothing shows whether a branch leads to such a commit.
-        is_strange = trust.level == "contradicted" or _is_unreached(result, trust)
+        unreached = unreached_sentence(f"{result.repo_id}@{result.revision}")
+        is_strange = trust.level == "contradicted" or unreached in trust.reasons
         return None if is_shortened or is_strange else certificate_of(result, trust, revision)
 
 
@@ -262,10 +263,6 @@ def _is_lasting(error: ShardingError) -> bool:
     cause = error.__cause__
     may_end = isinstance(cause, Exception) and not isinstance(cause, UNREADABLE) and may_pass(cause)
     return not may_end and not isinstance(cause, OddAnswer)
-
-
-def _is_unreached(result: Result, trust: Trust) -> bool:
-    return unreached_sentence(f"{result.repo_id}@{result.revision}") in trust.reasons
 
 
 def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certificate:
