@@ -3,7 +3,6 @@
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
@@ -29,7 +28,7 @@ from sharding.planning.fits import where_it_fits
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.recipes.stored import Stored
-from sharding.report.schema import Inspection, PlanSummary
+from sharding.report.schema import Inspection
 from sharding.storage.hub.lookup import SourceCard
 
 _NAME, _SIZE = "Mistral-7B-v0.1", "300MB"
@@ -78,32 +77,10 @@ def _tensor(module: str, shape: tuple[int, ...], is_first: bool) -> Tensor:
     return Tensor(f"{module}.weight", "BF16", shape, Stored(0, _FILES[not is_first], 0, 2 * prod(shape)))
 
 
-MOST_ROWS = 200
-"""The most rows of a table. Nobody reads more, and every row costs the browser time."""
-
 _MOST_TENSORS = 400
 _MANY = 40
 """With more columns than this, a map can be searched and zoomed."""
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A weight file."""
-
-    file: str
-    tensors: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The weight files of a checkpoint: the first MOST_ROWS as rows of the table, and the totals of all."""
-
-    rows: tuple[Row, ...]
-    count: int
-    tensors: int
-    bytes: int
 
 
 def message(text: str, hint: str = "", level: str = "note", remedy: Remedy | None = None) -> str:
@@ -212,7 +189,6 @@ def shards_panel(plan: Plan, forecast: Forecast, classic: ClassicForecast | None
     """Return the cost of the job on this machine beside that of loading and saving, and the table of shards."""
     return render(
         "plan",
-        new=files_of(plan),
         plan=plan,
         forecast=forecast,
         classic=classic,
@@ -244,12 +220,6 @@ def log_panel(status: JobStatus) -> str:
 def about(lower_seconds: float, upper_seconds: float) -> str:
     """Return a range of times in words."""
     return "a few seconds" if upper_seconds <= 5 else f"about {time_range(lower_seconds, upper_seconds)}"
-
-
-def files_of(plan: Plan | PlanSummary) -> Files:
-    """Return the files of a plan."""
-    rows = tuple(Row(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards)
-    return Files(rows[:MOST_ROWS], len(rows), sum(row.tensors for row in rows), sum(row.bytes for row in rows))
 
 
 def tensors_of(

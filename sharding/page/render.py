@@ -20,6 +20,9 @@ from sharding.page.links import Wish, query_of
 MOST_NAMED = 12
 """The most findings, names or differences that a page lists. It counts the rest: nobody reads three thousand."""
 
+MOST_ROWS = 200
+"""The most rows of a table. Nobody reads more, and every row costs the browser time."""
+
 MOST_STAGES = 64
 """The most rows of a table of stages."""
 
@@ -54,7 +57,7 @@ def _templates() -> Environment:
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"source_name": words.source_name, "time_range": words.time_range}
-    templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
+    templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_ROWS": MOST_ROWS, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
     templates.globals |= {"place": _place, "corners": _corners, "outline": outline, "components": components}
     return templates

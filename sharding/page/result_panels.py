@@ -12,7 +12,6 @@ from sharding.core.values import Merge, folder_of
 from sharding.desk import Forecast
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
-from sharding.page.panels import files_of
 from sharding.page.render import render
 from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
@@ -104,7 +103,6 @@ def details_panel(report: Report, places: Places, trust: Trust, seconds: float |
         report=report,
         is_ours=trust.level == "made-here",
         seconds=seconds,
-        new=files_of(report.plan),
         picture=Markup(comparison.picture) if comparison and comparison.picture else None,
     )
 
