@@ -134,13 +134,9 @@ class JobRecord:
 class JobStatus(JobRecord):
     """A snapshot of a job for its owner: its record, and what its events have reported so far.
 
-    `position` counts the jobs before it, running ones included. It is 0 once the job runs or has ended.
-    `seconds_until_start` is an estimate from those jobs, None if unknown.
-    `written` and `reread` are the bytes of each file of the copy that are written, and read again. A finished shard
-    counts as whole. `times` says when something happened first, in seconds since 1970: a phase began, or the job was
-    "planned", "written", "verified", "compared" or "published". "loaded" is the time of the last load.
-    `loads` is the number of loads done and their total, if the job compares what loading costs.
-    `log` has the events as readable lines with the time (UTC).
+    `position` counts the jobs before it, running ones included. `written` and `reread` are the bytes of each file that
+    are written, and read again. `times` says when a phase began first, or the job was "planned", "written",
+    "verified", "compared" or "published". "loaded" is the time of the last load, and `loads` are those done and all.
     """
 
     position: int = 0

@@ -48,9 +48,9 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A phase that a job will pass. `work` is its bytes, or what takes as long. `ended` is when it was done.
+    """A phase that a job will pass: its `work` in bytes, when it `ended`, and the `stages` of its progress events.
 
-    `stages` are the phases of its progress events. If it is not `certain`, it only has its part of the bar.
+    If it is not `certain`, it only has its part of the bar.
     """
 
     title: str
