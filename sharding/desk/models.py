@@ -28,7 +28,7 @@ from sharding.core.options import Options, Request
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.gauge import this_machine
-from sharding.desk.overview import Overview, Question, ask_overview
+from sharding.desk.overview import Overview, ask_overview
 from sharding.desk.questions import Questions, answered, result_of
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.devices import DevicePlan
@@ -243,7 +243,7 @@ class Models:
     ) -> Overview:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
         link = self._link(source), variant, self._link(base) if base else ""
-        ask = partial(ask_overview, Question(*link, self._endpoint, token))
+        ask = partial(ask_overview, (*link, self._endpoint, token))
         return self._large.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:

@@ -33,7 +33,7 @@ class Held:
         self.asked: list[str] = []
         patch.setattr("sharding.desk.models.hints_for", lambda *_, **__: self._answer("hints", {}))
         patch.setattr(job, "devices", lambda source, budget, **_: self._answer("devices", budget))
-        patch.setattr("sharding.desk.models.ask_overview", lambda asked: self._answer("overview", asked.variant))
+        patch.setattr("sharding.desk.models.ask_overview", lambda asked: self._answer("overview", asked[1]))
 
     def let_go(self) -> None:
         for event in self.go.values():
@@ -147,8 +147,9 @@ def test_counts_are_for_those_only_who_may_read_the_repo(
     asked: list[str | None] = []
 
     def count_tensors(question: Question) -> int:
-        asked.append(question.token)
-        found = job.inspect(question.source, variant=question.variant, endpoint=question.endpoint, token=question.token)
+        source, variant, _, endpoint, token = question
+        asked.append(token)
+        found = job.inspect(source, variant=variant, endpoint=endpoint, token=token)
         return len(found.tensors)
 
     monkeypatch.setattr("sharding.desk.models.ask_overview", count_tensors)
