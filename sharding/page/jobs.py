@@ -204,7 +204,7 @@ class Running(Events):
             who, token = self.signed_in(request, login, _NOT_YOURS)
             wanted = self._interrupted(job, who, token)
             if wanted is None:
-                raise Refused(*_NOT_YOURS)
+                raise Refused(_NOT_YOURS[0], _NOT_YOURS[1])
             if wanted.kind == "verify" and wanted.of_result:
                 again = self.desk.submit_check(wanted.destination, who, token)
             elif wanted.kind == "verify":
@@ -239,7 +239,7 @@ class Running(Events):
                 "warning",
             )
             return {form.progress: text, form.resume: gr.Button(visible=True)}
-        return {form.progress: problem(Refused(*_NOT_YOURS))}
+        return {form.progress: message(_NOT_YOURS[0], _NOT_YOURS[1], "error")}
 
     def _show(self, status: JobStatus, request: gr.Request) -> Update:
         form, address = self.form, self.site.address(request)
