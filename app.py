@@ -25,12 +25,11 @@ def main() -> None:
     with Desk(Settings.from_environment()) as desk:
         import_gradio()
         from sharding.core.limits import MAX_CALLS, MAX_SESSIONS_KEPT
-        from sharding.page.build import build
+        from sharding.page.build import build, theme
         from sharding.page.form import ASSETS
         from sharding.page.serving.door import MALFORMED, close_side_doors
         from sharding.page.serving.guard import guarded
         from sharding.page.site import Site
-        from sharding.page.theme import theme
 
         site = Site.from_environment()
         page = build(desk, site)

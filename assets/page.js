@@ -14,6 +14,12 @@ window.shardMyRepo = {
     }
   },
 
+  // Sign in or out, and come back to the choices in `query`.
+  leave(query) {
+    this.address(query);
+    window.location.assign(`${door}?_target_url=${encodeURIComponent("/" + window.location.search)}`);
+  },
+
   // A proposal may arrive while the visitor writes a name.
   ownName(proposed) { return writtenName || proposed; },
 
@@ -66,7 +72,7 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
 }, true);
 
-let writtenName = "";
+let writtenName = "", door = "";
 document.addEventListener("input", (event) => {
   if (event.target.closest("#name")) writtenName = event.target.value;
 });
@@ -285,13 +291,14 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-// Gradio's own login button loses all but the first part of the address.
+// Gradio's own login button loses all but the first part of the address. The server first writes the choices into it.
 document.addEventListener("click", (event) => {
   const button = event.target.closest("#sign-in, [data-press='#sign-in']");
   if (!button) return;
   event.stopPropagation();
   event.preventDefault();
-  const door = button.textContent.trim().startsWith("Sign out") ? "logout" : "login/huggingface";
-  const back = encodeURIComponent("/" + window.location.search);
-  window.location.assign(`${door}?_target_url=${back}`);
+  door = button.textContent.trim().startsWith("Sign out") ? "logout" : "login/huggingface";
+  const account = document.querySelector("#account p");
+  if (account) tell(account, {});
+  setTimeout(() => window.shardMyRepo.leave(""), account ? 5000 : 0); // without the choices rather than not at all
 }, true);

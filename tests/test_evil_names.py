@@ -27,8 +27,7 @@ from sharding.core.values import (
     TiedTensor,
     Verification,
 )
-from sharding.desk.history import History, status_of
-from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.certificate import Certificate, draw_badge
 from sharding.drawing.heat import draw_heat
 from sharding.drawing.map_svg import draw_plan
@@ -37,8 +36,8 @@ from sharding.formats.index import build_indexes
 from sharding.formats.model_card import ModelCard
 from sharding.formats.safetensors_file import shard_header
 from sharding.page import job_panels, panels
+from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.page.result_panels import Places, details_panel, result_panel
-from sharding.page.same.panels import differences_panel, likeness_panel
 from sharding.planning.devices import DeviceLoad, DevicePlan, device_snippet
 from sharding.report.card import Links, write_card
 from sharding.report.report import summarize_source

@@ -9,7 +9,6 @@ from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from types import TracebackType
 from typing import Self
 
 from sharding import job
@@ -29,7 +28,6 @@ from sharding.desk.forecast import (
     work_of,
 )
 from sharding.desk.gauge import this_machine
-from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import (
     ACTIVE,
@@ -40,11 +38,11 @@ from sharding.desk.jobs import (
     destination_of,
     new_job_id,
     reading_of,
+    status_of,
 )
 from sharding.desk.judgement import Results
 from sharding.desk.models import Models
-from sharding.desk.process import kill_stray
-from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
+from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
 from sharding.planning.plan import identify_plan
 from sharding.report.report import summarize_source
 from sharding.storage.hub.answers import Person
@@ -70,9 +68,8 @@ TIDY_SECONDS = 5.0
 class Desk:
     """Takes jobs, runs them from a queue, and reports their status to their owners.
 
-    Use it as a context manager: leaving it stops the jobs. If a desk is closed or dies, its jobs count as interrupted.
-    Their staged files stay on the Hub, so they can be resumed. `models` answers questions about checkpoints, `results`
-    about copies, and `lookup` about the Hub.
+    Leaving its context stops the jobs. They then count as interrupted, and can be resumed. `models` answers questions
+    about checkpoints, `results` about copies, and `lookup` about the Hub.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
@@ -102,9 +99,7 @@ class Desk:
         """Return the desk itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the desk."""
         self.close()
 
@@ -135,8 +130,7 @@ class Desk:
     def submit(self, request: JobRequest, who: Person, token: str) -> str:
         """Accept a job of `who`, whose token is `token`. Return its id.
 
-        Raises Refused if `who` already has a job, another job writes to the same repo, or the model is too large.
-        Raises UsageError, SourceError or DestinationError if the job would fail with it before any byte has moved.
+        Raises Refused if it must wait or is too large, and ShardingError if it would fail before any byte moves.
         """
         if not token:
             hint = "Sign in first. The copy goes into a repo of your own."
@@ -196,10 +190,7 @@ class Desk:
         return record.id
 
     def submit_check(self, place: str, who: Person, token: str) -> str:
-        """Accept a job that reads every byte of the result in `place` and of its source. Return its id.
-
-        Raises Refused as `submit` does, and if the source is a folder. Raises SourceError.
-        """
+        """Accept a job that reads every byte of the result in `place` and of its source. Raises as `submit`."""
         result = self.results.read(place, token)
         source, plan = result.report.source, result.report.plan
         if result.report.needs_folder:
@@ -222,11 +213,7 @@ class Desk:
         return self._queue_up(request, *read, who, token)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
-        """Accept a job that reads every byte of two repos and compares every tensor. Return its id.
-
-        It reads the original as `compare` does: cast or dequantized, if that gives the dtypes of the copy. Raises
-        Refused as `submit` does, and SourceError.
-        """
+        """Accept a job that compares every tensor of two repos, read as `Models.compare` does. Raises as `submit`."""
         likeness = self.models.compare(original, copy, variant, token)
         dtype = "keep" if likeness.keeps_others else likeness.dtype
         options = Options(dtype=dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
@@ -257,10 +244,7 @@ class Desk:
         return len(self._active())
 
     def cancel(self, job_id: str, viewer: str | None) -> None:
-        """Stop a job and discard its staged files. A moment later its state is "cancelled".
-
-        A job that has ended stays as it is. Raises Refused if the job is not the viewer's.
-        """
+        """Stop a job and discard its staged files, a moment later. Raises Refused if the job is not the viewer's."""
         if self.status(job_id, viewer) is None:
             raise Refused("You have no job with this id.", "Sign in with the account that started it.")
         with self._lock:
@@ -274,10 +258,7 @@ class Desk:
                     self._settle(taken)
 
     def unfinished(self, repo_id: str, token: str) -> JobRequest | None:
-        """Return the request that resumes the unfinished job in `repo_id`, or None if there is none.
-
-        Raises DestinationError.
-        """
+        """Return the request that resumes the unfinished job in `repo_id`, if there is one. Raises DestinationError."""
         staged = job.find_unfinished(repo_id, endpoint=self._settings.endpoint, token=token)
         if staged is None or staged.source.kind != "hub":
             return None
@@ -316,10 +297,7 @@ class Desk:
                 self._finished.append(taken.record)
 
     def _active(self) -> list[ActiveJob]:
-        """Return the jobs that have not ended, in the order of the queue.
-
-        A job that `status` has reported as ended is not among them, even if it is still in `_jobs`.
-        """
+        """Return the jobs that have not ended, in the order of the queue."""
         with self._lock:
             return [taken for taken in self._jobs.values() if taken.record.state in ACTIVE]
 

@@ -28,7 +28,6 @@ JOB_ANSWERS = 40
 SHARD_ANSWERS = 2
 """Requests of a job that wait for one another, for each file that it writes."""
 
-
 _SPREAD = sqrt(2)
 """How far the ends of a range are from its middle: the upper end is twice the lower."""
 
@@ -61,10 +60,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected cost of a job. Its time lies between `lower_seconds` and `upper_seconds`, at most twice as much.
-
-    `basis` says in plain words what the estimate rests on.
-    """
+    """The expected cost of a job. `basis` says in plain words what the estimate rests on."""
 
     lower_seconds: float
     upper_seconds: float
@@ -140,10 +136,7 @@ def _basis(rates: Rates) -> str:
 
 
 def correction(finished: Iterable[JobRecord]) -> float | None:
-    """Return how many times as long as expected a job takes, by those that were done. None if there are none.
-
-    It is a median. The measured rates count like one more job: a single job may have been quick or slow by chance.
-    """
+    """Return how many times as long as expected the `finished` jobs took, as a median. None if there are none."""
     factors = [record.factor for record in finished if record.factor is not None]
     return median([1.0, *factors]) if factors else None
 
@@ -194,10 +187,7 @@ class ClassicForecast:
 
 
 def classic_forecast(checkpoint: Checkpoint, plan: Plan, ours: Forecast) -> ClassicForecast | None:
-    """Return the prediction for the copy that `plan` makes, beside `ours`. None if transformers alone cannot load it.
-
-    Its time is that of our job, times the ratio of both that was measured on another machine.
-    """
+    """Return the prediction for the copy that `plan` makes. None if transformers alone cannot load it."""
     if not checkpoint.is_plain_model or plan.options.dequantize:
         return None
     asked = BY_OPTION[plan.options.dtype].torch if plan.options.dtype in BY_OPTION else None

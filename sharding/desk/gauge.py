@@ -41,10 +41,7 @@ def this_machine() -> "Future[Machine | None]":
 
 
 def measure_machine() -> Machine | None:
-    """Return what this machine can do, or None if it cannot be measured. Takes about a second.
-
-    A job reads, stores and reads again every byte. The threads of a job share that work.
-    """
+    """Return what this machine can do, or None if it cannot be measured. Takes about a second."""
     started = time.monotonic()
     try:
         done = subprocess.run(

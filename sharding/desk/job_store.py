@@ -1,21 +1,91 @@
-"""Keep the records and events of jobs in a folder, so that they outlive this process."""
+"""Keep the records and events of jobs in a folder that no other user can write to."""
 
 import fcntl
+import grp
 import json
 import os
+import pwd
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISVTX, S_IWGRP, S_IWOTH
 
 from pydantic import TypeAdapter, ValidationError
 
+from sharding.core.environment import is_space
 from sharding.core.errors import Refused, UsageError
 from sharding.core.limits import EVENT_BYTES
-from sharding.desk.history import History
-from sharding.desk.jobs import JobRecord
-from sharding.desk.private_folder import private_folder
+from sharding.desk.jobs import History, JobRecord
 from sharding.report.schema import Json
+
+_HINT = "Set SHARD_FOLDER to a new folder in a place where only you can write."
+
+
+def private_folder(folder: Path) -> Path:
+    """Return the path of `folder` without links. Create it, and the folders above it, if they are missing.
+
+    Raises Refused if it is a link, belongs to another user, or if other users can write to it or to anything in it.
+    A folder above it is refused too if others can write to it, because they could replace `folder`. On a Space the
+    folders above are not checked: nobody else logs in there, and the platform may leave its disk open to all.
+    """
+    try:
+        place = Path(os.path.abspath(folder))
+        place = place.parent.resolve() / place.name
+        # From the top: below a folder that others cannot change, nothing can change after the check.
+        for above in reversed(place.parents):
+            status = _status(above)
+            _refuse(above, place, None if is_space() else _problem_above(status))
+        _refuse(place, place, _problem(_status(place)))
+        for entry in place.iterdir():
+            _refuse(entry, place, _problem_inside(entry.lstat()))
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, links in a circle, an invalid name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise Refused(f"The page cannot keep its jobs in {folder}: {reason}.", _HINT) from error
+    return place
+
+
+def _status(place: Path) -> os.stat_result:
+    if not os.path.lexists(place):
+        place.mkdir(mode=0o700)
+    return place.lstat()
+
+
+def _refuse(place: Path, folder: Path, problem: str | None) -> None:
+    if problem:
+        raise Refused(f"The page cannot keep its jobs in {folder}: {place} {problem}.", _HINT)
+
+
+def _problem(status: os.stat_result) -> str | None:
+    if S_ISLNK(status.st_mode):
+        return "is a link"
+    if status.st_uid != os.geteuid():
+        return "belongs to another user"
+    return "can be written to by others" if status.st_mode & (S_IWGRP | S_IWOTH) else None
+
+
+def _problem_above(status: os.stat_result) -> str | None:
+    if status.st_uid not in {0, os.geteuid(), Path("/").stat().st_uid}:
+        return "belongs to another user"
+    is_open = status.st_mode & S_IWOTH or (status.st_mode & S_IWGRP and _has_others(status.st_gid))
+    # In a sticky folder such as /tmp, users cannot rename or remove each other's files.
+    return "can be written to by others" if is_open and not status.st_mode & S_ISVTX else None
+
+
+def _problem_inside(status: os.stat_result) -> str | None:
+    if status.st_uid not in {0, os.geteuid()}:
+        return "belongs to another user"
+    is_open = S_ISDIR(status.st_mode) and status.st_mode & (S_IWGRP | S_IWOTH)
+    return "can be written to by others" if is_open else None
+
+
+def _has_others(group: int) -> bool:
+    """Return whether others may be in `group`. They are not in root's, nor in this user's own group."""
+    try:
+        entry, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return group != 0
+    return group != 0 and (entry.gr_name != user or bool(set(entry.gr_mem) - {user}))
+
 
 _RECORD = TypeAdapter(JobRecord)
 _JOB, _EVENTS, _WORK, _LOCK = "job.json", "events.jsonl", "work", "desk.lock"
@@ -68,9 +138,15 @@ class Shelf:
     def history(self, record: JobRecord) -> History:
         """Return the history of a job that has ended, without the events that cannot be read."""
         history = History()
-        for seconds, event in self._events(record.id):
-            with suppress(ValueError):
-                history.take(event, seconds)
+        with suppress(FileNotFoundError), open(self._place(record.id) / _EVENTS, "rb") as stream:
+            while line := stream.readline(EVENT_BYTES):
+                try:
+                    event = json.loads(line)
+                    seconds = float(event.pop("time"))
+                except (ValueError, TypeError, KeyError, AttributeError):  # the last line may be cut short
+                    continue
+                with suppress(ValueError):
+                    history.take(event, seconds)
         history.close(record)
         return history
 
@@ -92,13 +168,6 @@ class Shelf:
             with suppress(FileNotFoundError):
                 if ((record.ended if record else folder.stat().st_mtime) or before) < before:
                     shutil.rmtree(folder, ignore_errors=True)
-
-    def _events(self, job_id: str) -> Iterator[tuple[float, Json]]:
-        with suppress(FileNotFoundError), open(self._place(job_id) / _EVENTS, "rb") as stream:
-            while line := stream.readline(EVENT_BYTES):
-                with suppress(ValueError, TypeError, KeyError, AttributeError):  # the last line may be cut short
-                    event = json.loads(line)
-                    yield float(event.pop("time")), event
 
     def _place(self, job_id: str) -> Path:
         return self._folder / job_id.split("/")[0]

@@ -1,24 +1,28 @@
-"""Define the values of a job: the request, the record that is kept, and the status that its owner sees."""
+"""Define the values of a job, and turn its events into the status that its owner sees."""
 
 import re
 import secrets
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_owner
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
+from sharding.core.limits import MAX_FILES
 from sharding.core.options import Request, TargetDtype
-from sharding.core.text import without_revision
-from sharding.core.values import RepoRef
-from sharding.report.events import PlanMade
-from sharding.report.schema import Proof, Report, SourceSummary
+from sharding.core.text import duration, format_bytes, undecided_sentence, within_words, without_revision
+from sharding.core.values import RepoRef, Verification
+from sharding.loading.costs import Probed
+from sharding.report.comparison import ComparisonSummary
+from sharding.report.events import JobEvent, PlanMade, Problem, parse_event
+from sharding.report.schema import Json, Proof, Report, SourceSummary
 
 KEEP_SECONDS = 24 * 3600
 """Time that the output of a job is kept, so that its link works the next day."""
-
 
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
 
@@ -47,10 +51,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest(Request):
-    """What a visitor asks for, with repos of the Hub only.
+    """What a visitor asks for, with repos of the Hub only. A "verify" reads two, the second at a commit.
 
-    A job of the kind "verify" reads every byte of two repos. Its destination is the second, at a commit. `of_result`
-    says that the second is a result, whose report names the first.
+    `of_result` says that the second is a result, whose report names the first.
     """
 
     kind: Literal["shard", "verify"] = "shard"
@@ -59,10 +62,7 @@ class JobRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that decides which numbers a job held a copy to: its inputs, each at its state, and what was done to them.
-
-    `adapter` is the repo and the weight file of an adapter. `dtype` is the option, not what it made.
-    """
+    """All that decides which numbers a job held a copy to. `dtype` is the option, not what it made."""
 
     original: RepoRef
     base: RepoRef | None
@@ -85,11 +85,8 @@ class JobRecord:
 
     `process` is the id and the start time of its process, which together are unique. `result` is the commit
     ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
-    the two differ. `expected_seconds` is the time that measured rates let expect when the job was handed in. `seconds`
-    is the time of a job that was done whole. Neither counts a comparison of loads. `unreached` is that of the
-    `Checkpoint`, or of both checkpoints that were compared. `unstated` and `within` are those of the `Verification`.
-    With `is_undecided`, nothing that was compared is wrong, but some bits differ that nobody can judge. `read` is what
-    the job reads.
+    the two differ. `expected_seconds` and `seconds`, of a job that was done whole, count no comparison of loads.
+    With `is_undecided`, nothing that was compared is wrong, but some bits differ that nobody can judge.
     """
 
     id: str
@@ -134,58 +131,31 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStatus:
-    """A snapshot of a job for its owner. `created`, `started` and `ended` are seconds since 1970.
+class JobStatus(JobRecord):
+    """A snapshot of a job for its owner: its record, and what its events have reported so far.
 
-    `request` is the owner's, with the source pinned to the commit that was planned.
-    `position` counts the jobs before it, running ones included. It is 0 once the job runs or has ended.
-    `seconds_until_start` is an estimate from those jobs, None if unknown.
-    `planned`, `progress` (the newest), `shards`, `verification`, `report` and `published` come from the job's events.
-    `written` and `reread` are the bytes of each file of the copy that are written, and read again. A finished shard
-    counts as whole. `times` says when something happened first, in seconds since 1970: a phase began, or the job was
-    "planned", "written", "verified", "compared" or "published". "loaded" is the time of the last load.
-    `loads` is the number of loads done and their total, if the job compares what loading costs.
-    `log` has the events as readable lines with the time (UTC).
-    `error` is a sentence and a hint. `remedy` is the hint for programs and front ends. `remark` is what is left to do.
-    `unreached` is that of the record.
+    `position` counts the jobs before it, running ones included. `written` and `reread` are the bytes of each file that
+    are written, and read again. `times` says when a phase began first, or the job was "planned", "written",
+    "verified", "compared" or "published". "loaded" is the time of the last load, and `loads` are those done and all.
     """
 
-    id: str
-    state: State
-    request: JobRequest
-    owner: str
-    created: float
-    started: float | None
-    ended: float | None
-    position: int
-    seconds_until_start: float | None
-    planned: PlanMade | None
-    progress: Progress | None
-    shards: tuple[ShardFinished, ...]
-    written: Mapping[str, int]
-    reread: Mapping[str, int]
-    times: Mapping[str, float]
-    log: tuple[str, ...]
-    verification: Proof | None
-    loads: tuple[int, int] | None
-    report: Report | None
-    published: Published | None
-    error: tuple[str, str] | None
-    remedy: Remedy | None
-    remark: str
-    unreached: tuple[str, ...]
-
-    @property
-    def whole_seconds(self) -> float | None:
-        """The time from the start of the job to its end, with any comparison. None until it has ended."""
-        return None if self.started is None or self.ended is None else self.ended - self.started
+    position: int = 0
+    seconds_until_start: float | None = None
+    planned: PlanMade | None = None
+    progress: Progress | None = None
+    shards: tuple[ShardFinished, ...] = ()
+    written: Mapping[str, int] = field(default_factory=dict)
+    reread: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    log: tuple[str, ...] = ()
+    verification: Proof | None = None
+    loads: tuple[int, int] | None = None
+    report: Report | None = None
+    published: Published | None = None
 
 
 def newest_of(records: Iterable[JobRecord]) -> list[JobRecord]:
-    """Return the newest job of each copy, and of each pair of repos that was compared. `records` are newest first.
-
-    A copy is the same whatever its source and choices: a later job continues or replaces it.
-    """
+    """Return the newest job of each copy, whatever its source, and of each comparison. `records` are newest first."""
     newest: dict[tuple[str, ...], JobRecord] = {}
     for record in records:
         copy, source = (without_revision(name) for name in (record.request.destination, record.request.source))
@@ -206,3 +176,164 @@ def destination_of(job_id: str) -> str | None:
     """
     match = _JOB_ID.fullmatch(job_id)
     return match[1] if match else None
+
+
+LOG_LINES = 500
+"""Most lines of a job's log. The oldest are dropped first."""
+
+
+class History:
+    """What the events of a job have reported so far. The attributes are those of `JobStatus`."""
+
+    def __init__(self, events: Iterable[tuple[float, Json]] = ()) -> None:
+        """Start with `events`, each with the time at which it arrived, in seconds since 1970."""
+        self.planned: PlanMade | None = None
+        self.progress: Progress | None = None
+        self.shards: list[ShardFinished] = []
+        self.written: dict[str, int] = {}
+        self.reread: dict[str, int] = {}
+        self.times: dict[str, float] = {}
+        self._sizes: dict[str, int] = {}
+        self.verification: Verification | None = None
+        self.loads: tuple[int, int] | None = None
+        self.report: Report | None = None
+        self.published: Published | None = None
+        self.error: tuple[str, str] | None = None
+        self.remedy: Remedy | None = None
+        self.comparing_seconds = 0.0
+        self.log: deque[str] = deque(maxlen=LOG_LINES)
+        for seconds, event in events:
+            self.take(event, seconds)
+
+    def take(self, event: Json, seconds: float) -> None:
+        """Add an event that arrived at the time `seconds`. Raises ValueError if it is not an event of a job."""
+        added = parse_event(event)
+        if line := self._add(added):
+            self.say(line, seconds)
+        self._time(added, seconds)
+        if isinstance(added, Probed | ComparisonSummary):
+            self.comparing_seconds = seconds - self.times.get("verified", 0.0)
+
+    def say(self, line: str, seconds: float) -> None:
+        """Add a line to the log."""
+        self.log.append(f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} {line}")
+
+    def close(self, record: JobRecord) -> None:
+        """Add to the log how the job ended, from its `record`, unless the job has logged it already."""
+        lines = [record.error[0]] if record.error and record.error != self.error else []
+        if record.state == "cancelled":
+            lines += ["Its staged files were discarded."] * bool(self.planned) + [record.remark] * bool(record.remark)
+        for line in lines:
+            self.say(line, record.ended or record.created)
+
+    def _add(self, event: JobEvent) -> str:
+        """Keep an event. Return its line for the log, or "" for none."""
+        match event:
+            case PlanMade():
+                self.planned = event
+                self._sizes = {shard.file: shard.bytes for shard in event.plan.shards}
+                return f"Planned: {format_bytes(event.plan.total_bytes)} in {len(event.plan.shards)} shards."
+            case Progress():
+                begins = self.progress is None or self.progress.phase != event.phase
+                self.progress = event
+                self._sum(event, begins)
+                return _PHASES[event.phase] if begins else ""
+            case ShardFinished():
+                if len(self.shards) >= MAX_FILES:
+                    raise ValueError("more shards than a repo may have")
+                self.shards.append(event)
+                if event.file in self._sizes:
+                    self.written[event.file] = self._sizes[event.file]
+                how = "kept from an earlier run" if event.kept else "finished"
+                return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
+            case Verification():
+                self.verification = event
+                if event.holds:
+                    self.reread = dict(self._sizes)
+                    if event.within:
+                        return f"Verified: {within_words(event.tensors, event.within)}."
+                    how = "dequantized" if event.dequantized else "cast"
+                    cast = "" if event.dtype == "keep" else f", {how} to {event.dtype}"
+                    same = "match what was read from" if event.unstated else "are bit-identical to"
+                    same += " the source" if event.unstated else " the source's"
+                    adapter = f", with {event.merged.path} merged" if event.merged else ""
+                    return f"Verified: all {event.tensors:,} tensors {same}{adapter}{cast}."
+                if event.is_undecided:
+                    return undecided_sentence(event.undecided)
+                return f"Verification found {len(event.mismatches):,} differences, so the copy is not published."
+            case Probed():
+                # The first round only warms up both.
+                self.loads = ((self.loads or (0, 0))[0] + 1, 2 * (event.rounds + 1))
+                name = "the original" if event.side == "original" else "the copy"
+                size = format_bytes(event.cost.peak_anon_bytes)
+                return f"Loaded {name}, {event.cost.outcome}: at most {size} of anonymous memory."
+            case ComparisonSummary():
+                return f"Compared: {event.verdict.sentence}"
+            case Published():
+                self.published = event
+                return f"Published: {event.place} {event.remark}".rstrip()
+            case Report():
+                self.report = event
+                return f"Done. Copying and verifying took {duration(event.resources.seconds)}."
+            case Problem():
+                self.error, self.remedy = (event.message, event.hint), event.remedy
+                return event.message
+
+    def _sum(self, event: Progress, begins: bool) -> None:
+        """Add the bytes of each file. Some events are missing after a restart of the desk, so sums can be too small."""
+        if event.phase not in ("transfer", "verify"):
+            return
+        if begins and event.phase == "transfer":
+            self.written = {shard.file: self._sizes[shard.file] for shard in self.shards if shard.file in self._sizes}
+        elif begins:
+            self.reread = {}
+        sums = self.written if event.phase == "transfer" else self.reread
+        for file, size in event.files.items():
+            if file in self._sizes:
+                sums[file] = min(sums.get(file, 0) + size, self._sizes[file])
+
+    def _time(self, event: JobEvent, seconds: float) -> None:
+        if isinstance(event, Probed):
+            self.times["loaded"] = seconds
+        elif name := event.phase if isinstance(event, Progress) else _NOTED.get(type(event)):
+            self.times.setdefault(name, seconds)
+        if isinstance(event, ShardFinished) and len(self.shards) >= event.shards:
+            self.times.setdefault("written", seconds)
+
+
+def status_of(
+    record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None
+) -> JobStatus:
+    """Return the status of a job that its owner sees."""
+    return JobStatus(
+        **{kept.name: getattr(record, kept.name) for kept in fields(record)},
+        position=position,
+        seconds_until_start=seconds_until_start,
+        planned=history.planned,
+        progress=history.progress,
+        shards=tuple(history.shards),
+        written=dict(history.written),
+        reread=dict(history.reread),
+        times=dict(history.times),
+        log=tuple(history.log),
+        verification=history.verification,
+        loads=history.loads,
+        report=history.report,
+        published=history.published,
+    )
+
+
+_PHASES = {
+    "check": "Checking the files that an earlier run finished.",
+    "transfer": "Writing the files.",
+    "verify": "Reading the copy again to verify it.",
+    "numbers": "Comparing the numbers that differ.",
+}
+
+_NOTED: dict[type[JobEvent], str] = {
+    PlanMade: "planned",
+    ShardFinished: "transfer",
+    Verification: "verified",
+    ComparisonSummary: "compared",
+    Published: "published",
+}

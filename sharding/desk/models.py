@@ -1,10 +1,14 @@
 """Inspect and plan models for all visitors, with shared caches."""
 
 import ctypes
+import time
 from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
+from threading import RLock
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +16,9 @@ from sharding import job
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.hints import Hints
 from sharding.core.limits import (
+    CACHED_SECONDS,
+    CACHED_TENSORS,
+    MAX_PAGE_TENSORS,
     MAX_PAGE_WEIGHT_BYTES,
     MAX_SHOWN_DIGESTS_VALUES,
     MAX_SHOWN_REPORT_BYTES,
@@ -21,9 +28,8 @@ from sharding.core.options import Options, Request
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.gauge import this_machine
-from sharding.desk.header_cache import Headers, fingerprint
-from sharding.desk.overview import Overview, Question, ask_overview
-from sharding.desk.questions import Questions
+from sharding.desk.overview import Overview, ask_overview
+from sharding.desk.questions import Questions, answered, result_of
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import planned
@@ -32,6 +38,85 @@ from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source
 from sharding.verify.sides import stored_digests
 from sharding.verify.structure import Claims, Likeness, claims_of, compare_structure
+
+PAGE_WEIGHT_BYTES = 10_000_000
+"""Bytes of such weights that a page reads for anybody at once."""
+
+CACHED_CHECKPOINTS = 64
+"""Most checkpoints in the memory of the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    reading: Future[Checkpoint]
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        return self.reading.done() and self.reading.exception() is None
+
+
+class Headers:
+    """A cache of checkpoints. One that was read with a token is only for callers with the same token."""
+
+    def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read from the Hub at `endpoint`."""
+        self._endpoint = endpoint
+        self._clock = clock
+        self._lock = RLock()
+        self._entries: dict[tuple[str, ...], _Entry] = {}
+
+    def read(
+        self,
+        source: str,
+        token: str | None,
+        variant: str = "",
+        base: str = "",
+        adapter: str = "",
+        most_bytes: int = PAGE_WEIGHT_BYTES,
+    ) -> Checkpoint:
+        """Return the checkpoint in `source` with its `base` and `adapter`, as the owner of `token` may see them.
+
+        All three are links to repos. It reads at most `most_bytes` of weights. A failure is not cached. Raises as
+        `job.inspect` does, and Later while another visitor reads it.
+        """
+        key = source, variant, base, adapter, fingerprint(token)
+        if answer := answered(key):
+            return answer.result()  # type: ignore[no-any-return]
+        with self._lock:
+            self.forget()
+            public = self._entries.get((*key[:-1], ""))  # what was read without a login
+            entry = public if public and public.is_good else self._entries.get(key)
+            if entry is None:
+                mine: Future[Checkpoint] = Future()
+                self._entries[key] = _Entry(mine, self._clock())
+        if entry:
+            return result_of(key, entry.reading)
+        try:
+            read = partial(job.inspect, variant=variant, base=base, adapter=adapter)
+            limited = partial(read, most_tensors=MAX_PAGE_TENSORS, most_bytes=most_bytes)
+            mine.set_result(limited(source, endpoint=self._endpoint, token=token))
+        except BaseException as error:
+            mine.set_exception(error)
+            with self._lock:
+                self._entries.pop(key, None)
+        return mine.result()
+
+    def forget(self) -> None:
+        """Drop entries that are too old, and the oldest ones if they hold too much."""
+        with self._lock:
+            now, kept = self._clock(), 0
+            for number, (key, entry) in enumerate(reversed(list(self._entries.items()))):
+                kept += entry.reading.result().input_tensors if entry.is_good else 0
+                old = now - entry.seconds > CACHED_SECONDS or number >= CACHED_CHECKPOINTS or kept > CACHED_TENSORS
+                if old and entry.reading.done():
+                    del self._entries[key]
+
+
+def fingerprint(token: str | None) -> str:
+    """Return a hash that identifies the login of `token` without revealing it, or "" for no token."""
+    return sha256(token.encode()).hexdigest() if token else ""
+
 
 LARGE_PLAN_TENSORS = 20_000
 """Tensors from which a plan is large. Such a plan takes most of a second, so only one is made at a time."""
@@ -45,28 +130,22 @@ class Models:
         self._endpoint = endpoint
         self._link: Callable[[str], str] = Lookup(endpoint).link
         self._headers = Headers(endpoint)
-        self._questions = Questions()
-        self._large = Questions()
-        """Large reads and plans that do not ask transformers, and so need not wait behind those that do."""
-        self._comparisons = Questions()
-        """Two checkpoints at a time are in memory for a comparison, however many visitors compare."""
-        self._weights = Questions()
-        """What a plan must know of many bytes of weights is read for one visitor at a time."""
-
-    def _all_questions(self) -> tuple[Questions, ...]:
-        return self._questions, self._large, self._comparisons, self._weights
+        # To transformers; large plans, which need not wait behind those; comparisons, with two checkpoints in memory;
+        # and what a plan must know of many bytes of weights.
+        self._all = tuple(Questions() for _ in range(4))
+        self._questions, self._large, self._comparisons, self._weights = self._all
 
     def tidy(self) -> None:
         """Drop what nobody has asked for in a while, and return freed memory to the system."""
         self._headers.forget()
-        for questions in self._all_questions():
+        for questions in self._all:
             questions.forget()
         with suppress(AttributeError):  # musl and macOS return it on their own
             ctypes.CDLL(None).malloc_trim(0)
 
     def close(self) -> None:
         """Answer no more questions."""
-        for questions in self._all_questions():
+        for questions in self._all:
             questions.close()
 
     def inspect(
@@ -78,10 +157,7 @@ class Models:
         adapter: str = "",
         session: str | None = None,
     ) -> Checkpoint:
-        """Return the contents of `source`, as `job.inspect` does, but only for repos. Headers are cached for minutes.
-
-        Raises UsageError, SourceError, and Refused if it must read weights and too many visitors wait for that.
-        """
+        """Return the contents of a repo, as `job.inspect` does. Raises also Refused if too many wait for weights."""
         beside = self._link(base) if base else "", self._link(adapter) if adapter else ""
         read = partial(self._headers.read, self._link(source), token, variant, *beside)
         try:
@@ -96,10 +172,9 @@ class Models:
     def plan(
         self, source: str, options: Options, token: str | None = None, session: str | None = None
     ) -> tuple[Checkpoint, Plan]:
-        """Return the contents of `source` and the plan of its copy, as `job.plan` does, but only for repos.
+        """Return the contents of `source`, a repo, and the plan of its copy, as `job.plan` does.
 
-        A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
-        without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
+        `session` identifies a caller without a `token`. Raises also Refused if too many slow questions are waiting.
         """
         Request(source, "", options).refuse_contradictions()
         this_machine()  # is measured while the headers are read
@@ -141,15 +216,13 @@ class Models:
     def _claims(self, sides: tuple[Checkpoint, Checkpoint], token: str | None) -> Claims | None:
         """Return how the digests compare that both repos store, None if one stores none that can be used."""
         found = []
-        for side in sides:
-            try:
-                place = self._link(side.source.pinned)
-                source = open_source(place, Hub(self._endpoint, token))
+        try:
+            for side in sides:
+                source = open_source(self._link(side.source.pinned), Hub(self._endpoint, token))
                 found.append(stored_digests(source, side, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_DIGESTS_VALUES))
-            except SourceError:
-                return None
-        first, second = found
-        return claims_of(first, second)
+        except SourceError:
+            return None
+        return claims_of(*found)
 
     def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
         """Return the result of `hints_for`, cached by weights, dtype and ranks. Raises as `plan` does."""
@@ -170,14 +243,11 @@ class Models:
     ) -> Overview:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
         link = self._link(source), variant, self._link(base) if base else ""
-        ask = partial(ask_overview, Question(*link, self._endpoint, token))
+        ask = partial(ask_overview, (*link, self._endpoint, token))
         return self._large.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
-        """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
-
-        Raises as `plan` does.
-        """
+        """Return which block of `source` goes on which device, as `job.devices` does. Raises as `plan` does."""
         self.inspect(source, "", token)  # first, so that a model that cannot be read keeps nobody waiting
         place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=QUESTION_SECONDS)
         link = self._link(source)
@@ -192,8 +262,5 @@ def _weights(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
 
 
 def _caller(token: str | None, session: str | None) -> str:
-    """Return an id of the caller: from the login, else from the session, else a new one.
-
-    Not an address, because all visitors of a Space have that of its proxy.
-    """
+    """Return an id of the caller. Not an address: all visitors of a Space have that of its proxy."""
     return fingerprint(token) or session or uuid4().hex

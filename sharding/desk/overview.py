@@ -29,18 +29,11 @@ class Overview:
     picture: str
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The checkpoint to count. The fields are arguments of `job.inspect`."""
+Question = tuple[str, str, str, str, str | None]
+"""The checkpoint to count: `source`, `variant`, `base`, `endpoint` and `token`, as `job.inspect` takes them."""
 
-    source: str
-    variant: str
-    base: str
-    endpoint: str
-    token: str | None
-
-
-_QUESTION, _ANSWER, _PROBLEM = TypeAdapter(Question), TypeAdapter(Overview), TypeAdapter(Problem)
+_QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
+_ANSWER, _PROBLEM = TypeAdapter(Overview), TypeAdapter(Problem)
 
 
 def ask_overview(question: Question) -> Overview:
@@ -75,11 +68,9 @@ def main() -> int:
     from sharding.report.report import summarize_source
 
     resource.setrlimit(resource.RLIMIT_AS, (OVERVIEW_BYTES, OVERVIEW_BYTES))
-    asked = _QUESTION.validate_json(sys.stdin.buffer.read())
+    source, variant, base, endpoint, token = _QUESTION.validate_json(sys.stdin.buffer.read())
     try:
-        checkpoint = job.inspect(
-            asked.source, variant=asked.variant, base=asked.base, endpoint=asked.endpoint, token=asked.token
-        )
+        checkpoint = job.inspect(source, variant=variant, base=base, endpoint=endpoint, token=token)
     except ShardingError as error:
         sys.stdout.write(json.dumps(error.document()))
         return SourceError.exit_status

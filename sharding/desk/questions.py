@@ -1,24 +1,82 @@
-"""Answer slow questions one at a time for all visitors. Refuse at once those that would wait too long."""
+"""Answer slow questions one at a time for all visitors, without holding a thread for those who wait."""
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
 from math import ceil
 from queue import SimpleQueue
-from threading import Lock, Thread
-from typing import Any, TypeVar, cast
+from threading import RLock, Thread
+from typing import Any, ParamSpec, TypeVar, cast
+
+import anyio
+from anyio import CapacityLimiter, to_thread
 
 from sharding.core.errors import Refused
 from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS, CACHED_TENSORS, QUESTION_SECONDS
-from sharding.desk.patience import answered, result_of
 
-QUESTIONS_WAITING = 5
-"""Most questions to transformers that wait for the current one, because each takes seconds. More are refused at
-once."""
-
+PATIENT_THREADS = 24
+"""Threads for requests to a Hub. They are separate, so that a slow Hub leaves the page the threads it needs."""
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+_LOOK_SECONDS = 0.05
+
+_threads = CapacityLimiter(PATIENT_THREADS)
+_answers: ContextVar[dict[object, Future[Any]] | None] = ContextVar("answers", default=None)
+"""The answers that a patient function has waited for. It finds them here when it runs again."""
+
+
+class Later(Exception):
+    """The answer to `key` is not there yet, and the caller must not wait for it in this thread."""
+
+    def __init__(self, key: object, answer: Future[Any]) -> None:
+        """Keep the future that will hold the answer."""
+        super().__init__("The answer is not there yet.")
+        self.key, self.answer = key, answer
+
+
+def answered(key: object) -> Future[Any] | None:
+    """Return the answer to `key` if the patient function that runs has waited for it, else None."""
+    return (_answers.get() or {}).get(key)
+
+
+def result_of(key: object, answer: Future[_T]) -> _T:
+    """Return the result of `answer`, or raise its exception. In a patient function, raise Later instead of waiting."""
+    if not answer.done() and _answers.get() is not None:
+        raise Later(key, answer)
+    return answer.result()
+
+
+def patient(function: Callable[_P, _T]) -> Callable[_P, Awaitable[_T]]:
+    """Return `function` for an event loop: it runs in a thread, and holds none while it waits for an answer.
+
+    After each wait it runs again from its start, so everything before the wait must be safe to repeat.
+    """
+
+    @wraps(function)
+    async def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        answers: dict[object, Future[Any]] = {}
+        mark = _answers.set(answers)
+        try:
+            while True:
+                try:
+                    return await to_thread.run_sync(lambda: function(*args, **kwargs), limiter=_threads)
+                except Later as later:
+                    while not later.answer.done():
+                        await anyio.sleep(_LOOK_SECONDS)
+                    answers[later.key] = later.answer
+        finally:
+            _answers.reset(mark)
+
+    return run
+
+
+QUESTIONS_WAITING = 5
+"""Most questions to transformers that wait for the current one, because each takes seconds. More are refused."""
 
 
 @dataclass(slots=True)
@@ -36,7 +94,7 @@ class Questions:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start to answer. `clock` returns seconds."""
         self._clock = clock
-        self._lock = Lock()
+        self._lock = RLock()
         self._questions: dict[Hashable, _Question] = {}
         self._open: SimpleQueue[_Question | None] = SimpleQueue()
         self._usual_seconds = QUESTION_SECONDS / 3
@@ -52,7 +110,7 @@ class Questions:
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
-            self._drop()
+            self.forget()
             question = self._questions.get(key)
             if question is None:
                 self._refuse_crowd(caller)
@@ -89,16 +147,12 @@ class Questions:
             del question, work  # with its answer: the next question may come much later
 
     def forget(self) -> None:
-        """Drop answers that are too old."""
-        with self._lock:
-            self._drop()
-
-    def _drop(self) -> None:
         """Drop answers that are too old, and the oldest ones if they are too many or too large."""
-        now, kept = self._clock(), 0
-        for number, (key, question) in enumerate(reversed(list(self._questions.items()))):
-            kept += question.weight or 0
-            too_much = number >= CACHED_ANSWERS or kept > CACHED_TENSORS
-            old = question.weight is None or now - question.asked > CACHED_SECONDS
-            if (old or too_much) and question.answer.done():
-                del self._questions[key]
+        with self._lock:
+            now, kept = self._clock(), 0
+            for number, (key, question) in enumerate(reversed(list(self._questions.items()))):
+                kept += question.weight or 0
+                too_much = number >= CACHED_ANSWERS or kept > CACHED_TENSORS
+                old = question.weight is None or now - question.asked > CACHED_SECONDS
+                if (old or too_much) and question.answer.done():
+                    del self._questions[key]

@@ -1,26 +1,121 @@
 """Run one job to its end: start its process, read its events, decide how it ended."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from threading import Event, Timer
-from typing import Any
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event, Thread, Timer
+from typing import IO, Any
 
-from sharding.core.limits import EVENTS_BYTES
+import psutil
+
+from sharding.core.environment import child_command, child_environment
+from sharding.core.limits import EVENT_BYTES, EVENTS_BYTES, STDERR_BYTES
 from sharding.core.text import count, undecided_sentence
-from sharding.desk.history import History
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import JobRecord, JobRequest, State
-from sharding.desk.process import Child
+from sharding.desk.jobs import History, JobRecord, JobRequest, State
 from sharding.storage.hub.lookup import Lookup
+
+STOP_SECONDS = 5.0
+"""Time that a job gets to stop before it is killed."""
+
+
+class Child:
+    """`python -m sharding …` in a session of its own. The token is in its environment and nowhere else."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, endpoint: str, token: str) -> None:
+        """Start it in `folder`, which is also its home."""
+        for name in ("here", "home", "tmp"):
+            (folder / name).mkdir(exist_ok=True)
+        environment = child_environment() | {"HF_ENDPOINT": endpoint, "HF_TOKEN": token}
+        environment |= {"HOME": str(folder / "home"), "HF_HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+        self._token = token.encode()
+        self._process = subprocess.Popen(
+            child_command("sharding", *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd=folder / "here",  # empty, so that no folder is mistaken for a repo of the same name
+            start_new_session=True,
+        )
+        assert self._process.stdout and self._process.stderr
+        self._output: IO[bytes] = self._process.stdout
+        self._tail = bytearray()
+        self._reader = Thread(target=self._keep_tail, args=[self._process.stderr], name="stderr", daemon=True)
+        self._reader.start()
+
+    @property
+    def identity(self) -> tuple[int, float] | None:
+        """Id and start time of the process, which together are unique. None if it is gone."""
+        with suppress(psutil.NoSuchProcess):
+            return self._process.pid, psutil.Process(self._process.pid).create_time()
+        return None
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield its output, line by line, until it ends. Raises ValueError if a line is too long."""
+        while line := self._output.readline(EVENT_BYTES + 1):
+            if len(line) > EVENT_BYTES:
+                raise ValueError("the line is too long")
+            yield line.replace(self._token, b"[token]")
+
+    def stop(self) -> None:
+        """Ask it to stop, and kill it if it has not ended a little later. Does not wait."""
+        self._signal(signal.SIGTERM)
+        timer = Timer(STOP_SECONDS, self.kill)
+        timer.daemon = True
+        timer.start()
+
+    def kill(self) -> None:
+        """Kill it now, with all processes that it has started."""
+        self._signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait until it has ended, and return its exit status. A negative one is the signal that killed it."""
+        self._output.close()
+        try:
+            status = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            status = self._process.wait()
+        self._reader.join(STOP_SECONDS)
+        return status
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it printed to standard error."""
+        lines = self._tail.replace(self._token, b"[token]").decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _keep_tail(self, stream: IO[bytes]) -> None:
+        with stream:
+            while chunk := stream.read1(STDERR_BYTES):  # type: ignore[attr-defined]
+                self._tail += chunk
+                del self._tail[:-STDERR_BYTES]
+
+
+def kill_stray(identity: tuple[int, float]) -> None:
+    """Kill a process that an earlier desk left behind, with its whole session, if it still runs."""
+    number, started = identity
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        if psutil.Process(number).create_time() == started:
+            os.killpg(number, signal.SIGKILL)
+
 
 DISCARD_SECONDS = 120.0
 """Longest time to remove what a cancelled job staged, because the queue waits for it. It takes a few requests."""
 
 PROGRESS_KEPT_SECONDS = 1.0
 """Shortest time between two progress events that are kept on the disk. The newest is always in memory."""
-
 
 Outcome = tuple[State, tuple[str, str] | None, str]
 """The last state of a job, its error (sentence and hint) and its remark."""
@@ -29,37 +124,27 @@ RESUME = "Start it again with the same choices. It keeps the finished files and 
 INTERRUPTED = ("The server was restarted before the job was done.", RESUME)
 
 
+@dataclass(eq=False)
 class ActiveJob:
-    """A job that has not ended. Change it only under the desk's lock."""
+    """A job that has not ended. Change it only under the desk's lock. It has the token until it has ended."""
 
-    def __init__(self, record: JobRecord, token: str) -> None:
-        """Keep the token in memory, only until the job has ended."""
-        self.record = record
-        self.token = token
-        self.history = History()
-        self.child: Child | None = None
-        self.heard = record.created
-        self.problem = ""
+    record: JobRecord
+    token: str
+    history: History = field(default_factory=History)
+    child: Child | None = None
+    heard: float = 0.0
+    problem: str = ""
 
 
+@dataclass(frozen=True)
 class Runner:
-    """Runs jobs. Each call of `run` runs one job in one thread."""
+    """Runs jobs, one in each call of `run`. It changes jobs only under `lock`. It starts none once `closing` is set."""
 
-    def __init__(
-        self,
-        shelf: Shelf,
-        endpoint: str,
-        clock: Callable[[], float],
-        lock: AbstractContextManager[Any],
-        closing: Event,
-    ) -> None:
-        """Keep events in `shelf`. Change jobs only under `lock`. Start nothing once `closing` is set."""
-        self._shelf = shelf
-        self._endpoint = endpoint
-        self._lookup = Lookup(endpoint)
-        self._clock = clock
-        self._lock = lock
-        self._closing = closing
+    shelf: Shelf
+    endpoint: str
+    clock: Callable[[], float]
+    lock: AbstractContextManager[Any]
+    closing: Event
 
     def run(self, job: ActiveJob) -> None:
         """Run `job` and record how it ended. Raises OSError if that cannot be written to the disk."""
@@ -76,8 +161,8 @@ class Runner:
         """Record how `job` ended, and forget its token."""
         resumed = any(shard.kept for shard in job.history.shards)
         cost = job.history.report.resources if job.history.report and not resumed else None
-        ended = self._clock()
-        with self._lock:
+        ended = self.clock()
+        with self.lock:
             job.token = ""
             record = replace(
                 job.record,
@@ -95,23 +180,23 @@ class Runner:
                 within=job.history.verification.within if job.history.verification else 0,
                 is_undecided=bool(job.history.verification and job.history.verification.is_undecided),
             )
-            self._shelf.clear(record.id)
-            self._shelf.save(record)
+            self.shelf.clear(record.id)
+            self.shelf.save(record)
             job.record = record  # not before: if it cannot be saved, the job ends in another way
             job.history.close(record)
 
     def _start(self, job: ActiveJob) -> Child | None:
-        with self._lock:
+        with self.lock:
             if job.record.state != "queued":  # cancelled while it waited
                 return None
-            if self._closing.is_set():
+            if self.closing.is_set():
                 self.end(job, "interrupted", INTERRUPTED)
                 return None
-            folder = self._shelf.work_folder(job.record.id)
-            job.child = Child(command_of(job.record.request), folder, self._endpoint, job.token)
-            now = job.heard = self._clock()
+            folder = self.shelf.work_folder(job.record.id)
+            job.child = Child(command_of(job.record.request), folder, self.endpoint, job.token)
+            now = job.heard = self.clock()
             job.record = replace(job.record, state="running", started=now, process=job.child.identity)
-            self._shelf.save(job.record)
+            self.shelf.save(job.record)
             return job.child
 
     def _follow(self, job: ActiveJob, child: Child) -> Outcome:
@@ -127,7 +212,7 @@ class Runner:
             # A job without a plan has staged nothing: staged files there belong to another job.
             has_staged = job.record.request.kind != "verify" and job.history.planned
             return "cancelled", None, self._discard(job) if has_staged else ""
-        if self._closing.is_set():
+        if self.closing.is_set():
             return "interrupted", INTERRUPTED, ""
         return "failed", _reason(job, status, child.last_words), ""
 
@@ -135,10 +220,10 @@ class Runner:
         """Read the events of the process until it ends. Raises ValueError if one is invalid."""
         kept_bytes, phase_kept = 0, (None, 0.0)
         for line in child.lines():
-            event, now = json.loads(line), self._clock()
+            event, now = json.loads(line), self.clock()
             if not isinstance(event, dict):
                 raise ValueError("it is not a JSON object")
-            with self._lock:
+            with self.lock:
                 job.heard = now
                 job.history.take(event, now)
             phase = event.get("stage")
@@ -147,15 +232,15 @@ class Runner:
             phase_kept = (phase, now)
             if "plan" in event:
                 event["plan"].pop("weight_map", None)  # repeats the shards
-            kept_bytes += self._shelf.note(job.record.id, event, now)
+            kept_bytes += self.shelf.note(job.record.id, event, now)
             if kept_bytes > EVENTS_BYTES:
                 raise ValueError("the events take too many bytes")
 
     def _discard(self, job: ActiveJob) -> str:
         """Remove the staged files of a job. Return a remark on what is left to do."""
         destination = job.record.request.destination
-        folder = self._shelf.work_folder(job.record.id)
-        child = Child(["discard", "--json", "--", destination], folder, self._endpoint, job.token)
+        folder = self.shelf.work_folder(job.record.id)
+        child = Child(["discard", "--json", "--", destination], folder, self.endpoint, job.token)
         limit = Timer(DISCARD_SECONDS, child.kill)
         limit.start()
         try:
@@ -165,7 +250,7 @@ class Runner:
         child.wait()
         limit.cancel()
         if isinstance(answer, dict) and "repo_deleted" in answer:
-            return str(answer["remark"]) or self._lookup.remark_on_empty(destination, job.token)
+            return str(answer["remark"]) or Lookup(self.endpoint).remark_on_empty(destination, job.token)
         reason = answer["error"]["message"] if isinstance(answer, dict) and "error" in answer else child.last_words
         return f"Its staged files in {destination} could not be removed: {reason}"
 

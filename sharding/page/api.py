@@ -13,7 +13,7 @@ from gradio.events import api
 from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
 from sharding.core.options import OPTIONS, Option, Options, of_tool
 from sharding.desk import Desk, JobRequest
-from sharding.desk.patience import patient
+from sharding.desk.questions import patient
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
 from sharding.report.report import summarize_plan, summarize_source
@@ -21,13 +21,15 @@ from sharding.report.schema import Json, to_json
 from sharding.storage.hub.answers import Person
 
 _MOST_MISMATCHES = 1_000
+_KEPT_BACK = (
+    *("written", "reread", "times", "bytes", "process", "result", "read", "expected_seconds", "seconds"),
+    *("peak_anon_bytes", "disk_bytes_written", "unstated", "within", "is_undecided"),
+)
+"""What a program is not told of a job, or reads in its report."""
 
 
 def _taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds every option of `tool` to a method as a parameter.
-
-    The method gets them as keyword arguments, under their names in `Options`.
-    """
+    """Return a decorator that adds every option of `tool` as a parameter to a method that takes keyword arguments."""
     options = of_tool(tool)
 
     def give(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,10 +75,7 @@ def _value(option: Option, given: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The endpoints. They answer from `desk`. The header `Authorization` of a request identifies the caller.
-
-    Programs and language models read the docstrings of the methods.
-    """
+    """The endpoints. Programs and language models read the docstrings of the methods."""
 
     desk: Desk
     site: Site
@@ -171,7 +170,7 @@ class Endpoints:
                 hint = "Send a token of the account that started it. Jobs are kept for a day."
                 raise Refused("You have no job with this id.", hint)
             document = to_json(replace(status, written={}, reread={}))  # they grow with the files
-            for name in ("written", "reread", "times"):
+            for name in _KEPT_BACK:
                 del document[name]
             if document["progress"]:
                 del document["progress"]["files"]  # since the last event, which the caller may not have seen
@@ -245,7 +244,6 @@ def _session(request: gr.Request) -> str | None:
 
 
 def _texts(chosen: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the values of the options that take text."""
     return (value for name, value in chosen.items() if OPTIONS[name].is_text)
 
 

@@ -1,4 +1,4 @@
-"""Build the page over a desk: lay out its parts, then connect their events."""
+"""Build the page over a desk: lay out its parts, connect their events, and set its colours."""
 
 from typing import Any
 
@@ -8,26 +8,76 @@ from gradio.events import Dependency
 
 from sharding.core.limits import MAX_CALLS_WAITING
 from sharding.desk import Desk
-from sharding.desk.patience import patient
+from sharding.desk.questions import patient
 from sharding.page.api import Endpoints
 from sharding.page.form import Form
+from sharding.page.jobs import Pushing, Running
+from sharding.page.panels import message
 from sharding.page.planning import Planning
-from sharding.page.pushing import Pushing
-from sharding.page.result_link import Showing
-from sharding.page.running import Running
-from sharding.page.same.comparing import Comparing
+from sharding.page.results import Comparing, Showing
 from sharding.page.serving.answers import bound_answers
 from sharding.page.site import Site
+
+_SANS = ("ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif")
+_MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
+
+_COLOURS = {
+    "var(--ground)": ("body_background_fill", "background_fill_secondary"),
+    "var(--surface)": (
+        *("background_fill_primary", "input_background_fill", "input_background_fill_focus"),
+        *("button_secondary_background_fill", "button_cancel_background_fill"),
+        *("checkbox_background_color", "checkbox_label_background_fill"),
+    ),
+    "var(--ink)": (
+        *("body_text_color", "block_label_text_color", "block_title_text_color", "checkbox_label_text_color"),
+        *("button_secondary_text_color", "button_secondary_text_color_hover", "checkbox_label_text_color_selected"),
+    ),
+    "var(--muted)": ("body_text_color_subdued", "block_info_text_color", "input_placeholder_color"),
+    "var(--line)": ("border_color_primary",),
+    "var(--edge)": (
+        *("input_border_color", "button_secondary_border_color"),
+        *("checkbox_border_color", "checkbox_label_border_color"),
+    ),
+    "var(--accent)": (
+        *("border_color_accent", "button_primary_background_fill", "input_border_color_focus"),
+        *("link_text_color", "link_text_color_hover", "link_text_color_active", "link_text_color_visited"),
+        *("checkbox_background_color_selected", "checkbox_border_color_selected"),
+    ),
+    "var(--accent-strong)": ("button_primary_background_fill_hover",),
+    "var(--accent-soft)": (
+        *("color_accent_soft", "button_secondary_background_fill_hover"),
+        *("checkbox_label_background_fill_hover", "checkbox_label_background_fill_selected"),
+    ),
+    "var(--on-accent)": ("button_primary_text_color", "button_primary_text_color_hover"),
+    "var(--bad)": ("button_cancel_text_color", "button_cancel_text_color_hover"),
+    "var(--bad-soft)": ("button_cancel_background_fill_hover",),
+    "transparent": ("block_background_fill", "panel_background_fill"),
+    "0px": ("block_border_width",),
+    "1px": ("input_border_width", "checkbox_border_width", "checkbox_label_border_width"),
+}
+"""What Gradio's theme paints with each colour of the style sheet. Its last rows are widths."""
+
+
+def theme() -> gr.themes.Base:
+    """Return the theme: the system's own fonts and the colours of the style sheet. It downloads nothing."""
+    both = {name: colour for colour, names in _COLOURS.items() for name in names}
+    dark = {f"{name}_dark": value for name, value in both.items() if not name.endswith("_width")}
+    base = gr.themes.Base(
+        font=_SANS,
+        font_mono=_MONO,
+        text_size=gr.themes.sizes.text_lg,
+        radius_size=gr.themes.sizes.radius_md,
+        spacing_size=gr.themes.sizes.spacing_lg,
+    )
+    return base.set(**both, **dark)
+
 
 _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 _LOOK_SECONDS = 0.02
 """Seconds between two looks into Gradio's queue. Gradio 6.31 looks every millisecond, which takes 8% of a core."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
-_SAME = "(chosen) => chosen"
-_OWN_NAME = "(name) => window.shardMyRepo.ownName(name)"
-_STARTED = "() => window.shardMyRepo.started()"
-_READY = "() => window.shardMyRepo.ready()"
+_BUILDING = "Building the model without its weights …"
 _SHOW_LIST = "() => window.shardMyRepo.showList()"
 
 
@@ -71,18 +121,18 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     order = {*plan, *target, form.permitted, form.replace, form.replaced}
 
     def propose(after: Dependency) -> None:
-        after.then(None, js=_READY)
+        after.then(None, js="() => window.shardMyRepo.ready()")
         shown = [*name, form.name_message, form.proposed, form.target, form.start, form.start_message]
         proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, shown, **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
-        kept = proposed.then(None, form.name, form.name, js=_OWN_NAME)
+        kept = proposed.then(None, form.name, form.name, js="(name) => window.shardMyRepo.ownName(name)")
         kept.then(pushing.tell_target, target, form.target, **_QUIET)
 
     typed: dict[str, Any] = {"inputs": form.found, "outputs": [form.repo, form.found], "trigger_mode": "always_last"}
     form.repo.key_up(patient(planning.suggest), **typed, **_QUIET)
-    named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
+    named = form.examples.click(lambda sample: sample[0], form.examples, form.repo, **_QUIET)
     # In the browser, because Gradio refuses a choice of a radio whose choices have changed in the meantime.
-    picked = form.variants.input(None, form.variants, form.variant, js=_SAME)
+    picked = form.variants.input(None, form.variants, form.variant, js="(chosen) => chosen")
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
     beside = [trigger for field in (form.base, form.adapter) for trigger in (field.submit, field.blur)]
@@ -97,7 +147,10 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET).then(None, js=_SHOW_LIST)
 
-    form.place.click(planning.wait, None, form.devices, **_QUIET).then(
+    opened: set[Block] = {form.proposed, form.job, form.wanted, form.original, form.copied}
+    leaving = form.account.select(planning.keep, {*plan, *target, *opened}, form.query, **_QUIET)
+    leaving.then(None, form.query, js="(query) => window.shardMyRepo.leave(query)")
+    form.place.click(lambda: message(_BUILDING), None, form.devices, **_QUIET).then(
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
@@ -105,7 +158,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input, form.measure.input):
         trigger(pushing.tell_target, target, form.target, **_QUIET)
     started = form.start.click(patient(pushing.start), order, form.parts, **_QUIET)
-    started.then(None, js=_STARTED)
+    started.then(None, js="() => window.shardMyRepo.started()")
     _follow(form, started, running)
 
 
@@ -124,12 +177,12 @@ def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running
 
 
 def _follow(form: Form, after: Dependency, running: Running) -> None:
-    after.then(None, [form.query, form.job], js=_SHOW_JOB)
+    after.then(
+        None,
+        [form.query, form.job],
+        js=_SHOW_JOB,
+    )
     after.then(running.follow, form.job, _job_parts(form), **_QUIET)
-
-
-def _first(sample: list[str]) -> str:
-    return sample[0]
 
 
 def _plan_parts(form: Form) -> list[Block]:

@@ -9,7 +9,7 @@ import gradio as gr
 from markupsafe import Markup
 
 from sharding.core.options import OPTIONS, SINGLE_FILE, Options
-from sharding.page.goals import GOALS, MERGE, SAME
+from sharding.page.links import GOALS, MERGE, SAME
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
 from sharding.planning.sizes import SizeStop
@@ -47,7 +47,7 @@ _MORE = tuple(name for name, option in OPTIONS.items() if option.title and name 
 """Options that have a title but no place of their own. They stand below the others."""
 _REPO = "owner/name, or a link to it; @name for a branch, tag or commit"
 _CHOSEN = "element.addEventListener('chosen', (event) => trigger('select', event.detail));"
-"""Passes on a choice on the slider or on a map, which the script of the page reports."""
+"""Passes on what the script of the page reports: a choice on a map, or that the visitor goes to sign in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ def _masthead(on_space: bool) -> gr.HTML:
     with gr.Row(elem_classes="masthead-row"):
         _panel("masthead", render("header", logo=Markup((ASSETS / "logo.svg").read_text())))
         with gr.Row(elem_classes="account", scale=0):
-            account = _panel("account")
+            account = _panel("account", js_on_load=_CHOSEN)
             if on_space:
                 gr.LoginButton(
                     "Sign in with Hugging Face", logout_value="Sign out", icon=None, size="sm", elem_id="sign-in"

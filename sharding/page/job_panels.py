@@ -1,19 +1,169 @@
-"""Turn the state of jobs into the panels that their owner sees. Pure."""
+"""Turn the state of jobs into the panels and the timeline that their owner sees. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from sharding.core.errors import Remedy
-from sharding.core.text import count, duration, within_words, without_revision
+from sharding.core.events import Progress
+from sharding.core.text import count, duration, format_bytes, within_words, without_revision
 from sharding.core.values import Mismatch
 from sharding.desk import JobStatus
+from sharding.desk.forecast import range_around
 from sharding.desk.jobs import JobRecord, newest_of
-from sharding.page.job_timeline import Timeline, timeline_of
 from sharding.page.links import Wish, query_of
-from sharding.page.remedies import help_with, without_options
-from sharding.page.render import render
+from sharding.page.panels import about
+from sharding.page.render import help_with, render, without_options
 
-_OVERFLOW = Remedy("allow_overflow")
+_MOST_PERCENT = 99
+"""The bar is never full before the job is done."""
+_READING, _NUMBERS = 9, 1
+"""The parts of the bar for reading and for the numbers that differ. How many differ is not known while it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A phase of a job: "done", "current" or "ahead". It has its seconds once it is done."""
+
+    title: str
+    headline: str
+    state: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All phases of a job. `percent` counts them together. `left` is the time left in words, "" if it is unknown."""
+
+    steps: tuple[Step, ...]
+    percent: int
+    left: str
+    numbers: tuple[tuple[str, str], ...]
+
+    @property
+    def headline(self) -> str:
+        """What the job does now."""
+        return next((step.headline for step in self.steps if step.state == "current"), "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """A phase that a job will pass: its `work` in bytes, when it `ended`, and the `stages` of its progress events.
+
+    If it is not `certain`, it only has its part of the bar.
+    """
+
+    title: str
+    headline: str
+    ended: float | None
+    work: float = 0.0
+    stages: tuple[str, ...] = ()
+    certain: bool = True
+
+
+def timeline_of(status: JobStatus) -> Timeline:
+    """Return the timeline of a job that has been started."""
+    phases = _of_check(status) if status.request.kind == "verify" else _of_copy(status)
+    ends = [phase.ended for phase in phases]
+    passed = max((number for number, end in enumerate(ends, 1) if end), default=0)
+    # What was published last is still to be reported.
+    passed = len(phases) if status.state == "done" else min(passed, len(phases) - 1)
+    steps, began = [], status.started
+    for number, phase in enumerate(phases):
+        ended = phase.ended or (status.ended if number == len(phases) - 1 else None)
+        seconds = ended - began if number < passed and ended and began else None
+        state = "done" if number < passed else "current" if number == passed else "ahead"
+        if phase.certain:
+            steps.append(Step(phase.title, phase.headline, state, seconds))
+        began = ended if number < passed else None
+    works = [phase.work for phase in phases]
+    done = sum(works[:passed])
+    if passed < len(phases):
+        done += works[passed] * _share_done(status, phases[passed])
+    percent = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT)
+    ahead, now = phases[passed:], status.progress
+    if now is None or not ahead or status.state != "running":
+        return Timeline(tuple(steps), percent, "", ())
+    return Timeline(tuple(steps), percent, _left(status, now, ahead), _numbers(status, now, ahead))
+
+
+def _of_copy(status: JobStatus) -> list[_Phase]:
+    times, asked = status.times, status.request
+    size = status.planned.plan.total_bytes if status.planned else 1
+    again = size
+    if status.planned and status.planned.plan.dtype != "keep":
+        again += status.planned.source.total_bytes  # to prove the reads, the source is read whole
+    phases = [_Phase("Plan", "Reading the headers", times.get("planned"))]
+    if "check" in times:
+        checking = "Checking the files that an earlier run finished"
+        phases += [_Phase("Check the files of an earlier run", checking, times.get("transfer"), size, ("check",))]
+    written = times.get("written", times.get("verify"))
+    phases += [
+        _Phase("Write the files", "Writing the files", written, size, ("transfer",)),
+        _Phase("Read them again", "Reading the copy again to verify it", times.get("verified"), again, ("verify",)),
+    ]
+    if asked.compare_rounds:
+        loading = "Loading the original and the copy in turn, to compare"
+        phases += [_Phase("Load both", loading, times.get("compared"), size + again)]
+    return [*phases, _Phase("Publish", "Publishing the copy", times.get("published"))]
+
+
+def _of_check(status: JobStatus) -> list[_Phase]:
+    times = status.times
+    begun = min((times[phase] for phase in ("check", "verify") if phase in times), default=None)
+    read = times.get("numbers", times.get("verified"))
+    phases = [
+        _Phase("Read the headers", "Reading the headers", begun),
+        _Phase("Read every byte of both", "Reading every byte of both repos", read, _READING, ("check", "verify")),
+    ]
+    comparing, happens = "Comparing the numbers that differ", "numbers" in times
+    if happens or "verified" not in times:
+        ended, title = times.get("verified"), "Compare the numbers that differ"
+        phases += [_Phase(title, comparing, ended, _NUMBERS, ("numbers",), happens)]
+    return phases
+
+
+def _share_done(status: JobStatus, phase: _Phase) -> float:
+    progress = status.progress
+    if progress and progress.phase in phase.stages and progress.bytes_total:
+        return progress.bytes_done / progress.bytes_total
+    return status.loads[0] / status.loads[1] if status.loads and not phase.stages else 0.0
+
+
+def _left(status: JobStatus, progress: Progress, ahead: Sequence[_Phase]) -> str:
+    """Return the time left by the rate that was measured last. `ahead` begins with the current phase."""
+    if status.loads and "loaded" in status.times and not ahead[0].stages and ahead[0].work:
+        done, total = status.loads
+        return _in_words((total - done) * (status.times["loaded"] - status.times.get("verified", 0.0)) / done)
+    if progress.phase not in ahead[0].stages or not progress.bytes_per_second:
+        return ""
+    later = sum(phase.work for phase in ahead[1:] if phase.stages and phase.certain)
+    words = _in_words((progress.bytes_total - progress.bytes_done + later) / progress.bytes_per_second)
+    return f"{words}, without the loads" if status.request.compare_rounds else words
+
+
+def _in_words(seconds: float) -> str:
+    return f"{about(*range_around(seconds))} left"
+
+
+def _numbers(status: JobStatus, progress: Progress, ahead: Sequence[_Phase]) -> tuple[tuple[str, str], ...]:
+    rate = [("Speed", f"{format_bytes(progress.bytes_per_second)}/s")] if progress.bytes_per_second else []
+    rate += [("Memory", format_bytes(progress.anon_bytes))]
+    there = f"{format_bytes(progress.bytes_done)} of {format_bytes(progress.bytes_total)}"
+    if status.request.kind == "verify":
+        return (("Read", there), *rate)
+    size = status.planned.plan.total_bytes if status.planned else 0
+    numbers = [("Written", f"{format_bytes(sum(status.written.values()))} of {format_bytes(size)}")]
+    if progress.phase == "verify":
+        numbers += [("Read again", there)]
+    if ahead[0].stages:
+        numbers += rate
+    elif status.loads:
+        numbers += [("Loads", "{} of {}".format(*status.loads))]
+    uploaded, deduplicated = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
+    return (*numbers, ("Uploaded", uploaded), ("On the Hub already", deduplicated))
+
+
 _MOST_JOBS = 8
 _LATER = "You can close this page and come back with the link of the job."
 
@@ -22,9 +172,8 @@ def heading_of(status: JobStatus) -> str:
     """Return the heading of a job."""
     is_over = status.state == "done" or differs(status)
     if status.request.kind != "verify":
-        title = (
-            "Your copy" if is_over else "The copy was not published" if status.state == "failed" else "Making the copy"
-        )
+        title = "The copy was not published" if status.state == "failed" else "Making the copy"
+        title = "Your copy" if is_over else title
     elif status.request.of_result:
         title = "Result checked" if is_over else "Checking a result"
     else:
@@ -54,7 +203,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         help=help_with(status.remedy),
         mismatches=_mismatches(status),
         again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
-        overflowing=_form_of(status, with_overflow=True) if status.remedy == _OVERFLOW else None,
+        overflowing=_form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None,
         is_check=is_check,
     )
 
@@ -119,11 +268,8 @@ def _proved(status: JobStatus) -> str:
     if proof is None or status.state != "done" or not proof.holds:
         return ""
     which = "tensors of both repos" if status.request.kind == "verify" else "tensors"
-    cast = (
-        ""
-        if proof.dtype == "keep"
-        else f" after {'dequantizing' if proof.dequantized else 'the cast'} to {proof.dtype}"
-    )
+    cast = f" after {'dequantizing' if proof.dequantized else 'the cast'} to {proof.dtype}"
+    cast = cast if proof.dtype != "keep" else ""
     outcome = "; they match what was read" if proof.unstated else " and identical"
     outcome = f"; {within_words(proof.tensors, proof.within)}" if proof.within else outcome
     cast = f" after the merge{cast}" if proof.merged and not proof.within else cast
@@ -163,10 +309,5 @@ def files_of(status: JobStatus) -> Files:
 
 
 def _runs(numbers: Iterable[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{first}-{last}" for first, last in runs)
+    runs = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    return ",".join(f"{run[0]}-{run[-1]}" for run in runs)

@@ -2,64 +2,88 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from math import prod
 from typing import Any
 
 import gradio as gr
+from markupsafe import Markup
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import Remedy, ShardingError
+from sharding.core.options import Options
 from sharding.core.text import count, format_bytes, parameters, time_range
-from sharding.core.values import Address, Checkpoint, Finding, Plan, Tensor
+from sharding.core.values import Address, Checkpoint, Component, FileEntry, Finding, Plan, RepoRef, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.overview import Overview
 from sharding.drawing.brackets import stretches
 from sharding.drawing.flows import script_data
-from sharding.drawing.model_map import ModelMap, today_of
+from sharding.drawing.model_map import ModelMap, map_of_plan, today_of
 from sharding.page.form import size_label
-from sharding.page.remedies import help_with, in_page_words, without_options
-from sharding.page.render import render
+from sharding.page.render import help_with, in_page_words, render, without_options
 from sharding.planning.devices import DevicePlan, device_snippet, where_it_fits
+from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import SizeStop, stop_for
-from sharding.report.schema import Inspection, PlanSummary
+from sharding.recipes.stored import Stored
+from sharding.report.schema import Inspection
 from sharding.storage.hub.lookup import SourceCard
 
-MOST_ROWS = 200
-"""The most rows of a table. Nobody reads more, and every row costs the browser time."""
+_NAME, _SIZE = "Mistral-7B-v0.1", "300MB"
+_LAYERS, _HIDDEN, _KEYS, _INNER, _WORDS = 32, 4096, 1024, 14336, 32000
+_ATTENTION = {"q": (_HIDDEN, _HIDDEN), "k": (_KEYS, _HIDDEN), "v": (_KEYS, _HIDDEN), "o": (_HIDDEN, _HIDDEN)}
+_MLP = {"gate": (_INNER, _HIDDEN), "up": (_INNER, _HIDDEN), "down": (_HIDDEN, _INNER)}
+_FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+_LAST_IN_FIRST = 22
+"""Of this layer only the attention is in the first file, and all layers after it are in the second."""
+
+
+@cache
+def hero() -> str:
+    """Return the picture: the two files of Mistral-7B-v0.1 (bf16) today, and their copy."""
+    tensors = tuple(_tensors())
+    files = tuple(FileEntry(file, sum(tensor.bytes for tensor in tensors if tensor.file == file)) for file in _FILES)
+    ref = RepoRef("hub", _NAME, "")
+    model = Checkpoint(ref, tensors, (Component(),), files, side_files=(), findings=())
+    plan = plan_shards(tensors, Options(_SIZE))
+    return render(
+        "hero",
+        name=_NAME,
+        size=_SIZE,
+        today=count(len(files), "file"),
+        after=f"{len(plan.shards)}",
+        tensors=len(tensors),
+        map=Markup(map_panel(map_of_plan(model, plan), _NAME, _SIZE, fits=False)),
+    )
+
+
+def _tensors() -> Iterator[Tensor]:
+    yield _tensor("model.embed_tokens", (_WORDS, _HIDDEN), is_first=True)
+    for layer in range(_LAYERS):
+        name, is_first = f"model.layers.{layer}", layer < _LAST_IN_FIRST
+        for part, shape in _ATTENTION.items():
+            yield _tensor(f"{name}.self_attn.{part}_proj", shape, is_first or layer == _LAST_IN_FIRST)
+        for part, shape in _MLP.items():
+            yield _tensor(f"{name}.mlp.{part}_proj", shape, is_first)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield _tensor(f"{name}.{norm}", (_HIDDEN,), is_first)
+    yield _tensor("model.norm", (_HIDDEN,), is_first=False)
+    yield _tensor("lm_head", (_WORDS, _HIDDEN), is_first=False)
+
+
+def _tensor(module: str, shape: tuple[int, ...], is_first: bool) -> Tensor:
+    return Tensor(f"{module}.weight", "BF16", shape, Stored(0, _FILES[not is_first], 0, 2 * prod(shape)))
+
 
 _MOST_TENSORS = 400
-_A_MOMENT = 5.0
 _MANY = 40
 """With more columns than this, a map can be searched and zoomed."""
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A weight file."""
-
-    file: str
-    tensors: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The weight files of a checkpoint: the first MOST_ROWS as rows of the table, and the totals of all."""
-
-    rows: tuple[Row, ...]
-    count: int
-    tensors: int
-    bytes: int
-
-
 def message(text: str, hint: str = "", level: str = "note", remedy: Remedy | None = None) -> str:
-    """Return a message to show beside its field. An address in `hint` becomes a link.
-
-    Sentences of `hint` for the command line are left out. The page's own words for `remedy` follow it.
-    """
+    """Return a message for beside its field. Words for `remedy` replace sentences for the command line."""
     return render("message", message=text, hint=without_options(hint), level=level, help=help_with(remedy))
 
 
@@ -102,7 +126,7 @@ def map_panel(
 ) -> str:
     """Return the map of a checkpoint: today's files above the files of the copy, and where the copy `fits`.
 
-    `name` is that of the repo. A saved picture is called after it and the `size`. `sides` are the titles of both rows.
+    A saved picture is called after `name` and `size`. `sides` are the titles of both rows.
     """
     files = [sum(column.files for column in columns) for columns in (model_map.today, model_map.after) if columns]
     title = f"{name}: {' → '.join([count(files[0], 'file'), *(f'{number:,}' for number in files[1:])])}"
@@ -132,10 +156,7 @@ def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]], other: str 
 def summary_panel(
     checkpoint: Checkpoint, plan: Plan, forecast: Forecast, choices: Mapping[str, Any] | None = None, at: int = 0
 ) -> str:
-    """Return one line with the files of the copy and the cost of the job.
-
-    It holds the `choices` that the plan was made for, by the id of their fields, and `at`, the stop for their size.
-    """
+    """Return the line with the files of the copy and the cost of the job, the `choices` it is for, and their stop."""
     largest = max((shard.bytes for shard in plan.shards), default=0)
     return render(
         "summary",
@@ -144,7 +165,7 @@ def summary_panel(
         today=count(len(checkpoint.weight_files), "file"),
         after=f"{len(plan.shards):,}",
         largest=format_bytes(largest),
-        time=_time(forecast),
+        time=about(forecast.lower_seconds, forecast.upper_seconds),
         disk=f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk",
         same=changes_nothing(checkpoint, plan),
         lacks_base=needs_base(checkpoint),
@@ -165,7 +186,13 @@ def changes_nothing(checkpoint: Checkpoint, plan: Plan) -> bool:
 
 def shards_panel(plan: Plan, forecast: Forecast, classic: ClassicForecast | None = None) -> str:
     """Return the cost of the job on this machine beside that of loading and saving, and the table of shards."""
-    return render("plan", new=files_of(plan), plan=plan, forecast=forecast, classic=classic, time=_time(forecast))
+    return render(
+        "plan",
+        plan=plan,
+        forecast=forecast,
+        classic=classic,
+        time=about(forecast.lower_seconds, forecast.upper_seconds),
+    )
 
 
 def findings_panel(findings: Sequence[Finding]) -> str:
@@ -189,16 +216,9 @@ def log_panel(status: JobStatus) -> str:
     return render("log", lines=status.log, is_open=status.state == "failed")
 
 
-def _time(forecast: Forecast) -> str:
-    if forecast.upper_seconds <= _A_MOMENT:
-        return "a few seconds"
-    return f"about {time_range(forecast.lower_seconds, forecast.upper_seconds)}"
-
-
-def files_of(plan: Plan | PlanSummary) -> Files:
-    """Return the files of a plan."""
-    rows = tuple(Row(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards)
-    return Files(rows[:MOST_ROWS], len(rows), sum(row.tensors for row in rows), sum(row.bytes for row in rows))
+def about(lower_seconds: float, upper_seconds: float) -> str:
+    """Return a range of times in words."""
+    return "a few seconds" if upper_seconds <= 5 else f"about {time_range(lower_seconds, upper_seconds)}"
 
 
 def tensors_of(
@@ -206,8 +226,7 @@ def tensors_of(
 ) -> str:
     """Return the list of tensors in a column of the map, or "" if there is no such column.
 
-    The event `chosen` has the column's number and its `side`, "today" or "after". `placed` are the tensors of the copy
-    with their files there, `today` the tensors of the source.
+    The event `chosen` has the column's number and its `side`. `placed` are the tensors of the copy with their files.
     """
     side, number = getattr(chosen, "side", ""), getattr(chosen, "column", -1)
     columns = drawn.today if side == "today" else drawn.after

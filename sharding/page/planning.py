@@ -1,7 +1,7 @@
 """Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,23 +9,21 @@ from typing import Any
 import gradio as gr
 
 from sharding.checkpoint.trained import needs_base
-from sharding.core.errors import ShardingError, SourceError, TooManyTensors, VariantMissing
+from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan, Tensor
+from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.events import Events, Login
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
-from sharding.page.goals import GOALS, MERGE, has_components, no_goal
-from sharding.page.hero import hero
 from sharding.page.job_panels import jobs_panel
-from sharding.page.links import Wish, query_of, read_wish
+from sharding.page.links import GOALS, MERGE, Wish, choices_for, has_components, query_of, read_wish
 from sharding.page.panels import (
     changes_nothing,
     devices_panel,
     facts_panel,
     findings_panel,
+    hero,
     map_panel,
     message,
     overview_panel,
@@ -36,7 +34,7 @@ from sharding.page.panels import (
     tensors_of,
 )
 from sharding.page.render import render
-from sharding.page.site import person
+from sharding.page.site import Events, Login, person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
 from sharding.planning.explain import gathered
@@ -50,10 +48,6 @@ _MOST_VARIANTS = 24
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
 _ADAPTER_PERMITTED = "The result may be public, although the adapter is private or gated"
-_EACH_ONE = "A pipeline cannot become one file here. Each of its components gets one file."
-_NAME_ADAPTER = message("Now name your adapter.", "Its plan appears here.")
-_SIGN_IN = "Sign in to push. Plans need no login."
-_NO_LOGIN = "Nobody is signed in on this machine."
 
 
 class Planning(Events):
@@ -97,7 +91,8 @@ class Planning(Events):
                 greeting = render("account", name=who.name, page=f"{self.site.endpoint}/{who.name}")
                 jobs = jobs_panel(self.desk.jobs_of(who.name))
             else:
-                greeting = message(_SIGN_IN if self.site.space else _NO_LOGIN)
+                plans = "Sign in to push. Plans need no login."
+                greeting = message(plans if self.site.space else "Nobody is signed in on this machine.")
         except ShardingError as error:
             greeting = problem(error)
         if not (opens.repo or opens.job or opens.result):
@@ -109,6 +104,27 @@ class Planning(Events):
             self.form.examples: gr.Dataset(samples=[[name] for name in names], visible=bool(names)),
         }
 
+    def keep(self, values: Values) -> str:
+        """Return the query of the link to what a visitor has chosen, who goes to sign in. "" if that is nothing."""
+        form, options, name = self.form, Options(), (values[self.form.name] or "").strip()
+        size = form.size_in(values)
+        with suppress(UsageError):  # the plan shows what is wrong
+            options = form.options_in({**values, form.size: size or str(options.max_shard_size)})
+        wish = Wish(
+            form.source_in(values),
+            options,
+            values[form.goal] or "",
+            sized=bool(size),
+            to=f"{values[form.namespace] or ''}/{name}" if name not in ("", values[form.proposed][1]) else "",
+            private=values[form.visibility] == PRIVATE,
+            job=values[form.job],
+            result=values[form.wanted],
+            compare=(values[form.original] or "").strip(),
+            against=(values[form.copied] or "").strip(),
+        )
+        query = query_of(wish)
+        return query if query != "?" else ""
+
     def welcome(self, request: gr.Request) -> Any:
         """Show the picture of the home page. It comes after the fields, which would wait for it otherwise."""
         wish = read_wish(dict(request.query_params))
@@ -117,8 +133,7 @@ class Planning(Events):
     def suggest(self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: Login) -> tuple[Any, Any]:
         """Suggest repos whose names match the text typed so far, before those `found` earlier.
 
-        The list never becomes shorter, because Gradio's script fails where it does (6.31). The field itself hides names
-        that do not match.
+        The list never becomes shorter, because Gradio's script fails where it does (6.31).
         """
         text, names = (typed.input_value or "").strip(), list[str]()
         with suppress(ShardingError):  # suggestions are a courtesy: the name can still be typed
@@ -165,11 +180,11 @@ class Planning(Events):
         largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
         size, usual = form.size_in(values), usual_size(checkpoint.total_bytes, largest)
         is_own = size not in ("", values[form.aim].size)
-        by_goal, hint = self._aim(values, checkpoint, is_own)
+        by_goal, hint = self._aim(values, checkpoint, usual, is_own)
         seen = {**values, form.variant: taken, form.size: size_label(size if is_own else usual), **by_goal}
         quantized = offer(checkpoint)
         seen[form.dequantize] = bool(quantized and seen[form.dequantize])
-        drawn = self._draw(seen, token, request)
+        drawn = self.draw(seen, request, login)
         machines = gr.Number(value=seen[form.machines], visible=seen[form.strategy] == PIPELINE)
         return {
             form.repo_message: remark,
@@ -199,19 +214,18 @@ class Planning(Events):
             else replace(drawn[form.shown], choices=self._choices(seen, checkpoint)),
         }
 
-    def _aim(self, values: Values, checkpoint: Checkpoint, is_own: bool) -> tuple[Update, str]:
+    def _aim(self, values: Values, checkpoint: Checkpoint, usual: str, is_own: bool) -> tuple[Update, str]:
         """Return the fields that the chosen goal sets, and the words below the goals.
 
-        Sizes of the visitor's own (`is_own`) stay, unless the goal is new. A goal that makes no sense for the model
-        takes back what the goal before it set.
+        Sizes of the visitor's own stay, unless the goal is new. A goal without sense takes back what the last one set.
         """
         form, name, before = self.form, values[self.form.goal], values[self.form.aim].goal
         if name not in GOALS:
             return {}, ""
-        chosen = GOALS[name].choose(checkpoint)
+        chosen = choices_for(checkpoint, name)
         if isinstance(chosen, str):
             words = message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
-            back = form.aimed(no_goal(checkpoint)) if before not in (None, "", name) else {}
+            back = form.aimed(Options(usual)) if before not in (None, "", name) else {}
             return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
         return form.aimed(chosen) if not is_own or name != before else {}, _hint(name)
 
@@ -225,27 +239,23 @@ class Planning(Events):
         return False, _NOT_PRIVATE
 
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
-        """Return the panel of a model that is too large to plan here."""
         try:
             overview = self.desk.models.overview(source, variant, token, base, request.session_hash)
             return overview_panel(overview, self.desk.lookup.card(source, token))
         except ShardingError as error:
             return problem(error)
 
-    def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
-        """Draw the plan for the current choices."""
-        return self._draw(values, self.site.token(request, login), request)
-
     def list_tensors(self, values: Values, chosen: gr.EventData, request: gr.Request, login: Login) -> Update:
         """List the tensors in the chosen column of the map."""
         try:
-            checkpoint, plan, _ = self._plan(values, self.site.token(request, login), request)
+            checkpoint, plan, _ = self._plan(values, request, login)
         except ShardingError as error:
             return {self.form.tensors: problem(error)}
         placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
         return {self.form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
 
-    def _draw(self, values: Values, token: str | None, request: gr.Request) -> Update:
+    def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
+        """Draw the plan for the current choices."""
         form, source, adapter = self.form, self.form.source_in(values), self.form.adapter_in(values)
         # The field may already name another model, of which only the plan is drawn so far.
         shown = replace(values[form.shown], choices=(), plan_id="")
@@ -255,11 +265,11 @@ class Planning(Events):
             form.shown: shown,
         }
         if source and values[form.goal] == MERGE and not adapter:
-            return self._unplanned(values, _NAME_ADAPTER)
+            return self._unplanned(values, message("Now name your adapter.", "Its plan appears here."))
         if not source or not form.size_in(values):
             return {form.size_message: "", **update}
         try:
-            checkpoint, plan, options = self._plan(values, token, request)
+            checkpoint, plan, options = self._plan(values, request, login)
         except ShardingError as error:
             if isinstance(error, SourceError) and adapter:
                 return self._unplanned(values, problem(error))
@@ -271,8 +281,12 @@ class Planning(Events):
         parts = has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component
-            size = max(_bytes_by_folder(after).values())
+            folders = Counter[str]()
+            for tensor in after:
+                folders[tensor.folder] += tensor.bytes
+            size = max(folders.values())
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
+        each = "A pipeline cannot become one file here. Each of its components gets one file."
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
         # To load a base and save it merges nothing.
@@ -280,7 +294,7 @@ class Planning(Events):
         wish = Wish(source, replace(options, allow_overflow=options.allow_overflow and may), values[form.goal] or "")
         return {
             **update,
-            form.size_message: message(_EACH_ONE, "", "warning") if parts and chosen == SINGLE_FILE else "",
+            form.size_message: message(each, "", "warning") if parts and chosen == SINGLE_FILE else "",
             **({form.sizes: sizes_panel(stops, chosen)} if stops != shown.stops else {}),
             form.overflow: _possible(may),
             form.measure: _possible(loads),
@@ -302,12 +316,10 @@ class Planning(Events):
         return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
 
     def _choices(self, values: Values, checkpoint: Checkpoint) -> tuple[Any, ...]:
-        """Return everything that the shown model and plan depend on."""
         return checkpoint.source, values[self.form.goal], *(values[field] for field in self.form.of_a_plan)
 
-    def _plan(self, values: Values, token: str | None, request: gr.Request) -> tuple[Checkpoint, Plan, Options]:
-        """Plan what is chosen. Raises ShardingError."""
-        options = self.form.options_in(values)
+    def _plan(self, values: Values, request: gr.Request, login: Login) -> tuple[Checkpoint, Plan, Options]:
+        token, options = self.site.token(request, login), self.form.options_in(values)
         return *self.desk.models.plan(self.form.source_in(values), options, token, request.session_hash), options
 
     def _hidden(self, values: Values) -> Update:
@@ -320,10 +332,6 @@ class Planning(Events):
             **{part: gr.Column(visible=False) for part in (form.plan, form.push)},
             form.advanced: gr.Accordion(visible=HIDDEN),
         }
-
-    def wait(self) -> str:
-        """Return the message that the model is being built without its weights. That takes some seconds."""
-        return message("Building the model without its weights …")
 
     def place(
         self, repo: str, budget: str | None, owner: str | None, name: str, request: gr.Request, login: Login
@@ -349,7 +357,6 @@ class Planning(Events):
 
 
 def _hint(goal: str | None) -> str:
-    """Return the words below the goals: what the chosen one sets."""
     return message(GOALS[goal].words) if goal and goal in GOALS else ""
 
 
@@ -377,10 +384,3 @@ def _variants(there: Collection[str], **value: Any) -> gr.Radio:
     taken = {value["value"]} if "value" in value else set()
     names = sorted({*sorted(there)[:_MOST_VARIANTS], *taken})
     return gr.Radio([(name or PLAIN, name) for name in names], visible=len(there) > 1, **value)
-
-
-def _bytes_by_folder(tensors: Iterable[Tensor]) -> Counter[str]:
-    sizes = Counter[str]()
-    for tensor in tensors:
-        sizes[tensor.folder] += tensor.bytes
-    return sizes

@@ -12,7 +12,6 @@ from sharding.core.values import Merge, folder_of
 from sharding.desk import Forecast
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
-from sharding.page.panels import files_of
 from sharding.page.render import render
 from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
@@ -27,10 +26,7 @@ CLAIMED, FITS, READ = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """How far the ladder of proofs is climbed: the last step that is `reached`, and the one that `failed`, if any.
-
-    `words` say below each step what it rests on.
-    """
+    """How far the ladder of proofs is climbed. `words` say below each step what it rests on."""
 
     reached: int
     failed: int = 0
@@ -46,10 +42,9 @@ def rung_of(trust: Trust) -> Rung:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`.
+    """Where a result is: its repo and `page` on the Hub, its `link` to this page, and the pages of its sources.
 
-    `revision` is the commit that is shown, "" if the page does not name it. `badge` is the address of its badge, "" if
-    other sites cannot reach this page. `adapter` is the page of the adapter that is merged, if one is.
+    `revision` is the commit that is shown, "" if the page does not name it. `badge` is "" if no other site can show it.
     """
 
     repo_id: str
@@ -65,19 +60,8 @@ class Places:
         return f"{self.page}/blob/{self.revision or 'main'}/{name}"
 
 
-def adapter_page(report: Report, endpoint: str) -> str | None:
-    """Return the page of the adapter that a report says is merged, None if there is none or it was a folder."""
-    merge = report.plan.merged
-    if merge is None or merge.adapter.kind != "hub":
-        return None
-    return f"{endpoint}/{merge.adapter.repo_id}/tree/{merge.adapter.revision}/{folder_of(merge.file)}".rstrip("/")
-
-
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
-    """Return the certificate of a result, in words for the level of `trust`, which is not "contradicted".
-
-    `reading` is the expected cost of the job that reads every byte.
-    """
+    """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Digests of every tensor"}
     return render(
         "result",
@@ -102,17 +86,10 @@ def is_proved(report: Report, trust: Trust) -> bool:
     return rung_of(trust).reached == READ and is_known
 
 
-def can_check(report: Report, trust: Trust) -> bool:
-    """Return whether a visitor can have every byte read here, and has a reason to."""
-    return trust.level == "fits" and not report.needs_folder
-
-
 def details_panel(report: Report, places: Places, trust: Trust, seconds: float | None = None) -> str:
     """Return how to use a result, its link, and the facts of its report: files, cost of loading, how it was made.
 
-    Unless the copy was made here, they are shown as the word of its report. `seconds` is the time of the whole job,
-    None if this page did not run it. A report counts only copying and checking, because it is published with the copy.
-    For a single file, the line that downloads it comes first.
+    `seconds` is the time of the whole job, None if this page did not run it.
     """
     source, comparison = report.source, report.comparison
     load = loading_snippets(places.repo_id, source.architecture, source.library, source.variant, source.weights_name)
@@ -126,7 +103,6 @@ def details_panel(report: Report, places: Places, trust: Trust, seconds: float |
         report=report,
         is_ours=trust.level == "made-here",
         seconds=seconds,
-        new=files_of(report.plan),
         picture=Markup(comparison.picture) if comparison and comparison.picture else None,
     )
 

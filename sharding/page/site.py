@@ -1,13 +1,17 @@
-"""Know where the page runs, on which Hub and on which Space if any, and so who its visitors are."""
+"""Know where the page runs and who its visitors are, for the handlers of its events."""
 
 from dataclasses import dataclass
 
 import gradio as gr
 
 from sharding.core.environment import hub_endpoint, hub_token, space_hosts, space_id
-from sharding.core.errors import Refused
+from sharding.core.errors import Refused, Remedy
+from sharding.core.values import folder_of
 from sharding.desk import Desk
+from sharding.page.form import Form, Update
 from sharding.page.links import Wish, query_of
+from sharding.page.result_panels import Places
+from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 
 EXAMPLES = (
@@ -16,7 +20,7 @@ EXAMPLES = (
     "mistralai/Mistral-7B-Instruct-v0.3",
     "google-t5/t5-large",
 )
-_PUBLIC_HUB = "https://huggingface.co"
+PUBLIC_HUB = "https://huggingface.co"
 
 BADGE, CERTIFICATE = "/badge.svg", "/certificate.png"
 """The paths of the badge and of the picture of a result. `serving.pictures` answers them."""
@@ -24,10 +28,7 @@ BADGE, CERTIFICATE = "/badge.svg", "/certificate.png"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The Hub of the page, the id of its Space, and the `origin` at which anybody reaches that Space.
-
-    Off a Space the page belongs to the person who started it.
-    """
+    """The Hub of the page, the id of its Space if any, and the `origin` at which anybody reaches that Space."""
 
     endpoint: str
     space: str | None = None
@@ -60,13 +61,13 @@ class Site:
     def address(self, request: gr.Request) -> str:
         """Return the start of every link to this page."""
         if self.space:
-            return f"{_PUBLIC_HUB}/spaces/{self.space}"
+            return f"{PUBLIC_HUB}/spaces/{self.space}"
         return f"http://{request.headers.get('host', 'localhost')}/"
 
     @property
     def picture(self) -> str:
         """The address of the picture in previews of links, "" off a Space."""
-        return f"{_PUBLIC_HUB}/spaces/{self.space}/resolve/main/assets/result.png" if self.space else ""
+        return f"{PUBLIC_HUB}/spaces/{self.space}/resolve/main/assets/result.png" if self.space else ""
 
     def badge(self, place: str) -> str:
         """Return the address of the badge of the result in `place`, "" if other sites cannot reach this page."""
@@ -78,9 +79,49 @@ class Site:
 
     def examples(self, desk: Desk) -> tuple[str, ...]:
         """Return a few models to try: well-known ones, or samples on a Hub that is not huggingface.co."""
-        return EXAMPLES if self.endpoint == _PUBLIC_HUB else tuple(desk.lookup.search("samples/")[: len(EXAMPLES)])
+        return EXAMPLES if self.endpoint == PUBLIC_HUB else tuple(desk.lookup.search("samples/")[: len(EXAMPLES)])
 
 
 def person(desk: Desk, token: str | None) -> Person | None:
     """Return the owner of `token`, None without one. Raises DestinationError if the token is no longer valid."""
     return desk.lookup.who(token) if token else None
+
+
+Login = gr.OAuthToken | None
+"""Who has signed in on a Space."""
+Refusal = tuple[str, str, Remedy | None]
+"""A message, a hint and a remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Handlers of events: they ask `desk`, and show its answers in `form`."""
+
+    desk: Desk
+    site: Site
+    form: Form
+
+    def signed_in(self, request: gr.Request, login: Login, refusal: Refusal) -> tuple[Person, str]:
+        """Return the visitor and their token. Raises Refused with the words of `refusal` if nobody is signed in."""
+        token = self.site.token(request, login)
+        if not token:
+            raise Refused(*refusal)
+        return self.desk.lookup.who(token), token
+
+    def places(
+        self, report: Report, repo_id: str, revision: str, request: gr.Request, is_pinned: bool = False
+    ) -> Places:
+        """Return where the result in `repo_id` is. If it `is_pinned`, its links name the `revision`."""
+        endpoint, place = self.site.endpoint, f"{repo_id}@{revision}" if is_pinned else repo_id
+        source = f"{endpoint}/{report.source.ref.tree}" if report.source.kind == "hub" else None
+        link, badge = self.site.address(request) + query_of(Wish(result=place)), self.site.badge(place)
+        merge, adapter = report.plan.merged, None
+        if merge and merge.adapter.kind == "hub":
+            folder = folder_of(merge.file)
+            adapter = f"{endpoint}/{merge.adapter.repo_id}/tree/{merge.adapter.revision}/{folder}".rstrip("/")
+        return Places(repo_id, f"{endpoint}/{repo_id}", link, source, revision, badge, adapter)
+
+    def taken(self, job: str) -> Update:
+        """Show the part of the page with a job that the desk has taken. Its address becomes that of the job."""
+        form = self.form
+        return {form.run: gr.Column(visible=True), form.job: job, form.query: query_of(Wish(job=job))}

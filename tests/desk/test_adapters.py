@@ -211,7 +211,7 @@ def test_a_page_does_not_read_a_large_adapter_whole(
     hub.api().upload_file(repo_id="alice/in-git", path_in_repo=".gitattributes", path_or_fileobj=attributes)
     hub.api().upload_folder(repo_id="alice/in-git", folder_path=folders[1], ignore_patterns=["README.md"])
     monkeypatch.setattr("sharding.desk.models.MAX_PAGE_WEIGHT_BYTES", 100)
-    monkeypatch.setattr("sharding.desk.header_cache.Headers.read.__defaults__", ("", "", "", 100))
+    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", "", "", 100))
     options = Options(SIZE, adapter="alice/in-git")
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors takes reading"):
         desk.models.plan(base, options)
@@ -228,7 +228,7 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
         hub.api().create_repo(name)
         hub.api().upload_file(repo_id=name, path_in_repo=".gitattributes", path_or_fileobj=attributes)
         hub.api().upload_folder(repo_id=name, folder_path=folders[1], ignore_patterns=["README.md"])
-    monkeypatch.setattr("sharding.desk.header_cache.Headers.read.__defaults__", ("", "", "", 100))
+    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", "", "", 100))
     reading, most, read, lock = 0, 0, [], Lock()
     whole = adapter_room._sha256
 

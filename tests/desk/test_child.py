@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sharding.desk import Desk, Settings
-from sharding.desk.process import Child, kill_stray
+from sharding.desk.runner import Child, kill_stray
 from tests.desk.actors import Actor, Stage, is_gone, until
 from tests.desk.conftest import ALICE, hand_in, state
 
@@ -42,7 +42,7 @@ def test_with_a_process_ends_all_that_it_has_started(
     begun: tuple[Child, Actor], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Whether it is killed, told to end, or killed since it does not."""
-    monkeypatch.setattr("sharding.desk.process.STOP_SECONDS", 0.1 if how == "stubborn" else 30)
+    monkeypatch.setattr("sharding.desk.runner.STOP_SECONDS", 0.1 if how == "stubborn" else 30)
     child, actor = begun
     if how == "stubborn":
         actor.do("trap '' TERM")
@@ -106,7 +106,7 @@ def test_a_process_that_says_nothing_on_standard_error_has_no_last_words(begun: 
 
 @pytest.mark.parametrize("length", [1000, 1001])
 def test_a_line_has_a_bound(begun: tuple[Child, Actor], monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr("sharding.desk.process.EVENT_BYTES", 1001)
+    monkeypatch.setattr("sharding.desk.runner.EVENT_BYTES", 1001)
     child, actor = begun
     actor.say("first")
     actor.say("x" * length)

@@ -29,7 +29,7 @@ def test_a_desk_is_closed_when_all_its_jobs_have_ended_and_it_starts_no_other(
     settings: Settings, stage: Stage, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where one of them does not want to end."""
-    monkeypatch.setattr("sharding.desk.process.STOP_SECONDS", 1.3)
+    monkeypatch.setattr("sharding.desk.runner.STOP_SECONDS", 1.3)
     with Desk(replace(settings, jobs_at_once=2)) as desk:
         ids = {}
         for who in ("a", "b", "c"):

@@ -14,8 +14,7 @@ from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, RepoRef
 from sharding.desk import Desk, Settings
-from sharding.desk.header_cache import Headers
-from sharding.desk.models import Models
+from sharding.desk.models import Headers, Models
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 from tests.promises import promise
@@ -135,7 +134,7 @@ def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: py
 def test_the_newest_headers_stay_where_they_are_too_many_or_too_large(
     readings: Readings, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, kept: int
 ) -> None:
-    monkeypatch.setattr(f"sharding.desk.header_cache.{bound}", value)
+    monkeypatch.setattr(f"sharding.desk.models.{bound}", value)
     headers, names = Headers("http://hub"), [f"a/{letter}" for letter in "abcde"]
     for name in names:
         headers.read(name, None)

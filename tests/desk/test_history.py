@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry, RepoRef, Shard, Verification
-from sharding.desk.history import LOG_LINES, History, status_of
-from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.desk.jobs import LOG_LINES, History, JobRecord, JobRequest, status_of
 from sharding.planning.plan import plan_shards
 from sharding.report.events import event_json
 from sharding.report.schema import to_json

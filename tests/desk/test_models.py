@@ -18,7 +18,7 @@ from sharding.core.values import Checkpoint, RepoRef
 from sharding.desk import Desk
 from sharding.desk.models import Models
 from sharding.desk.overview import Question
-from sharding.desk.patience import Later, patient
+from sharding.desk.questions import Later, patient
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.desk.actors import until
 from tests.desk.conftest import ALICE, BOB, push
@@ -33,7 +33,7 @@ class Held:
         self.asked: list[str] = []
         patch.setattr("sharding.desk.models.hints_for", lambda *_, **__: self._answer("hints", {}))
         patch.setattr(job, "devices", lambda source, budget, **_: self._answer("devices", budget))
-        patch.setattr("sharding.desk.models.ask_overview", lambda asked: self._answer("overview", asked.variant))
+        patch.setattr("sharding.desk.models.ask_overview", lambda asked: self._answer("overview", asked[1]))
 
     def let_go(self) -> None:
         for event in self.go.values():
@@ -147,8 +147,9 @@ def test_counts_are_for_those_only_who_may_read_the_repo(
     asked: list[str | None] = []
 
     def count_tensors(question: Question) -> int:
-        asked.append(question.token)
-        found = job.inspect(question.source, variant=question.variant, endpoint=question.endpoint, token=question.token)
+        source, variant, _, endpoint, token = question
+        asked.append(token)
+        found = job.inspect(source, variant=variant, endpoint=endpoint, token=token)
         return len(found.tensors)
 
     monkeypatch.setattr("sharding.desk.models.ask_overview", count_tensors)
@@ -180,7 +181,7 @@ def test_devices_are_refused_as_plans_are_before_anybody_waits(
         usual = ask(lambda source=source, token=token: desk.models.plan(source, Options("60kB"), token))
         assert isinstance(refused, SourceError) and str(refused) == str(usual)
     with monkeypatch.context() as context:
-        context.setattr("sharding.desk.header_cache.MAX_PAGE_TENSORS", 3)
+        context.setattr("sharding.desk.models.MAX_PAGE_TENSORS", 3)
         assert isinstance(ask(lambda: desk.models.devices(hidden, "cpu=1GB", ALICE)), TooManyTensors)
     assert held.asked == ["devices"]
     held.let_go()
@@ -229,7 +230,7 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
     models.tidy()
     gc.collect()
     assert len(made) == 3 and all(ref() for ref in made)
-    for room in ("questions", "header_cache"):
+    for room in ("questions", "models"):
         monkeypatch.setattr(f"sharding.desk.{room}.CACHED_SECONDS", -1)
     models.tidy()
 

@@ -21,7 +21,7 @@ from tests.desk.actors import is_gone, until
 from tests.desk.conftest import ALICE, BOB, push
 from tests.inhouse import InHouse
 
-QUESTION = Question("http://hub/a/b", "fp16", "http://hub/c/d", "http://hub", "hf_secret")
+QUESTION = ("http://hub/a/b", "fp16", "http://hub/c/d", "http://hub", "hf_secret")
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def test_the_counts_are_those_of_the_headers_as_who_asks_may_read_them(
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, False)
     hidden = push(hub, folder, "alice/hidden", private=True)
     for source, token in ((small, None), (hidden, ALICE)):
-        status, answer = count_here(Question(f"{hub.address}/{source}", "", "", hub.address, token))
+        status, answer = count_here((f"{hub.address}/{source}", "", "", hub.address, token))
         place = counter("cat answer")
         (place / "answer").write_text(answer)
         found = ask_overview(QUESTION)
         assert status == 0
         assert found.source == summarize_source(job.inspect(source, endpoint=hub.address, token=token))
         assert found.picture.startswith("<svg") and source in found.picture
-    status, answer = count_here(Question(f"{hub.address}/{hidden}", "", "", hub.address, BOB))
+    status, answer = count_here((f"{hub.address}/{hidden}", "", "", hub.address, BOB))
     place = counter(f"cat answer; exit {status}")
     (place / "answer").write_text(answer)
     with pytest.raises(SourceError) as refusal:
@@ -93,14 +93,7 @@ def test_who_counts_is_told_the_question_and_no_login_that_others_could_see(
     assert (place / "arguments").read_text().split() == ["-P", "-m", "sharding.desk.overview"]
     environment = (place / "environment").read_text()
     assert "hf_secret" not in environment and "hf_of_the_space" not in environment
-    asked = json.loads((place / "question").read_text())
-    assert asked == {
-        "source": "http://hub/a/b",
-        "variant": "fp16",
-        "base": "http://hub/c/d",
-        "endpoint": "http://hub",
-        "token": "hf_secret",
-    }
+    assert json.loads((place / "question").read_text()) == [*QUESTION]
 
 
 @pytest.mark.parametrize(

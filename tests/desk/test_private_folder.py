@@ -13,9 +13,8 @@ import pytest
 
 from sharding.core.errors import Refused, UsageError
 from sharding.desk import Settings
-from sharding.desk.job_store import Shelf
-from sharding.desk.private_folder import private_folder
-from sharding.desk.process import Child
+from sharding.desk.job_store import Shelf, private_folder
+from sharding.desk.runner import Child
 from tests.conftest import ROOT, environment
 from tests.promises import promise
 

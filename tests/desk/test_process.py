@@ -36,7 +36,7 @@ GARBAGE: dict[str, Callable[[Actor], None]] = {
 def test_a_job_that_talks_nonsense_fails_with_a_hint_and_the_next_one_runs(
     desk: Desk, stage: Stage, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.desk.process.EVENT_BYTES", 100_000)
+    monkeypatch.setattr("sharding.desk.runner.EVENT_BYTES", 100_000)
     for number, (kind, speak) in enumerate(GARBAGE.items()):
         job_id, destination = hand_in(desk, small, f"v{number}")
         speak(stage(destination))

@@ -11,8 +11,7 @@ import pytest
 
 from sharding.core.errors import Refused, SourceError
 from sharding.core.limits import CACHED_SECONDS
-from sharding.desk.patience import PATIENT_THREADS, Later, patient, result_of
-from sharding.desk.questions import QUESTIONS_WAITING, Questions
+from sharding.desk.questions import PATIENT_THREADS, QUESTIONS_WAITING, Later, Questions, patient, result_of
 from tests.conftest import in_a_loop
 from tests.desk.actors import until
 from tests.promises import promise

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from sharding import job
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint
-from sharding.page.goals import GOALS
+from sharding.page.links import choices_for
 from tests.conftest import write_checkpoint
 from tests.page.conftest import Site
 
@@ -35,7 +35,7 @@ def narrow(tmp_path: Path) -> Checkpoint:
 
 
 def chosen(goal: str, checkpoint: Checkpoint) -> Options:
-    options = GOALS[goal].choose(checkpoint)
+    options = choices_for(checkpoint, goal)
     assert isinstance(options, Options), options
     return options
 
@@ -60,7 +60,7 @@ def test_each_goal_sets_what_its_title_says(wide: Checkpoint, narrow: Checkpoint
     [("half-size", "not in fp32"), ("unquantize", "not quantized"), ("training-run", "an ordinary model")],
 )
 def test_a_goal_that_makes_no_sense_for_a_model_says_why(narrow: Checkpoint, goal: str, reason: str) -> None:
-    said = GOALS[goal].choose(narrow)
+    said = choices_for(narrow, goal)
     assert isinstance(said, str) and reason in said
 
 

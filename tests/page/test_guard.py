@@ -204,9 +204,9 @@ _CALL = """async (data) => {
 
 
 @pytest.fixture(scope="module")
-def hers(hub: Server) -> str:
+def hers(hub: Server, small: str) -> str:
     """A private model of alice."""
-    address = f"{hub.address}/bob/small/resolve/main/model-00001-of-00002.safetensors"
+    address = f"{hub.address}/{small}/resolve/main/model-00001-of-00002.safetensors"
     weights = httpx.get(address, follow_redirects=True, **PATIENTLY)
     hub.api("hf_alice").create_repo("alice/hers", private=True)
     hub.api("hf_alice").upload_file(

@@ -8,8 +8,8 @@ import pytest
 
 from sharding.core.limits import ROUNDS
 from sharding.page.form import PRIVATE, PUBLIC, Shown
+from sharding.page.jobs import Pushing
 from sharding.page.planning import Planning
-from sharding.page.pushing import Pushing
 from sharding.planning.plan import identify_plan
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import exists, push, shard

@@ -27,7 +27,7 @@ from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS
 from sharding.core.text import format_bytes, unreached_sentence
 from sharding.core.values import Mismatch
 from sharding.desk.questions import QUESTIONS_WAITING
-from sharding.page.result_link import Showing
+from sharding.page.results import Showing
 from sharding.page.serving.guard import guarded
 from sharding.page.serving.pictures import Judge, Pictures, certificate_of
 from sharding.page.site import Site

@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse
 from starlette.types import Receive, Scope, Send
 
 from sharding.page.links import Wish, read_wish
-from sharding.page.serving.preview import Preview, opening
+from sharding.page.serving.pictures import Preview, opening
 from sharding.page.site import Site as Place
 from tests.conftest import in_a_loop
 from tests.page.conftest import Site, ask

@@ -11,7 +11,7 @@ import pytest
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SHOWN_REPORT_VALUES, QUESTION_SECONDS
-from sharding.desk.patience import Later, patient
+from sharding.desk.questions import Later, patient
 from sharding.page.api import Endpoints
 from sharding.page.site import Site
 from tests.conftest import LONGEST_SECONDS, in_a_loop, random_tensors, write_checkpoint

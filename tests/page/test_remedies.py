@@ -13,7 +13,7 @@ from sharding import job
 from sharding.core.errors import Remedy, RemedyKind, ShardingError
 from sharding.core.values import Finding
 from sharding.page.panels import findings_panel, message, problem
-from sharding.page.remedies import help_with, in_page_words
+from sharding.page.render import help_with, in_page_words
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import push
 from tests.localhub.conftest import Server

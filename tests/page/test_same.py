@@ -12,10 +12,9 @@ from playwright.sync_api import Locator, Page, expect
 from safetensors.numpy import load_file, save_file
 
 from sharding.core.values import Difference, RepoRef, Verification
-from sharding.desk.history import History, status_of
-from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
+from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.page.links import Wish, query_of, read_wish
-from sharding.page.same.panels import differences_panel, likeness_panel
 from sharding.verify.structure import Claims, Contrast, Likeness, Verdict, sentence_of
 from sharding.verify.trust import Level, Trust
 from tests.conftest import random_tensors, write_checkpoint

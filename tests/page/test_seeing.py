@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import gradio as gr
 import numpy as np
@@ -12,8 +13,9 @@ from gradio.blocks import Block
 
 from sharding.page.api import Endpoints
 from sharding.page.form import PRIVATE
+from sharding.page.jobs import Pushing
 from sharding.page.planning import Planning
-from sharding.page.pushing import Pushing
+from sharding.page.results import Comparing
 from sharding.page.site import Site
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import push
@@ -96,6 +98,36 @@ def test_a_link_fills_the_form_in(rooms: Rooms) -> None:
         f"{SMALL}@main", "70kB", "stored", "pp", 3, "bf16", PRIVATE, "mine"
     ]  # fmt: skip
     assert visit.is_visible("machines")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        {"repo": f"{SMALL}@main", "size": "70kB", "order": "stored", "strategy": "pp", "machines": 3, "dtype": "bf16"},
+        {"repo": SMALL, "size": "", "variant": "fp16", "goal": "free-colab", "visibility": PRIVATE},
+        {"repo": PLAIN, "size": "one file", "goal": "merge-lora", "adapter": LORA},
+        {"repo": SMALL, "size": "70kB", "namespace": "acme", "name": "mine"},
+        {"goal": "one-file"},
+        {"original": SMALL, "copied": PLAIN},
+    ],
+)
+def test_who_signs_in_comes_back_to_the_same_choices_though_their_plan_was_not_there_yet(
+    rooms: Rooms, typed: dict[str, object]
+) -> None:
+    planning, form = Planning(rooms.desk, rooms.space, rooms.form), rooms.form
+    link = planning.keep(rooms.given(**typed))
+    back = asks(query=dict(parse_qsl(link[1:])))
+    visit = Visitor(rooms)
+    visit._apply(planning.arrive(back))
+    if "original" in typed:
+        visit._apply(Comparing(rooms.desk, rooms.space, form).arrive(back))
+    assert {name: visit.now(name) for name in typed} == typed
+
+
+def test_who_signs_in_beside_a_job_or_with_no_choice_keeps_the_link(rooms: Rooms) -> None:
+    planning = Planning(rooms.desk, rooms.space, rooms.form)
+    assert planning.keep(rooms.given(repo=SMALL, job="A/bob/it")) == "?job=A/bob/it"
+    assert planning.keep(rooms.given()) == ""
 
 
 def test_one_variant_is_offered_beside_others_and_kept(rooms: Rooms) -> None:
@@ -191,7 +223,7 @@ def test_of_a_model_that_is_too_large_to_plan_the_tensors_are_counted_and_the_la
 ) -> None:
     write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
     push(rooms.hub, tmp_path / "in", "bob/large", "hf_bob")
-    monkeypatch.setattr("sharding.desk.header_cache.MAX_PAGE_TENSORS", 10)
+    monkeypatch.setattr("sharding.desk.models.MAX_PAGE_TENSORS", 10)
     visit = Visitor(rooms, {"repo": "bob/large"})
     assert "more than 10 tensors" in visit.text("repo_message")
     assert "14 tensors in 1 file" in visit.text("facts") and "data:image/svg+xml;base64," in visit.now("facts")

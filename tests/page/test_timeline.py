@@ -10,10 +10,8 @@ from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry, Mismatch, RepoRef, Shard, Verification
 from sharding.desk import JobStatus
-from sharding.desk.history import History, status_of
-from sharding.desk.jobs import JobRecord, JobRequest
-from sharding.page.job_panels import files_of, heading_of, job_panel
-from sharding.page.job_timeline import timeline_of
+from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
+from sharding.page.job_panels import files_of, heading_of, job_panel, timeline_of
 from sharding.planning.plan import plan_shards
 from sharding.report.events import event_json
 from tests.tensors import stored_tensor

@@ -18,8 +18,8 @@ from sharding.core.options import Options
 from sharding.desk import JobRequest
 from sharding.desk.jobs import JobRecord, new_job_id, reading_of
 from sharding.page.job_panels import jobs_panel
-from sharding.page.result_link import Showing
-from sharding.page.running import Running
+from sharding.page.jobs import Running
+from sharding.page.results import Showing
 from sharding.report.events import event_json
 from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
@@ -45,7 +45,7 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
 
 @pytest.fixture
 def running(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setattr("sharding.page.running.VIEW_SECONDS", 0.001)
+    monkeypatch.setattr("sharding.page.jobs.VIEW_SECONDS", 0.001)
     yield Running(rooms.desk, rooms.site, rooms.form)
     for user in ("alice", "bob"):
         rooms.cancel_all(user)

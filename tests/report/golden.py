@@ -27,14 +27,13 @@ from sharding.core.values import (
     Verification,
 )
 from sharding.desk import Forecast
-from sharding.desk.history import History, status_of
-from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.formats.model_card import parse_card
 from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Prediction
 from sharding.loading.costs import Verdict as Costs
+from sharding.page.comparison_panels import differences_panel, likeness_panel, outcome_panel
 from sharding.page.panels import devices_panel, findings_panel, problem
 from sharding.page.result_panels import Places, details_panel, result_panel
-from sharding.page.same.panels import differences_panel, likeness_panel, outcome_panel
 from sharding.page.serving.pictures import certificate_of
 from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.explain import sentence

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sharding import job
 from sharding.core.values import RepoRef
-from sharding.desk.history import History
+from sharding.desk.jobs import History
 from sharding.formats.model_card import parse_card
 from sharding.localhub.cards import find_errors, read_metadata
 from sharding.page.result_panels import Places, details_panel

@@ -12,7 +12,7 @@ from rich.console import Console
 from sharding import job
 from sharding.cli.terminal import Terminal
 from sharding.core.values import FileEntry
-from sharding.desk.history import History
+from sharding.desk.jobs import History
 from sharding.page.result_panels import Places, result_panel
 from sharding.report.events import event_json
 from sharding.report.schema import Report

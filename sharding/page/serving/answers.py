@@ -33,17 +33,13 @@ UNFETCHED_SECONDS = 120.0
 QUIET_SECONDS = 60.0
 """Time after the last answer at which the page's stream of answers ends."""
 
-
 _PRINTED_LINES = 200
 _STAYS_OPEN = "stays open"
 """Stands among the unfinished calls of a browser's session, so that Gradio does not end its stream."""
 
 
 class _Answer(ProcessCompletedMessage):
-    """An answer that is sent without a copy.
-
-    Gradio alone lets pydantic copy it in the event loop, which takes 0.65 s for a plan of 99,000 tensors.
-    """
+    """An answer that is sent without a copy. Pydantic's copy of 99,000 tensors takes 0.65 s in the event loop."""
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
         return dict(vars(self))
@@ -78,8 +74,7 @@ class Session(asyncio.Queue[EventMessage]):
     async def get(self) -> EventMessage:
         """Return the next message once there is one.
 
-        If several clients listen to one session, Gradio ends the stream of one and sends heartbeats to the others for
-        ever. This ends the other streams too.
+        Gradio ends the stream of one client of a session and sends heartbeats to the others. This ends those too.
         """
         self.listeners += 1
         try:
@@ -138,8 +133,7 @@ class Sessions(OrderedDict[str, Any]):
 def bound_answers(queue: Queue) -> None:
     """Make `queue` keep its limits, and sessions forget the inputs and outputs of calls.
 
-    Gradio keeps inputs and outputs for deep links, which this page does not use. They took a megabyte in each of 500
-    sessions. Printed errors are shortened too, because they may quote an argument of any length.
+    Gradio keeps those for deep links, a megabyte in each of 500 sessions. Printed errors are shortened too.
     """
     queueing.traceback = SimpleNamespace(print_exc=_print_error)  # type: ignore[attr-defined, assignment]
     queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
@@ -150,8 +144,7 @@ def bound_answers(queue: Queue) -> None:
 def _keep_streams_open(queue: Queue) -> None:
     """Keep the stream of a browser open between its calls.
 
-    Gradio alone ends the stream after each last call, and the page opens another for the next call. If a visitor acts
-    just then, the page takes the old stream for open. It then never hears the answer, and waits for ever.
+    Gradio alone ends it after each last call. If a visitor acts just then, the page never hears the answer.
     """
     push = queue.push
 
@@ -166,7 +159,6 @@ def _keep_streams_open(queue: Queue) -> None:
 
 
 def _print_error() -> None:
-    """Print the error that is being handled, with long lines shortened."""
     lines = traceback.format_exc().splitlines()[-_PRINTED_LINES:]
     sys.stderr.writelines(f"{shortened(line)}\n" for line in lines)
 

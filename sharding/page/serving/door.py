@@ -8,6 +8,7 @@ import logging
 import re
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from sharding.core.limits import MAX_BODY_BYTES, MAX_PATH_CHARACTERS, MAX_QUERY_
 
 BODY_SECONDS = 30.0
 """Longest time that the body of a request may take to arrive."""
-
 
 _LOG = logging.getLogger(__name__)
 _API = "/gradio_api"
@@ -48,10 +48,8 @@ _MCP = (f"{_API}/mcp(/http)?/?", f"{_API}/mcp/schema/?")
 def close_side_doors() -> None:
     """Close what Gradio 6.31 opens beside its routes. Call it before the page is launched.
 
-    On a Space, anybody who reaches port 7887 could replace the code of this program without a login: Gradio opens that
-    port for `hf spaces hot-reload` (spaces 0.51, `reloading/server.py`). And if a call holds the description of a file
-    instead of a text, Gradio downloads the file from the address in it, however large. This page takes and makes no
-    files.
+    On a Space, anybody who reaches port 7887 could replace the code of this program (spaces 0.51).
+    And Gradio downloads a file from any address in a call, however large. This page takes and makes no files.
     """
     http_server.get_space = lambda: None  # type: ignore[attr-defined]
     processing_utils.async_move_files_to_cache = _as_it_is
@@ -66,15 +64,7 @@ def _pattern(paths: Iterable[str]) -> re.Pattern[str]:
 
 
 _TOOLS = _pattern(_MCP)
-_ROUTES = (
-    (_pattern(_READ), {"GET", "HEAD"}),
-    (_pattern(_DO), {"POST"}),
-    (_TOOLS, {"GET", "HEAD", "POST", "DELETE"}),
-)
-
-
-class _TooMuch(Exception):
-    """A body is larger than its limit."""
+_ROUTES = ((_pattern(_READ), {"GET", "HEAD"}), (_pattern(_DO), {"POST"}), (_TOOLS, {"GET", "HEAD", "POST", "DELETE"}))
 
 
 class Door:
@@ -98,10 +88,11 @@ class Door:
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, up to its limit, then pass the request on."""
-        try:
+        body = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _body_of(receive, _most_bytes(scope))
-        except (_TooMuch, TimeoutError):
+        if body is None:
             await _too_large(scope, receive, send)
             return
         if scope["method"] == "POST" and not _is_call(body):
@@ -133,15 +124,15 @@ class Door:
             self._tools_called -= 1
 
 
-async def _body_of(receive: Receive, most_bytes: int) -> bytes:
-    """Return a body. Raises _TooMuch."""
+async def _body_of(receive: Receive, most_bytes: int) -> bytes | None:
+    """Return a body, None if it is too large."""
     body, is_whole = bytearray(), False
     while not is_whole:
         message = await receive()
         body += message.get("body", b"")
         is_whole = not message.get("more_body", False)
         if len(body) > most_bytes:
-            raise _TooMuch
+            return None
     return bytes(body)
 
 
@@ -189,7 +180,6 @@ Neither their answer nor the log repeats anything from the request.
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
-    """Return the answer to a request that is refused, or None if it is let in."""
     method, path = scope["method"], scope["path"]
     methods = set[str]().union(*(methods for pattern, methods in _ROUTES if pattern.fullmatch(path)))
     if len(scope["query_string"]) > MAX_QUERY_BYTES:

@@ -18,29 +18,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.environment import page_hosts, space_hosts
 from sharding.page.serving.door import Door
-from sharding.page.serving.pictures import Judge, Pictures
-from sharding.page.serving.preview import Preview
-from sharding.page.site import Site
-
-_HUB = "https://huggingface.co"
-"""The site that shows Spaces in a frame."""
+from sharding.page.serving.pictures import Judge, Pictures, Preview
+from sharding.page.site import PUBLIC_HUB, Site
 
 _READING = ("GET", "HEAD")
 _FOREIGN = "Another site sent this request, so it is refused. Open the page itself, or send your own token."
 
 
 class Guard:
-    """An ASGI application around the page's own.
-
-    Off a Space it answers only to this machine's own names and to those in `hosts`.
-    """
+    """An ASGI application around the page's own. Off a Space it answers only to this machine's names and to `hosts`."""
 
     def __init__(self, app: ASGIApp, *, on_space: bool, hosts: Collection[str] = ()) -> None:
         """Pass requests on to `app`. `hosts` are the names of the page, without ports."""
         self._app = app
         self._on_space = on_space
         self._hosts = {host.lower() for host in hosts}
-        self._policy = f"frame-ancestors 'self' {_HUB}" if on_space else "frame-ancestors 'self'"
+        self._policy = f"frame-ancestors 'self' {PUBLIC_HUB}" if on_space else "frame-ancestors 'self'"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, refuse it, or pass it on without cookies."""
@@ -121,10 +114,9 @@ class Guard:
 
 
 def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that puts a `Guard` around the whole application when it starts, and in it a `Door`.
+    """Return a lifespan that puts a `Guard`, and in it all others, around the whole application when it starts.
 
-    Inside are the `Pictures` of what `judge` returns, and a `Preview`. Middleware passed to Gradio's `launch` would run
-    inside of its sessions and its CORS.
+    Middleware passed to Gradio's `launch` would run inside of its sessions and its CORS.
     """
     hosts = space_hosts() if site.space else page_hosts()
 

@@ -1,37 +1,133 @@
-"""Answer requests for the badge of a result, or for its picture in link previews.
+"""Answer what other sites ask for: the preview of a link, the badge and the picture of a result."""
 
-Both are for other sites, so both show only what a visitor without a login can see.
-"""
-
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from math import ceil
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import anyio
-from starlette.datastructures import QueryParams
+from starlette.datastructures import MutableHeaders, QueryParams
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.errors import DamagedError, ShardingError, SourceError, UsageError
 from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS
 from sharding.core.text import count, format_bytes, source_name, unreached_sentence
-from sharding.desk.patience import patient
-from sharding.desk.questions import Questions
+from sharding.desk.questions import Questions, patient
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
-from sharding.page.links import read_wish
+from sharding.page.links import GOALS, Wish, read_wish
 from sharding.page.result_panels import CLAIMED, FITS, READ, adapter_name, is_proved, rung_of
-from sharding.page.serving.preview import name_in
-from sharding.page.site import BADGE, CERTIFICATE
+from sharding.page.site import BADGE, CERTIFICATE, Site
 from sharding.report.fetch import Result
 from sharding.storage.hub.retry import UNREADABLE, OddAnswer, may_pass
+from sharding.storage.names import parse_address
 from sharding.verify.trust import Trust
+
+NAME = "Shard My Repo"
+_HOME = "Get a model in the form you need: smaller files, one file, another dtype. Every tensor is proved identical."
+_OTHERS = re.compile(rb'<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*', re.ASCII)
+_NAME = re.compile(r"[\w./@-]{1,200}", re.ASCII)
+_HEAD, _BODY = b"<head>", b"<body"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """An ASGI application around `app`, the page at `site`. It changes nothing but the head of the page itself.
+
+    A preview holds only what its link says. It asks no Hub, so it reveals nothing of a private repo.
+    """
+
+    app: ASGIApp
+    site: Site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and write the preview into the answer if that is the page."""
+        if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
+            await self.app(scope, receive, send)
+            return
+        wish = read_wish(dict(QueryParams(scope["query_string"])))
+        result = name_in(wish.result)
+        image = (result and self.site.certificate(result)) or self.site.picture
+        await self.app(scope, receive, _rewriting(send, lambda page: opening(page, wish, image)))
+
+
+def preview_of(wish: Wish) -> tuple[str, str]:
+    """Return the title and the description of what a link opens.
+
+    >>> preview_of(Wish(result="me/model"))[0]
+    'me/model · Shard My Repo'
+    """
+    if result := name_in(wish.result):
+        return f"{result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
+    if (original := name_in(wish.compare)) and (copy := name_in(wish.against)):
+        text = "Two models compared: names, shapes and dtypes of their tensors, and the hashes of their files."
+        return f"{copy} and {original} · {NAME}", text
+    if repo := name_in(wish.repo):
+        return f"{repo} · {NAME}", "The plan for a copy: its files, what the job takes, and where the model fits."
+    if wish.goal in GOALS:
+        return f"{GOALS[wish.goal].title} · {NAME}", GOALS[wish.goal].words
+    return NAME, _HOME
+
+
+def name_in(place: str) -> str:
+    """Return the repo that `place` names in plain letters, or "": whoever writes a link would write the title too."""
+    with suppress(ShardingError):
+        repo_id, revision, folder = parse_address(place, "")
+        name = f"{repo_id}@{revision}" if revision else repo_id
+        name += f"/{folder[:-1]}" if folder else ""
+        return name if _NAME.fullmatch(name) else ""
+    return ""
+
+
+def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
+    """Return the HTML of the page with the preview of `wish` alone, and a class on the body for what it opens."""
+    title, text = preview_of(wish)
+    metas = {"og:type": "website", "og:site_name": NAME, "og:title": title, "og:description": text}
+    metas |= {"og:image": image} if image else {}
+    tags = "".join(f'<meta property="{name}" content="{escape(value)}" />' for name, value in metas.items())
+    tags += f'<meta name="twitter:card" content="{"summary_large_image" if image else "summary"}" />'
+    tags += f'<meta name="description" content="{escape(text)}" /><title>{escape(title)}</title>'
+    before, head, after = page.partition(_HEAD)
+    inside, body, rest = _OTHERS.sub(b"", after).rpartition(_BODY)
+    kind = "job" if wish.job else "result" if wish.result else "repo" if wish.repo else ""
+    marked = f'{_BODY.decode()} class="opens-{kind}"'.encode() if kind else _BODY
+    return before + head + tags.encode() + inside + marked + rest if body else page
+
+
+def _rewriting(send: Send, rewrite: Callable[[bytes], bytes]) -> Send:
+    """Return a `send` that rewrites the body of a whole HTML answer, and passes on any other as it is."""
+    start: Message | None = None
+    body = bytearray()
+
+    async def answer(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            is_page = message["status"] == 200 and headers.get("content-type", "").startswith("text/html")
+            if is_page and "content-encoding" not in headers:
+                start = message
+                return
+        if start is None:
+            await send(message)
+            return
+        body.extend(message.get("body", b""))
+        if message.get("more_body"):
+            return
+        rewritten = rewrite(bytes(body))
+        MutableHeaders(scope=start)["content-length"] = str(len(rewritten))
+        await send(start)
+        await send({"type": "http.response.body", "body": rewritten})
+
+    return answer
+
 
 PICTURE_SECONDS = 20.0
 """Longest time that a request waits for the badge or the picture of a result. What is drawn later is for the next."""
-
 
 _T = TypeVar("_T")
 
@@ -57,22 +153,22 @@ _NO_SCRIPTS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe
 class _Drawn:
     badge: bytes
     certificate: bytes
+    until: float
 
 
 class Pictures:
     """An ASGI application around the page's own. It asks the Hub as nobody, whoever sends the request.
 
-    It judges one result at a time, and keeps what it drew for ten minutes. It answers 404 for commits that may not be
-    the repo's, and for all that a visitor without a login cannot see. It remembers the latter for a minute. If too many
-    results wait or the Hub fails, it answers 503 and remembers nothing.
+    It answers 404 for what a visitor without a login cannot see, and for commits that may not be the repo's. If too
+    many results wait or the Hub fails, it answers 503 and remembers nothing.
     """
 
     def __init__(self, app: ASGIApp, judge: Judge, clock: Callable[[], float] = time.monotonic) -> None:
         """Pass other requests on to `app`. `clock` returns seconds."""
         self._app, self._judge, self._clock = app, judge, clock
         self._questions = Questions()
-        self._seen = _Memory[_Drawn](CACHED_SECONDS, CACHED_ANSWERS, clock)
-        self._unseen = _Memory[None](_UNSEEN_SECONDS, _UNSEEN_PLACES, clock)  # apart: no junk drives a picture out
+        self._seen: dict[str, _Drawn] = {}
+        self._unseen: dict[str, float] = {}  # until when. Apart: no junk drives a picture out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for a picture, and pass any other on."""
@@ -103,18 +199,19 @@ class Pictures:
         left = max(ceil(kept.until - self._clock()), 0)
         headers = {**_ALWAYS, "Cache-Control": f"public, max-age={left}"}
         if path == BADGE:
-            return Response(kept.answer.badge, headers=headers | _NO_SCRIPTS, media_type="image/svg+xml")
-        return Response(kept.answer.certificate, headers=headers, media_type="image/png")
+            return Response(kept.badge, headers=headers | _NO_SCRIPTS, media_type="image/svg+xml")
+        return Response(kept.certificate, headers=headers, media_type="image/png")
 
-    def _ask(self, place: str) -> "_Kept[_Drawn] | None":
-        if kept := self._seen.get(place):
+    def _ask(self, place: str) -> _Drawn | None:
+        now, kept = self._clock(), self._seen.get(place)
+        if kept and now < kept.until:
             return kept
-        if self._unseen.get(place):
+        if now < self._unseen.get(place, 0.0):
             return None
         # All who ask for one result wait for the same answer, so the place itself is the caller.
         return self._questions.ask(place, place, partial(self._draw, place), weight=None)
 
-    def _draw(self, place: str) -> "_Kept[_Drawn] | None":
+    def _draw(self, place: str) -> _Drawn | None:
         """Keep and return both pictures of a result, None if nobody can see it.
 
         Raises ShardingError, and keeps nothing, if that may be otherwise a moment later.
@@ -126,10 +223,12 @@ class Pictures:
                 raise
             certificate = None
         if certificate is None:
-            self._unseen.keep(place, None)
+            _keep(self._unseen, _UNSEEN_PLACES, place, self._clock() + _UNSEEN_SECONDS)
             return None
-        drawn = _Drawn(draw_badge(certificate).encode(), paint_certificate(certificate))
-        return self._seen.keep(place, drawn)
+        badge, picture = draw_badge(certificate).encode(), paint_certificate(certificate)
+        drawn = _Drawn(badge, picture, self._clock() + CACHED_SECONDS)
+        _keep(self._seen, CACHED_ANSWERS, place, drawn)
+        return drawn
 
     def _certificate(self, place: str) -> Certificate | None:
         """Return what can be said of the repo at `place`, None if its commit may not be the repo's. Raises as `judge`.
@@ -144,33 +243,17 @@ class Pictures:
             return certificate_of(result, trust, revision)
         is_shortened = revision != result.revision and result.revision.startswith(revision.lower())
         # `lowered` keeps "contradicted", so nothing shows whether a branch leads to such a commit.
-        is_strange = trust.level == "contradicted" or _is_unreached(result, trust)
+        unreached = unreached_sentence(f"{result.repo_id}@{result.revision}")
+        is_strange = trust.level == "contradicted" or unreached in trust.reasons
         return None if is_shortened or is_strange else certificate_of(result, trust, revision)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept(Generic[_T]):
-    answer: _T
-    until: float
-
-
-class _Memory(Generic[_T]):
-    """The last `most` answers, each for `seconds`. One thread keeps them, any thread gets them."""
-
-    def __init__(self, seconds: float, most: int, clock: Callable[[], float]) -> None:
-        self._seconds, self._most, self._clock = seconds, most, clock
-        self._kept = dict[str, _Kept[_T]]()
-
-    def get(self, place: str) -> _Kept[_T] | None:
-        kept = self._kept.get(place)
-        return kept if kept and self._clock() < kept.until else None
-
-    def keep(self, place: str, answer: _T) -> _Kept[_T]:
-        self._kept.pop(place, None)
-        while len(self._kept) >= self._most:
-            del self._kept[next(iter(self._kept))]
-        kept = self._kept[place] = _Kept(answer, self._clock() + self._seconds)
-        return kept
+def _keep(memory: dict[str, _T], most: int, place: str, answer: _T) -> None:
+    """Keep an answer, and at most `most` of the newest. One thread keeps them, any thread gets them."""
+    memory.pop(place, None)
+    while len(memory) >= most:
+        del memory[next(iter(memory))]
+    memory[place] = answer
 
 
 def _is_lasting(error: ShardingError) -> bool:
@@ -182,15 +265,8 @@ def _is_lasting(error: ShardingError) -> bool:
     return not may_end and not isinstance(cause, OddAnswer)
 
 
-def _is_unreached(result: Result, trust: Trust) -> bool:
-    return unreached_sentence(f"{result.repo_id}@{result.revision}") in trust.reasons
-
-
 def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certificate:
-    """Return what badge and picture say of a result. Of a report that is contradicted they repeat nothing.
-
-    `revision` is the one that was asked for, "" for main.
-    """
+    """Return what badge and picture say of a result. `revision` is the one that was asked for, "" for main."""
     report = result.report
     if trust.level == "contradicted" or not report.verification.holds:
         sentence = "This copy does not match its report, or its source."

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from markupsafe import Markup
 
 from sharding.core.text import count, format_bytes, unchecked_sentence, within_words
-from sharding.core.values import UNCHECKED, Difference, RepoRef
+from sharding.core.values import UNCHECKED, Difference
 from sharding.desk import JobStatus
 from sharding.drawing.heat import distance_of, draw_heat, level_of
 from sharding.page.links import Wish, query_of
@@ -38,11 +38,8 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     headline = sentence_of(likeness)
     reasons = [reason for reason in trust.reasons if reason != headline]
     if is_read:
-        how = (
-            ""
-            if likeness.dtype == "keep"
-            else f", {'dequantized' if likeness.dequantized else 'cast'} to {likeness.dtype}"
-        )
+        how = f", {'dequantized' if likeness.dequantized else 'cast'} to {likeness.dtype}"
+        how = how if likeness.dtype != "keep" else ""
         headline = f"The same: all {count(likeness.tensors, 'tensor')} are identical{how}."
         if trust.caveats:
             headline = f"All {count(likeness.tensors, 'tensor')} that were compared match{how}. But not all is known."
@@ -51,7 +48,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     return render(
         "same",
         likeness=likeness,
-        pages=[_page(side, endpoint) for side in (likeness.original, likeness.copy)],
+        pages=[f"{endpoint}/{side.tree}" for side in (likeness.original, likeness.copy)],
         headline=headline,
         tone="good" if is_read and not trust.caveats else "bad" if trust.level == "contradicted" else "",
         rung=_rung(likeness, is_read, was_read),
@@ -64,10 +61,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
 
 
 def outcome_panel(status: JobStatus) -> str:
-    """Return the panel of a job that has read every tensor of two repos and found no difference.
-
-    Differences within the tolerance of a merge count as none.
-    """
+    """Return the panel of a job that has read every tensor of two repos and found no difference beyond a tolerance."""
     asked, proof = status.request, status.verification
     comparison = query_of(Wish(compare=asked.source, against=asked.destination))
     return render(
@@ -96,20 +90,14 @@ def differences_panel(status: JobStatus, names: Iterable[str]) -> str:
             READ,
             (_ASKED, "names, shapes and dtypes", "read by this page"),
         ),
-        headline=_headline(differences, proof.tensors if proof else 0),
+        headline=f"{count(len(worst), 'tensor')} of {proof.tensors if proof else 0:,} differ{'s' * (len(worst) == 1)}.",
         rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
         more=max(len(worst) - _MOST_SHOWN, 0),
         link=query_of(Wish(compare=status.request.source, against=status.request.destination)),
     )
 
 
-def _headline(differences: Iterable[Difference], tensors: int) -> str:
-    differences = [*differences]
-    return f"{count(len(differences), 'tensor')} of {tensors:,} differ{'s' if len(differences) == 1 else ''}."
-
-
 def _shown(difference: Difference) -> dict[str, str]:
-    """Return the numbers of a row as text."""
     numbers = {"largest": difference.largest_abs, "mean": difference.mean_abs}
     shown = {name: "" if number is None else f"{number:.3g}" for name, number in numbers.items()}
     shown["cosine"] = "" if difference.cosine is None else f"{difference.cosine:.6f}"
@@ -174,10 +162,6 @@ def _counts(mismatches: Iterable[Contrast]) -> list[str]:
         for kind, words in _KINDS.items()
         if kinds[kind]
     ]
-
-
-def _page(side: RepoRef, endpoint: str) -> str:
-    return f"{endpoint}/{side.tree}"
 
 
 def _command(likeness: Likeness) -> str:

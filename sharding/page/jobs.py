@@ -1,4 +1,4 @@
-"""Show a job to its owner while it runs, and let them cancel or resume it."""
+"""Handle the events of step 3, then show the job to its owner, who can cancel or resume it."""
 
 import asyncio
 from collections import Counter
@@ -8,34 +8,130 @@ from dataclasses import dataclass, field, replace
 
 import gradio as gr
 
-from sharding.core.errors import Refused, ShardingError
-from sharding.core.limits import MAX_WATCHERS, VIEW_SECONDS
+from sharding.core.errors import Refused, ReplaceRefused, ShardingError, UsageError
+from sharding.core.limits import MAX_WATCHERS, ROUNDS, VIEW_SECONDS
 from sharding.desk import JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.desk.judgement import BESIDE
-from sharding.desk.patience import patient
+from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.events import Events, Login
-from sharding.page.form import Update
+from sharding.page.comparison_panels import differences_panel, outcome_panel
+from sharding.page.form import HIDDEN, PRIVATE, Shown, Update, Values
 from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
-from sharding.page.remedies import SIGN_IN
+from sharding.page.render import SIGN_IN, render
 from sharding.page.result_panels import details_panel, result_panel
-from sharding.page.same.panels import differences_panel, outcome_panel
-from sharding.page.site import person
+from sharding.page.site import Events, Login, person
 from sharding.storage.hub.answers import Person
+from sharding.storage.hub.lookup import propose_name
+from sharding.storage.names import new_repo_id
 from sharding.verify.trust import Trust, lowered
+
+_NEEDS_LOGIN = ("Sign in to push.", "Your choices are kept.", SIGN_IN)
+
+
+class Pushing(Events):
+    """The events of step 3 before a job starts."""
+
+    def propose(self, values: Values, request: gr.Request, login: Login) -> Update:
+        """Fill in a namespace and a free name. A name that the visitor wrote stays."""
+        form, token, wanted = self.form, self.site.token(request, login), ""
+        namespace, name, (proposed, short) = (values[field] for field in (form.namespace, form.name, form.proposed))
+        off: Update = {form.start: gr.Button(interactive=False)}
+        if not token:
+            words, hint, remedy = _NEEDS_LOGIN
+            return {**off, form.target: "", form.start_message: message(words, hint, remedy=remedy)}
+        try:
+            who = self.desk.lookup.who(token)
+            space = namespace if namespace in who.namespaces else who.name
+            can_start = bool(values[form.shown].plan_id)
+            update: Update = {form.start: gr.Button(interactive=can_start), form.start_message: ""}
+            update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
+            with suppress(UsageError):  # the plan shows what is wrong
+                wanted = propose_name(space, form.source_in(values), form.options_in(values))
+            if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
+                with suppress(ShardingError):
+                    new_repo_id(f"{space}/{name.strip()}", self.site.endpoint)
+                    return update
+                return {**update, **off}
+            free = self.desk.lookup.free_name(wanted, token)
+        except ShardingError as error:
+            return {**off, form.start_message: problem(error)}
+        short, taken = free.partition("/")[2], (f"{wanted} exists already.", f"{free} is free.")
+        return {
+            **update,
+            form.name: short,
+            form.proposed: (wanted, short),
+            form.name_message: message(*taken, "warning") if free != wanted else "",
+        }
+
+    def tell_target(self, values: Values) -> Update:
+        """Show where the copy goes, who can see it, and whether a comparison of loads takes more."""
+        form, owner, name = self.form, values[self.form.namespace], (values[self.form.name] or "").strip()
+        whole = f"{owner}/{name}" if owner and name else ""
+        private, loads = values[form.visibility] == PRIVATE, bool(values[form.measure])
+        return {form.target: render("target", repo_id=whole, private=private, loads=loads)}
+
+    def check_name(self, namespace: str | None, name: str, shown: Shown, request: gr.Request, login: Login) -> Update:
+        """Show a message if the name is taken. Without a name that the Hub accepts, nothing can start."""
+        form, token = self.form, self.site.token(request, login)
+        wanted = f"{namespace}/{name.strip()}"
+        if not (namespace and name.strip() and token):
+            words = message("Give the new repo a name.") if namespace and token else ""
+            return {form.name_message: words, form.start: gr.Button(interactive=False)}
+        fine = {form.name_message: "", form.start: gr.Button(interactive=bool(shown.plan_id))}
+        try:
+            new_repo_id(wanted, self.site.endpoint)
+            free = self.desk.lookup.free_name(wanted, token)
+            if free == wanted or self.desk.unfinished(wanted, token):
+                return fine
+        except ShardingError as error:
+            return {form.name_message: problem(error), form.start: gr.Button(interactive=False)}
+        text = f"{wanted} exists already. If you go on, a new commit replaces its files."
+        return {**fine, form.name_message: message(text, f"{free} is free.", "warning")}
+
+    def start(self, values: Values, request: gr.Request, login: Login) -> Update:
+        """Hand the job to the desk and show its progress. If it is refused, show the reason beside the button."""
+        form, source = self.form, self.form.source_in(values)
+        destination = f"{values[form.namespace] or ''}/{values[form.name].strip()}"
+        try:
+            wanted = JobRequest(
+                source=source,
+                destination=destination,
+                options=form.options_in(values),
+                private=values[form.visibility] == PRIVATE,
+                confirmed=values[form.permitted],
+                # The permission to replace one copy does not hold for another.
+                overwrite=values[form.replace] and values[form.replaced] == (source, destination),
+                compare_rounds=ROUNDS if values[form.measure] else 0,
+                expect=values[form.shown].plan_id,
+            )
+            if not wanted.expect:
+                raise Refused("There is no plan yet.", "Choose a model and a size first.")
+            taken = self.desk.submit(wanted, *self.signed_in(request, login, _NEEDS_LOGIN))
+        except ReplaceRefused as error:
+            label = f"Replace the copy of {error.there} in {destination} with this copy of {source}"
+            return {
+                form.start_message: problem(error),
+                form.replace: gr.Checkbox(label=label, value=False, visible=True),
+                form.replaced: (source, destination),
+            }
+        except ShardingError as error:
+            return {form.start_message: problem(error), form.replace: gr.Checkbox(value=False, visible=False)}
+        return {
+            **{part: gr.Column(visible=False) for part in (form.choose, form.plan, form.push)},
+            form.advanced: gr.Accordion(visible=HIDDEN),
+            form.start_message: "",
+            **self.taken(taken),
+        }
+
 
 _OWN = Trust("made-here", ("This page made the copy. It read every byte again before it published the copy.", BESIDE))
 _NOT_YOURS = (
     "You have no job with this id here.",
     "Jobs are kept for a day, and only the account that started a job can see it. Look for the copy in its repo.",
     None,
-)
-
-_TOO_MANY_WINDOWS = Refused(
-    f"You already watch jobs in {MAX_WATCHERS} windows.", "Close one of them, then reload this page."
 )
 
 
@@ -61,7 +157,8 @@ class Running(Events):
             yield {self.form.progress: problem(error)}
             return
         if self._watchers[status.owner] >= MAX_WATCHERS:
-            yield {self.form.progress: problem(_TOO_MANY_WINDOWS)}
+            text = f"You already watch jobs in {MAX_WATCHERS} windows."
+            yield {self.form.progress: problem(Refused(text, "Close one of them, then reload this page."))}
             return
         self._watchers[status.owner] += 1
         try:
@@ -107,7 +204,7 @@ class Running(Events):
             who, token = self.signed_in(request, login, _NOT_YOURS)
             wanted = self._interrupted(job, who, token)
             if wanted is None:
-                raise Refused(*_NOT_YOURS)
+                raise Refused(_NOT_YOURS[0], _NOT_YOURS[1])
             if wanted.kind == "verify" and wanted.of_result:
                 again = self.desk.submit_check(wanted.destination, who, token)
             elif wanted.kind == "verify":
@@ -142,7 +239,7 @@ class Running(Events):
                 "warning",
             )
             return {form.progress: text, form.resume: gr.Button(visible=True)}
-        return {form.progress: problem(Refused(*_NOT_YOURS))}
+        return {form.progress: message(_NOT_YOURS[0], _NOT_YOURS[1], "error")}
 
     def _show(self, status: JobStatus, request: gr.Request) -> Update:
         form, address = self.form, self.site.address(request)
@@ -178,15 +275,14 @@ class Running(Events):
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:
-        """Draw the map that gets its colours as files are finished. Without the source's headers there is no map."""
-        if status.request.kind == "verify":
-            return {}
-        try:
-            checkpoint, plan = self.desk.models.plan(status.request.source, status.request.options, token)
-        except ShardingError:
-            return {}
-        name = status.request.destination
-        return {self.form.job_map: map_panel(map_of_plan(checkpoint, plan), name, fits=False)}
+        """Draw the map that gets its colours as files are finished."""
+        asked = status.request
+        with suppress(ShardingError):  # without the source's headers there is no map
+            if asked.kind == "shard":
+                checkpoint, plan = self.desk.models.plan(asked.source, asked.options, token)
+                drawn = map_panel(map_of_plan(checkpoint, plan), asked.destination, fits=False)
+                return {self.form.job_map: drawn}
+        return {}
 
     def _differences(self, status: JobStatus, token: str | None) -> Update:
         """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""

@@ -1,0 +1,189 @@
+"""Show the result in any repo, or how alike any two repos are. Only reading every byte needs a login."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import gradio as gr
+
+from sharding.core.errors import Refused, ShardingError, VariantMissing
+from sharding.core.options import Options
+from sharding.core.text import format_bytes
+from sharding.core.threads import readers
+from sharding.core.values import Checkpoint
+from sharding.desk import Forecast
+from sharding.desk.questions import patient
+from sharding.drawing.model_map import map_of_copy
+from sharding.page.comparison_panels import likeness_panel
+from sharding.page.form import Update
+from sharding.page.links import SAME, Wish, query_of, read_wish
+from sharding.page.panels import map_panel, message, problem, tensors_of
+from sharding.page.render import SIGN_IN
+from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
+from sharding.page.site import Events, Login
+from sharding.planning.adapters.merged import changed_names
+from sharding.report.fetch import Result
+from sharding.verify.structure import Likeness
+from sharding.verify.trust import Trust, claim
+
+_CHECK_LOGIN = "Sign in to check every byte."
+
+
+class Showing(Events):
+    """The events of a result link."""
+
+    async def show(self, wanted: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
+        """Show the result that a link names: first what its report claims, then what the headers of both repos show."""
+        form, token = self.form, self.site.token(request, login)
+        hidden: Update = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
+        if not wanted:
+            yield {form.result: "", **hidden}
+            return
+        try:
+            result = await patient(self.desk.results.read)(wanted, token)
+            claimed = claim(result.report, result.files)
+            places = self.places(result.report, result.repo_id, result.revision, request, is_pinned="@" in wanted)
+            yield {form.result: _certificate(result, claimed, places), **hidden}
+            if claimed.level != "contradicted":
+                yield await patient(self._judged)(result, places, token)
+        except ShardingError as error:
+            yield {form.result: problem(error), **hidden}
+
+    def _judged(self, result: Result, places: Places, token: str | None) -> Update:
+        form, report = self.form, result.report
+        with readers(1) as pool:
+            pool.submit(self.desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it
+            trust = self.desk.results.trust(result, token)
+        if trust.level == "contradicted":
+            return {form.result: _certificate(result, trust, places)}
+        copy, original, changed = self._both(result, token)
+        checkable = trust.level == "fits" and not report.needs_folder
+        reading = self.desk.forecast(original, copy) if checkable and original else None
+        drawn = map_of_copy(copy, original, report.plan.stages, changed)
+        return {
+            form.result: _certificate(result, trust, places, reading),
+            form.result_details: details_panel(report, places, trust, self.desk.results.seconds_of(result)),
+            form.result_map: map_panel(drawn, result.repo_id, sides=("Source", "Copy")),
+            form.check: gr.Button(visible=checkable and token is not None),
+            form.check_message: message(_CHECK_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
+        }
+
+    def check(self, wanted: str, request: gr.Request, login: Login) -> Update:
+        """Start the job that reads every byte of the result and of its source."""
+        form, refusal = self.form, ("Checking every byte needs a login.", _CHECK_LOGIN, SIGN_IN)
+        try:
+            taken = self.desk.submit_check(wanted, *self.signed_in(request, login, refusal))
+        except ShardingError as error:
+            return {form.check_message: problem(error)}
+        return {form.check: gr.Button(visible=False), form.outcome: gr.Column(visible=False), **self.taken(taken)}
+
+    def list_tensors(self, wanted: str, chosen: gr.EventData, request: gr.Request, login: Login) -> str:
+        """List the tensors in the chosen column of the map."""
+        token = self.site.token(request, login)
+        try:
+            copy, original, _ = self._both(self.desk.results.judge(wanted, token)[0], token)
+        except ShardingError as error:
+            return problem(error)
+        placed = [(tensor, tensor.file) for tensor in copy.tensors]
+        return tensors_of(map_of_copy(copy, original), placed, original.tensors if original else (), chosen)
+
+    def _both(self, result: Result, token: str | None) -> tuple[Checkpoint, Checkpoint | None, frozenset[str]]:
+        """Return the copy, its source if that can be read, and the names of the tensors that a merge changes."""
+        source, copy, merge = result.report.source, f"{result.repo_id}@{result.revision}", result.report.plan.merged
+        original, changed = None, frozenset[str]()
+        if source.kind == "hub":
+            pinned = source.ref.pinned
+            with suppress(ShardingError):
+                original = self.desk.models.inspect(pinned, source.variant, token)
+                if merge and merge.changed and merge.adapter.kind == "hub":
+                    options = Options(variant=source.variant, adapter=merge.path)
+                    changed = changed_names(self.desk.models.plan(pinned, options, token)[1])
+        return self.desk.models.inspect(copy, "", token), original, changed
+
+
+def _certificate(result: Result, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
+    if trust.level == "contradicted":
+        text = f"The report in {result.repo_id} does not match the repos, so it is not shown."
+        return message(text, " ".join(trust.reasons), "error")
+    return result_panel(result.report, trust, places, reading)
+
+
+_INTRODUCTION = message(
+    "Name two repos.",
+    "This page compares the names, shapes and dtypes of their tensors, and the hashes of their files. It reads no "
+    "weights. Public repos need no login.",
+)
+_NEEDS_LOGIN = "Reading every byte needs a login."
+
+
+class Comparing(Events):
+    """The events of the section with two repos."""
+
+    def arrive(self, request: gr.Request) -> Update:
+        """Open the section if the link asks for it, with the repos that it names."""
+        form, query = self.form, dict(request.query_params)
+        wish = read_wish(query)
+        if not (wish.compare or wish.against or query.get("goal") == SAME):
+            return {form.same: gr.skip()}
+        names = {form.original: wish.compare, form.copied: wish.against}
+        return {**self.open(), **names, **self.begin(wish.compare, wish.against)}
+
+    def open(self) -> Update:
+        """Show the section instead of the form of a plan."""
+        return {self.form.choose: gr.Column(visible=False), self.form.same: gr.Column(visible=True)}
+
+    def begin(self, original: str, copied: str) -> Update:
+        """Say that the headers are being read, which takes a second or two. Without two names, say what happens."""
+        form, names = self.form, [(name or "").strip() for name in (original, copied)]
+        waiting = _INTRODUCTION
+        if all(names):
+            waiting = message("Reading the headers of both repos …")
+        elif any(names):
+            waiting = message("Name the original and the copy.")
+        return {form.likeness: waiting, form.read: gr.Button(visible=False), form.read_message: ""}
+
+    def show(self, original: str, copied: str, request: gr.Request, login: Login) -> Update:
+        """Show what is known of both repos without reading weights."""
+        form, token = self.form, self.site.token(request, login)
+        original, copied = (original or "").strip(), (copied or "").strip()
+        if not (original and copied):
+            return {form.compared: ()}
+        try:
+            likeness, trust = self._compared(original, copied, token, request.session_hash)
+        except ShardingError as error:
+            asked = query_of(Wish(compare=original, against=copied))
+            return {form.likeness: problem(error), form.compared: (), form.query: asked}
+        # Differences can be read again, to see their numbers.
+        can_read = likeness.have_common and trust.level not in READ_HERE
+        names = [side.pinned for side in (likeness.original, likeness.copy)]
+        return {
+            form.likeness: likeness_panel(likeness, trust, self.site.endpoint),
+            form.read: gr.Button(_read_words(likeness), visible=can_read, interactive=token is not None),
+            form.read_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if can_read and token is None else "",
+            form.compare: gr.Button(variant="secondary" if can_read else "primary"),
+            form.compared: (*names, likeness.variant),
+            form.query: query_of(Wish(compare=original, against=copied)),
+        }
+
+    def read(self, compared: tuple[str, ...], request: gr.Request, login: Login) -> Update:
+        """Start the job that reads every byte of both repos, at the commits that are shown."""
+        form = self.form
+        try:
+            who, token = self.signed_in(request, login, (_NEEDS_LOGIN, "Sign in first.", SIGN_IN))
+            if not compared:
+                raise Refused("There is nothing to read yet.", "Compare two repos first.")
+            original, copied, variant = compared
+            taken = self.desk.submit_comparison(original, copied, variant, who, token)
+        except ShardingError as error:
+            return {form.read_message: problem(error)}
+        return {form.same: gr.Column(visible=False), **self.taken(taken)}
+
+    def _compared(self, original: str, copied: str, token: str | None, session: str | None) -> tuple[Likeness, Trust]:
+        """Compare two repos. If the original has no plain weights, take the first of its variants."""
+        try:
+            return self.desk.results.compare(original, copied, token, session)
+        except VariantMissing as error:
+            return self.desk.results.compare(original, copied, token, session, error.there[0])
+
+
+def _read_words(likeness: Likeness) -> str:
+    return f"Read every byte of both ({format_bytes(likeness.bytes)})"

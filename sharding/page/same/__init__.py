@@ -1,1 +1,0 @@
-"""Answer "Is this copy the same?" for any two repos."""
