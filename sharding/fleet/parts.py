@@ -150,10 +150,7 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
 
 
 def tasks_to_read(
-    phase: ReadingPhase,
-    shards: Iterable[Shard],
-    header: Callable[[Shard], bytes],
-    sources: Sequence[Source],
+    phase: ReadingPhase, shards: Iterable[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source]
 ) -> list[Task]:
     """Return a task for each of `shards`, which makes its tensors from `sources` without writing them."""
 

@@ -74,14 +74,7 @@ def _open_repo(address: Address, hub: Hub) -> Source:
 
 
 def open_destination(
-    text: str,
-    hub: Hub,
-    source: Files,
-    *,
-    private: bool | None,
-    overwrite: bool,
-    restart: bool,
-    is_shared: bool = False,
+    text: str, hub: Hub, source: Files, *, private: bool | None, overwrite: bool, restart: bool, is_shared: bool = False
 ) -> Destination:
     """Return the destination that `text` names: a folder, or `owner/name` on `hub`. Changes nothing.
 

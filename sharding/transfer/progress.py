@@ -16,13 +16,7 @@ _SAMPLES = 50
 class Pace:
     """The progress of one phase. You pass the time in."""
 
-    def __init__(
-        self,
-        phase: Phase,
-        bytes_total: int,
-        now: float,
-        every: float = PROGRESS_SECONDS,
-    ) -> None:
+    def __init__(self, phase: Phase, bytes_total: int, now: float, every: float = PROGRESS_SECONDS) -> None:
         """Start at zero of `bytes_total` bytes at the time `now`, in seconds of any steady clock.
 
         There is at most one event in `every` seconds, except the last.

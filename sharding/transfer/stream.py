@@ -71,10 +71,7 @@ def in_plan_order(
 
 
 def digest_shards(
-    shards: Sequence[Shard],
-    header: Callable[[Shard], bytes],
-    sources: Sequence[Source],
-    phase: ReadingPhase = "verify",
+    shards: Sequence[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source], phase: ReadingPhase = "verify"
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Make `shards` as if to write them, each after its `header`, and keep only their records.
 
@@ -85,11 +82,7 @@ def digest_shards(
 
 
 def move_shards(
-    phase: Phase,
-    shards: Sequence[Shard],
-    header: Callable[[Shard], bytes],
-    sources: Sequence[Source],
-    sink: ShardSink,
+    phase: Phase, shards: Sequence[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source], sink: ShardSink
 ) -> Iterator[Progress | Done[ShardRecord]]:
     """Write `shards` to `sink`, each after its `header`; yield progress, and the record of each shard.
 
