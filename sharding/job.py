@@ -54,8 +54,7 @@ from sharding.report.write import read_card, write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder, parse_address
-from sharding.transfer.prepare import Prepared, overflowed_in
-from sharding.transfer.stream import transfer
+from sharding.transfer.stream import Prepared, overflowed_in, transfer
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read

@@ -37,10 +37,8 @@ from sharding.fleet.parts import (
 )
 from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost
-from sharding.transfer.lanes import Done, collected
-from sharding.transfer.prepare import Prepared
-from sharding.transfer.progress import Pace
-from sharding.transfer.stream import ReadingPhase, Transfer, in_plan_order
+from sharding.transfer.lanes import Done, Pace, collected
+from sharding.transfer.stream import Prepared, ReadingPhase, Transfer, in_plan_order
 from sharding.verify.digests import Reader
 
 ATTEMPTS = 3

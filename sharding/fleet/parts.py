@@ -20,8 +20,7 @@ from sharding.core.lent import LentDestination, LentSource
 from sharding.core.protocols import Source
 from sharding.core.values import Shard, ShardRecord
 from sharding.formats.safetensors_file import shard_header
-from sharding.transfer.prepare import Prepared
-from sharding.transfer.stream import ReadingPhase
+from sharding.transfer.stream import Prepared, ReadingPhase
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,20 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 from sharding.core.errors import GrantExpired, ShardingError, unforeseen
+from sharding.core.lent import LentDestination, LentSource
 from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
 from sharding.core.protocols import ShardSink, Source
-from sharding.fleet.borrowed import open_lent, open_lent_destination
+from sharding.core.values import FileEntry
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, Spent, UnderWay, Worker, event_line, parse_part
+from sharding.storage.folder_source import FolderSource
+from sharding.storage.folder_writing import FolderSink
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.guard import checked_grant, checked_place
 from sharding.transfer.lanes import Done
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import NOWHERE, move_shards
@@ -77,3 +84,52 @@ def _spent(meter: Meter, origins: Iterable[Source], sink: ShardSink) -> Spent:
         bytes_uploaded=sink.bytes_uploaded,
         bytes_deduplicated=sink.bytes_deduplicated,
     )
+
+
+class GrantedHub(Hub):
+    """A Hub that has given access to some files, or to a place for some."""
+
+    least_xet_bytes = 0
+    """Every file in the store is read from there, because HTTP might need a login."""
+
+    def __init__(self, lent: LentSource | LentDestination) -> None:
+        """Use the access that was `lent`. Asks nothing."""
+        super().__init__(lent.hub, None)
+        self._grant = lent.grant
+        self._places = {file.file: file.place for file in lent.files} if isinstance(lent, LentSource) else {}
+
+    def address(self, repo_id: str, revision: str, path: str) -> str:
+        """Return the address of a file that is not in the store."""
+        return checked_place(self._places[path])
+
+    def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
+        """Return what hf-xet needs to reach the store. Raises GrantExpired."""
+        if self._grant is None or self._grant.expires <= time.time() + GRANT_MARGIN_SECONDS:
+            message = f"The access to {repo_id} for this part of the job has expired."
+            raise GrantExpired(message, "Start the same job again. It goes on where it stopped.")
+        return self._reached_with(checked_grant(self._grant, self.endpoint))
+
+
+def open_lent(lent: LentSource) -> Source:
+    """Return a source with the files that were `lent`. Raises SourceError if a folder has other files, or none."""
+    if not lent.hub:
+        # The folders above a file may be links on this machine. The file itself was no link on the first machine.
+        places = ((file.file, Path(file.place)) for file in lent.files)
+        source = FolderSource(lent.ref.repo_id, {file: place.parent.resolve() / place.name for file, place in places})
+        source.refuse_other(lent)
+        return source
+    from sharding.storage.hub.source import HubSource
+
+    files = tuple(FileEntry(file.file, file.bytes, xet_hash=file.xet_hash) for file in lent.files)
+    return HubSource(GrantedHub(lent), lent.ref, files=files)
+
+
+def open_lent_destination(lent: LentDestination) -> ShardSink:
+    """Return the sink for the shards. Raises DestinationError if a folder does not hold the job."""
+    if lent.folder:
+        sink = FolderSink(Path(lent.folder), lent.plan_id)
+        sink.refuse_other()
+        return sink
+    from sharding.storage.hub.upload import StoreSink
+
+    return StoreSink(GrantedHub(lent), lent.ref.repo_id)

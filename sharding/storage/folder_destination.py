@@ -22,8 +22,17 @@ from sharding.core.repo import Repo
 from sharding.core.text import format_bytes, name_some, printable, source_name
 from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of, folders_around
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
-from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
-from sharding.storage.folder_names import forget_names, refuse_overlap, try_names
+from sharding.storage.folder_names import (
+    by_removal,
+    forget_names,
+    is_inside,
+    is_last,
+    leads_inside,
+    refuse_overlap,
+    remove,
+    report_in,
+    try_names,
+)
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import (
     PART,

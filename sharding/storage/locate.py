@@ -2,23 +2,25 @@
 
 import os
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from sharding.checkpoint.loaders import is_found_by_name
 from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
 from sharding.core.protocols import Files, Source
 from sharding.core.repo import Repo
-from sharding.core.values import Address
+from sharding.core.values import Address, FileEntry
 from sharding.formats.model_config import CONFIG_NAME
-from sharding.formats.names import trained_folder
+from sharding.formats.names import is_duplicate, is_training_state, is_weights, trained_folder
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import lies_in, refuse_overlap
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
 from sharding.storage.names import is_folder, new_repo_id, parse_address
-from sharding.storage.trained_repo import trained_repo
 
 
 def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
@@ -143,3 +145,31 @@ def _folder_at(text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DestinationError(f"The folder {text!r} cannot be written: {reason}.", "Choose another folder.") from error
     return folder
+
+
+def trained_repo(source: Source, folder: str, base: Source | None) -> Repo:
+    """Return a repo whose top is `folder` of `source`, with the files that `base` has beside its weights.
+
+    Files of `source` outside `folder` stay where they are.
+    """
+    files: dict[str, FileEntry] = {}
+    links = [link.removeprefix(folder) for link in source.links_out]
+    if base:
+        files |= {file.path: replace(file, source=1) for file in base.files if _is_beside(file.path)}
+        links += filter(_is_beside, base.links_out)
+    files |= {file.path: file for file in source.files if not (folder and file.path.startswith(folder))}
+    files |= {file.path: file for file in _at_the_top(source, folder)}
+    return Repo([source, *([base] if base else [])], (files[path] for path in sorted(files)), links)
+
+
+def _at_the_top(source: Source, folder: str) -> Iterator[FileEntry]:
+    for file in source.files:
+        if folder and file.path.startswith(folder):
+            # Without the store's hash: a file that gets a new name is not copied on the server.
+            yield replace(file, path=file.path.removeprefix(folder), place=file.path, xet_hash=None)
+
+
+def _is_beside(path: str) -> bool:
+    """Return whether to take a file of a base: it is not part of its model or of the state of its training."""
+    is_model = is_weights(path) and "/" not in path and not is_found_by_name(path)
+    return not (is_model or is_duplicate(path) or is_training_state(path))

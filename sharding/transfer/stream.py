@@ -8,6 +8,7 @@ whatever the size of the model.
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Literal
@@ -21,13 +22,39 @@ from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import ShardSink, ShardWriter, Source
-from sharding.core.values import Plan, Shard, ShardRecord, Tensor
+from sharding.core.values import Checkpoint, Plan, Shard, ShardRecord, Tensor
 from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.cast import Cast
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.making import Making
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.prepare import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a job transfers: the tensors of `plan`, made of `sources`.
+
+    The last three fields are for the classic engine, which first runs a process that makes these bytes. `is_stated`
+    says whether everything that it read from a Hub was compared with a hash. The other two are what it cost.
+    """
+
+    sources: tuple[Source, ...]
+    checkpoint: Checkpoint
+    plan: Plan
+    is_stated: bool = False
+    peak_anon_bytes: int = 0
+    disk_bytes_written: int = 0
+
+    @property
+    def noted(self) -> tuple[NotingSource, ...]:
+        """The sources that record their reads, because nothing else will show that these match the Hub's hashes."""
+        return tuple(source for source in self.sources if isinstance(source, NotingSource))
+
+
+def overflowed_in(records: dict[str, ShardRecord]) -> dict[str, int]:
+    """Return tensor name to how many of its numbers a cast has made infinite."""
+    return {name: count for record in records.values() for name, count in record.overflowed.items()}
+
 
 ReadingPhase = Literal["check", "verify"]
 """Phases that only read: they hash the shards and write nothing."""

@@ -11,9 +11,8 @@ import pytest
 from sharding.core.errors import DestinationError, GrantExpired, SourceError
 from sharding.core.lent import LentDestination, LentSource
 from sharding.core.values import RepoRef, Shard
-from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, parse_event, parse_part, part_json
-from sharding.fleet.worker import work
+from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import open_repo
 from tests.conftest import listing

@@ -18,7 +18,7 @@ from sharding.cli.commands import app
 from sharding.core.errors import SourceError
 from sharding.core.lent import Grant, LentFile, LentSource
 from sharding.core.values import RepoRef
-from sharding.fleet.borrowed import open_lent
+from sharding.fleet.worker import open_lent
 from sharding.localhub import lfs, xet
 from sharding.localhub.hub import Hub
 from sharding.storage.hub import guard as hub_guard

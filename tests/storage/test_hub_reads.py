@@ -12,7 +12,7 @@ import pytest
 from sharding.core.errors import SourceError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
 from sharding.core.values import FileEntry
-from sharding.fleet.borrowed import open_lent
+from sharding.fleet.worker import open_lent
 from sharding.localhub import repos
 from sharding.storage.hub import client as hub_client
 from sharding.storage.hub import source as hub_source
