@@ -54,7 +54,7 @@ from sharding.report.write import read_card, write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder, parse_address
-from sharding.transfer.stream import Prepared, overflowed_in, transfer
+from sharding.transfer.stream import Prepared, transfer
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
@@ -216,7 +216,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
                 resources=resources,
                 destination=target.ref,
                 engine=request.engine,
-                overflowed=overflowed_in(records),
+                overflowed={name: count for record in records.values() for name, count in record.overflowed.items()},
                 comparison=comparison,
                 fleet=crew.cost if crew else None,
             )

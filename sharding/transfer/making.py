@@ -1,6 +1,8 @@
 """Make the tensors of shards as their recipes say. All of them share the threads and the memory for what is read.
 
-From a network, other threads read ahead. The bytes that are read and not yet used have a limit, whatever the model.
+The result needs bytes in one order, and the source has them in another. So reads go in batches of a few megabytes.
+Inside a batch, the ranges are sorted and joined: a thousand small tensors near one another cost one request, in any
+order. From a network, other threads read ahead. What is read and not yet used has a limit, whatever the model.
 """
 
 from collections import deque
@@ -8,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
@@ -20,9 +23,15 @@ from sharding.recipes.stored import Stored
 from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
 
+BATCHES_AHEAD = 2
+"""Batches of a shard that are fetched early, so that the network does not wait for the hashes. This number and
+`THREADS` limit the memory of a job."""
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+FETCHED_BYTES = 48 << 20
+"""Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
+
+
+class Piece(NamedTuple):
     """Bytes `[start_byte, end_byte)` within range number `range_index` of a batch."""
 
     range_index: int
@@ -44,8 +53,8 @@ class Batch:
 
     def used(self, buffers: Sequence[bytes]) -> Iterator[memoryview]:
         """Yield the pieces in the order of use. `buffers` are the bytes of the ranges."""
-        for piece in self.pieces:
-            yield memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte]
+        for index, start, end in self.pieces:
+            yield memoryview(buffers[index])[start:end]
 
 
 def read_batches(extents: Iterable[Extent], batch_bytes: int, join_gap_bytes: int) -> Iterator[Batch]:
@@ -78,13 +87,11 @@ def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch
     pieces: dict[int, Piece] = {}
     for index in sorted(range(len(wanted)), key=wanted.__getitem__):
         source, file, start, end = wanted[index]
-        last = ranges[-1] if ranges else None
-        gap = start - last.end_byte if last and last[:2] == (source, file) else None
-        if last is not None and gap is not None and gap <= 0:  # it begins inside the last range
+        last = ranges[-1] if ranges and ranges[-1][:2] == (source, file) else None
+        gap = start - last.end_byte if last else 0
+        if last and gap <= max(0, min(join_gap_bytes, spare_bytes)):
             ranges[-1] = Extent(source, file, last.start_byte, max(end, last.end_byte))
-        elif last is not None and gap is not None and gap <= min(join_gap_bytes, spare_bytes):
-            ranges[-1] = Extent(source, file, last.start_byte, end)
-            spare_bytes -= gap
+            spare_bytes -= max(0, gap)
         else:
             ranges.append(Extent(source, file, start, end))
         offset = start - ranges[-1].start_byte
@@ -117,14 +124,6 @@ class Room:
             self._free += count
 
 
-BATCHES_AHEAD = 2
-"""Batches of a shard that are fetched early, so that the network does not wait for the hashes. This number and
-`THREADS` limit the memory of a job."""
-
-FETCHED_BYTES = 48 << 20
-"""Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
-
-
 class Making:
     """What makes the tensors of `shards` from `sources`. Each shard may be made in its own thread."""
 
@@ -143,9 +142,8 @@ class Making:
         # A disk needs no extra thread if another shard keeps the second core busy.
         self._batches_ahead = BATCHES_AHEAD if self._ranges_at_once > 1 or len(shards) < THREADS else 0
         self._room = room or Room(FETCHED_BYTES)
-        self._kept = Pages(
-            sources, (kept for shard in shards for tensor in shard.tensors for kept in tensor.recipe.keeps())
-        )
+        tensors = (tensor for shard in shards for tensor in shard.tensors)
+        self._kept = Pages(sources, (kept for tensor in tensors for kept in tensor.recipe.keeps()))
         self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
         self._fetching = Threads(fetches_at_once, thread_name_prefix="fetch")
 
@@ -163,11 +161,8 @@ class Making:
     def _fetched(self, shard: Shard) -> Iterator[memoryview]:
         """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
-        batches = read_batches(
-            extents,
-            max(source.batch_bytes for source in self._sources) * _narrowing(shard),
-            max(source.join_gap_bytes for source in self._sources),
-        )
+        batch_bytes = max(source.batch_bytes for source in self._sources) * _narrowing(shard)
+        batches = read_batches(extents, batch_bytes, max(source.join_gap_bytes for source in self._sources))
         if not self._batches_ahead:
             for batch in batches:
                 yield from batch.used(self._fetch(batch))
@@ -175,11 +170,9 @@ class Making:
         ahead: deque[tuple[Batch, Future[Sequence[bytes]]]] = deque()
         waiting = next(batches, None)
         while waiting or ahead:
-            while (
-                waiting
-                and len(ahead) <= self._batches_ahead
-                and self._room.take(waiting.fetched_bytes, is_due=not ahead)
-            ):
+            while waiting and len(ahead) <= self._batches_ahead:
+                if not self._room.take(waiting.fetched_bytes, is_due=not ahead):
+                    break
                 ahead.append((waiting, self._fetching.submit(self._fetch, waiting)))
                 waiting = next(batches, None)
             batch, future = ahead.popleft()
@@ -199,10 +192,7 @@ class Making:
 
 
 def _narrowing(shard: Shard) -> int:
-    """Return how many bytes the casts of a shard take for each byte that they make, at least 1.
-
-    Batches are larger by this factor.
-    """
+    """Return how many bytes the casts of a shard take for each that they make, at least 1. Batches are larger by it."""
     casts = (tensor.recipe for tensor in shard.tensors if isinstance(tensor.recipe, Cast))
     before = sum(cast.of.size_bytes - cast.size_bytes for cast in casts if isinstance(cast.of, Stored))
     return 1 + max(0, before) // max(1, shard.bytes)
