@@ -22,10 +22,7 @@ class Pace:
     """The progress of one phase. You pass the time in."""
 
     def __init__(self, phase: Phase, bytes_total: int, now: float, every: float = PROGRESS_SECONDS) -> None:
-        """Start at zero of `bytes_total` bytes at the time `now`, in seconds of any steady clock.
-
-        There is at most one event in `every` seconds, except the last.
-        """
+        """Start at zero of `bytes_total` bytes at `now` (any steady clock). At most one event in `every` seconds."""
         self._every = every
         self._phase: Phase = phase
         self._total = bytes_total
@@ -68,22 +65,19 @@ LAST_SECONDS = 2.0
 """Longest time that a job which ends early waits for its threads. A disk or a Hub may hang."""
 
 
-_Result = TypeVar("_Result")
-
-
 @dataclass(frozen=True, slots=True)
-class Done(Generic[_Result]):
+class Done(Generic[_T]):
     """The result of a task. Tasks are numbered from 0."""
 
     number: int
-    result: _Result
+    result: _T
 
 
 class Lanes:
     """A few threads. Each runs one task after another."""
 
     def __init__(self, phase: Phase, bytes_total: int, width: int = THREADS) -> None:
-        """Run `width` tasks at a time. All tasks together count `bytes_total` bytes."""
+        """Run `width` tasks at a time, which together count `bytes_total` bytes."""
         self._pace = Pace(phase, bytes_total, time.monotonic())
         self._lock = Lock()
         self._uncounted = 0
@@ -102,20 +96,19 @@ class Lanes:
             if file:
                 self._files[file] = self._files.get(file, 0) + size
 
-    def result(self, pool: Threads, future: Future[_Result]) -> _Result:
+    def result(self, pool: Threads, future: Future[_T]) -> _T:
         """Return the result of a `future` in `pool`. Ends the task if nobody waits for it any more."""
         return pool.result(future, self._go_on)
 
     def run(
-        self, tasks: Iterable[Callable[[], _Result]], on_stop: Callable[[], None] | None = None
-    ) -> Iterator[Progress | Done[_Result]]:
+        self, tasks: Iterable[Callable[[], _T]], on_stop: Callable[[], None] | None = None
+    ) -> Iterator[Progress | Done[_T]]:
         """Yield progress, and the result of each of `tasks`. The first error ends all tasks.
 
-        `on_stop` wakes tasks that wait for something. With it, all tasks have ended when the iterator ends, unless one
-        hangs for longer than `LAST_SECONDS`. Without it, the iterator does not wait for tasks that hang.
+        `on_stop` wakes tasks that wait for something. With it, the iterator waits up to `LAST_SECONDS` for all tasks.
         """
         pool = Threads(self._width, thread_name_prefix="lane")
-        under_way: dict[Future[_Result], int] = {}
+        under_way: dict[Future[_T], int] = {}
         try:
             waiting = enumerate(tasks)
             while True:
@@ -156,7 +149,7 @@ class Lanes:
         return replace(progress, files={name: self._files.pop(name) for name in names})
 
 
-def collected(events: Iterator[Progress | Done[_Result]]) -> Generator[Progress, None, list[_Result]]:
+def collected(events: Iterator[Progress | Done[_T]]) -> Generator[Progress, None, list[_T]]:
     """Yield the progress in `events`; return all results in the order of their tasks."""
     results = {}
     for event in events:
