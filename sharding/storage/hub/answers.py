@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
 _T = TypeVar("_T")
-_COMMIT = re.compile("[0-9a-f]{40}")
 _ENTRY = TypeAdapter(FileEntry)
 _NO_SENSE = "gives an answer that makes no sense"
 
@@ -42,20 +41,18 @@ class Commit(BaseModel):
     title: str
 
 
-class _Org(BaseModel):
-    name: str
-    role: str | None = Field(None, alias="roleInOrg")
-
-
-class _Auth(BaseModel):
-    type: str | None = None
-    scopes: list[str] | None = None
-
-
 class _WhoAmI(BaseModel):
+    class Org(BaseModel):
+        name: str
+        role: str | None = Field(None, alias="roleInOrg")
+
+    class Auth(BaseModel):
+        type: str | None = None
+        scopes: list[str] | None = None
+
     name: Annotated[str, Field(min_length=1)]
-    orgs: list[_Org] | None = None
-    auth: _Auth | None = None
+    orgs: list[Org] | None = None
+    auth: Auth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def parsed(kind: type[_T] | TypeAdapter[_T], answer: Any) -> _T:
 
 def checked_commit(answer: Any) -> str:
     """Return the commit that a Hub names. Raises OddAnswer unless it is a SHA-1 in hex."""
-    if not isinstance(answer, str) or not _COMMIT.fullmatch(answer):
+    if not isinstance(answer, str) or not re.fullmatch("[0-9a-f]{40}", answer):
         raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is not a commit")
     return answer
 

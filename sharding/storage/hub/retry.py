@@ -6,6 +6,10 @@ import time
 import traceback
 from collections.abc import Mapping
 
+import httpx2
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import parse_ratelimit_headers
+
 from sharding.core.limits import LONGEST_WAIT_SECONDS
 
 NETWORK_TRIES = 6
@@ -14,13 +18,11 @@ NETWORK_TRIES = 6
 NETWORK_WAIT_SECONDS = 0.25
 """Half the wait before the second attempt. The wait doubles with each attempt."""
 
-
-_PASSING_STATUS = {408, 429, 500, 502, 503, 504}
+BUSY = (408, 429, 500, 502, 503, 504)
+"""The status of an answer to a request that may succeed later."""
 
 UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
 """The errors for an answer that is not JSON."""
-
-_STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
 
 class GarbledAnswer(Exception):  # noqa: N818 - it is the answer that is garbled
@@ -36,14 +38,9 @@ class OddAnswer(Exception):  # noqa: N818 - it is the answer that is odd
 
 def may_pass(error: Exception) -> bool:
     """Return whether the same request may succeed later. hf-xet raises RuntimeError for a broken transfer."""
-    import httpx2
-    from huggingface_hub.errors import HfHubHTTPError
-
     if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in _PASSING_STATUS
-    if isinstance(error.__cause__, OddAnswer):
-        return False
-    if refuses_argument(error):
+        return error.response.status_code in BUSY
+    if isinstance(error.__cause__, OddAnswer) or refuses_argument(error):
         return False
     passing = (ConnectionError, TimeoutError, httpx2.TransportError, GarbledAnswer, *UNREADABLE)
     return type(error) is RuntimeError or isinstance(error, passing)
@@ -51,10 +48,9 @@ def may_pass(error: Exception) -> bool:
 
 def stumbles_over_answer(error: Exception) -> bool:
     """Return whether a library could not read an answer that it got."""
-    from huggingface_hub.errors import HfHubHTTPError
-
+    stumbles = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
     is_status = isinstance(error, HfHubHTTPError)  # some of which are ValueErrors too
-    return isinstance(error, _STUMBLES) and not is_status and _is_of_library(error)
+    return isinstance(error, stumbles) and not is_status and _is_of_library(error)
 
 
 def _is_of_library(error: Exception) -> bool:
@@ -70,9 +66,6 @@ def refuses_argument(error: Exception) -> bool:
 
     A plain ValueError comes from the client's own checks. A parser raises a subclass of it.
     """
-    import httpx2
-    from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
-
     of_client = (HFValidationError, OfflineModeIsEnabled, UnicodeEncodeError)
     of_requests = (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError)
     return isinstance(error, (*of_client, *of_requests)) or (type(error) is ValueError and _is_of_library(error))
@@ -93,10 +86,8 @@ def wait_to_retry(error: Exception, tries: int) -> None:
 def seconds_asked(headers: Mapping[str, str]) -> float | None:
     """Return how long a server asks to wait: `Retry-After`, or the Hub's `RateLimit` once that is used up.
 
-    If there are both, return the longer one. huggingface_hub 2.4 uses one or the other, depending on the request.
+    Of both, the longer one. huggingface_hub 2.4 uses one or the other, depending on the request.
     """
-    from huggingface_hub.utils import parse_ratelimit_headers
-
     after, limit = headers.get("Retry-After", ""), parse_ratelimit_headers(headers)
     asked = [float(after)] if after.isdecimal() else []
     asked += [limit.reset_in_seconds + 1.0] if limit and limit.remaining == 0 else []
