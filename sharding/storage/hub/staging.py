@@ -14,15 +14,13 @@ from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
-from sharding.storage.hub.repo import Change, HubRepo, deleted, has_content, has_moved, holds, small, stored
+from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, small, stored
 from sharding.storage.records import job_line, parse_job, parse_staged, staged_line, whole
 
 COMMIT_SECONDS = 60.0
 """Shortest time between two commits that note finished shards on the staging branch. The first shard is noted at once,
 the others together. The Hub takes 128 commits an hour from one user, and you may have other work to push."""
 
-
-STAGING_BRANCH = "shard-my-repo-staging"
 RECORDS = f"{RECORDS_FOLDER}/"
 """The folder on the staging branch for `job.json` (a `StagedJob`) and a `ShardRecord` of every finished shard."""
 
@@ -184,7 +182,8 @@ class StagingBranch:
             try:
                 return self._repo.commit(STAGING_BRANCH, self.head, message, changes)
             except HfHubHTTPError as error:
-                head = self._repo.branches().get(STAGING_BRANCH, "") if has_moved(error) else self.head
+                has_moved = error.response.status_code == 412  # the branch is no longer at the named parent
+                head = self._repo.branches().get(STAGING_BRANCH, "") if has_moved else self.head
                 if head == self.head:
                     raise
                 if not self.is_own(head):
