@@ -1,4 +1,4 @@
-"""Refuse a destination that is a source under another name, and names that its disk does not take."""
+"""Judge the names in a destination: a folder of the source, names that its disk does not take, an earlier result."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.core.protocols import Files, Source
+from sharding.core.protocols import Files
 from sharding.core.repo import Repo
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_plain, is_reserved, is_weights
 from sharding.storage.folder_writing import sync_folders
@@ -23,36 +23,25 @@ _NOT_THE_NAME = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def refuse_overlap(folder: Path, name: str, source: Files) -> None:
-    """Raise DestinationError if `folder` lies inside a folder of `source`, or the other way round.
-
-    A bind mount and a disk that ignores case give one folder two names, so the file system decides what is the same.
-    """
-    for place, what in _folders_of(source):
-        if lies_in(folder, place) or lies_in(place, folder):
-            raise DestinationError(
-                f"The destination {name} lies inside the {what}, or the {what} lies inside it.",
-                f"Choose a folder beside the {what}.",
-            )
-
-
-def _folders_of(source: Files) -> Iterable[tuple[Path, str]]:
-    sources: list[Source | Files] = list(source.sources) if isinstance(source, Repo) else [source]
+    """Raise DestinationError if `folder` lies inside a folder of `source`, or the other way round."""
     adapter = source.adapter if isinstance(source, Repo) else None
-    for number, each in enumerate(sources):
-        if each.folder:
-            yield each.folder, "adapter" if each is adapter else "base" if number else "source"
+    for number, each in enumerate(source.sources if isinstance(source, Repo) else [source]):
+        if each.folder and (lies_in(folder, each.folder) or lies_in(each.folder, folder)):
+            what = "adapter" if each is adapter else "base" if number else "source"
+            message = f"The destination {name} lies inside the {what}, or the {what} lies inside it."
+            raise DestinationError(message, f"Choose a folder beside the {what}.")
 
 
 def lies_in(inner: Path, outer: Path) -> bool:
-    """Return whether `inner` is `outer` or lies below it, under whatever name."""
-    return any(place == outer or _are_one(place, outer) for place in (inner, *inner.parents))
+    """Return whether `inner` is `outer` or lies below it.
 
-
-def _are_one(first: Path, second: Path) -> bool:
-    try:
-        return os.path.samefile(first, second)
-    except OSError:  # one does not exist
-        return False
+    A bind mount and a disk that ignores case give one folder two names, so the file system decides what is the same.
+    """
+    for place in (inner, *inner.parents):
+        with suppress(OSError):  # one does not exist
+            if place == outer or os.path.samefile(place, outer):
+                return True
+    return False
 
 
 def try_names(staging: Path, paths: Iterable[str]) -> None:
@@ -86,10 +75,7 @@ def forget_names(staging: Path) -> None:
     trial = staging / TRIAL
     for place in (*sorted(trial.rglob("*"), reverse=True), trial):
         with suppress(OSError):  # it is missing
-            if place.is_dir():
-                place.rmdir()
-            else:
-                place.unlink()
+            place.rmdir() if place.is_dir() else place.unlink()
 
 
 def report_in(folder: Path) -> Earlier | None:

@@ -28,14 +28,11 @@ class Lease:
     """A file that says who holds a folder. It stops counting if it is not renewed, or if its process here has ended.
 
     Only a process of the same boot and the same namespace of process ids can be looked up. Any other lease counts by
-    its age, whatever its host name is. Methods raise OSError as files do.
+    its age. Methods raise OSError as files do.
     """
 
     def __init__(self, folder: Path, *, beside_lock: bool = False) -> None:
-        """Use the lease of `folder`, which need not exist yet. Opens nothing.
-
-        With `beside_lock`, only the holder of the folder's lock takes the lease.
-        """
+        """Use the lease of `folder`. With `beside_lock`, only the holder of the folder's lock takes it."""
         self._path = folder / LEASE_NAME
         self._beside_lock = beside_lock
         self._text = ""
@@ -145,8 +142,8 @@ JOURNAL_NAME = "sharding_journal.part"
 class Journal:
     """A file with the `StagedJob` whose shards and records lie in the same folder.
 
-    While a job writes to the folder, it locks this file and holds a lease on the folder, so that two jobs cannot share
-    it. In a folder that machines share, it holds only the lease. All methods raise OSError as files do.
+    While a job writes to the folder, it locks this file and holds a lease on the folder. In a folder that machines
+    share, it holds only the lease. All methods raise OSError as files do.
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
