@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -48,14 +48,6 @@ WORKERS_SECONDS = 60.0
 """Longest time that a job waits for a cluster without any processor. After it, a job with no running part ends."""
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """Part `number`, sent out, and the latest news of it."""
-
-    number: int
-    state: UnderWay | None = None
-
-
 class _Queue:
     """The parts of one phase: which are waiting, which are running, and how far they are."""
 
@@ -63,51 +55,47 @@ class _Queue:
         self.tasks = tasks
         self.waiting = deque(range(len(tasks)))
         self.begun = [0] * len(tasks)
-        self.under_way: dict[Any, _Attempt] = {}
+        self.under_way: dict[Any, int] = {}
+        self.states: dict[int, UnderWay] = {}
         self.idle_since: float | None = None
-        self._finished = self._counted = 0
-        self._ended = list[int]()
+        self._done: dict[int, int] = {}
+        self._counted = 0
         self._counted_of = dict[int, int]()
 
     @property
-    def is_open(self) -> bool:
-        return bool(self.waiting or self.under_way)
-
-    @property
     def at_work(self) -> tuple[AtWork, ...]:
-        states = ((self.tasks[attempt.number].file, attempt.state) for attempt in self.under_way.values())
+        known = ((self.tasks[number].file, self.states.get(number)) for number in self.under_way.values())
         return tuple(
             AtWork(state.worker.node, state.worker.pid, file, state.bytes_done, state.seconds, state.anon_bytes)
-            for file, state in states
+            for file, state in known
             if state
         )
 
     def end(self, part: Any, *, is_done: bool) -> int:
         """Take a running part off, because it is done or must start again; return its number."""
-        number = self.under_way.pop(part).number
-        self._ended += [number] * is_done
+        number = self.under_way.pop(part)
+        self.states.pop(number, None)
         if is_done:
-            self._finished += self.tasks[number].bytes
+            self._done[number] = self.tasks[number].bytes
         else:
             self.waiting.appendleft(number)
         return number
 
     def more_bytes(self) -> int:
         """Return how many bytes are done since the last call. Lost work is not counted twice."""
-        done = self._finished + sum(attempt.state.bytes_done for attempt in self.under_way.values() if attempt.state)
+        done = sum(self._done.values()) + sum(state.bytes_done for state in self.states.values())
         before, self._counted = self._counted, max(done, self._counted)
         return self._counted - before
 
     def more_by_file(self) -> dict[str, int]:
         """Return how many bytes of each file are done since the last call, for at most `PROGRESS_FILES` files."""
-        files, counted = dict[str, int](), self._counted_of
-        done = {number: self.tasks[number].bytes for number in self._ended}
-        done |= {attempt.number: attempt.state.bytes_done for attempt in self.under_way.values() if attempt.state}
+        files = dict[str, int]()
+        done = self._done | {number: state.bytes_done for number, state in self.states.items()}
         for number, size in done.items():
-            if size > counted.get(number, 0) and len(files) < PROGRESS_FILES:
-                files[self.tasks[number].file] = size - counted.get(number, 0)
-                counted[number] = size
-        self._ended = [number for number in self._ended if counted.get(number, 0) < self.tasks[number].bytes]
+            before = self._counted_of.get(number, 0)
+            if size > before and len(files) < PROGRESS_FILES:
+                files[self.tasks[number].file] = size - before
+                self._counted_of[number] = size
         return files
 
 
@@ -157,7 +145,7 @@ class Crew(Reader):
         pace = Pace(phase, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
         queue = _Queue(tasks)
         try:
-            while queue.is_open:
+            while queue.waiting or queue.under_way:
                 has_room = self._send(queue)
                 for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
                     if done := self._heard(queue, part, event):
@@ -176,14 +164,13 @@ class Crew(Reader):
     def _send(self, queue: _Queue) -> bool:
         """Send out the next part if a processor is free; return whether one was.
 
-        It sends one part at a time, because access to a Hub must be requested first. Other parts may have news
-        meanwhile.
+        It sends one at a time, because access to a Hub must be requested first, and others may have news meanwhile.
         """
         count, now = self._workers.count, time.monotonic()
         if queue.waiting and len(queue.under_way) < count:
             number = queue.waiting.popleft()
             queue.begun[number] += 1
-            queue.under_way[self._workers.start(part_json(queue.tasks[number].make()))] = _Attempt(number)
+            queue.under_way[self._workers.start(part_json(queue.tasks[number].make()))] = number
             queue.idle_since = None
             return True
         if not queue.under_way:
@@ -195,7 +182,7 @@ class Crew(Reader):
     def _heard(self, queue: _Queue, part: Any, event: PartEvent | None) -> Done[PartDone] | None:
         """Return a finished part, or queue a failed one again. Raises the part's error if that is no use."""
         if isinstance(event, UnderWay):
-            queue.under_way[part].state = event
+            queue.states[queue.under_way[part]] = event
             return None
         number = queue.end(part, is_done=isinstance(event, PartDone))
         if isinstance(event, PartDone):
@@ -208,13 +195,8 @@ class Crew(Reader):
         self.spent += done.spent if of_source else replace(done.spent, bytes_read=0, read_requests=0)
         node = done.worker.node
         before = self._nodes.get(node, NodeCost(node, 0, 0, 0.0, 0))
-        self._nodes[node] = NodeCost(
-            node,
-            before.parts + 1,
-            before.bytes + task.bytes,
-            before.seconds + done.spent.seconds,
-            max(before.peak_anon_bytes, done.spent.peak_anon_bytes),
-        )
+        seconds, peak = before.seconds + done.spent.seconds, max(before.peak_anon_bytes, done.spent.peak_anon_bytes)
+        self._nodes[node] = NodeCost(node, before.parts + 1, before.bytes + task.bytes, seconds, peak)
 
 
 def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
@@ -230,11 +212,6 @@ def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
         raise kind(failure.message, hint, failure.remedy)
 
 
-_KINDS = {
-    kind.__name__: kind
-    for kind in (
-        *(UsageError, SourceError, HeaderError, DamagedError, OverflowRefused),
-        *(DestinationError, Refused, GrantExpired),
-    )
-}
+_RAISED = (UsageError, SourceError, HeaderError, DamagedError, OverflowRefused, DestinationError, Refused, GrantExpired)
+_KINDS = {kind.__name__: kind for kind in _RAISED}
 """Errors of parts that are raised here with the same class."""

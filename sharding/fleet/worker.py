@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from typing_extensions import override
 
 from sharding.core.errors import GrantExpired, ShardingError, unforeseen
 from sharding.core.lent import LentDestination, LentSource
@@ -19,6 +20,8 @@ from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import FolderSink
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import checked_grant, checked_place
+from sharding.storage.hub.source import HubSource
+from sharding.storage.hub.upload import StoreSink
 from sharding.transfer.lanes import Done
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import NOWHERE, move_shards
@@ -44,9 +47,7 @@ def work(text: str, node: str) -> Iterator[str]:
 def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
     with Meter() as meter, ExitStack() as stack:
         origins = [open_lent(source) for source in part.sources]
-        reading: list[Source] = [
-            NotingSource(origin, number) if part.notes else origin for number, origin in enumerate(origins)
-        ]
+        reading = [NotingSource(origin, number) for number, origin in enumerate(origins)] if part.notes else origins
         sink = stack.enter_context(closing(open_lent_destination(part.target) if part.target else NOWHERE))
         record = sink.finished(part.shard.file)
         reported = -TOLD_SECONDS
@@ -57,9 +58,16 @@ def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
                 reported = meter.seconds
                 yield UnderWay(worker, event.bytes_done, reported, meter.anon_bytes)
         assert record, "moving ends with a record, or is refused"
-        spent = _spent(meter, origins, sink)
-    # After the meter has stopped: its last sample shows the process at the end.
-    yield PartDone(worker, record, replace(spent, peak_anon_bytes=meter.peak_anon_bytes))
+        seconds = meter.seconds
+    spent = Spent(
+        seconds,
+        meter.peak_anon_bytes,  # after the meter has stopped: its last sample shows the process at the end
+        sum(origin.bytes_read for origin in origins),
+        sum(origin.requests for origin in origins),
+        sink.bytes_uploaded,
+        sink.bytes_deduplicated,
+    )
+    yield PartDone(worker, record, spent)
 
 
 def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
@@ -76,16 +84,6 @@ def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
     return any(grant.expires <= time.time() + GRANT_MARGIN_SECONDS for grant in grants if grant)
 
 
-def _spent(meter: Meter, origins: Iterable[Source], sink: ShardSink) -> Spent:
-    return Spent(
-        seconds=meter.seconds,
-        bytes_read=sum(origin.bytes_read for origin in origins),
-        read_requests=sum(origin.requests for origin in origins),
-        bytes_uploaded=sink.bytes_uploaded,
-        bytes_deduplicated=sink.bytes_deduplicated,
-    )
-
-
 class GrantedHub(Hub):
     """A Hub that has given access to some files, or to a place for some."""
 
@@ -98,12 +96,12 @@ class GrantedHub(Hub):
         self._grant = lent.grant
         self._places = {file.file: file.place for file in lent.files} if isinstance(lent, LentSource) else {}
 
+    @override
     def address(self, repo_id: str, revision: str, path: str) -> str:
-        """Return the address of a file that is not in the store."""
         return checked_place(self._places[path])
 
+    @override
     def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
-        """Return what hf-xet needs to reach the store. Raises GrantExpired."""
         if self._grant is None or self._grant.expires <= time.time() + GRANT_MARGIN_SECONDS:
             message = f"The access to {repo_id} for this part of the job has expired."
             raise GrantExpired(message, "Start the same job again. It goes on where it stopped.")
@@ -118,8 +116,6 @@ def open_lent(lent: LentSource) -> Source:
         source = FolderSource(lent.ref.repo_id, {file: place.parent.resolve() / place.name for file, place in places})
         source.refuse_other(lent)
         return source
-    from sharding.storage.hub.source import HubSource
-
     files = tuple(FileEntry(file.file, file.bytes, xet_hash=file.xet_hash) for file in lent.files)
     return HubSource(GrantedHub(lent), lent.ref, files=files)
 
@@ -130,6 +126,4 @@ def open_lent_destination(lent: LentDestination) -> ShardSink:
         sink = FolderSink(Path(lent.folder), lent.plan_id)
         sink.refuse_other()
         return sink
-    from sharding.storage.hub.upload import StoreSink
-
     return StoreSink(GrantedHub(lent), lent.ref.repo_id)
