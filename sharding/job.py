@@ -95,15 +95,14 @@ def inspect(
     """Return the tensors, files and findings of `source`. Reads only headers, no weights.
 
     `variant` chooses among the weights of a repo, such as "fp16"; "" takes the plain ones. `base` is the model that was
-    trained. Give it if `source` was saved by the ranks of a training run. The files beside the weights then come from
-    `base`, and the headers of both are compared. `adapter` is a LoRA to merge, whose headers are read too.
-    Its weights are read as well if nobody states their SHA-256, and a head of `source` that may be tied. `most_bytes`
-    limits that.
+    trained, if the ranks of a training run saved `source`: its files beside the weights are taken, and both headers are
+    compared. `adapter` is a LoRA to merge, whose headers are read too. Its weights are read as well if nobody states
+    their SHA-256, and a head of `source` that may be tied. `most_bytes` limits that.
 
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors if it has more than
     `most_tensors`, and UsageError if you give a base that it does not need.
     """
-    origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base, adapter)
+    origin = open_source(source, _hub(endpoint, token), base, adapter)
     return offering(_read(origin, variant, most_tensors, most_bytes))
 
 
@@ -119,11 +118,11 @@ def plan(
     Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra of this package is
     missing.
     """
-    options = _as_options(options)
+    options = Options(options) if isinstance(options, str) else options
     _require(options.extras())
     Request(source, "", options).refuse_contradictions()
-    hub = Hub(endpoint or hub_endpoint(), token)
-    checkpoint = offering(_read(open_source(source, hub, options.base, options.adapter), options.variant))
+    origin = open_source(source, _hub(endpoint, token), options.base, options.adapter)
+    checkpoint = offering(_read(origin, options.variant))
     return checkpoint, planned(checkpoint, options)
 
 
@@ -140,13 +139,13 @@ def shard(
 
     `chosen` are the other options of a job, by the names of the fields of `Request`: `private=True` for example.
 
-    Yields events, and the `Report` last. The result is published only if the verification finds it identical; the
-    report says whether it did. If the job ends early (you close the generator, an exception, a kill), finished shards
-    are kept. Make the same call again to go on from them.
+    Yields events, and the `Report` last. The result is published only if the verification finds it identical. If the
+    job ends early (you close the generator, an exception, a kill), the same call goes on from the finished shards.
 
     Raises UsageError, SourceError, DestinationError, and Refused if an extra is missing or the plan is not `expect`.
     """
-    return run(Request(source, destination, _as_options(options), **chosen), endpoint=endpoint, token=token)
+    options = Options(options) if isinstance(options, str) else options
+    return run(Request(source, destination, options, **chosen), endpoint=endpoint, token=token)
 
 
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
@@ -157,7 +156,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
     if options.rank is not None and not is_folder(request.destination):
         message = "The part of one rank is not a complete model, so it cannot be a repo."
         raise UsageError(message, "Name a folder, such as ./part.")
-    hub = Hub(endpoint or hub_endpoint(), token)
+    hub = _hub(endpoint, token)
     origin, target = _open(request, hub)
     with Meter() as meter, closing(target), ExitStack() as stack:
         crew = Crew(stack.enter_context(ray_workers())) if request.workers else None
@@ -246,7 +245,7 @@ def devices(
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
-    origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
+    origin = open_source(source, _hub(endpoint, token))
     checkpoint = read_checkpoint(origin)
     if "" not in checkpoint.configs:
         raise SourceError(f"{source} has no config.json, so its model is unknown.", "Give the repo of a model.")
@@ -275,7 +274,7 @@ def compare(
     Refused, and DestinationError if the picture cannot be written.
     """
     require("A comparison of loads")
-    hub = Hub(endpoint or hub_endpoint(), token)
+    hub = _hub(endpoint, token)
     sides = open_source(original, hub), open_source(sharded, hub)
     comparison = yield from compare_loads(*sides, load or Load(), rounds)
     if picture and comparison.is_measured:
@@ -286,33 +285,24 @@ def compare(
 
 def check(request: Request, *, endpoint: str | None = None, token: str | None = None) -> None:
     """Check a request: raise what `run` would raise before it reads a header. Changes nothing."""
-    _, target = _open(replace(request, restart=False), Hub(endpoint or hub_endpoint(), token))
+    _, target = _open(replace(request, restart=False), _hub(endpoint, token))
     target.close()
 
 
 def find_unfinished(destination: str, *, endpoint: str | None = None, token: str | None = None) -> StagedJob | None:
-    """Return the unfinished job at `destination`, None if there is none.
-
-    Call `shard` with the same arguments to go on with it. Raises DestinationError.
-    """
-    with closing(find_destination(destination, Hub(endpoint or hub_endpoint(), token))) as target:
+    """Return the unfinished job at `destination`, None if there is none. Raises DestinationError."""
+    with closing(find_destination(destination, _hub(endpoint, token))) as target:
         return target.unfinished()
 
 
 def discard(destination: str, *, endpoint: str | None = None, token: str | None = None) -> Discarded:
-    """Remove what an unfinished job left at `destination`. If that job made the repo, remove the repo too.
-
-    Raises DestinationError.
-    """
-    with closing(find_destination(destination, Hub(endpoint or hub_endpoint(), token))) as target:
+    """Remove what an unfinished job left at `destination`, with the repo if it made that. Raises DestinationError."""
+    with closing(find_destination(destination, _hub(endpoint, token))) as target:
         return target.discard()
 
 
 def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
-    """Return the source and the destination of a job, once both are checked.
-
-    Raises UsageError, SourceError, DestinationError.
-    """
+    """Return the source and the destination of a job, once both are checked."""
     options, private = request.options, request.private
     origin = open_source(request.source, hub, options.base, options.adapter)
     if origin.is_private and private is False and not request.confirmed:
@@ -357,8 +347,8 @@ def _require(extras: Iterable[tuple[str, str]]) -> None:
         require(what, extra)
 
 
-def _as_options(options: Options | str) -> Options:
-    return Options(options) if isinstance(options, str) else options
+def _hub(endpoint: str | None, token: str | None) -> Hub:
+    return Hub(endpoint or hub_endpoint(), token)
 
 
 def _measured(

@@ -12,7 +12,7 @@ from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
 from sharding.core.protocols import Files, Source
 from sharding.core.repo import Repo
-from sharding.core.values import Address, FileEntry
+from sharding.core.values import FileEntry
 from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import is_duplicate, is_training_state, is_weights, trained_folder
 from sharding.formats.peft_config import ADAPTER_NAME
@@ -20,17 +20,17 @@ from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import lies_in, refuse_overlap
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
+from sharding.storage.hub.destination import HubDestination
+from sharding.storage.hub.source import open_repo
 from sharding.storage.names import is_folder, new_repo_id, parse_address
 
 
 def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
     """Return the repo that `text` names: a folder, or `owner/name[@revision][/folder]` on `hub`, or a link to it.
 
-    `adapter` names a LoRA to merge in the same way.
-
-    The output of a training run counts as a repo. `base` names the model that was trained, whose files beside the
-    weights are added. Raises SourceError, and UsageError for an empty text or a GGUF file. A `base` is also a
-    UsageError if `text` has its own configuration or is not from a training run.
+    `adapter` names a LoRA to merge in the same way. The output of a training run counts as a repo, and `base` names the
+    model that was trained, whose files beside the weights are added. Raises SourceError, and UsageError for an empty
+    text, a GGUF file, or a `base` that is not needed.
     """
     repo = _open_with_base(text, hub, base)
     if not adapter:
@@ -41,7 +41,7 @@ def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
     if "/" not in address.repo_id:
         hint = "Write owner/name or owner/name/folder. For a folder on this disk, write ./name."
         raise SourceError(f"{adapter[:200]!r} is not the complete name of an adapter.", hint)
-    return repo.with_adapter(_open_repo(address._replace(folder=""), hub), address.folder)
+    return repo.with_adapter(open_repo(hub, address.repo_id, address.revision), address.folder)
 
 
 def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
@@ -64,15 +64,7 @@ def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
 
 def _open(text: str, hub: Hub) -> Source:
     _refuse_gguf(text)
-    if is_folder(text):
-        return open_folder(text)
-    return _open_repo(parse_address(text, hub.endpoint), hub)
-
-
-def _open_repo(address: Address, hub: Hub) -> Source:
-    from sharding.storage.hub.source import open_repo
-
-    return open_repo(hub, *address)
+    return open_folder(text) if is_folder(text) else open_repo(hub, *parse_address(text, hub.endpoint))
 
 
 def open_destination(
@@ -80,15 +72,15 @@ def open_destination(
 ) -> Destination:
     """Return the destination that `text` names: a folder, or `owner/name` on `hub`. Changes nothing.
 
-    Raises DestinationError if it and `source` are the same or one lies inside the other. Also if a file of `source`
-    lies in it, through a link or because the base model is there.
+    Raises DestinationError if it and `source`, or a file of it, are the same or one lies inside the other.
     """
     if is_folder(text):
         folder = _folder_at(text)
         refuse_overlap(folder, text, source)
-        if shared := next((file.path for file in source.files if _is_below(folder, source.path(file.path))), None):
-            message = f"The source's file {shared} lies in the destination {text}."
-            raise DestinationError(message, "Choose another destination folder.")
+        for file in source.files:  # through a link, or because the base model is there
+            if (place := source.path(file.path)) and lies_in(place.resolve(), folder):
+                message = f"The source's file {file.path} lies in the destination {text}."
+                raise DestinationError(message, "Choose another destination folder.")
     target = find_destination(
         text, hub, source=source, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared
     )
@@ -109,16 +101,13 @@ def find_destination(
 ) -> Destination:
     """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing.
 
-    A folder that `is_shared` is one that other machines write to as well. Raises DestinationError, and UsageError for
-    an empty text or a GGUF file.
+    Other machines write to a folder that `is_shared`. Raises DestinationError and UsageError.
     """
     _refuse_gguf(text)
     if is_folder(text):
         folder = _folder_at(text)
         return FolderDestination(folder, overwrite=overwrite, restart=restart, is_shared=is_shared)
     name = new_repo_id(text, hub.endpoint)
-    from sharding.storage.hub.destination import HubDestination
-
     return HubDestination(hub, name, source=source, private=private, overwrite=overwrite, restart=restart)
 
 
@@ -129,10 +118,6 @@ def _refuse_gguf(text: str) -> None:
     if is_path and path.lower().endswith(".gguf") and not os.path.isdir(path):
         message = f"{text[-200:]} is a GGUF file. This version cannot read or write GGUF files."
         raise UsageError(message, "Name a folder or a repo with safetensors weights.")
-
-
-def _is_below(folder: Path, place: Path | None) -> bool:
-    return place is not None and lies_in(place.resolve(), folder)
 
 
 def _folder_at(text: str) -> Path:
