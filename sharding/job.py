@@ -115,8 +115,7 @@ def plan(
 ) -> tuple[Checkpoint, Plan]:
     """Return the content of `source`, and its shards with `options`, which may be just a size ("200MB").
 
-    Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra of this package is
-    missing.
+    Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra is missing.
     """
     options = Options(options) if isinstance(options, str) else options
     _require(options.extras())
@@ -302,7 +301,6 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
 
 
 def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
-    """Return the source and the destination of a job, once both are checked."""
     options, private = request.options, request.private
     origin = open_source(request.source, hub, options.base, options.adapter)
     if origin.is_private and private is False and not request.confirmed:

@@ -136,7 +136,6 @@ class Crew(Reader):
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Make `shards` behind their headers, as `transfer.digest_shards` does."""
         done = yield from collected(self._run(phase, tasks_to_read(phase, shards, header, sources)))
         return {part.record.file: part.record for part in done}
 
@@ -162,10 +161,7 @@ class Crew(Reader):
                 self._workers.stop(part)
 
     def _send(self, queue: _Queue) -> bool:
-        """Send out the next part if a processor is free; return whether one was.
-
-        It sends one at a time, because access to a Hub must be requested first, and others may have news meanwhile.
-        """
+        """Send out one part if a processor is free; return whether one was. Others may have news meanwhile."""
         count, now = self._workers.count, time.monotonic()
         if queue.waiting and len(queue.under_way) < count:
             number = queue.waiting.popleft()

@@ -28,10 +28,7 @@ from sharding.transfer.stream import NOWHERE, move_shards
 
 
 def work(text: str, node: str) -> Iterator[str]:
-    """Do the part in `text` on the machine called `node`; yield lines about its progress, its outcome last.
-
-    It is idempotent: if another attempt has left the shard and its record, that is the outcome.
-    """
+    """Do the part in `text` on the machine `node`; yield lines of its progress, its outcome last. It is idempotent."""
     worker, part = Worker(node, os.getpid()), parse_part(text)
     try:
         for event in _do(part, worker):

@@ -153,10 +153,7 @@ class FolderDestination(FolderSink, Destination):
         origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
-        """Show the result: side files, the `written` files, the shards, and last the files that make it a checkpoint.
-
-        If the job is killed before that, the same job finishes it later.
-        """
+        """Show the result, and last the files that make it a checkpoint. If killed, the same job finishes it later."""
         contents: dict[str, Iterable[bytes]] = {
             **{file.path: origin.read(file.path, 0, file.bytes) for file in side_files},
             **{path: [data] for path, data in written.items()},
@@ -199,10 +196,7 @@ class FolderDestination(FolderSink, Destination):
 
     @override
     def discard(self) -> Discarded:
-        """Remove parts, records, the journal, half-published files, and the empty folders that this job made.
-
-        A result that is shown stays: an earlier one, or one whose job was killed right after showing it.
-        """
+        """Remove what the job left, and the empty folders that it made. A result that is shown stays."""
         has_journal = self._journal.path.exists()
         with explained(self._folder):
             if has_journal and not self._journal.lease.is_lost and (self._is_begun or not self._is_prepared):
@@ -278,7 +272,6 @@ class FolderDestination(FolderSink, Destination):
             )
 
     def _refuse_names(self, ours: Sequence[str], beside: Sequence[str]) -> None:
-        """Raise DestinationError if `ours`, or the source's files `beside` them, replace files that they may not."""
         refuse_clashes(ours, beside)
         for path in (*ours, *beside):
             self._inside(path)
@@ -337,7 +330,6 @@ class FolderDestination(FolderSink, Destination):
         return sorted(paths, key=lambda path: (path.name.endswith(RECORD), path))
 
     def _unfinished_parts(self) -> list[Path]:
-        """Return the parts, except finished shards and their records."""
         records = (record_path(self._folder, file, self._plan_id) for file in self._finished)
         finished = {*(part_path(self._folder, file) for file in self._finished), *records}
         return [path for path in self._parts() if path not in finished]

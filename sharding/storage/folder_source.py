@@ -147,10 +147,6 @@ class FolderSource(Source):
 
     @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BATCH_BYTES`.
-
-        Raises SourceError if the file has changed since it was listed or cannot be read.
-        """
         with self._lock:
             self.requests += 1
             self.bytes_read += end_byte - start_byte

@@ -150,7 +150,6 @@ class FolderSink(ShardSink):
 
     @override
     def close(self) -> None:
-        """Remove the files that have no name yet."""
         self._flusher.shutdown(cancel_futures=True)
         for stream in self._streams.values():
             stream.close()
@@ -159,7 +158,6 @@ class FolderSink(ShardSink):
                 own.unlink(missing_ok=True)
 
     def _put_record(self, record: ShardRecord) -> int:
-        """Write a record beside its shard, for good; return its size in bytes."""
         place = record_path(self._folder, record.file, self._plan_id)
         written = write_whole(place, [record_line(record)], self._own(record.file))
         sync_folders([self._staging])

@@ -70,10 +70,7 @@ def _open(text: str, hub: Hub) -> Source:
 def open_destination(
     text: str, hub: Hub, source: Files, *, private: bool | None, overwrite: bool, restart: bool, is_shared: bool = False
 ) -> Destination:
-    """Return the destination that `text` names: a folder, or `owner/name` on `hub`. Changes nothing.
-
-    Raises DestinationError if it and `source`, or a file of it, are the same or one lies inside the other.
-    """
+    """Return the destination that `text` names, which may not be, hold or lie in `source`. Changes nothing."""
     if is_folder(text):
         folder = _folder_at(text)
         refuse_overlap(folder, text, source)
@@ -99,10 +96,7 @@ def find_destination(
     restart: bool = False,
     is_shared: bool = False,
 ) -> Destination:
-    """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing.
-
-    Other machines write to a folder that `is_shared`. Raises DestinationError and UsageError.
-    """
+    """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing."""
     _refuse_gguf(text)
     if is_folder(text):
         folder = _folder_at(text)
@@ -133,10 +127,7 @@ def _folder_at(text: str) -> Path:
 
 
 def trained_repo(source: Source, folder: str, base: Source | None) -> Repo:
-    """Return a repo whose top is `folder` of `source`, with the files that `base` has beside its weights.
-
-    Files of `source` outside `folder` stay where they are.
-    """
+    """Return a repo whose top is `folder` of `source`, with the files that `base` has beside its weights."""
     files: dict[str, FileEntry] = {}
     links = [link.removeprefix(folder) for link in source.links_out]
     if base:

@@ -26,13 +26,11 @@ _HUB_SCHEME = re.compile(r"(?:https?|hf)://", re.IGNORECASE)
 
 
 def is_folder(text: str) -> bool:
-    """Return whether `text` means a folder: one that exists, or any text that starts with `.`, `/` or `~`.
-
-    An address (`s3://…`) is not a folder. Neither is an empty text, whose path would be the current folder.
-    """
+    """Return whether `text` means a folder: one that exists, or any text that starts with `.`, `/` or `~`."""
     if text.startswith((".", "/", "~")):
         return True
     try:
+        # An empty text would be the current folder.
         return bool(text.strip()) and not _SCHEME.match(text) and Path(text).is_dir()
     except (OSError, ValueError):
         return False
@@ -77,11 +75,7 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
 
 
 def new_repo_id(text: str, endpoint: str) -> str:
-    """Return the id ("owner/name", or only "name") that `text` gives a repo, which may be new.
-
-    Raises DestinationError if the Hub would not accept it (huggingface_hub checks that), and UsageError for an empty
-    text.
-    """
+    """Return the id ("owner/name" or "name") that `text` gives a repo. Raises DestinationError and UsageError."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 

@@ -108,10 +108,7 @@ class Room:
         self._lock = Lock()
 
     def take(self, count: int, *, is_due: bool) -> bool:
-        """Take `count` bytes if they are free; return whether they are taken. With `is_due`, take them in any case.
-
-        So no thread waits for another one: each may have one batch beyond the limit.
-        """
+        """Take `count` bytes if they are free, or if `is_due`, so that no thread waits; return whether they are taken."""
         with self._lock:
             if count > self._free and not is_due:
                 return False

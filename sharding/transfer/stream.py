@@ -56,10 +56,7 @@ Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
 
 def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-    """Write every shard that is not in `kept`; yield progress; return the records of all shards, by file name.
-
-    Finished shards stay, even if the generator is closed or fails. Raises as `move_shards` does.
-    """
+    """Write every shard that is not in `kept`; return the records of all. Finished shards stay, whatever happens."""
     plan = prepared.plan
     header = partial(shard_header, plan)
     return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, header, prepared.sources, destination))
@@ -68,10 +65,7 @@ def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, Sh
 def in_plan_order(
     plan: Plan, kept: Mapping[str, ShardRecord], moving: Callable[[list[Shard]], Iterator[Progress | Done[ShardRecord]]]
 ) -> Transfer:
-    """Let `moving` write every shard of `plan` that is not in `kept`; yield an event for each, in the plan's order.
-
-    Returns the records of all shards, by file name.
-    """
+    """Yield an event for each shard of `plan`, in order; `moving` writes those not in `kept`. Return all records."""
     numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
     for record in kept.values():
         yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)

@@ -87,14 +87,11 @@ class Hub:
         return f"{self.endpoint}/{repo_id}"
 
     def may(self, repo_id: str, write: bool = False) -> None:
-        """Raise the client's error if this login may not read, or write, a repo that exists.
-
-        If the Hub has no endpoint for this check, the first read or commit finds it out.
-        """
+        """Raise the client's error if this login may not read, or write, a repo that exists."""
         try:
             self.api.auth_check(repo_id, write=write)
         except Exception as error:
-            if not is_without(error):
+            if not is_without(error):  # else the first read or commit finds it out
                 raise
 
     def takes_card(self, card: str) -> bool:
@@ -156,19 +153,15 @@ class Hub:
         return bytes(text[:max_bytes])
 
     def refs(self, repo_id: str, pull_requests: bool = False) -> Refs:
-        """Return the branches and tags of a repo, and its pull requests if asked for. Raises the client's errors.
-
-        `list_repo_refs` of huggingface_hub 2.4 does not accept `null` for an empty list, which some Hubs send.
-        """
+        """Return the branches and tags of a repo, and its pull requests if asked for. Raises the client's errors."""
+        # `list_repo_refs` of huggingface_hub 2.4 does not accept `null` for an empty list, which some Hubs send.
         url = f"{self.endpoint}/api/models/{repo_id}/refs"
         return parsed(Refs, self.send("GET", url, params={"include_prs": 1} if pull_requests else {}).json())
 
     def commits(self, repo_id: str, revision: str) -> Iterator[Commit]:
-        """Yield the commit that `revision` names and those before it. Raises the client's errors.
-
-        `list_repo_commits` of huggingface_hub 2.4 reads the whole history, in pages of fewer than these 1000 commits.
-        """
+        """Yield the commit that `revision` names and those before it. Raises the client's errors."""
         url = f"{self.endpoint}/api/models/{repo_id}/commits/{quote(revision, safe='')}"
+        # `list_repo_commits` of huggingface_hub 2.4 reads the whole history, in small pages.
         for commit in paginate(url, {"limit": 1000}, self.headers, ANSWER_TIMEOUT_SECONDS):
             commit = parsed(Commit, commit)
             checked_commit(commit.id)
@@ -181,10 +174,8 @@ class Hub:
         return hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
 
     def address_to_lend(self, repo_id: str, revision: str, path: str) -> str:
-        """Return the address that a file's download redirects to, which needs no login for a while.
-
-        Without a redirect, it is the Hub's own address, which may need one. Raises the client's errors.
-        """
+        """Return the address that a file's download redirects to. Raises the client's errors."""
+        # It needs no login for a while. Without a redirect, it is the Hub's own address, which may need one.
         url = self.address(repo_id, revision, path)
         metadata = self.api.get_hf_file_metadata(url=url, token=self._token, timeout=ANSWER_TIMEOUT_SECONDS)
         return checked_place(str(metadata.location))
@@ -213,7 +204,6 @@ class Hub:
         return self._accesses[url]
 
     def _reached_with(self, grant: Grant) -> dict[str, Any]:
-        """Return what hf-xet needs to reach the store until `grant` expires."""
         headers = {name: text for name, text in unmarked(self.headers).items() if name.lower() != "authorization"}
         return {
             "endpoint": grant.endpoint,

@@ -132,10 +132,7 @@ class HubDestination(StoreSink, Destination):
         ours: Iterable[str] = (),
         beside: Iterable[str] = (),
     ) -> None:
-        """Create the repo and the staging branch if they do not exist yet.
-
-        Raises DestinationError also if the Hub shows a repo that must be private, or if it has changed since `check`.
-        """
+        """Create the repo and the staging branch if they do not exist yet."""
         self._is_prepared = True
         self._staging.go_on(keep)
         self._main.refuse_names(list(ours), list(beside))
@@ -249,10 +246,6 @@ class HubDestination(StoreSink, Destination):
         origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
-        """Show the result in one commit on `main`, then delete the staging branch.
-
-        Raises DestinationError if somebody else has changed `main` meanwhile. Then everything stays staged.
-        """
         beside = list(side_files)
         with self._what_stays():
             self._main.refuse_names([*records, *written], [file.path for file in beside])

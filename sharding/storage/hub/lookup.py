@@ -96,10 +96,7 @@ class Lookup:
         return person
 
     def answer_seconds(self, repo_id: str) -> float | None:
-        """Return how soon the Hub answers a small question, as timed in the last few minutes; None if it does not.
-
-        The shortest of a few answers counts, because the others wait for a connection, or for other work here.
-        """
+        """Return how soon the Hub answers a small question, as timed in the last few minutes; None if it does not."""
         now = time.monotonic()
         with self._lock:
             if self._timed and now - self._timed[0] <= CACHED_SECONDS:

@@ -118,7 +118,6 @@ class MainBranch:
         return False
 
     def _changed(self, before: str, now: str) -> DestinationError:
-        """Return the error for a repo that somebody else has changed from commit `before` to `now`."""
         names, gone = list[str](), list[str]()
         with suppress(DestinationError):  # a rewritten history no longer has the old commit
             old, new = (self._repo.files(commit) if commit else {} for commit in (before, now))
@@ -138,5 +137,4 @@ def _in_the_way(new: Set[str], there: Iterable[str]) -> set[str]:
 
 
 def _title(source: RepoRef) -> str:
-    """Return the title of the commit that shows a copy of `source`."""
     return f"Shard {source_name(source.kind, source.name)} with Shard My Repo"

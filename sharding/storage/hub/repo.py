@@ -204,10 +204,8 @@ class HubRepo:
         return {file.sha256 for file in parsed(_Copied, answer).failed or ()}
 
     def commit(self, branch: str, parent: str, title: str, changes: Iterable[Change]) -> str:
-        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors.
-
-        The client's own method would ask for each file where the Hub wants it, and upload it.
-        """
+        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors."""
+        # The client's own method would ask for each file where the Hub wants it, and upload it.
         lines = [
             {"key": "header", "value": {"summary": title, "description": "", "parentCommit": parent}},
             *({"key": change.key, "value": {"path": change.path, **change.fields}} for change in changes),

@@ -62,12 +62,10 @@ def _is_of_library(error: Exception) -> bool:
 
 
 def refuses_argument(error: Exception) -> bool:
-    """Return whether the client refused to send a request, because an address, a name or a header is not valid.
-
-    A plain ValueError comes from the client's own checks. A parser raises a subclass of it.
-    """
+    """Return whether the client refused to send a request: an address, a name or a header is not valid."""
     of_client = (HFValidationError, OfflineModeIsEnabled, UnicodeEncodeError)
     of_requests = (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError)
+    # A plain ValueError comes from the client's own checks. A parser raises a subclass of it.
     return isinstance(error, (*of_client, *of_requests)) or (type(error) is ValueError and _is_of_library(error))
 
 

@@ -60,7 +60,6 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None, folder: str =
 
 
 def _is_hidden(info: "ModelInfo") -> bool | None:
-    """Return whether a repo is private or gated, None if the Hub does not say both."""
     return bool(info.private or info.gated) or (None if None in (info.private, info.gated) else False)
 
 
@@ -217,7 +216,6 @@ class HubSource(Source):
             yield from response.iter_raw()  # as they arrive: a retry asks only for the rest
 
     def _refuse_changed(self, entry: FileEntry, headers: Mapping[str, str]) -> None:
-        """Raise SourceError if an answer is from another commit or has other content."""
         commit = headers.get("X-Repo-Commit", "")
         content = headers.get("X-Linked-Etag", "").strip('"')
         is_other_commit = re.fullmatch("[0-9a-f]{40}", self.ref.revision) and commit not in ("", self.ref.revision)

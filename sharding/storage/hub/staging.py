@@ -83,10 +83,7 @@ class StagingBranch:
         return whole(by_file, lambda record: holds(files.get(record.file), record))
 
     def begin(self, job: StagedJob, parent: str) -> None:
-        """Create the branch at commit `parent`, and write on it only which job it belongs to.
-
-        Raises DestinationError if another job starts there at the same moment.
-        """
+        """Create the branch at commit `parent`, and write on it only which job it belongs to."""
         create = self._repo.hub.api.create_branch
         repo_id = self._repo.repo_id
         self._repo.ask(lambda: create(repo_id, branch=STAGING_BRANCH, revision=parent, exist_ok=True))
