@@ -6,7 +6,7 @@ A source or destination is a folder, or a repo `owner/name` on the Hub at `endpo
 work only while you ask for the next event. Nothing here prints.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -118,7 +118,8 @@ def plan(
     Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra is missing.
     """
     options = Options(options) if isinstance(options, str) else options
-    _require(options.extras())
+    for what, extra in options.extras():
+        require(what, extra)
     Request(source, "", options).refuse_contradictions()
     origin = open_source(source, _hub(endpoint, token), options.base, options.adapter)
     checkpoint = offering(_read(origin, options.variant))
@@ -150,7 +151,8 @@ def shard(
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
     """Do a job as `shard` does, with its arguments in one `request`."""
     request.refuse_contradictions()
-    _require(request.extras())
+    for what, extra in request.extras():
+        require(what, extra)
     options, classic, compare_rounds = request.options, request.engine == "classic", request.compare_rounds
     if options.rank is not None and not is_folder(request.destination):
         message = "The part of one rank is not a complete model, so it cannot be a repo."
@@ -180,10 +182,8 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
 
         plan_id = identify_plan(plan)
         if request.expect and plan_id != request.expect:
-            raise Refused(
-                f"The plan has the id {plan_id}, but you expect {request.expect}.",
-                "The source or the options have changed. Look at the plan again.",
-            )
+            message = f"The plan has the id {plan_id}, but you expect {request.expect}."
+            raise Refused(message, "The source or the options have changed. Look at the plan again.")
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
@@ -306,23 +306,13 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
     if origin.is_private and private is False and not request.confirmed:
         named = (request.source, *filter(None, (options.base, options.adapter)))
         hidden = next(name for name, source in zip(named, origin.sources, strict=True) if source.is_private)
-        raise DestinationError(
-            f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody.",
-            "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy.",
-            Remedy("make_private"),
-        )
+        message = f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody."
+        hint = "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy."
+        raise DestinationError(message, hint, Remedy("make_private"))
     if private is None:  # as the source, so that a job never makes public what was not
         is_hidden = None if request.confirmed or origin.is_private is None else True
         private = False if origin.is_private is False else is_hidden
-    target = open_destination(
-        request.destination,
-        hub,
-        origin,
-        private=private,
-        overwrite=request.overwrite,
-        restart=request.restart,
-        is_shared=bool(request.workers),
-    )
+    target = open_destination(request, hub, origin, private)
     try:
         target.check(origin.ref)
     except BaseException:
@@ -338,11 +328,6 @@ def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS, most_byte
         return checkpoint
     trained = read_checkpoint(origin.base, most_tensors=most_tensors)
     return compare_with_base(checkpoint, trained, ordinary(trained))
-
-
-def _require(extras: Iterable[tuple[str, str]]) -> None:
-    for what, extra in extras:
-        require(what, extra)
 
 
 def _hub(endpoint: str | None, token: str | None) -> Hub:

@@ -122,9 +122,9 @@ class Crew(Reader):
             for event in self._run("transfer", tasks_to_make(todo, prepared, target)):
                 if isinstance(event, Progress):
                     yield event
-                    continue
-                target.note(event.result.record)
-                yield Done(event.number, event.result.record)
+                else:
+                    target.note(event.result.record)
+                    yield Done(event.number, event.result.record)
 
         return in_plan_order(prepared.plan, kept, moving)
 
@@ -198,10 +198,8 @@ class Crew(Reader):
 def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
     """Raise the error that ended a part, unless another try may help. Without a `failure`, the worker has died."""
     if failure is None and begun >= ATTEMPTS:
-        raise Refused(
-            f"The worker for {file} has died {begun} times.",
-            "Check Ray's logs of its node and the memory there. Finished shards are kept.",
-        )
+        hint = "Check Ray's logs of its node and the memory there. Finished shards are kept."
+        raise Refused(f"The worker for {file} has died {begun} times.", hint)
     if failure and (not failure.again or begun >= ATTEMPTS):
         kind = _KINDS.get(failure.kind, ShardingError)
         hint = f"{failure.hint} It failed on node {failure.worker.node}.".lstrip()

@@ -112,10 +112,9 @@ class RayWorkers:
                 yield part, None
                 continue
             if " " not in line:
-                raise Refused(
-                    f"On node {node}, shard-my-repo is {line or 'not installed'}, but here it is {__version__}.",
-                    "Install the same version on all nodes. A runtime environment of Ray can do that.",
-                )
+                message = f"On node {node}, shard-my-repo is {line or 'not installed'}, but here it is {__version__}."
+                hint = "Install the same version on all nodes. A runtime environment of Ray can do that."
+                raise Refused(message, hint)
             yield part, parse_event(line)
 
 

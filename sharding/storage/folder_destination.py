@@ -255,11 +255,9 @@ class FolderDestination(FolderSink, Destination):
         if earlier and earlier.source != name:
             raise ReplaceRefused(f"The folder {self._folder}", earlier.source, name)
         if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
-            raise DestinationError(
-                f"The folder {self._folder} is not empty, and this tool did not write its contents.",
-                "Choose another folder. Or add --overwrite to replace the checkpoint in it.",
-                Remedy("overwrite"),
-            )
+            message = f"The folder {self._folder} is not empty, and this tool did not write its contents."
+            hint = "Choose another folder. Or add --overwrite to replace the checkpoint in it."
+            raise DestinationError(message, hint, Remedy("overwrite"))
 
     def _refuse_without_room(self, new_bytes: int, reclaimed_bytes: int) -> None:
         place = next(parent for parent in (self._folder, *self._folder.parents) if parent.exists())

@@ -116,11 +116,9 @@ class FolderSink(ShardSink):
         with explained(self._folder):
             job = Journal(self._staging).job()
         if job is None or job.plan_id != self._plan_id:
-            raise DestinationError(
-                f"The folder {self._folder} does not hold the job of this worker, or no longer does.",
-                "All nodes must see the same folder at this path. On a single machine, leave out --workers.",
-                Remedy("leave_workers_out"),
-            )
+            message = f"The folder {self._folder} does not hold the job of this worker, or no longer does."
+            hint = "All nodes must see the same folder at this path. On a single machine, leave out --workers."
+            raise DestinationError(message, hint, Remedy("leave_workers_out"))
 
     @override
     def finished(self, file: str) -> ShardRecord | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from sharding.checkpoint.loaders import is_found_by_name
 from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
+from sharding.core.options import Request
 from sharding.core.protocols import Files, Source
 from sharding.core.repo import Repo
 from sharding.core.values import FileEntry
@@ -52,11 +53,9 @@ def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
         hint = f"To merge it: shard-my-repo shard {shlex.quote(base)} ./merged --adapter {shlex.quote(text)}"
         raise UsageError(f"{text} is an adapter, not the output of a training run.", hint, Remedy("leave_base_out"))
     if base and (folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
-        raise UsageError(
-            f"{text} has a configuration of its own, or is not the output of a training run.",
-            "Only a rank-sharded checkpoint without a configuration needs a base model. Leave out --base.",
-            Remedy("leave_base_out"),
-        )
+        message = f"{text} has a configuration of its own, or is not the output of a training run."
+        hint = "Only a rank-sharded checkpoint without a configuration needs a base model. Leave out --base."
+        raise UsageError(message, hint, Remedy("leave_base_out"))
     if folder is None or not (folder or base):
         return Repo([source])
     return trained_repo(source, folder, _open(base, hub) if base else None)
@@ -67,10 +66,9 @@ def _open(text: str, hub: Hub) -> Source:
     return open_folder(text) if is_folder(text) else open_repo(hub, *parse_address(text, hub.endpoint))
 
 
-def open_destination(
-    text: str, hub: Hub, source: Files, *, private: bool | None, overwrite: bool, restart: bool, is_shared: bool = False
-) -> Destination:
-    """Return the destination that `text` names, which may not be, hold or lie in `source`. Changes nothing."""
+def open_destination(request: Request, hub: Hub, source: Files, private: bool | None) -> Destination:
+    """Return the destination of `request`, which may not be, hold or lie in `source`. Changes nothing."""
+    text = request.destination
     if is_folder(text):
         folder = _folder_at(text)
         refuse_overlap(folder, text, source)
@@ -78,9 +76,8 @@ def open_destination(
             if (place := source.path(file.path)) and lies_in(place.resolve(), folder):
                 message = f"The source's file {file.path} lies in the destination {text}."
                 raise DestinationError(message, "Choose another destination folder.")
-    target = find_destination(
-        text, hub, source=source, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared
-    )
+    may = {"overwrite": request.overwrite, "restart": request.restart}
+    target = find_destination(text, hub, source=source, private=private, is_shared=bool(request.workers), **may)
     if (source.ref.kind, source.ref.repo_id) == ("hub", target.ref.repo_id):
         raise DestinationError("The destination is the source itself.", f"Choose another name, such as {text}-sharded.")
     return target

@@ -41,7 +41,7 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
 
     A file means its folder. A revision with a slash is written with %2F, or is one of the Hub's own, such as refs/pr/1.
     A link may lead to the public Hub or to the one at `endpoint`, and may start with `hf://`. Raises a `family` error
-    for any other text, such as `s3://…`, and UsageError for an empty text.
+    for any other text, and UsageError for an empty one.
 
     >>> parse_address("https://hf.co/owner/name/blob/v2/config.json", "https://huggingface.co")
     Address(repo_id='owner/name', revision='v2', folder='')
@@ -49,13 +49,12 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
     Address(repo_id='owner/name', revision='v2', folder='lora/small/')
     """
     text = text.strip()
+    link_hint = "Write owner/name, or paste the repo's link."
     if not text:
         hint = "Write owner/name for a repo, or the path of a folder. A single dot is the current folder."
         raise UsageError("The name of a repo or a folder is empty.", hint)
     if len(text) > MAX_LINK_CHARACTERS:
-        raise family(
-            f"{text[:100]!r}… is too long for the name of a repo.", "Write owner/name, or paste the repo's link."
-        )
+        raise family(f"{text[:100]!r}… is too long for the name of a repo.", link_hint)
     if (scheme := _SCHEME.match(text)) and not _HUB_SCHEME.match(text):
         hint = "Write owner/name for a Hub repo, or the path of a folder."
         raise family(f"Addresses that start with {scheme[0][:100]} are not supported.", hint)
@@ -66,7 +65,7 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
     link = f"{_HUB_HOSTS[0]}/{text}" if _PAGE.match(text) else text if host else ""
     place = _parse_link(link, endpoint, family) if link else _parse_own(text, family)
     if place is None:
-        raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste the repo's link.")
+        raise family(f"{text[:200]!r} is not the name of a repo.", link_hint)
     if place.revision and {"", ".", ".."} & set(place.revision.split("/")):
         raise family(f"{text[:200]!r} does not name a valid revision.", "Write owner/name@revision.")
     if place.folder and not all(map(_PLAIN.fullmatch, place.folder.split("/")[:-1])):
@@ -82,12 +81,10 @@ def new_repo_id(text: str, endpoint: str) -> str:
     if text.strip().startswith("/") or text.strip().endswith("/"):
         raise DestinationError(f"{text[:200]!r} is not the complete name of a repo.", "Write owner/name.")
     repo_id, revision, folder = parse_address(text, endpoint, DestinationError)
-    if revision:
-        message = f"{text[:200]!r} names a revision, but a result always goes to main."
-        raise DestinationError(message, "Write owner/name.")
-    if folder:
-        message = f"{text[:200]!r} names a folder in a repo, but a result is always a whole repo."
-        raise DestinationError(message, "Write owner/name.")
+    if revision or folder:
+        revised = "names a revision, but a result always goes to main"
+        inside = "names a folder in a repo, but a result is always a whole repo"
+        raise DestinationError(f"{text[:200]!r} {revised if revision else inside}.", "Write owner/name.")
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:

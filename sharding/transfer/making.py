@@ -108,7 +108,7 @@ class Room:
         self._lock = Lock()
 
     def take(self, count: int, *, is_due: bool) -> bool:
-        """Take `count` bytes if they are free, or if `is_due`, so that no thread waits; return whether they are taken."""
+        """Take `count` bytes if they are free, or if `is_due`, so that no thread waits; return whether they are."""
         with self._lock:
             if count > self._free and not is_due:
                 return False

@@ -308,7 +308,6 @@ _BY_STATUS = {
     429: ("The Hub asks you to slow down", "Wait a few minutes, then start the same job again."),
 }
 
-
 _ASKED = r"/(?:revision|resolve|tree|commits?|preupload|paths-info|xet-[a-z]+-token)/([^/?]+)(?:/([^?]+))?"
 """The end of a request's address about a repo: the revision, and the path of a file for some requests."""
 

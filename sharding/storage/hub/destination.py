@@ -55,13 +55,10 @@ class HubDestination(StoreSink, Destination):
         that exists keeps its visibility. A public repo takes nothing more from a `source` that is no longer public.
         `overwrite` replaces another model's copy. Raises DestinationError if nobody is signed in.
         """
-        self._source = source
-        self._private = private
+        self._source, self._private, self._restart = source, private, restart
         self._asked_to_show = private is False
-        self._restart = restart
         self._job: StagedJob | None = None
-        self._created = False
-        self._is_prepared = self._may_be_ours = self._is_public = False
+        self._created = self._is_prepared = self._may_be_ours = self._is_public = False
         self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
             hint = f"Sign in first. {SIGN_IN} To write to a folder, name it ./{name}."
@@ -219,11 +216,9 @@ class HubDestination(StoreSink, Destination):
     def lend(self) -> LentDestination:
         repo_id = self.ref.repo_id
         if not self._has_xet or self._job is None:
-            raise DestinationError(
-                f"This Hub has no Xet, so {repo_id} accepts files only with a login, and workers have none.",
-                "Write to a folder instead. Or leave out --workers.",
-                Remedy("leave_workers_out"),
-            )
+            message = f"This Hub has no Xet, so {repo_id} accepts files only with a login, and workers have none."
+            hint = "Write to a folder instead. Or leave out --workers."
+            raise DestinationError(message, hint, Remedy("leave_workers_out"))
         grant = self._repo.ask(lambda: self._hub.grant("write", repo_id, STAGING_BRANCH))
         return LentDestination(self.ref, self._job.plan_id, hub=self._hub.endpoint, grant=grant)
 

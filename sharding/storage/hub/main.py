@@ -43,11 +43,9 @@ class MainBranch:
         if not earlier and not files.keys() <= OF_EVERY_NEW_REPO:
             names = (f"{repo_id}-{number}" for number in range(2, 1000))
             free = next(name for name in names if not HubRepo(self._repo.hub, name).exists())
-            raise DestinationError(
-                f"{repo_id} already holds files that this tool did not write: "
-                f"{name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))}.",
-                f"Choose another name, such as {free}, which is free.",
-            )
+            there = name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))
+            message = f"{repo_id} already holds files that this tool did not write: {there}."
+            raise DestinationError(message, f"Choose another name, such as {free}, which is free.")
         if earlier:  # a file that somebody has changed since the report was published is theirs
             published = self._repo.last_change(self.head, REPORT_NAME)
             then = self._repo.files(published) if published not in (None, self.head) else files
@@ -93,10 +91,8 @@ class MainBranch:
                 raise self._changed(self.head, commit) from error
             # A try has arrived, although its answer has not, or was an error.
         if not self._shows(records, report):
-            raise DestinationError(
-                f"The Hub says that it has published the result, but {self._repo.repo_id} does not show it.",
-                "Everything is still staged. Start the same job again.",
-            )
+            message = f"The Hub says that it has published the result, but {self._repo.repo_id} does not show it."
+            raise DestinationError(message, "Everything is still staged. Start the same job again.")
         return commit
 
     def _shows(self, records: Iterable[ShardRecord], report: bytes) -> bool:
@@ -124,10 +120,9 @@ class MainBranch:
             names = sorted(path for path, file in new.items() if not is_alike(file, old.get(path)))
             gone = sorted(old.keys() - new.keys())
         what = f" (new or changed: {name_some(names)})" if names else f" (removed: {name_some(gone)})" if gone else ""
-        return DestinationError(
-            f"Somebody has changed {self._repo.repo_id} meanwhile{what}. This job replaced nothing in it.",
-            "Choose another name. Or look at the changes, discard the unfinished job, and start again.",
-        )
+        message = f"Somebody has changed {self._repo.repo_id} meanwhile{what}. This job replaced nothing in it."
+        hint = "Choose another name. Or look at the changes, discard the unfinished job, and start again."
+        return DestinationError(message, hint)
 
 
 def _in_the_way(new: Set[str], there: Iterable[str]) -> set[str]:

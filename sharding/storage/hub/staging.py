@@ -64,7 +64,7 @@ class StagingBranch:
             raise DestinationError(
                 f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
                 "If it is running, wait for it. If not, run it again with its own options, or choose another name. To "
-                " discard it, add --restart.",
+                "discard it, add --restart.",
                 Remedy("discard_unfinished"),
             )
         files = self._repo.files(head)
@@ -84,8 +84,7 @@ class StagingBranch:
 
     def begin(self, job: StagedJob, parent: str) -> None:
         """Create the branch at commit `parent`, and write on it only which job it belongs to."""
-        create = self._repo.hub.api.create_branch
-        repo_id = self._repo.repo_id
+        create, repo_id = self._repo.hub.api.create_branch, self._repo.repo_id
         self._repo.ask(lambda: create(repo_id, branch=STAGING_BRANCH, revision=parent, exist_ok=True))
         self.head, self._job, self._is_at_work = parent, job, True
         inherited = [deleted(path) for path in self._repo.files(parent) if self._is_record(path)]
@@ -184,10 +183,8 @@ class StagingBranch:
                 if head == self.head:
                     raise
                 if not self.is_own(head):
-                    raise DestinationError(
-                        f"Another job uses the branch {STAGING_BRANCH} of {self._repo.repo_id}.",
-                        "Wait until it ends, or choose another name.",
-                    ) from error
+                    taken = f"Another job uses the branch {STAGING_BRANCH} of {self._repo.repo_id}."
+                    raise DestinationError(taken, "Wait until it ends, or choose another name.") from error
                 self.head, files = head, self._repo.files(head)
                 if all(has_content(files.get(path), data) for path, data in lines.items()):
                     return head  # an earlier try has arrived, but its answer has not
