@@ -54,7 +54,7 @@ def test_what_is_lent_is_read_without_a_login(hub: Server, repo: str, checkpoint
 def test_access_that_is_over_is_told_from_a_damaged_source(
     hub: Server, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.storage.hub.retry.NETWORK_WAIT_SECONDS", 0)
+    monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0)
     lent = open_repo(Hub(hub.address, TOKEN), repo).lend([FILE])
     assert lent.grant
     with pytest.raises(GrantExpired):

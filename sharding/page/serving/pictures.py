@@ -26,7 +26,7 @@ from sharding.page.result_panels import CLAIMED, FITS, READ, adapter_name, is_pr
 from sharding.page.serving.preview import name_in
 from sharding.page.site import BADGE, CERTIFICATE
 from sharding.report.fetch import Result
-from sharding.storage.hub.retry import UNREADABLE, OddAnswer, may_pass
+from sharding.storage.hub.answers import UNREADABLE, OddAnswer, may_pass
 from sharding.verify.trust import Trust
 
 PICTURE_SECONDS = 20.0

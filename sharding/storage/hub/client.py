@@ -17,9 +17,18 @@ from sharding.core.environment import keep_xet_logs_off_the_disk
 from sharding.core.errors import DestinationError, Remedy, ShardingError
 from sharding.core.lent import Grant
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
-from sharding.storage.hub.answers import Commit, Refs, checked_commit, parsed
+from sharding.storage.hub.answers import (
+    Commit,
+    GarbledAnswer,
+    OddAnswer,
+    Refs,
+    checked_commit,
+    may_pass,
+    parsed,
+    refuses_argument,
+    wait_to_retry,
+)
 from sharding.storage.hub.guard import checked_grant, checked_place, mark, one_question, session, unmarked
-from sharding.storage.hub.retry import GarbledAnswer, OddAnswer, may_pass, refuses_argument, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

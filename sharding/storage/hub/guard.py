@@ -24,7 +24,7 @@ from sharding.core.limits import (
     MAX_PAGES,
 )
 from sharding.core.text import format_bytes
-from sharding.storage.hub.retry import BUSY, UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
+from sharding.storage.hub.answers import BUSY, UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
 
 LONGEST_ANSWER_SECONDS = 300
 """Longest time that a Hub may take to send such an answer. 64 MB arrive in time at 1.7 Mbit/s."""

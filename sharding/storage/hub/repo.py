@@ -17,9 +17,8 @@ from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.repo import Repo
 from sharding.core.values import FileEntry, RepoRef, ShardRecord
 from sharding.formats.names import is_weights
-from sharding.storage.hub.answers import checked_commit, checked_flag, listed_files, parsed
+from sharding.storage.hub.answers import OddAnswer, checked_commit, checked_flag, listed_files, parsed
 from sharding.storage.hub.client import Hub, is_without
-from sharding.storage.hub.retry import OddAnswer
 
 COMMITTED_BYTES = 20_000_000
 """Most bytes of side files in a commit itself, where they are in base64 and several times in memory. The tokenizers

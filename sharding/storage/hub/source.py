@@ -21,11 +21,10 @@ from sharding.core.protocols import Source
 from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import is_plain
-from sharding.storage.hub.answers import checked_commit, listed_files, parsed
+from sharding.storage.hub.answers import checked_commit, listed_files, may_pass, parsed, wait_to_retry
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import session
 from sharding.storage.hub.lookup import is_reached
-from sharding.storage.hub.retry import may_pass, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo

@@ -13,9 +13,8 @@ from typing_extensions import override
 from sharding.core.errors import DestinationError, Remedy
 from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.values import FileEntry, ShardRecord
-from sharding.storage.hub.answers import parsed
+from sharding.storage.hub.answers import OddAnswer, parsed
 from sharding.storage.hub.client import GO_ON, Hub
-from sharding.storage.hub.retry import OddAnswer
 
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _PIECE_BYTES = 1 << 20
