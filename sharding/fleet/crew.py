@@ -8,18 +8,9 @@ from typing import Any
 
 from typing_extensions import override
 
+from sharding.core import errors
 from sharding.core.destination import Destination
-from sharding.core.errors import (
-    DamagedError,
-    DestinationError,
-    GrantExpired,
-    HeaderError,
-    OverflowRefused,
-    Refused,
-    ShardingError,
-    SourceError,
-    UsageError,
-)
+from sharding.core.errors import Refused, ShardingError
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Source
@@ -206,6 +197,9 @@ def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
         raise kind(failure.message, hint, failure.remedy)
 
 
-_RAISED = (UsageError, SourceError, HeaderError, DamagedError, OverflowRefused, DestinationError, Refused, GrantExpired)
+_RAISED = (
+    *(errors.UsageError, errors.SourceError, errors.HeaderError, errors.DamagedError, errors.OverflowRefused),
+    *(errors.DestinationError, errors.Refused, errors.GrantExpired),
+)
 _KINDS = {kind.__name__: kind for kind in _RAISED}
 """Errors of parts that are raised here with the same class."""
