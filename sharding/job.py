@@ -30,7 +30,8 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
-from sharding.core.options import Options, Request
+from sharding.core.options import Options as Options
+from sharding.core.options import Request as Request
 from sharding.core.repo import Repo
 from sharding.core.values import Address, Checkpoint, Plan, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
@@ -40,7 +41,8 @@ from sharding.fleet.ray_workers import ray_workers
 from sharding.formats.safetensors_file import shard_header
 from sharding.loading.chart import draw_memory
 from sharding.loading.classic import prepared_classic
-from sharding.loading.compare import compare_loads, compare_staged, how_to_load, refuse_incomparable
+from sharding.loading.compare import compare_loads, compare_staged, refuse_incomparable
+from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
@@ -58,23 +60,7 @@ from sharding.transfer.stream import Prepared, transfer
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
-from sharding.verify.verify import verify
-
-__all__ = [
-    "Options",
-    "Request",
-    "check",
-    "compare",
-    "devices",
-    "discard",
-    "find_unfinished",
-    "how_to_load",
-    "inspect",
-    "plan",
-    "run",
-    "shard",
-    "verify",
-]
+from sharding.verify.verify import verify as verify
 
 _T = TypeVar("_T")
 
