@@ -112,7 +112,11 @@ class FolderDestination(FolderSink, Destination):
         stale = self._unfinished_parts()
         self._refuse_without_room(new_bytes, sum(_size(path) or 0 for path in stale))
         with explained(self._folder):
-            self._make_folder()
+            missing = [folder for folder in (self._staging, *self._staging.parents) if not os.path.lexists(folder)]
+            for folder in reversed(missing):
+                folder.mkdir()
+                self._new_folders.append(folder)
+                sync_folders([folder.parent])
             self._lock()
             self.disk_bytes_written += self._journal.begin(job)
             self._is_begun = True
@@ -335,13 +339,6 @@ class FolderDestination(FolderSink, Destination):
     def _remove_staging(self) -> None:
         with suppress(OSError):  # it is missing, or not empty
             self._staging.rmdir()
-
-    def _make_folder(self) -> None:
-        missing = [folder for folder in (self._staging, *self._staging.parents) if not os.path.lexists(folder)]
-        for folder in reversed(missing):
-            folder.mkdir()
-            self._new_folders.append(folder)
-            sync_folders([folder.parent])
 
 
 def _size(path: Path) -> int | None:

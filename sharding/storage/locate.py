@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -130,16 +129,16 @@ def trained_repo(source: Source, folder: str, base: Source | None) -> Repo:
     if base:
         files |= {file.path: replace(file, source=1) for file in base.files if _is_beside(file.path)}
         links += filter(_is_beside, base.links_out)
-    files |= {file.path: file for file in source.files if not (folder and file.path.startswith(folder))}
-    files |= {file.path: file for file in _at_the_top(source, folder)}
-    return Repo([source, *([base] if base else [])], (files[path] for path in sorted(files)), links)
 
+    def is_inside(file: FileEntry) -> bool:
+        return bool(folder) and file.path.startswith(folder)
 
-def _at_the_top(source: Source, folder: str) -> Iterator[FileEntry]:
-    for file in source.files:
-        if folder and file.path.startswith(folder):
+    for file in sorted(source.files, key=is_inside):  # of two with one path, the trained one counts
+        if is_inside(file):
             # Without the store's hash: a file that gets a new name is not copied on the server.
-            yield replace(file, path=file.path.removeprefix(folder), place=file.path, xet_hash=None)
+            file = replace(file, path=file.path.removeprefix(folder), place=file.path, xet_hash=None)
+        files[file.path] = file
+    return Repo([source, *([base] if base else [])], (files[path] for path in sorted(files)), links)
 
 
 def _is_beside(path: str) -> bool:
