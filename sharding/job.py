@@ -6,7 +6,7 @@ A source or destination is a folder, or a repo `owner/name` on the Hub at `endpo
 work only while you ask for the next event. Nothing here prints.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -29,7 +29,8 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
-from sharding.core.options import Options, Request
+from sharding.core.options import Options as Options
+from sharding.core.options import Request as Request
 from sharding.core.protocols import Destination, Discarded, Repo
 from sharding.core.values import Address, Checkpoint, Plan, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
@@ -39,7 +40,8 @@ from sharding.fleet.ray_workers import ray_workers
 from sharding.formats.safetensors_file import shard_header
 from sharding.loading.chart import draw_memory
 from sharding.loading.classic import prepared_classic
-from sharding.loading.compare import compare_loads, compare_staged, how_to_load, refuse_incomparable
+from sharding.loading.compare import compare_loads, compare_staged, refuse_incomparable
+from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
@@ -53,28 +55,11 @@ from sharding.report.write import read_card, write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder, parse_address
-from sharding.transfer.prepare import Prepared, overflowed_in
-from sharding.transfer.stream import transfer
+from sharding.transfer.stream import Prepared, transfer
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
-from sharding.verify.verify import verify
-
-__all__ = [
-    "Options",
-    "Request",
-    "check",
-    "compare",
-    "devices",
-    "discard",
-    "find_unfinished",
-    "how_to_load",
-    "inspect",
-    "plan",
-    "run",
-    "shard",
-    "verify",
-]
+from sharding.verify.verify import verify as verify
 
 _T = TypeVar("_T")
 
@@ -95,15 +80,14 @@ def inspect(
     """Return the tensors, files and findings of `source`. Reads only headers, no weights.
 
     `variant` chooses among the weights of a repo, such as "fp16"; "" takes the plain ones. `base` is the model that was
-    trained. Give it if `source` was saved by the ranks of a training run. The files beside the weights then come from
-    `base`, and the headers of both are compared. `adapter` is a LoRA to merge, whose headers are read too.
-    Its weights are read as well if nobody states their SHA-256, and a head of `source` that may be tied. `most_bytes`
-    limits that.
+    trained, if the ranks of a training run saved `source`: its files beside the weights are taken, and both headers are
+    compared. `adapter` is a LoRA to merge, whose headers are read too. Its weights are read as well if nobody states
+    their SHA-256, and a head of `source` that may be tied. `most_bytes` limits that.
 
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors if it has more than
     `most_tensors`, and UsageError if you give a base that it does not need.
     """
-    origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base, adapter)
+    origin = open_source(source, _hub(endpoint, token), base, adapter)
     return offering(_read(origin, variant, most_tensors, most_bytes))
 
 
@@ -116,14 +100,14 @@ def plan(
 ) -> tuple[Checkpoint, Plan]:
     """Return the content of `source`, and its shards with `options`, which may be just a size ("200MB").
 
-    Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra of this package is
-    missing.
+    Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra is missing.
     """
-    options = _as_options(options)
-    _require(options.extras())
+    options = Options(options) if isinstance(options, str) else options
+    for what, extra in options.extras():
+        require(what, extra)
     Request(source, "", options).refuse_contradictions()
-    hub = Hub(endpoint or hub_endpoint(), token)
-    checkpoint = offering(_read(open_source(source, hub, options.base, options.adapter), options.variant))
+    origin = open_source(source, _hub(endpoint, token), options.base, options.adapter)
+    checkpoint = offering(_read(origin, options.variant))
     return checkpoint, planned(checkpoint, options)
 
 
@@ -140,24 +124,25 @@ def shard(
 
     `chosen` are the other options of a job, by the names of the fields of `Request`: `private=True` for example.
 
-    Yields events, and the `Report` last. The result is published only if the verification finds it identical; the
-    report says whether it did. If the job ends early (you close the generator, an exception, a kill), finished shards
-    are kept. Make the same call again to go on from them.
+    Yields events, and the `Report` last. The result is published only if the verification finds it identical. If the
+    job ends early (you close the generator, an exception, a kill), the same call goes on from the finished shards.
 
     Raises UsageError, SourceError, DestinationError, and Refused if an extra is missing or the plan is not `expect`.
     """
-    return run(Request(source, destination, _as_options(options), **chosen), endpoint=endpoint, token=token)
+    options = Options(options) if isinstance(options, str) else options
+    return run(Request(source, destination, options, **chosen), endpoint=endpoint, token=token)
 
 
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
     """Do a job as `shard` does, with its arguments in one `request`."""
     request.refuse_contradictions()
-    _require(request.extras())
+    for what, extra in request.extras():
+        require(what, extra)
     options, classic, compare_rounds = request.options, request.engine == "classic", request.compare_rounds
     if options.rank is not None and not is_folder(request.destination):
         message = "The part of one rank is not a complete model, so it cannot be a repo."
         raise UsageError(message, "Name a folder, such as ./part.")
-    hub = Hub(endpoint or hub_endpoint(), token)
+    hub = _hub(endpoint, token)
     origin, target = _open(request, hub)
     with Meter() as meter, closing(target), ExitStack() as stack:
         crew = Crew(stack.enter_context(ray_workers())) if request.workers else None
@@ -182,10 +167,8 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
 
         plan_id = identify_plan(plan)
         if request.expect and plan_id != request.expect:
-            raise Refused(
-                f"The plan has the id {plan_id}, but you expect {request.expect}.",
-                "The source or the options have changed. Look at the plan again.",
-            )
+            message = f"The plan has the id {plan_id}, but you expect {request.expect}."
+            raise Refused(message, "The source or the options have changed. Look at the plan again.")
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
@@ -216,7 +199,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
                 resources=resources,
                 destination=target.ref,
                 engine=request.engine,
-                overflowed=overflowed_in(records),
+                overflowed={name: count for record in records.values() for name, count in record.overflowed.items()},
                 comparison=comparison,
                 fleet=crew.cost if crew else None,
             )
@@ -246,7 +229,7 @@ def devices(
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
-    origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
+    origin = open_source(source, _hub(endpoint, token))
     checkpoint = read_checkpoint(origin)
     if "" not in checkpoint.configs:
         raise SourceError(f"{source} has no config.json, so its model is unknown.", "Give the repo of a model.")
@@ -275,7 +258,7 @@ def compare(
     Refused, and DestinationError if the picture cannot be written.
     """
     require("A comparison of loads")
-    hub = Hub(endpoint or hub_endpoint(), token)
+    hub = _hub(endpoint, token)
     sides = open_source(original, hub), open_source(sharded, hub)
     comparison = yield from compare_loads(*sides, load or Load(), rounds)
     if picture and comparison.is_measured:
@@ -286,55 +269,35 @@ def compare(
 
 def check(request: Request, *, endpoint: str | None = None, token: str | None = None) -> None:
     """Check a request: raise what `run` would raise before it reads a header. Changes nothing."""
-    _, target = _open(replace(request, restart=False), Hub(endpoint or hub_endpoint(), token))
+    _, target = _open(replace(request, restart=False), _hub(endpoint, token))
     target.close()
 
 
 def find_unfinished(destination: str, *, endpoint: str | None = None, token: str | None = None) -> StagedJob | None:
-    """Return the unfinished job at `destination`, None if there is none.
-
-    Call `shard` with the same arguments to go on with it. Raises DestinationError.
-    """
-    with closing(find_destination(destination, Hub(endpoint or hub_endpoint(), token))) as target:
+    """Return the unfinished job at `destination`, None if there is none. Raises DestinationError."""
+    with closing(find_destination(destination, _hub(endpoint, token))) as target:
         return target.unfinished()
 
 
 def discard(destination: str, *, endpoint: str | None = None, token: str | None = None) -> Discarded:
-    """Remove what an unfinished job left at `destination`. If that job made the repo, remove the repo too.
-
-    Raises DestinationError.
-    """
-    with closing(find_destination(destination, Hub(endpoint or hub_endpoint(), token))) as target:
+    """Remove what an unfinished job left at `destination`, with the repo if it made that. Raises DestinationError."""
+    with closing(find_destination(destination, _hub(endpoint, token))) as target:
         return target.discard()
 
 
 def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
-    """Return the source and the destination of a job, once both are checked.
-
-    Raises UsageError, SourceError, DestinationError.
-    """
     options, private = request.options, request.private
     origin = open_source(request.source, hub, options.base, options.adapter)
     if origin.is_private and private is False and not request.confirmed:
         named = (request.source, *filter(None, (options.base, options.adapter)))
         hidden = next(name for name, source in zip(named, origin.sources, strict=True) if source.is_private)
-        raise DestinationError(
-            f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody.",
-            "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy.",
-            Remedy("make_private"),
-        )
+        message = f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody."
+        hint = "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy."
+        raise DestinationError(message, hint, Remedy("make_private"))
     if private is None:  # as the source, so that a job never makes public what was not
         is_hidden = None if request.confirmed or origin.is_private is None else True
         private = False if origin.is_private is False else is_hidden
-    target = open_destination(
-        request.destination,
-        hub,
-        origin,
-        private=private,
-        overwrite=request.overwrite,
-        restart=request.restart,
-        is_shared=bool(request.workers),
-    )
+    target = open_destination(request, hub, origin, private)
     try:
         target.check(origin.ref)
     except BaseException:
@@ -352,13 +315,8 @@ def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS, most_byte
     return compare_with_base(checkpoint, trained, ordinary(trained))
 
 
-def _require(extras: Iterable[tuple[str, str]]) -> None:
-    for what, extra in extras:
-        require(what, extra)
-
-
-def _as_options(options: Options | str) -> Options:
-    return Options(options) if isinstance(options, str) else options
+def _hub(endpoint: str | None, token: str | None) -> Hub:
+    return Hub(endpoint or hub_endpoint(), token)
 
 
 def _measured(

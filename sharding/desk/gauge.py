@@ -63,7 +63,7 @@ def seconds_per_byte(count: int) -> float:
     from blake3 import blake3
     from hf_xet import XetFileInfo
 
-    from sharding.storage.hub.xet import xet_session
+    from sharding.storage.hub.client import xet_session
 
     batches = [os.urandom(BATCH_BYTES) if number % 2 else bytes(BATCH_BYTES) for number in range(count // BATCH_BYTES)]
     size, digest, sha256 = BATCH_BYTES * len(batches), blake3(), hashlib.sha256()

@@ -3,22 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
 
-from sharding.core.errors import (
-    DamagedError,
-    DestinationError,
-    GrantExpired,
-    HeaderError,
-    OverflowRefused,
-    Refused,
-    ShardingError,
-    SourceError,
-    UsageError,
-)
+from sharding.core import errors
+from sharding.core.errors import Refused, ShardingError
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Destination, Source
@@ -36,10 +27,8 @@ from sharding.fleet.parts import (
 )
 from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost
-from sharding.transfer.lanes import Done, collected
-from sharding.transfer.prepare import Prepared
-from sharding.transfer.progress import Pace
-from sharding.transfer.stream import ReadingPhase, Transfer, in_plan_order
+from sharding.transfer.lanes import Done, Pace, collected
+from sharding.transfer.stream import Prepared, ReadingPhase, Transfer, in_plan_order
 from sharding.verify.digests import Reader
 
 ATTEMPTS = 3
@@ -49,14 +38,6 @@ WORKERS_SECONDS = 60.0
 """Longest time that a job waits for a cluster without any processor. After it, a job with no running part ends."""
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """Part `number`, sent out, and the latest news of it."""
-
-    number: int
-    state: UnderWay | None = None
-
-
 class _Queue:
     """The parts of one phase: which are waiting, which are running, and how far they are."""
 
@@ -64,51 +45,47 @@ class _Queue:
         self.tasks = tasks
         self.waiting = deque(range(len(tasks)))
         self.begun = [0] * len(tasks)
-        self.under_way: dict[Any, _Attempt] = {}
+        self.under_way: dict[Any, int] = {}
+        self.states: dict[int, UnderWay] = {}
         self.idle_since: float | None = None
-        self._finished = self._counted = 0
-        self._ended = list[int]()
+        self._done: dict[int, int] = {}
+        self._counted = 0
         self._counted_of = dict[int, int]()
 
     @property
-    def is_open(self) -> bool:
-        return bool(self.waiting or self.under_way)
-
-    @property
     def at_work(self) -> tuple[AtWork, ...]:
-        states = ((self.tasks[attempt.number].file, attempt.state) for attempt in self.under_way.values())
+        known = ((self.tasks[number].file, self.states.get(number)) for number in self.under_way.values())
         return tuple(
             AtWork(state.worker.node, state.worker.pid, file, state.bytes_done, state.seconds, state.anon_bytes)
-            for file, state in states
+            for file, state in known
             if state
         )
 
     def end(self, part: Any, *, is_done: bool) -> int:
         """Take a running part off, because it is done or must start again; return its number."""
-        number = self.under_way.pop(part).number
-        self._ended += [number] * is_done
+        number = self.under_way.pop(part)
+        self.states.pop(number, None)
         if is_done:
-            self._finished += self.tasks[number].bytes
+            self._done[number] = self.tasks[number].bytes
         else:
             self.waiting.appendleft(number)
         return number
 
     def more_bytes(self) -> int:
         """Return how many bytes are done since the last call. Lost work is not counted twice."""
-        done = self._finished + sum(attempt.state.bytes_done for attempt in self.under_way.values() if attempt.state)
+        done = sum(self._done.values()) + sum(state.bytes_done for state in self.states.values())
         before, self._counted = self._counted, max(done, self._counted)
         return self._counted - before
 
     def more_by_file(self) -> dict[str, int]:
         """Return how many bytes of each file are done since the last call, for at most `PROGRESS_FILES` files."""
-        files, counted = dict[str, int](), self._counted_of
-        done = {number: self.tasks[number].bytes for number in self._ended}
-        done |= {attempt.number: attempt.state.bytes_done for attempt in self.under_way.values() if attempt.state}
+        files = dict[str, int]()
+        done = self._done | {number: state.bytes_done for number, state in self.states.items()}
         for number, size in done.items():
-            if size > counted.get(number, 0) and len(files) < PROGRESS_FILES:
-                files[self.tasks[number].file] = size - counted.get(number, 0)
-                counted[number] = size
-        self._ended = [number for number in self._ended if counted.get(number, 0) < self.tasks[number].bytes]
+            before = self._counted_of.get(number, 0)
+            if size > before and len(files) < PROGRESS_FILES:
+                files[self.tasks[number].file] = size - before
+                self._counted_of[number] = size
         return files
 
 
@@ -135,9 +112,9 @@ class Crew(Reader):
             for event in self._run("transfer", tasks_to_make(todo, prepared, target)):
                 if isinstance(event, Progress):
                     yield event
-                    continue
-                target.note(event.result.record)
-                yield Done(event.number, event.result.record)
+                else:
+                    target.note(event.result.record)
+                    yield Done(event.number, event.result.record)
 
         return in_plan_order(prepared.plan, kept, moving)
 
@@ -149,7 +126,6 @@ class Crew(Reader):
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Make `shards` behind their headers, as `transfer.digest_shards` does."""
         done = yield from collected(self._run(phase, tasks_to_read(phase, shards, header, sources)))
         return {part.record.file: part.record for part in done}
 
@@ -158,7 +134,7 @@ class Crew(Reader):
         pace = Pace(phase, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
         queue = _Queue(tasks)
         try:
-            while queue.is_open:
+            while queue.waiting or queue.under_way:
                 has_room = self._send(queue)
                 for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
                     if done := self._heard(queue, part, event):
@@ -175,16 +151,12 @@ class Crew(Reader):
                 self._workers.stop(part)
 
     def _send(self, queue: _Queue) -> bool:
-        """Send out the next part if a processor is free; return whether one was.
-
-        It sends one part at a time, because access to a Hub must be requested first. Other parts may have news
-        meanwhile.
-        """
+        """Send out one part if a processor is free; return whether one was. Others may have news meanwhile."""
         count, now = self._workers.count, time.monotonic()
         if queue.waiting and len(queue.under_way) < count:
             number = queue.waiting.popleft()
             queue.begun[number] += 1
-            queue.under_way[self._workers.start(part_json(queue.tasks[number].make()))] = _Attempt(number)
+            queue.under_way[self._workers.start(part_json(queue.tasks[number].make()))] = number
             queue.idle_since = None
             return True
         if not queue.under_way:
@@ -196,7 +168,7 @@ class Crew(Reader):
     def _heard(self, queue: _Queue, part: Any, event: PartEvent | None) -> Done[PartDone] | None:
         """Return a finished part, or queue a failed one again. Raises the part's error if that is no use."""
         if isinstance(event, UnderWay):
-            queue.under_way[part].state = event
+            queue.states[queue.under_way[part]] = event
             return None
         number = queue.end(part, is_done=isinstance(event, PartDone))
         if isinstance(event, PartDone):
@@ -209,33 +181,24 @@ class Crew(Reader):
         self.spent += done.spent if of_source else replace(done.spent, bytes_read=0, read_requests=0)
         node = done.worker.node
         before = self._nodes.get(node, NodeCost(node, 0, 0, 0.0, 0))
-        self._nodes[node] = NodeCost(
-            node,
-            before.parts + 1,
-            before.bytes + task.bytes,
-            before.seconds + done.spent.seconds,
-            max(before.peak_anon_bytes, done.spent.peak_anon_bytes),
-        )
+        seconds, peak = before.seconds + done.spent.seconds, max(before.peak_anon_bytes, done.spent.peak_anon_bytes)
+        self._nodes[node] = NodeCost(node, before.parts + 1, before.bytes + task.bytes, seconds, peak)
 
 
 def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
     """Raise the error that ended a part, unless another try may help. Without a `failure`, the worker has died."""
     if failure is None and begun >= ATTEMPTS:
-        raise Refused(
-            f"The worker for {file} has died {begun} times.",
-            "Check Ray's logs of its node and the memory there. Finished shards are kept.",
-        )
+        hint = "Check Ray's logs of its node and the memory there. Finished shards are kept."
+        raise Refused(f"The worker for {file} has died {begun} times.", hint)
     if failure and (not failure.again or begun >= ATTEMPTS):
         kind = _KINDS.get(failure.kind, ShardingError)
         hint = f"{failure.hint} It failed on node {failure.worker.node}.".lstrip()
         raise kind(failure.message, hint, failure.remedy)
 
 
-_KINDS = {
-    kind.__name__: kind
-    for kind in (
-        *(UsageError, SourceError, HeaderError, DamagedError, OverflowRefused),
-        *(DestinationError, Refused, GrantExpired),
-    )
-}
+_RAISED = (
+    *(errors.UsageError, errors.SourceError, errors.HeaderError, errors.DamagedError, errors.OverflowRefused),
+    *(errors.DestinationError, errors.Refused, errors.GrantExpired),
+)
+_KINDS = {kind.__name__: kind for kind in _RAISED}
 """Errors of parts that are raised here with the same class."""

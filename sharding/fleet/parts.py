@@ -1,11 +1,11 @@
-"""Define the parts of a job and the events of each, as frozen values with JSON both ways, and cut a job into them.
+"""Cut a job into parts, which are values with JSON both ways, as the events of each part are.
 
 A part is one file: a shard of the result to write, or a file to read once more. It has everything that a worker needs,
 and nobody's login. Its access to a store is for this part alone, and expires.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,7 @@ from sharding.core.events import Phase
 from sharding.core.protocols import Destination, LentDestination, LentSource, Source
 from sharding.core.values import Shard, ShardRecord
 from sharding.formats.safetensors_file import shard_header
-from sharding.transfer.prepare import Prepared
-from sharding.transfer.stream import ReadingPhase
+from sharding.transfer.stream import Prepared, ReadingPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,8 @@ class Spent:
 
     def __add__(self, other: "Spent") -> "Spent":
         """Return the cost of two parts together, with the larger of their peaks."""
-        return Spent(
-            self.seconds + other.seconds,
-            max(self.peak_anon_bytes, other.peak_anon_bytes),
-            self.bytes_read + other.bytes_read,
-            self.read_requests + other.read_requests,
-            self.bytes_uploaded + other.bytes_uploaded,
-            self.bytes_deduplicated + other.bytes_deduplicated,
-        )
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return Spent(**sums | {"peak_anon_bytes": max(self.peak_anon_bytes, other.peak_anon_bytes)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +141,7 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
 
 
 def tasks_to_read(
-    phase: ReadingPhase,
-    shards: Iterable[Shard],
-    header: Callable[[Shard], bytes],
-    sources: Sequence[Source],
+    phase: ReadingPhase, shards: Iterable[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source]
 ) -> list[Task]:
     """Return a task for each of `shards`, which makes its tensors from `sources` without writing them."""
 

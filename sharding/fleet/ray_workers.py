@@ -16,9 +16,14 @@ from sharding.fleet.parts import PartEvent, parse_event
 ANSWER_SECONDS = 10.0
 """Longest time that the head node of a cluster may take to answer."""
 
-
 _OBJECT_STORE_BYTES = 80_000_000
 """The least that Ray accepts. Messages about parts are short and do not need it."""
+
+_HINT = (
+    "On a machine of the cluster, set RAY_ADDRESS to auto, or to the head node with the port of its store (6379). From "
+    "elsewhere, use ray job submit."
+)
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 @contextmanager
@@ -29,7 +34,12 @@ def ray_workers() -> Iterator["RayWorkers"]:
     """
     address = ray_address()
     prepare_for_ray(address)
-    _refuse_unreachable(address)
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():  # neither "local" nor "auto": Ray itself would try for minutes
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise Refused(f"No Ray cluster is at {address}: {error}.", _HINT) from error
     import ray
 
     with _signals_kept():
@@ -56,24 +66,6 @@ def ray_workers() -> Iterator["RayWorkers"]:
         ray.shutdown()
 
 
-def _refuse_unreachable(address: str) -> None:
-    """Raise Refused if nobody answers at `address`: Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():  # "local", or "auto"
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise Refused(f"No Ray cluster is at {address}: {error}.", _HINT) from error
-
-
-_HINT = (
-    "On a machine of the cluster, set RAY_ADDRESS to auto, or to the head node with the port of its store (6379). From "
-    "elsewhere, use ray job submit."
-)
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-
-
 class RayWorkers:
     """Runs parts on a cluster. `name` is the engine with its version."""
 
@@ -87,9 +79,8 @@ class RayWorkers:
         self.name = f"ray {ray.__version__}"
         cloudpickle.register_pickle_by_value(entry)
         self._ray = ray
-        self._enter = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming", scheduling_strategy="SPREAD")(
-            entry.enter
-        )
+        options = {"num_cpus": 1, "max_retries": 0, "num_returns": "streaming", "scheduling_strategy": "SPREAD"}
+        self._enter = ray.remote(**options)(entry.enter)
 
     @property
     def count(self) -> int:
@@ -121,10 +112,9 @@ class RayWorkers:
                 yield part, None
                 continue
             if " " not in line:
-                raise Refused(
-                    f"On node {node}, shard-my-repo is {line or 'not installed'}, but here it is {__version__}.",
-                    "Install the same version on all nodes. A runtime environment of Ray can do that.",
-                )
+                message = f"On node {node}, shard-my-repo is {line or 'not installed'}, but here it is {__version__}."
+                hint = "Install the same version on all nodes. A runtime environment of Ray can do that."
+                raise Refused(message, hint)
             yield part, parse_event(line)
 
 

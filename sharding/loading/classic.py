@@ -30,7 +30,7 @@ from sharding.loading.measure import Load, free_memory_bytes
 from sharding.loading.predict import predict_load
 from sharding.planning.plan import plan_components, written_configs
 from sharding.storage.folder_source import open_folder
-from sharding.transfer.prepare import Prepared
+from sharding.transfer.stream import Prepared
 
 _SAMPLE_SECONDS = 0.02
 _STREAM = Remedy("use_stream_engine")

@@ -1,13 +1,13 @@
 """Write a checkpoint into a folder, which shows it only once it is complete.
 
-While a job runs, its files lie in a staging folder inside that folder. No path of a source can lead there. The staging
-folder holds a `<shard>.part` file and a record for each finished shard, and a journal that names their job. Publishing
-renames the parts. The files that make the folder a checkpoint come last: its index, or the index of a pipeline.
+While a job runs, its files lie in a staging folder inside that folder: a `<shard>.part` file and a record for each
+finished shard, and a journal that names their job. Publishing renames the parts. The files that make the folder a
+checkpoint come last: its index, or the index of a pipeline.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,8 +20,17 @@ from sharding.core.protocols import Destination, Discarded, LentDestination, Rep
 from sharding.core.text import format_bytes, name_some, printable, source_name
 from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of, folders_around
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
-from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
-from sharding.storage.folder_names import forget_names, refuse_overlap, try_names
+from sharding.storage.folder_names import (
+    by_removal,
+    forget_names,
+    is_inside,
+    is_last,
+    leads_inside,
+    refuse_overlap,
+    remove,
+    report_in,
+    try_names,
+)
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import (
     PART,
@@ -55,8 +64,7 @@ class FolderDestination(FolderSink, Destination):
         """
         super().__init__(folder)
         self.ref = RepoRef("folder", printable(folder.name), "")
-        self._overwrite = overwrite
-        self._restart = restart
+        self._overwrite, self._restart = overwrite, restart
         self._journal = Journal(self._staging, is_shared=is_shared)
         self._is_prepared = self._is_begun = False
         self._earlier: list[str] = []
@@ -70,7 +78,6 @@ class FolderDestination(FolderSink, Destination):
 
     @override
     def check(self, source: RepoRef) -> None:
-        """Raise DestinationError if the folder is a file, or holds files that a copy of `source` may not replace."""
         with explained(self._folder):
             self._refuse_foreign(source)
 
@@ -83,7 +90,7 @@ class FolderDestination(FolderSink, Destination):
             records = [parse_record(path.read_bytes()) for path in paths]
             by_file = {record.file: record for record in records if record}
             if len(by_file) == len(records):  # else one is damaged, and may have said what was read for all
-                return whole(by_file, lambda record: self._size(record.file) == record.bytes)
+                return whole(by_file, lambda record: _size(self._place(record.file)) == record.bytes)
         return {}
 
     @override
@@ -95,20 +102,19 @@ class FolderDestination(FolderSink, Destination):
         ours: Iterable[str] = (),
         beside: Iterable[str] = (),
     ) -> None:
-        """Make room for `new_bytes` of `job`, remove what another plan left, keep the shards in `keep`.
-
-        Raises DestinationError if the disk has too little room or is read-only, or if another job writes to the same
-        folder. Also if `ours`, or the source's files `beside` them, may not be put there.
-        """
         ours, beside = list(ours), list(beside)
         kept = {record.file: record for record in keep}
         self._is_prepared, self._finished, self._plan_id = True, set(kept), job.plan_id
         with explained(self._folder):
             self._refuse_names(ours, beside)
         stale = self._unfinished_parts()
-        self._refuse_without_room(new_bytes, sum(map(_size_now, stale)))
+        self._refuse_without_room(new_bytes, sum(_size(path) or 0 for path in stale))
         with explained(self._folder):
-            self._make_folder()
+            missing = [folder for folder in (self._staging, *self._staging.parents) if not os.path.lexists(folder)]
+            for folder in reversed(missing):
+                folder.mkdir()
+                self._new_folders.append(folder)
+                sync_folders([folder.parent])
             self._lock()
             self.disk_bytes_written += self._journal.begin(job)
             self._is_begun = True
@@ -121,7 +127,6 @@ class FolderDestination(FolderSink, Destination):
 
     @override
     def refuse_other(self) -> None:
-        """Raise OSError if another job has taken over the folder."""
         self._journal.lease.refuse_lost()
 
     @override
@@ -150,24 +155,22 @@ class FolderDestination(FolderSink, Destination):
         origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
-        """Show the result: side files, the `written` files, the shards, and last the files that make it a checkpoint.
-
-        The folder has no index until the end. If the job is killed before that, the same job finishes it later.
-        """
+        """Show the result, and last the files that make it a checkpoint. If killed, the same job finishes it later."""
         contents: dict[str, Iterable[bytes]] = {
             **{file.path: origin.read(file.path, 0, file.bytes) for file in side_files},
             **{path: [data] for path, data in written.items()},
         }
-        beside = [file for file in contents if file not in written]
+        ours, beside = [*records, *written], [file for file in contents if file not in written]
         with explained(self._folder):
             self._journal.lease.refuse_lost()
             places = [self._inside(path) for path in (*contents, *records)]
-            self._refuse_names((*records, *written), beside)
+            self._refuse_names(ours, beside)
             folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
             # First: if a file cannot be read, the job ends while an earlier result is still whole.
-            parts = {path: self._stage(number, data) for number, (path, data) in enumerate(contents.items())}
+            parts = {path: self._staging / _BESIDE.format(number) for number, path in enumerate(contents)}
+            self.disk_bytes_written += sum(write_synced(part, contents[path]) for path, part in parts.items())
             sync_folders([self._staging])
-            self._refuse_names((*records, *written), beside)  # again: reading may have taken long
+            self._refuse_names(ours, beside)  # again: reading may have taken long
             refuse_overlap(self._folder, str(self._folder), origin)  # again: the last moment before a file is removed
             self._remove_earlier({folder_of(shard) for shard in records})
             # The report first, in place of the earlier one: at any time it names the files and folders to remove.
@@ -195,11 +198,7 @@ class FolderDestination(FolderSink, Destination):
 
     @override
     def discard(self) -> Discarded:
-        """Remove parts, records, the journal, half-published files, and the folders that this job made.
-
-        A result that is shown stays: an earlier one, or one whose job was killed right after showing it. A folder that
-        holds anything else stays too.
-        """
+        """Remove what the job left, and the empty folders that it made. A result that is shown stays."""
         has_journal = self._journal.path.exists()
         with explained(self._folder):
             if has_journal and not self._journal.lease.is_lost and (self._is_begun or not self._is_prepared):
@@ -258,11 +257,9 @@ class FolderDestination(FolderSink, Destination):
         if earlier and earlier.source != name:
             raise ReplaceRefused(f"The folder {self._folder}", earlier.source, name)
         if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
-            raise DestinationError(
-                f"The folder {self._folder} is not empty, and this tool did not write its contents.",
-                "Choose another folder. Or add --overwrite to replace the checkpoint in it.",
-                Remedy("overwrite"),
-            )
+            message = f"The folder {self._folder} is not empty, and this tool did not write its contents."
+            hint = "Choose another folder. Or add --overwrite to replace the checkpoint in it."
+            raise DestinationError(message, hint, Remedy("overwrite"))
 
     def _refuse_without_room(self, new_bytes: int, reclaimed_bytes: int) -> None:
         place = next(parent for parent in (self._folder, *self._folder.parents) if parent.exists())
@@ -274,9 +271,7 @@ class FolderDestination(FolderSink, Destination):
                 f"Free {format_bytes(new_bytes + DISK_FLOOR_BYTES - free)}, or choose a folder on another disk.",
             )
 
-    def _refuse_names(self, ours: Iterable[str], beside: Iterable[str]) -> None:
-        """Raise DestinationError if `ours`, or the source's files `beside` them, replace files that they may not."""
-        ours, beside = list(ours), list(beside)
+    def _refuse_names(self, ours: Sequence[str], beside: Sequence[str]) -> None:
         refuse_clashes(ours, beside)
         for path in (*ours, *beside):
             self._inside(path)
@@ -310,13 +305,8 @@ class FolderDestination(FolderSink, Destination):
         for folder in {"", *folders} if self._overwrite else ():
             inside = {folder + path.name for path in (self._folder / folder).glob("*") if path.is_file()}
             earlier |= {path for path in inside if is_weights(path) or path in ENTRANCES}
-        published = {file for file in self._finished if not self._part(file).exists()}
+        published = {file for file in self._finished if not part_path(self._folder, file).exists()}
         remove(self._folder, earlier - {REPORT_NAME, *published})
-
-    def _stage(self, number: int, chunks: Iterable[bytes]) -> Path:
-        part = self._staging / _BESIDE.format(number)
-        self.disk_bytes_written += write_synced(part, chunks)
-        return part
 
     def _put(self, parts: dict[str, Path], is_due: Callable[[str], bool]) -> None:
         """Give the staged files that are due their final names, and take them out of `parts`."""
@@ -324,21 +314,14 @@ class FolderDestination(FolderSink, Destination):
             os.replace(parts.pop(path), self._folder / path)
 
     def _place(self, file: str) -> Path:
-        part = self._part(file)
+        part = part_path(self._folder, file)
         return part if part.exists() else self._folder / file
-
-    def _part(self, file: str) -> Path:
-        return part_path(self._folder, file)
 
     def _inside(self, path: str) -> Path:
         if not leads_inside(self._folder, path):
             hint = "Rename the file in the source, or remove the link that its path follows in the destination."
             raise DestinationError(f"The file name {path!r} leads out of the folder.", hint)
         return self._folder / path
-
-    def _size(self, file: str) -> int | None:
-        place = self._place(file)
-        return place.stat().st_size if place.is_file() else None
 
     def _parts(self) -> list[Path]:
         """Return the files to remove at the end. Records are last: they outlive the shards they describe."""
@@ -347,24 +330,16 @@ class FolderDestination(FolderSink, Destination):
         return sorted(paths, key=lambda path: (path.name.endswith(RECORD), path))
 
     def _unfinished_parts(self) -> list[Path]:
-        """Return the parts, except finished shards and their records."""
         records = (record_path(self._folder, file, self._plan_id) for file in self._finished)
-        finished = {*map(self._part, self._finished), *records}
+        finished = {*(part_path(self._folder, file) for file in self._finished), *records}
         return [path for path in self._parts() if path not in finished]
 
     def _remove_staging(self) -> None:
         with suppress(OSError):  # it is missing, or not empty
             self._staging.rmdir()
 
-    def _make_folder(self) -> None:
-        missing = [folder for folder in (self._staging, *self._staging.parents) if not os.path.lexists(folder)]
-        for folder in reversed(missing):
-            folder.mkdir()
-            self._new_folders.append(folder)
-            sync_folders([folder.parent])
 
-
-def _size_now(path: Path) -> int:
+def _size(path: Path) -> int | None:
     with suppress(FileNotFoundError):  # until the folder is locked, another job may publish it
-        return path.lstat().st_size
-    return 0
+        return path.stat().st_size if path.is_file() else None
+    return None

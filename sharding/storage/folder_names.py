@@ -1,13 +1,18 @@
-"""Refuse a destination that is a source under another name, and names that its disk does not take."""
+"""Judge the names in a destination: a folder of the source, names that its disk does not take, an earlier result."""
 
 import errno
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
+from itertools import groupby
+from pathlib import Path, PurePosixPath
 
 from sharding.core.errors import DestinationError
-from sharding.core.protocols import Files, Repo, Source
+from sharding.core.limits import MAX_REPORT_BYTES
+from sharding.core.protocols import Files, Repo
+from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_plain, is_reserved, is_weights
+from sharding.storage.folder_writing import sync_folders
+from sharding.storage.records import Earlier, parse_earlier
 
 TRIAL = "sharding_names"
 """The folder, inside the staging folder, in which names are tried."""
@@ -17,36 +22,25 @@ _NOT_THE_NAME = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def refuse_overlap(folder: Path, name: str, source: Files) -> None:
-    """Raise DestinationError if `folder` lies inside a folder of `source`, or the other way round.
-
-    A bind mount and a disk that ignores case give one folder two names, so the file system decides what is the same.
-    """
-    for place, what in _folders_of(source):
-        if lies_in(folder, place) or lies_in(place, folder):
-            raise DestinationError(
-                f"The destination {name} lies inside the {what}, or the {what} lies inside it.",
-                f"Choose a folder beside the {what}.",
-            )
-
-
-def _folders_of(source: Files) -> Iterable[tuple[Path, str]]:
-    sources: list[Source | Files] = list(source.sources) if isinstance(source, Repo) else [source]
+    """Raise DestinationError if `folder` lies inside a folder of `source`, or the other way round."""
     adapter = source.adapter if isinstance(source, Repo) else None
-    for number, each in enumerate(sources):
-        if each.folder:
-            yield each.folder, "adapter" if each is adapter else "base" if number else "source"
+    for number, each in enumerate(source.sources if isinstance(source, Repo) else [source]):
+        if each.folder and (lies_in(folder, each.folder) or lies_in(each.folder, folder)):
+            what = "adapter" if each is adapter else "base" if number else "source"
+            message = f"The destination {name} lies inside the {what}, or the {what} lies inside it."
+            raise DestinationError(message, f"Choose a folder beside the {what}.")
 
 
 def lies_in(inner: Path, outer: Path) -> bool:
-    """Return whether `inner` is `outer` or lies below it, under whatever name."""
-    return any(place == outer or _are_one(place, outer) for place in (inner, *inner.parents))
+    """Return whether `inner` is `outer` or lies below it.
 
-
-def _are_one(first: Path, second: Path) -> bool:
-    try:
-        return os.path.samefile(first, second)
-    except OSError:  # one does not exist
-        return False
+    A bind mount and a disk that ignores case give one folder two names, so the file system decides what is the same.
+    """
+    for place in (inner, *inner.parents):
+        with suppress(OSError):  # one does not exist
+            if place == outer or os.path.samefile(place, outer):
+                return True
+    return False
 
 
 def try_names(staging: Path, paths: Iterable[str]) -> None:
@@ -80,7 +74,53 @@ def forget_names(staging: Path) -> None:
     trial = staging / TRIAL
     for place in (*sorted(trial.rglob("*"), reverse=True), trial):
         with suppress(OSError):  # it is missing
-            if place.is_dir():
-                place.rmdir()
-            else:
-                place.unlink()
+            place.rmdir() if place.is_dir() else place.unlink()
+
+
+def report_in(folder: Path) -> Earlier | None:
+    """Return the contents of the report in `folder`, None if this tool did not write one there."""
+    path = folder / REPORT_NAME
+    try:
+        return parse_earlier(path.read_bytes()) if path.stat().st_size <= MAX_REPORT_BYTES else None
+    except OSError:
+        return None
+
+
+def is_inside(path: str) -> bool:
+    """Return whether `path`, which may come from anybody, names a place below its own folder."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and is_plain(path) and not {"\\", "\0"} & set(path)
+
+
+def leads_inside(folder: Path, path: str) -> bool:
+    """Return whether `path` lies inside `folder`, follows no link, and is not reserved."""
+    # A file that is a link gets replaced itself. A folder that is a link may lead to another folder of the result.
+    between = PurePosixPath(path).parents[:-1]
+    return is_inside(path) and not is_reserved(path) and not any(map(os.path.islink, map(folder.joinpath, between)))
+
+
+def is_last(path: str) -> bool:
+    """Return whether a file makes a result visible, and so comes last."""
+    return path in ENTRANCES or is_index(path)
+
+
+def by_removal(path: str) -> int:
+    """Return the rank of a file in the order of removal: files that show the result first, the report last."""
+    kinds = (path in ENTRANCES, is_index(path), is_weights(path), path != REPORT_NAME)
+    return next((number for number, is_kind in enumerate(kinds) if is_kind), len(kinds))
+
+
+def remove(folder: Path, files: Iterable[str]) -> None:
+    """Remove files of a result, each kind for good before the next. Files outside `folder` stay."""
+    # Indexes first: from here on nobody takes the folder for a complete checkpoint.
+    for _, kind in groupby(sorted(sorted(files), key=by_removal), by_removal):
+        places = [folder / file for file in kind if leads_inside(folder, file)]
+        there = [place for place in places if os.path.isfile(place) or os.path.islink(place)]
+        for place in there:
+            place.unlink(missing_ok=True)
+        sync_folders({place.parent for place in there})
+        # Also folders that got no file yet. The report goes later, because it names them.
+        emptied = {parent for place in places for parent in place.parents if folder in parent.parents}
+        for parent in sorted(emptied, reverse=True):
+            with suppress(OSError):  # it is missing, or holds something else
+                parent.rmdir()

@@ -25,9 +25,6 @@ from sharding.formats.safetensors_header import LENGTH_BYTES
 _NOT_REPO = {".git", ".cache", "__pycache__", STAGING_FOLDER}
 """Folders that tools keep beside a checkpoint. No repo has them."""
 
-_TOP = "root"
-"""The name of the folder `/`, which has none."""
-
 _AGAIN = "Wait until no program writes to it any more, then start again."
 _COMPLETE = "If none does, download or copy the file again."
 
@@ -43,10 +40,9 @@ _ANNEX = (".git", "annex", "objects")
 """The folder in which git-annex keeps large files. It leaves a link in place of each."""
 
 _REPO = re.compile(r"(?:models|datasets|spaces)--.+")
-"""How the Hub's cache names the folder of a repo (huggingface_hub 2.4, `repo_folder_name`)."""
-
 _SHARED_BLOB = re.compile(r"(?P<start>[0-9a-f]{2})/(?P=start)[0-9a-f]{62}")
-"""The path of a file that the Hub's cache shares between repos (huggingface_hub 2.4, `utils/_shared_blobs.py`)."""
+"""How the Hub's cache names the folder of a repo, and a file that it shares between repos (huggingface_hub 2.4,
+`repo_folder_name` and `utils/_shared_blobs.py`)."""
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -56,9 +52,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 class FolderSource(Source):
     """The files of a folder, each pinned to the state that it had when it was listed.
 
-    The state is the file's size and the time of its last change. On a file system that keeps inodes steady, it is also
-    the inode. A revision includes the time when the inode changed as well. No program sets that time, but a backup that
-    links to the file changes it.
+    The state is the file's size, the time of its last change and, on a file system that keeps inodes steady, the inode.
+    A revision includes the time when the inode changed too, which no program sets, but a backup that links to it does.
     """
 
     requests = 0
@@ -75,14 +70,11 @@ class FolderSource(Source):
         """Take the files at `paths` (path within the source to place on disk) under the title `name`.
 
         `stated` has the SHA-256 that a Hub has stated for some of them. A place is an absolute path without links.
-        Anything but a regular file is skipped. Raises SourceError if a file cannot be looked at or has a name that is
-        not allowed.
+        Anything but a regular file is skipped. Raises SourceError, also for a name that is not allowed.
         """
         self.folder = folder
         self.links_out = tuple(sorted(links_out))
-        self.batch_bytes = BATCH_BYTES
-        self.join_gap_bytes = JOIN_GAP_BYTES
-        self.ranges_at_once = 1
+        self.batch_bytes, self.join_gap_bytes, self.ranges_at_once = BATCH_BYTES, JOIN_GAP_BYTES, 1
         self.is_private: bool | None = None
         self.unreached: tuple[str, ...] = ()
         self._lock = Lock()
@@ -138,12 +130,10 @@ class FolderSource(Source):
 
     @override
     def closed(self) -> str:
-        """Return "": a folder belongs to no repo."""
         return ""
 
     @override
     def lend(self, files: Iterable[str]) -> LentSource:
-        """Return where `files` lie on a machine that has the same folders, and the time that each is pinned to."""
         stats = [(file, self._stats[file]) for file in files]
         lent = (LentFile(file, stat.st_size, None, str(self._paths[file]), stat.st_mtime_ns) for file, stat in stats)
         return LentSource(self.ref, tuple(lent))
@@ -156,10 +146,6 @@ class FolderSource(Source):
 
     @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BATCH_BYTES`.
-
-        Raises SourceError if the file has changed since it was listed or cannot be read.
-        """
         with self._lock:
             self.requests += 1
             self.bytes_read += end_byte - start_byte
@@ -193,7 +179,7 @@ def open_folder(text: str) -> FolderSource:
             raise SourceError(f"The folder {text!r} {problem}.", hint)
     except (OSError, RuntimeError, ValueError) as error:  # no permission, too long a name, an unknown user's home
         raise SourceError(f"The folder {text!r} cannot be opened: {error}.", hint) from error
-    source = FolderSource(folder.name or _TOP, *_list_folder(folder))
+    source = FolderSource(folder.name or "root", *_list_folder(folder))
     source.ref = replace(source.ref, revision=source.revision())
     return source
 
@@ -205,10 +191,7 @@ def is_steady(folder: Path) -> bool:
 
 
 def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str], dict[str, str]]:
-    """Return the real places of the files in `folder`, then `folder`, then its links that are not followed.
-
-    Last comes the SHA-256 of the files for which the Hub's cache states one.
-    """
+    """Return the places of the files in `folder`, itself, its links that are not followed, and stated SHA-256s."""
     paths: dict[str, Path] = {}
     links: list[str] = []
     stated: dict[str, str] = {}
@@ -238,8 +221,8 @@ def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str], dict[s
 def _is_followed(end: Path, folder: Path) -> bool:
     """Return whether a link in `folder` may end at `end`: inside the folder, or in a store of the Hub cache around it.
 
-    There are two such stores. One is `blobs` beside the `snapshots` folder around this folder. The other is shared by
-    all repos, and large files in the first are links to it.
+    One store is `blobs` beside the `snapshots` folder around this folder. Large files in it are links to the other,
+    which all repos share.
     """
     if end.is_relative_to(folder):
         parts = end.relative_to(folder).parts
@@ -256,8 +239,7 @@ def _is_followed(end: Path, folder: Path) -> bool:
 def _blob_of(link: Path) -> str:
     """Return the SHA-256 of the file behind a link in the Hub's cache, "" if the link does not state one.
 
-    The Hub's client gives a large file the SHA-256 as its name that the Hub has stated, and does not look at its bytes
-    again. That file may be a link itself, into a store by other hashes.
+    The Hub's client names a large file by the SHA-256 that the Hub has stated, and does not look at its bytes again.
     """
     end = Path(os.readlink(link))
     return end.name if end.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", end.name) else ""

@@ -1,7 +1,4 @@
-"""Write shards, records and other files into a folder: what has been written is on the disk.
-
-Each attempt at a shard has its own file name until the shard is complete.
-"""
+"""Write shards, records and other files into a folder: what has been written is on the disk."""
 
 import errno
 import hashlib
@@ -29,7 +26,6 @@ from sharding.storage.records import parse_record, record_line
 
 FLUSH_BYTES = 32 << 20
 """Unwritten bytes that start a write-back to the disk, so that the sync at the end of a shard is short."""
-
 
 _LONGEST_NAME = 150
 """Characters of a part's name. File systems take 255 bytes, and attempts and records add a suffix."""
@@ -62,17 +58,15 @@ class FolderShardWriter(ShardWriter):
     """One `.part` file."""
 
     def __init__(self, stream: FileIO, flusher: ThreadPoolExecutor) -> None:
-        """Write to `stream`; start write-back in `flusher`."""
-        self._stream = stream
+        """Write to `stream`; start write-back in `flusher` now and then, so that `finish` has little to wait for."""
+        self._stream, self._flusher = stream, flusher
         self._sha256 = hashlib.sha256()
         self._folder = Path(stream.name).parent
-        self._flusher = flusher
         self._dirty_bytes = 0
         self._flush: Future[None] | None = None
 
     @override
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes. Starts write-back now and then, so that `finish` has little left to wait for."""
         self._sha256.update(data)
         view = memoryview(data)
         with explained(self._folder):
@@ -100,8 +94,8 @@ class FolderShardWriter(ShardWriter):
 class FolderSink(ShardSink):
     """A folder in which a job of plan `plan_id` is prepared, as each of its machines sees it.
 
-    It takes no lock, because locks are unreliable in a folder that machines share. Two attempts at the same shard leave
-    one file. A shard is finished if its record is there: the record is written once all of the shard is on the disk.
+    It takes no lock, because locks are unreliable in a folder that machines share. Each attempt at a shard has its own
+    file name until it is complete. The record is written once all of the shard is on the disk.
     """
 
     shards_at_once = THREADS
@@ -122,11 +116,9 @@ class FolderSink(ShardSink):
         with explained(self._folder):
             job = Journal(self._staging).job()
         if job is None or job.plan_id != self._plan_id:
-            raise DestinationError(
-                f"The folder {self._folder} does not hold the job of this worker, or no longer does.",
-                "All nodes must see the same folder at this path. On a single machine, leave out --workers.",
-                Remedy("leave_workers_out"),
-            )
+            message = f"The folder {self._folder} does not hold the job of this worker, or no longer does."
+            hint = "All nodes must see the same folder at this path. On a single machine, leave out --workers."
+            raise DestinationError(message, hint, Remedy("leave_workers_out"))
 
     @override
     def finished(self, file: str) -> ShardRecord | None:
@@ -138,7 +130,6 @@ class FolderSink(ShardSink):
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
-        """Start a shard under a name that no other attempt uses."""
         with explained(self._folder):
             self._streams[file] = open(self._own(file), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
         return FolderShardWriter(self._streams[file], self._flusher)
@@ -157,7 +148,6 @@ class FolderSink(ShardSink):
 
     @override
     def close(self) -> None:
-        """Remove the files that have no name yet."""
         self._flusher.shutdown(cancel_futures=True)
         for stream in self._streams.values():
             stream.close()
@@ -166,7 +156,6 @@ class FolderSink(ShardSink):
                 own.unlink(missing_ok=True)
 
     def _put_record(self, record: ShardRecord) -> int:
-        """Write a record beside its shard, for good; return its size in bytes."""
         place = record_path(self._folder, record.file, self._plan_id)
         written = write_whole(place, [record_line(record)], self._own(record.file))
         sync_folders([self._staging])
@@ -212,11 +201,7 @@ def explained(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = format_bytes(shutil.disk_usage(folder if folder.exists() else folder.parent).free)
-            message, hint = (
-                f"The disk of {folder} is full ({free} free).",
-                "Free some space, then start the same job again.",
-            )
-        else:
-            message = f"{folder} cannot be written: {error.strerror or error}."
-            hint = "Check that you may write to this folder, or choose another."
-        raise DestinationError(message, hint) from error
+            hint = "Free some space, then start the same job again."
+            raise DestinationError(f"The disk of {folder} is full ({free} free).", hint) from error
+        message = f"{folder} cannot be written: {error.strerror or error}."
+        raise DestinationError(message, "Check that you may write to this folder, or choose another.") from error

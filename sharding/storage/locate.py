@@ -3,30 +3,32 @@
 import os
 import shlex
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from sharding.checkpoint.loaders import is_found_by_name
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
+from sharding.core.options import Request
 from sharding.core.protocols import Destination, Files, Repo, Source
-from sharding.core.values import Address
+from sharding.core.values import FileEntry
 from sharding.formats.model_config import CONFIG_NAME
-from sharding.formats.names import trained_folder
+from sharding.formats.names import is_duplicate, is_training_state, is_weights, trained_folder
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import lies_in, refuse_overlap
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
+from sharding.storage.hub.destination import HubDestination
+from sharding.storage.hub.source import open_repo
 from sharding.storage.names import is_folder, new_repo_id, parse_address
-from sharding.storage.trained_repo import trained_repo
 
 
 def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
     """Return the repo that `text` names: a folder, or `owner/name[@revision][/folder]` on `hub`, or a link to it.
 
-    `adapter` names a LoRA to merge in the same way.
-
-    The output of a training run counts as a repo. `base` names the model that was trained, whose files beside the
-    weights are added. Raises SourceError, and UsageError for an empty text or a GGUF file. A `base` is also a
-    UsageError if `text` has its own configuration or is not from a training run.
+    `adapter` names a LoRA to merge in the same way. The output of a training run counts as a repo, and `base` names the
+    model that was trained, whose files beside the weights are added. Raises SourceError, and UsageError for an empty
+    text, a GGUF file, or a `base` that is not needed.
     """
     repo = _open_with_base(text, hub, base)
     if not adapter:
@@ -37,7 +39,7 @@ def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
     if "/" not in address.repo_id:
         hint = "Write owner/name or owner/name/folder. For a folder on this disk, write ./name."
         raise SourceError(f"{adapter[:200]!r} is not the complete name of an adapter.", hint)
-    return repo.with_adapter(_open_repo(address._replace(folder=""), hub), address.folder)
+    return repo.with_adapter(open_repo(hub, address.repo_id, address.revision), address.folder)
 
 
 def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
@@ -48,11 +50,9 @@ def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
         hint = f"To merge it: shard-my-repo shard {shlex.quote(base)} ./merged --adapter {shlex.quote(text)}"
         raise UsageError(f"{text} is an adapter, not the output of a training run.", hint, Remedy("leave_base_out"))
     if base and (folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
-        raise UsageError(
-            f"{text} has a configuration of its own, or is not the output of a training run.",
-            "Only a rank-sharded checkpoint without a configuration needs a base model. Leave out --base.",
-            Remedy("leave_base_out"),
-        )
+        message = f"{text} has a configuration of its own, or is not the output of a training run."
+        hint = "Only a rank-sharded checkpoint without a configuration needs a base model. Leave out --base."
+        raise UsageError(message, hint, Remedy("leave_base_out"))
     if folder is None or not (folder or base):
         return Repo([source])
     return trained_repo(source, folder, _open(base, hub) if base else None)
@@ -60,41 +60,21 @@ def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
 
 def _open(text: str, hub: Hub) -> Source:
     _refuse_gguf(text)
-    if is_folder(text):
-        return open_folder(text)
-    return _open_repo(parse_address(text, hub.endpoint), hub)
+    return open_folder(text) if is_folder(text) else open_repo(hub, *parse_address(text, hub.endpoint))
 
 
-def _open_repo(address: Address, hub: Hub) -> Source:
-    from sharding.storage.hub.source import open_repo
-
-    return open_repo(hub, *address)
-
-
-def open_destination(
-    text: str,
-    hub: Hub,
-    source: Files,
-    *,
-    private: bool | None,
-    overwrite: bool,
-    restart: bool,
-    is_shared: bool = False,
-) -> Destination:
-    """Return the destination that `text` names: a folder, or `owner/name` on `hub`. Changes nothing.
-
-    Raises DestinationError if it and `source` are the same or one lies inside the other. Also if a file of `source`
-    lies in it, through a link or because the base model is there.
-    """
+def open_destination(request: Request, hub: Hub, source: Files, private: bool | None) -> Destination:
+    """Return the destination of `request`, which may not be, hold or lie in `source`. Changes nothing."""
+    text = request.destination
     if is_folder(text):
         folder = _folder_at(text)
         refuse_overlap(folder, text, source)
-        if shared := next((file.path for file in source.files if _is_below(folder, source.path(file.path))), None):
-            message = f"The source's file {shared} lies in the destination {text}."
-            raise DestinationError(message, "Choose another destination folder.")
-    target = find_destination(
-        text, hub, source=source, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared
-    )
+        for file in source.files:  # through a link, or because the base model is there
+            if (place := source.path(file.path)) and lies_in(place.resolve(), folder):
+                message = f"The source's file {file.path} lies in the destination {text}."
+                raise DestinationError(message, "Choose another destination folder.")
+    may = {"overwrite": request.overwrite, "restart": request.restart}
+    target = find_destination(text, hub, source=source, private=private, is_shared=bool(request.workers), **may)
     if (source.ref.kind, source.ref.repo_id) == ("hub", target.ref.repo_id):
         raise DestinationError("The destination is the source itself.", f"Choose another name, such as {text}-sharded.")
     return target
@@ -110,18 +90,12 @@ def find_destination(
     restart: bool = False,
     is_shared: bool = False,
 ) -> Destination:
-    """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing.
-
-    A folder that `is_shared` is one that other machines write to as well. Raises DestinationError, and UsageError for
-    an empty text or a GGUF file.
-    """
+    """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing."""
     _refuse_gguf(text)
     if is_folder(text):
         folder = _folder_at(text)
         return FolderDestination(folder, overwrite=overwrite, restart=restart, is_shared=is_shared)
     name = new_repo_id(text, hub.endpoint)
-    from sharding.storage.hub.destination import HubDestination
-
     return HubDestination(hub, name, source=source, private=private, overwrite=overwrite, restart=restart)
 
 
@@ -134,10 +108,6 @@ def _refuse_gguf(text: str) -> None:
         raise UsageError(message, "Name a folder or a repo with safetensors weights.")
 
 
-def _is_below(folder: Path, place: Path | None) -> bool:
-    return place is not None and lies_in(place.resolve(), folder)
-
-
 def _folder_at(text: str) -> Path:
     """Return the path of the folder that `text` names. It need not exist. Raises DestinationError if it cannot."""
     try:
@@ -148,3 +118,28 @@ def _folder_at(text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DestinationError(f"The folder {text!r} cannot be written: {reason}.", "Choose another folder.") from error
     return folder
+
+
+def trained_repo(source: Source, folder: str, base: Source | None) -> Repo:
+    """Return a repo whose top is `folder` of `source`, with the files that `base` has beside its weights."""
+    files: dict[str, FileEntry] = {}
+    links = [link.removeprefix(folder) for link in source.links_out]
+    if base:
+        files |= {file.path: replace(file, source=1) for file in base.files if _is_beside(file.path)}
+        links += filter(_is_beside, base.links_out)
+
+    def is_inside(file: FileEntry) -> bool:
+        return bool(folder) and file.path.startswith(folder)
+
+    for file in sorted(source.files, key=is_inside):  # of two with one path, the trained one counts
+        if is_inside(file):
+            # Without the store's hash: a file that gets a new name is not copied on the server.
+            file = replace(file, path=file.path.removeprefix(folder), place=file.path, xet_hash=None)
+        files[file.path] = file
+    return Repo([source, *([base] if base else [])], (files[path] for path in sorted(files)), links)
+
+
+def _is_beside(path: str) -> bool:
+    """Return whether to take a file of a base: it is not part of its model or of the state of its training."""
+    is_model = is_weights(path) and "/" not in path and not is_found_by_name(path)
+    return not (is_model or is_duplicate(path) or is_training_state(path))

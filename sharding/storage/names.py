@@ -26,13 +26,11 @@ _HUB_SCHEME = re.compile(r"(?:https?|hf)://", re.IGNORECASE)
 
 
 def is_folder(text: str) -> bool:
-    """Return whether `text` means a folder: one that exists, or any text that starts with `.`, `/` or `~`.
-
-    An address (`s3://…`) is not a folder. Neither is an empty text, whose path would be the current folder.
-    """
+    """Return whether `text` means a folder: one that exists, or any text that starts with `.`, `/` or `~`."""
     if text.startswith((".", "/", "~")):
         return True
     try:
+        # An empty text would be the current folder.
         return bool(text.strip()) and not _SCHEME.match(text) and Path(text).is_dir()
     except (OSError, ValueError):
         return False
@@ -43,7 +41,7 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
 
     A file means its folder. A revision with a slash is written with %2F, or is one of the Hub's own, such as refs/pr/1.
     A link may lead to the public Hub or to the one at `endpoint`, and may start with `hf://`. Raises a `family` error
-    for any other text, such as `s3://…`, and UsageError for an empty text.
+    for any other text, and UsageError for an empty one.
 
     >>> parse_address("https://hf.co/owner/name/blob/v2/config.json", "https://huggingface.co")
     Address(repo_id='owner/name', revision='v2', folder='')
@@ -51,13 +49,12 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
     Address(repo_id='owner/name', revision='v2', folder='lora/small/')
     """
     text = text.strip()
+    link_hint = "Write owner/name, or paste the repo's link."
     if not text:
         hint = "Write owner/name for a repo, or the path of a folder. A single dot is the current folder."
         raise UsageError("The name of a repo or a folder is empty.", hint)
     if len(text) > MAX_LINK_CHARACTERS:
-        raise family(
-            f"{text[:100]!r}… is too long for the name of a repo.", "Write owner/name, or paste the repo's link."
-        )
+        raise family(f"{text[:100]!r}… is too long for the name of a repo.", link_hint)
     if (scheme := _SCHEME.match(text)) and not _HUB_SCHEME.match(text):
         hint = "Write owner/name for a Hub repo, or the path of a folder."
         raise family(f"Addresses that start with {scheme[0][:100]} are not supported.", hint)
@@ -68,7 +65,7 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
     link = f"{_HUB_HOSTS[0]}/{text}" if _PAGE.match(text) else text if host else ""
     place = _parse_link(link, endpoint, family) if link else _parse_own(text, family)
     if place is None:
-        raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste the repo's link.")
+        raise family(f"{text[:200]!r} is not the name of a repo.", link_hint)
     if place.revision and {"", ".", ".."} & set(place.revision.split("/")):
         raise family(f"{text[:200]!r} does not name a valid revision.", "Write owner/name@revision.")
     if place.folder and not all(map(_PLAIN.fullmatch, place.folder.split("/")[:-1])):
@@ -77,23 +74,17 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
 
 
 def new_repo_id(text: str, endpoint: str) -> str:
-    """Return the id ("owner/name", or only "name") that `text` gives a repo, which may be new.
-
-    Raises DestinationError if the Hub would not accept it (huggingface_hub checks that), and UsageError for an empty
-    text.
-    """
+    """Return the id ("owner/name" or "name") that `text` gives a repo. Raises DestinationError and UsageError."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     if text.strip().startswith("/") or text.strip().endswith("/"):
         raise DestinationError(f"{text[:200]!r} is not the complete name of a repo.", "Write owner/name.")
     repo_id, revision, folder = parse_address(text, endpoint, DestinationError)
-    if revision:
-        message = f"{text[:200]!r} names a revision, but a result always goes to main."
-        raise DestinationError(message, "Write owner/name.")
-    if folder:
-        message = f"{text[:200]!r} names a folder in a repo, but a result is always a whole repo."
-        raise DestinationError(message, "Write owner/name.")
+    if revision or folder:
+        revised = "names a revision, but a result always goes to main"
+        inside = "names a folder in a repo, but a result is always a whole repo"
+        raise DestinationError(f"{text[:200]!r} {revised if revision else inside}.", "Write owner/name.")
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:

@@ -66,10 +66,7 @@ def whole(records: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The contents of a result's report: its files, what it is a copy of, and its plan.
-
-    `source` has the form that `text.source_name` returns.
-    """
+    """The contents of a result's report: its files, what it is a copy of (as by `text.source_name`), and its plan."""
 
     files: tuple[str, ...]
     source: str
@@ -77,10 +74,7 @@ class Earlier:
 
 
 def parse_earlier(report: bytes) -> Earlier | None:
-    """Return the contents of a `sharding_report.json`, None if this tool did not write it.
-
-    Its list of files is needed to remove the result.
-    """
+    """Return the contents of a `sharding_report.json`, None if this tool did not write it."""
     try:
         document = json.loads(report)
         files = tuple(file for file in document["files"] if isinstance(file, str))

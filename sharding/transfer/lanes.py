@@ -1,6 +1,7 @@
 """Run tasks in a few threads, and report progress meanwhile."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, replace
@@ -11,28 +12,72 @@ from typing import Generic, TypeVar
 from sharding.core.events import Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, THREADS
 from sharding.core.threads import Threads
-from sharding.transfer.progress import Pace
+
+_T = TypeVar("_T")
+_SAMPLES = 50
+"""With `PROGRESS_SECONDS` between two, the rate covers the last five seconds or more."""
+
+
+class Pace:
+    """The progress of one phase. You pass the time in."""
+
+    def __init__(self, phase: Phase, bytes_total: int, now: float, every: float = PROGRESS_SECONDS) -> None:
+        """Start at zero of `bytes_total` bytes at `now` (any steady clock). At most one event in `every` seconds."""
+        self._every = every
+        self._phase: Phase = phase
+        self._total = bytes_total
+        self._done = 0
+        self._samples: deque[tuple[float, int]] = deque([(now, 0)], maxlen=_SAMPLES)
+
+    def add(self, count: int, now: float, file: str = "") -> Progress | None:
+        """Count `count` bytes more; return an event, or None if the last one is too recent."""
+        self._done += count
+        if now - self._samples[-1][0] < self._every and self._done < self._total:
+            return None
+        self._samples.append((now, self._done))
+        first_time, first_bytes = self._samples[0]
+        rate = (self._done - first_bytes) / (now - first_time) if now > first_time else 0.0
+        left = (self._total - self._done) / rate if rate > 0 else None
+        return Progress(self._phase, self._done, self._total, file, rate, left)
+
+
+def progress_of_part(work: Generator[Progress, None, _T], before: int, total: int) -> Generator[Progress, None, _T]:
+    """Yield the progress of `work` as part of a phase of `total` bytes; return what `work` returns.
+
+    `before` is how many bytes of the phase were done before `work`.
+    """
+    passed = last = 0
+    while True:
+        try:
+            progress = next(work)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        if progress.bytes_done < last:  # a count that restarts is the next part of the work
+            passed += last
+        last = progress.bytes_done
+        done = min(before + passed + last, total)
+        left = (total - done) / progress.bytes_per_second if progress.bytes_per_second else None
+        yield replace(progress, bytes_done=done, bytes_total=total, seconds_left=left)
+
 
 LAST_SECONDS = 2.0
 """Longest time that a job which ends early waits for its threads. A disk or a Hub may hang."""
 
 
-_Result = TypeVar("_Result")
-
-
 @dataclass(frozen=True, slots=True)
-class Done(Generic[_Result]):
+class Done(Generic[_T]):
     """The result of a task. Tasks are numbered from 0."""
 
     number: int
-    result: _Result
+    result: _T
 
 
 class Lanes:
     """A few threads. Each runs one task after another."""
 
     def __init__(self, phase: Phase, bytes_total: int, width: int = THREADS) -> None:
-        """Run `width` tasks at a time. All tasks together count `bytes_total` bytes."""
+        """Run `width` tasks at a time, which together count `bytes_total` bytes."""
         self._pace = Pace(phase, bytes_total, time.monotonic())
         self._lock = Lock()
         self._uncounted = 0
@@ -51,20 +96,19 @@ class Lanes:
             if file:
                 self._files[file] = self._files.get(file, 0) + size
 
-    def result(self, pool: Threads, future: Future[_Result]) -> _Result:
+    def result(self, pool: Threads, future: Future[_T]) -> _T:
         """Return the result of a `future` in `pool`. Ends the task if nobody waits for it any more."""
         return pool.result(future, self._go_on)
 
     def run(
-        self, tasks: Iterable[Callable[[], _Result]], on_stop: Callable[[], None] | None = None
-    ) -> Iterator[Progress | Done[_Result]]:
+        self, tasks: Iterable[Callable[[], _T]], on_stop: Callable[[], None] | None = None
+    ) -> Iterator[Progress | Done[_T]]:
         """Yield progress, and the result of each of `tasks`. The first error ends all tasks.
 
-        `on_stop` wakes tasks that wait for something. With it, all tasks have ended when the iterator ends, unless one
-        hangs for longer than `LAST_SECONDS`. Without it, the iterator does not wait for tasks that hang.
+        `on_stop` wakes tasks that wait for something. With it, the iterator waits up to `LAST_SECONDS` for all tasks.
         """
         pool = Threads(self._width, thread_name_prefix="lane")
-        under_way: dict[Future[_Result], int] = {}
+        under_way: dict[Future[_T], int] = {}
         try:
             waiting = enumerate(tasks)
             while True:
@@ -105,7 +149,7 @@ class Lanes:
         return replace(progress, files={name: self._files.pop(name) for name in names})
 
 
-def collected(events: Iterator[Progress | Done[_Result]]) -> Generator[Progress, None, list[_Result]]:
+def collected(events: Iterator[Progress | Done[_T]]) -> Generator[Progress, None, list[_T]]:
     """Yield the progress in `events`; return all results in the order of their tasks."""
     results = {}
     for event in events:

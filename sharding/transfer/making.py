@@ -1,11 +1,16 @@
 """Make the tensors of shards as their recipes say. All of them share the threads and the memory for what is read.
 
-From a network, other threads read ahead. The bytes that are read and not yet used have a limit, whatever the model.
+The result needs bytes in one order, and the source has them in another. So reads go in batches of a few megabytes.
+Inside a batch, the ranges are sorted and joined: a thousand small tensors near one another cost one request, in any
+order. From a network, other threads read ahead. What is read and not yet used has a limit, whatever the model.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock
+from typing import NamedTuple
 
 from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
@@ -16,8 +21,6 @@ from sharding.recipes.cast import Cast
 from sharding.recipes.stored import Stored
 from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
-from sharding.transfer.read_batches import Batch, read_batches
-from sharding.transfer.room import Room
 
 BATCHES_AHEAD = 2
 """Batches of a shard that are fetched early, so that the network does not wait for the hashes. This number and
@@ -25,6 +28,96 @@ BATCHES_AHEAD = 2
 
 FETCHED_BYTES = 48 << 20
 """Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
+
+
+class Piece(NamedTuple):
+    """Bytes `[start_byte, end_byte)` within range number `range_index` of a batch."""
+
+    range_index: int
+    start_byte: int
+    end_byte: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Ranges to fetch together, one request each, and the `pieces` of them in the order of use."""
+
+    ranges: tuple[Extent, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def fetched_bytes(self) -> int:
+        """How many bytes the ranges have together."""
+        return sum(extent.end_byte - extent.start_byte for extent in self.ranges)
+
+    def used(self, buffers: Sequence[bytes]) -> Iterator[memoryview]:
+        """Yield the pieces in the order of use. `buffers` are the bytes of the ranges."""
+        for index, start, end in self.pieces:
+            yield memoryview(buffers[index])[start:end]
+
+
+def read_batches(extents: Iterable[Extent], batch_bytes: int, join_gap_bytes: int) -> Iterator[Batch]:
+    """Yield batches that together hold every byte of `extents`, in their order.
+
+    Ranges are joined if the gap between them is at most `join_gap_bytes`. The pieces of a batch add up to at most
+    `batch_bytes`, and so do the gaps in it that are read too.
+
+    >>> near = [Extent(0, "f", 4, 8), Extent(0, "f", 0, 4)]
+    >>> [batch.ranges for batch in read_batches(near, 1024, 16)]
+    [(Extent(source=0, file='f', start_byte=0, end_byte=8),)]
+    """
+    wanted: list[Extent] = []
+    room = batch_bytes
+    for source, file, start, last in extents:
+        while start < last:
+            end = min(last, start + room)
+            wanted.append(Extent(source, file, start, end))
+            room -= end - start
+            start = end
+            if not room:
+                yield _batch(wanted, batch_bytes, join_gap_bytes)
+                wanted, room = [], batch_bytes
+    if wanted:
+        yield _batch(wanted, batch_bytes, join_gap_bytes)
+
+
+def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch:
+    ranges: list[Extent] = []
+    pieces: dict[int, Piece] = {}
+    for index in sorted(range(len(wanted)), key=wanted.__getitem__):
+        source, file, start, end = wanted[index]
+        last = ranges[-1] if ranges and ranges[-1][:2] == (source, file) else None
+        gap = start - last.end_byte if last else 0
+        if last and gap <= max(0, min(join_gap_bytes, spare_bytes)):
+            ranges[-1] = Extent(source, file, last.start_byte, max(end, last.end_byte))
+            spare_bytes -= max(0, gap)
+        else:
+            ranges.append(Extent(source, file, start, end))
+        offset = start - ranges[-1].start_byte
+        pieces[index] = Piece(len(ranges) - 1, offset, offset + end - start)
+    return Batch(tuple(ranges), tuple(pieces[index] for index in range(len(wanted))))
+
+
+class Room:
+    """A number of bytes that all threads of a job share."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """Start with all `most_bytes` free."""
+        self._free = most_bytes
+        self._lock = Lock()
+
+    def take(self, count: int, *, is_due: bool) -> bool:
+        """Take `count` bytes if they are free, or if `is_due`, so that no thread waits; return whether they are."""
+        with self._lock:
+            if count > self._free and not is_due:
+                return False
+            self._free -= count
+            return True
+
+    def give_back(self, count: int) -> None:
+        """Free `count` bytes again."""
+        with self._lock:
+            self._free += count
 
 
 class Making:
@@ -45,9 +138,8 @@ class Making:
         # A disk needs no extra thread if another shard keeps the second core busy.
         self._batches_ahead = BATCHES_AHEAD if self._ranges_at_once > 1 or len(shards) < THREADS else 0
         self._room = room or Room(FETCHED_BYTES)
-        self._kept = Pages(
-            sources, (kept for shard in shards for tensor in shard.tensors for kept in tensor.recipe.keeps())
-        )
+        tensors = (tensor for shard in shards for tensor in shard.tensors)
+        self._kept = Pages(sources, (kept for tensor in tensors for kept in tensor.recipe.keeps()))
         self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
         self._fetching = Threads(fetches_at_once, thread_name_prefix="fetch")
 
@@ -65,11 +157,8 @@ class Making:
     def _fetched(self, shard: Shard) -> Iterator[memoryview]:
         """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
-        batches = read_batches(
-            extents,
-            max(source.batch_bytes for source in self._sources) * _narrowing(shard),
-            max(source.join_gap_bytes for source in self._sources),
-        )
+        batch_bytes = max(source.batch_bytes for source in self._sources) * _narrowing(shard)
+        batches = read_batches(extents, batch_bytes, max(source.join_gap_bytes for source in self._sources))
         if not self._batches_ahead:
             for batch in batches:
                 yield from batch.used(self._fetch(batch))
@@ -77,11 +166,9 @@ class Making:
         ahead: deque[tuple[Batch, Future[Sequence[bytes]]]] = deque()
         waiting = next(batches, None)
         while waiting or ahead:
-            while (
-                waiting
-                and len(ahead) <= self._batches_ahead
-                and self._room.take(waiting.fetched_bytes, is_due=not ahead)
-            ):
+            while waiting and len(ahead) <= self._batches_ahead:
+                if not self._room.take(waiting.fetched_bytes, is_due=not ahead):
+                    break
                 ahead.append((waiting, self._fetching.submit(self._fetch, waiting)))
                 waiting = next(batches, None)
             batch, future = ahead.popleft()
@@ -101,10 +188,7 @@ class Making:
 
 
 def _narrowing(shard: Shard) -> int:
-    """Return how many bytes the casts of a shard take for each byte that they make, at least 1.
-
-    Batches are larger by this factor.
-    """
+    """Return how many bytes the casts of a shard take for each that they make, at least 1. Batches are larger by it."""
     casts = (tensor.recipe for tensor in shard.tensors if isinstance(tensor.recipe, Cast))
     before = sum(cast.of.size_bytes - cast.size_bytes for cast in casts if isinstance(cast.of, Stored))
     return 1 + max(0, before) // max(1, shard.bytes)

@@ -12,10 +12,9 @@ from sharding.core.values import BytesRead
 
 
 class NotingSource(Source):
-    """A source that remembers the BLAKE3 of every read. See `protocols.Source`.
+    """A source that remembers the BLAKE3 of every read, and counts only its own reads, not those that prove them."""
 
-    It counts only its own reads. Reads that prove them later go to the source below.
-    """
+    requests = bytes_read = 0
 
     def __init__(self, source: Source, number: int = 0) -> None:
         """Record reads of `source`, which has this `number` among the sources of a job."""
@@ -25,31 +24,17 @@ class NotingSource(Source):
         self.ranges_at_once = source.ranges_at_once
         self._source, self._number = source, number
         self._reads: list[BytesRead] = []
-        self._bytes_read = self._requests = 0
         self._lock = Lock()
-
-    @property
-    @override
-    def requests(self) -> int:
-        """How many ranges were read."""
-        return self._requests
-
-    @property
-    @override
-    def bytes_read(self) -> int:
-        """How many bytes of these ranges arrived."""
-        return self._bytes_read
 
     @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of `file`. Raises SourceError."""
         digest, position = blake3(), start_byte
 
         def note() -> None:
             with self._lock:
                 self._reads.append(BytesRead(file, start_byte, position, digest.hexdigest(), self._number))
-                self._requests += 1
-                self._bytes_read += position - start_byte
+                self.requests += 1
+                self.bytes_read += position - start_byte
 
         try:
             for chunk in self._source.read(file, start_byte, end_byte):

@@ -17,6 +17,13 @@ from sharding.recipes.stored import Stored
 
 _T = TypeVar("_T")
 
+PAGE_BYTES = 256 << 10
+"""Bytes that are read at once from the scales of quantized weights. The scales of a file usually lie together, so one
+request fetches many. A request for each would double the requests of a job."""
+
+PAGES_BYTES = 16 * PAGE_BYTES
+"""Bytes of those scales that stay in memory. Scales are about a four-thousandth of the file."""
+
 
 class Kept(Generic[_T]):
     """A cache of values by key. It drops the least recently used first."""
@@ -48,14 +55,6 @@ class Kept(Generic[_T]):
                         del self._values[key]
                 value.set_exception(error)
         return value.result()
-
-
-PAGE_BYTES = 256 << 10
-"""Bytes that are read at once from the scales of quantized weights. The scales of a file usually lie together, so one
-request fetches many. A request for each would double the requests of a job."""
-
-PAGES_BYTES = 16 * PAGE_BYTES
-"""Bytes of those scales that stay in memory. Scales are about a four-thousandth of the file."""
 
 
 class Pages(KeptInputs):

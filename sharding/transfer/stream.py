@@ -1,13 +1,12 @@
 """Write the shards of a plan in one pass: read the sources, follow the recipes, hash and write.
 
-Two shards are made at a time. For each, one thread makes, hashes and writes the bytes. For a network source, other
-threads fetch the next bytes ahead. Bytes that are fetched but not yet written have one limit for all threads,
-whatever the size of the model.
+Two shards are made at a time. For each, one thread makes, hashes and writes the bytes.
 """
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Literal
@@ -20,13 +19,34 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Plan, Shard, ShardRecord, Tensor
+from sharding.core.values import Checkpoint, Plan, Shard, ShardRecord, Tensor
 from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.cast import Cast
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.making import Making
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.prepare import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a job transfers: the tensors of `plan`, made of `sources`.
+
+    The last three fields are for the classic engine, which first runs a process that makes these bytes. `is_stated`
+    says whether everything that it read from a Hub was compared with a hash. The other two are what it cost.
+    """
+
+    sources: tuple[Source, ...]
+    checkpoint: Checkpoint
+    plan: Plan
+    is_stated: bool = False
+    peak_anon_bytes: int = 0
+    disk_bytes_written: int = 0
+
+    @property
+    def noted(self) -> tuple[NotingSource, ...]:
+        """The sources that record their reads, because nothing else will show that these match the Hub's hashes."""
+        return tuple(source for source in self.sources if isinstance(source, NotingSource))
+
 
 ReadingPhase = Literal["check", "verify"]
 """Phases that only read: they hash the shards and write nothing."""
@@ -35,10 +55,7 @@ Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
 
 def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-    """Write every shard that is not in `kept`; yield progress; return the records of all shards, by file name.
-
-    Finished shards stay, even if the generator is closed or fails. Raises as `move_shards` does.
-    """
+    """Write every shard that is not in `kept`; return the records of all. Finished shards stay, whatever happens."""
     plan = prepared.plan
     header = partial(shard_header, plan)
     return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, header, prepared.sources, destination))
@@ -47,16 +64,12 @@ def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, Sh
 def in_plan_order(
     plan: Plan, kept: Mapping[str, ShardRecord], moving: Callable[[list[Shard]], Iterator[Progress | Done[ShardRecord]]]
 ) -> Transfer:
-    """Let `moving` write every shard of `plan` that is not in `kept`; yield an event for each, in the plan's order.
-
-    Returns the records of all shards, by file name.
-    """
+    """Yield an event for each shard of `plan`, in order; `moving` writes those not in `kept`. Return all records."""
     numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
     for record in kept.values():
         yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)
-    records = dict(kept)
+    records, reported = dict(kept), 0
     todo = [shard for shard in plan.shards if shard.file not in kept]
-    reported = 0
     for event in moving(todo):
         if not isinstance(event, Done):
             yield event
@@ -70,25 +83,15 @@ def in_plan_order(
 
 
 def digest_shards(
-    shards: Sequence[Shard],
-    header: Callable[[Shard], bytes],
-    sources: Sequence[Source],
-    phase: ReadingPhase = "verify",
+    shards: Sequence[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source], phase: ReadingPhase = "verify"
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Make `shards` as if to write them, each after its `header`, and keep only their records.
-
-    Yields progress. Returns the records by file name. Raises SourceError.
-    """
+    """Make `shards` as if to write them, each after its `header`; return only their records. Raises SourceError."""
     records = yield from collected(move_shards(phase, shards, header, sources, NOWHERE))
     return {record.file: record for record in records}
 
 
 def move_shards(
-    phase: Phase,
-    shards: Sequence[Shard],
-    header: Callable[[Shard], bytes],
-    sources: Sequence[Source],
-    sink: ShardSink,
+    phase: Phase, shards: Sequence[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source], sink: ShardSink
 ) -> Iterator[Progress | Done[ShardRecord]]:
     """Write `shards` to `sink`, each after its `header`; yield progress, and the record of each shard.
 
@@ -96,12 +99,58 @@ def move_shards(
     OverflowRefused if a finite number becomes infinite and the cast may not overflow.
     """
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
-    move = _Move(phase, lanes, shards, header, sources, sink)
-    return lanes.run([partial(move.shard, shard) for shard in shards], move.stop)
+    making = Making(lanes, shards, sources)
+    noting = [source for source in sources if isinstance(source, NotingSource)]
+    one_note = Lock() if noting else nullcontext()
+    in_work: set[ShardWriter] = set()
+
+    def move(shard: Shard) -> ShardRecord:
+        writer = sink.open_shard(shard.file)
+        in_work.add(writer)
+        output = _Output(writer)
+        output.write(start := header(shard))
+        digests, overflowed, size = dict[str, str](), dict[str, int](), len(start)
+        unchanged, unsure = list[str](), list[str]()
+        for tensor, chunks in making.made(shard):
+            digest, infinite, same, odd = blake3(), 0, True, False
+            # A shard that is only read may be a file of the source, put together from several files of the copy.
+            file = shard.file if phase == "transfer" else tensor.file
+            for data, count, is_same, is_odd in chunks:
+                infinite += count
+                same, odd = same and is_same, odd or is_odd
+                if infinite and not tensor.recipe.may_overflow:
+                    continue  # the rest is counted for the refusal
+                digest.update(data)
+                output.write(data)
+                size += len(data)
+                lanes.count(len(data), file)
+            if infinite and not tensor.recipe.may_overflow:
+                raise _refusal(tensor, infinite)
+            digests[tensor.name] = digest.hexdigest()
+            if infinite:
+                overflowed[tensor.name] = infinite
+            unchanged += [tensor.name] * bool(same and tensor.bytes)
+            unsure += [tensor.name] * odd
+        output.flush()
+        sha256 = writer.finish()
+        with one_note:  # every read so far is in this record, or in one that is noted already
+            reads = tuple(read for source in noting for read in source.take())
+            record = ShardRecord(shard.file, size, sha256, digests, reads, overflowed, tuple(unchanged), tuple(unsure))
+            sink.note(record)
+        in_work.discard(writer)
+        return record
+
+    def stop() -> None:
+        # Do not wait for a network that stalls: a read ends with its time-out, a write when it is aborted.
+        making.stop()
+        for writer in list(in_work):
+            writer.abort()
+
+    return lanes.run([partial(move, shard) for shard in shards], stop)
 
 
 class _Nowhere(ShardSink):
-    """A sink that keeps nothing. See `protocols.ShardSink`."""
+    """A sink that keeps nothing."""
 
     shards_at_once = THREADS
     bytes_uploaded = bytes_deduplicated = 0
@@ -127,7 +176,7 @@ NOWHERE = _Nowhere()
 
 
 class _Forgotten(ShardWriter):
-    """A shard that keeps only its SHA-256. See `protocols.ShardWriter`."""
+    """A shard that keeps only its SHA-256."""
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
@@ -145,77 +194,8 @@ class _Forgotten(ShardWriter):
         """Do nothing."""
 
 
-class _Move:
-    """The work on one shard, and what all shards share."""
-
-    def __init__(
-        self,
-        phase: Phase,
-        lanes: Lanes,
-        shards: Sequence[Shard],
-        header: Callable[[Shard], bytes],
-        sources: Sequence[Source],
-        sink: ShardSink,
-    ) -> None:
-        self._phase = phase
-        self._lanes = lanes
-        self._header = header
-        self._sink = sink
-        self._making = Making(lanes, shards, sources)
-        self._in_work: set[ShardWriter] = set()
-        self._noted = [source for source in sources if isinstance(source, NotingSource)]
-        self._one_note = Lock() if self._noted else nullcontext()
-
-    def shard(self, shard: Shard) -> ShardRecord:
-        """Make one shard, and return its record."""
-        writer = self._sink.open_shard(shard.file)
-        self._in_work.add(writer)
-        header = self._header(shard)
-        output = _Output(writer)
-        output.write(header)
-        digests, overflowed, size = dict[str, str](), dict[str, int](), len(header)
-        unchanged, unsure = list[str](), list[str]()
-        for tensor, chunks in self._making.made(shard):
-            digest, infinite, same, odd = blake3(), 0, True, False
-            # A shard that is only read may be a file of the source, put together from several files of the copy.
-            file = shard.file if self._phase == "transfer" else tensor.file
-            for data, count, is_same, is_odd in chunks:
-                infinite += count
-                same, odd = same and is_same, odd or is_odd
-                if infinite and not tensor.recipe.may_overflow:
-                    continue  # the rest is counted for the refusal
-                digest.update(data)
-                output.write(data)
-                size += len(data)
-                self._lanes.count(len(data), file)
-            if infinite and not tensor.recipe.may_overflow:
-                raise _refusal(tensor, infinite)
-            digests[tensor.name] = digest.hexdigest()
-            if infinite:
-                overflowed[tensor.name] = infinite
-            if same and tensor.bytes:
-                unchanged.append(tensor.name)
-            if odd:
-                unsure.append(tensor.name)
-        output.flush()
-        sha256 = writer.finish()
-        with self._one_note:  # every read so far is in this record, or in one that is noted already
-            reads = tuple(read for noted in self._noted for read in noted.take())
-            record = ShardRecord(shard.file, size, sha256, digests, reads, overflowed, tuple(unchanged), tuple(unsure))
-            self._sink.note(record)
-        self._in_work.discard(writer)
-        return record
-
-    def stop(self) -> None:
-        """Stop all threads. Shards that are not finished stay unfinished."""
-        # Do not wait for a network that stalls: a read ends with its time-out, a write when it is aborted.
-        self._making.stop()
-        for writer in list(self._in_work):
-            writer.abort()
-
-
 class _Output:
-    """The output of one shard. It joins small pieces, because each write takes time, and passes large ones on."""
+    """The output of one shard. It joins small pieces, because each write takes time."""
 
     def __init__(self, writer: ShardWriter) -> None:
         self._writer = writer
@@ -237,17 +217,15 @@ class _Output:
 
 
 def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
+    numbers, remedy = f"{infinite:,} finite {'number' if infinite == 1 else 'numbers'}", Remedy("allow_overflow")
     if not isinstance(tensor.recipe, Cast):
-        return OverflowRefused(
-            f"The merge would make {infinite:,} finite {'number' if infinite == 1 else 'numbers'} of {tensor.name} "
-            "infinite, or no number at all.",
-            "Check the adapter: its weights may be broken. Or add --allow-overflow, and the report counts them.",
-            Remedy("allow_overflow"),
-        )
+        message = f"The merge would make {numbers} of {tensor.name} infinite, or no number at all."
+        hint = "Check the adapter: its weights may be broken. Or add --allow-overflow, and the report counts them."
+        return OverflowRefused(message, hint, remedy)
     instead = "Choose bf16, which has the range of fp32." if tensor.dtype == "F16" else "Keep the dtype."
     return OverflowRefused(
-        f"{tensor.name} has {infinite:,} finite {'number' if infinite == 1 else 'numbers'} too large for "
-        f"{BY_NAME[tensor.dtype].torch}. The cast would make {'it' if infinite == 1 else 'them'} infinite.",
+        f"{tensor.name} has {numbers} too large for {BY_NAME[tensor.dtype].torch}. The cast would make "
+        f"{'it' if infinite == 1 else 'them'} infinite.",
         f"{instead} Or add --allow-overflow, and the report counts them.",
-        Remedy("allow_overflow"),
+        remedy,
     )

@@ -19,8 +19,7 @@ from sharding.core.values import NOT_FINITE, Difference, Mismatch, Shard, Tensor
 from sharding.recipes.cast import numbers
 from sharding.recipes.tolerance import is_merged, tolerance_of
 from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.making import Making
-from sharding.transfer.room import Room
+from sharding.transfer.making import Making, Room
 from sharding.verify.digests import first_read, in_groups, shard_of
 
 _ELEMENTS = 1 << 13

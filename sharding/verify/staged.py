@@ -13,9 +13,8 @@ from sharding.core.text import count
 from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
 from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.stored import are_stored
-from sharding.transfer.prepare import Prepared
-from sharding.transfer.progress import progress_of_part
-from sharding.transfer.stream import Transfer
+from sharding.transfer.lanes import progress_of_part
+from sharding.transfer.stream import Prepared, Transfer
 from sharding.verify.digests import Reader, ThisMachine, check_structure, expected_digests
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.read_back import ReadBack, read_back_meanwhile

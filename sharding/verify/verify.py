@@ -18,7 +18,7 @@ from sharding.planning.order import natural_key
 from sharding.planning.plan import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
-from sharding.transfer.progress import progress_of_part
+from sharding.transfer.lanes import progress_of_part
 from sharding.verify.differences import compare_numbers, compare_within
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import READ_ALL, WITHOUT_QUICK, Side, compare_beside, compare_listed, stored_digests

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from sharding.core.errors import SourceError
-from sharding.fleet.borrowed import open_lent
+from sharding.fleet.worker import open_lent
 from sharding.storage.folder_source import FolderSource, open_folder
 from tests.commands import Result, invoke
 from tests.conftest import in_two_files, listing

@@ -10,7 +10,7 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import ShardingError
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from tests.commands import Result, invoke
 from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, exists, push

@@ -100,7 +100,7 @@ def test_where_the_home_is_the_root_jobs_are_kept_below_it(at_home: Path, monkey
 
 def test_hf_xet_writes_its_log_nowhere_unless_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads that when its first session begins."""
-    from sharding.storage.hub.xet import xet_session
+    from sharding.storage.hub.client import xet_session
 
     seen = []
 

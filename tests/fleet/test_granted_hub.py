@@ -11,9 +11,8 @@ import pytest
 from sharding.core.errors import DestinationError, GrantExpired, SourceError
 from sharding.core.protocols import LentDestination, LentSource
 from sharding.core.values import RepoRef, Shard
-from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, parse_event, parse_part, part_json
-from sharding.fleet.worker import work
+from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import open_repo
 from tests.conftest import listing
@@ -55,7 +54,7 @@ def test_what_is_lent_is_read_without_a_login(hub: Server, repo: str, checkpoint
 def test_access_that_is_over_is_told_from_a_damaged_source(
     hub: Server, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.storage.hub.retry.NETWORK_WAIT_SECONDS", 0)
+    monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0)
     lent = open_repo(Hub(hub.address, TOKEN), repo).lend([FILE])
     assert lent.grant
     with pytest.raises(GrantExpired):

@@ -15,9 +15,8 @@ from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.options import Options
 from sharding.core.protocols import Grant, LentDestination, LentSource
 from sharding.core.values import RepoRef, Shard, StagedJob
-from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_event, part_json
-from sharding.fleet.worker import work
+from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource, open_folder
 from tests.conftest import listing

@@ -164,7 +164,7 @@ def test_what_workers_have_read_to_cast_is_held_to_the_hash_of_the_hub(
 def test_a_worker_uses_no_login_of_its_own_node(
     checkpoint: Path, in_house: InHouse, led: Led, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sharding.fleet.granted_hub import GrantedHub
+    from sharding.fleet.worker import GrantedHub
 
     push(in_house, checkpoint, "alice/source", private=True)
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_node")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from tests.conftest import in_two_files
 from tests.hubs import push
 from tests.inhouse import InHouse, hub_in_house

@@ -11,7 +11,7 @@ from sharding import job
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError
 from sharding.core.events import Planned
 from sharding.core.options import Options, Request
-from sharding.storage.hub import retry as hub_retry
+from sharding.storage.hub import answers as hub_retry
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
 from tests.hubs import TOKEN, push

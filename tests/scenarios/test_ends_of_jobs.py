@@ -13,7 +13,7 @@ from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import ShardRecord
 from sharding.storage import folder_destination
-from sharding.storage.hub import retry as hub_retry
+from sharding.storage.hub import answers as hub_retry
 from tests.conftest import listing
 from tests.folders import finish, staged
 from tests.hubs import TOKEN, branches, exists, files_of

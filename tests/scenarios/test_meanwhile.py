@@ -16,7 +16,7 @@ from sharding.core.values import ShardRecord
 from sharding.job import Event
 from sharding.localhub import records
 from sharding.report.schema import Report
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.records import record_line
 from tests.conftest import random_tensors, write_checkpoint

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from sharding import job
 from sharding.cli.commands import app
 from sharding.core.errors import DestinationError, ShardingError
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import ROOT, environment
 from tests.folders import finish, kept, until_shard

@@ -8,7 +8,7 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import write_checkpoint
 from tests.folders import until_shard

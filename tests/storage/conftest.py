@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.storage.hub import retry as hub_retry
+from sharding.storage.hub import answers as hub_retry
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import push
 from tests.inhouse import InHouse, hub_in_house

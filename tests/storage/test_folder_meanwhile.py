@@ -15,8 +15,7 @@ from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource
-from sharding.storage.journal import JOURNAL_NAME
-from sharding.storage.lease import LEASE_NAME
+from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME
 from tests.conftest import listing
 from tests.fleet.hands import Hands, led
 from tests.folders import finish, staged

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
-from sharding.fleet.borrowed import open_lent
+from sharding.fleet.worker import open_lent
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import inspect
 from sharding.storage.folder_source import FolderSource, is_steady

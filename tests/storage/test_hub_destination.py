@@ -10,7 +10,7 @@ from huggingface_hub import HfApi
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Planned, Published, ShardFinished
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import listing, write_checkpoint
 from tests.hubs import TOKEN, branches, download, files_of, push, shard

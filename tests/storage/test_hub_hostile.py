@@ -18,11 +18,11 @@ from sharding.cli.commands import app
 from sharding.core.errors import SourceError
 from sharding.core.protocols import Grant, LentFile, LentSource
 from sharding.core.values import RepoRef
-from sharding.fleet.borrowed import open_lent
+from sharding.fleet.worker import open_lent
 from sharding.localhub import lfs, xet
 from sharding.localhub.hub import Hub
+from sharding.storage.hub import answers as hub_retry
 from sharding.storage.hub import guard as hub_guard
-from sharding.storage.hub import retry as hub_retry
 from sharding.storage.hub import source as hub_source
 from sharding.storage.hub.client import Hub as Client
 from tests.conftest import in_two_files

@@ -12,11 +12,10 @@ from huggingface_hub import constants
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError
 from sharding.storage.hub import guard as hub_guard
-from sharding.storage.hub.answers import checked_commit
+from sharding.storage.hub.answers import OddAnswer, checked_commit
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import LONGEST_GRANT_SECONDS
 from sharding.storage.hub.lookup import Lookup
-from sharding.storage.hub.retry import OddAnswer
 from sharding.storage.hub.source import open_repo
 from tests.hubs import TOKEN, exists, push, shard
 from tests.inhouse import InHouse

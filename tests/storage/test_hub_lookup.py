@@ -13,10 +13,9 @@ from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.storage.hub import lookup as hub_lookup
-from sharding.storage.hub.answers import Person, person_of
+from sharding.storage.hub.answers import OddAnswer, Person, person_of
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import ANSWERS_TIMED, PERSON_SECONDS, Lookup, propose_name
-from sharding.storage.hub.retry import OddAnswer
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse, hub_in_house
 from tests.storage.test_hub_hostile import served_by_hand
@@ -175,7 +174,7 @@ def test_a_namespace_that_is_not_ones_own_is_for_the_hub_to_refuse(lookup: Looku
 
 
 def test_a_hub_that_cannot_be_reached_is_an_answer_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.storage.hub.retry.NETWORK_TRIES", 1)
+    monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_TRIES", 1)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between its own attempts as well
     nowhere = Lookup("http://127.0.0.1:9")
     for ask in (nowhere.search, nowhere.card, nowhere.who):

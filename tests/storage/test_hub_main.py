@@ -16,7 +16,7 @@ from sharding.core.events import Planned, Published, ShardFinished
 from sharding.core.values import ShardRecord
 from sharding.job import Event
 from sharding.report.schema import Report
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from sharding.storage.hub.destination import HubDestination
 from sharding.storage.hub.main import MainBranch
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH, StagingBranch

@@ -11,7 +11,7 @@ from sharding.core.errors import DestinationError
 from sharding.core.events import Planned, Published, ShardFinished
 from sharding.core.protocols import Discarded
 from sharding.localhub import repos
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from sharding.storage.hub.repo import Change, HubRepo
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.hubs import TOKEN, branches, exists, files_of, shard

@@ -13,8 +13,7 @@ from huggingface_hub import close_session, get_session, set_client_factory
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
-from sharding.storage.hub.client import Hub
-from sharding.storage.hub.xet import XET_SETTINGS, xet_session
+from sharding.storage.hub.client import XET_SETTINGS, Hub, xet_session
 from tests.conftest import ROOT
 
 LIBRARIES = ("huggingface_hub", "hf_xet", "httpx2", "httpcore2")

@@ -14,11 +14,11 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import LONGEST_WAIT_SECONDS
+from sharding.storage.hub import answers as hub_retry
 from sharding.storage.hub import guard as hub_guard
-from sharding.storage.hub import retry as hub_retry
+from sharding.storage.hub.answers import NETWORK_TRIES, OddAnswer
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.repo import HubRepo
-from sharding.storage.hub.retry import NETWORK_TRIES, OddAnswer
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse
 from tests.storage.steps import SOURCE
@@ -117,7 +117,7 @@ def test_a_hub_that_counts_requests_is_left_alone_for_as_long_as_it_says(
     monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], seconds: float
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("sharding.storage.hub.retry.time.sleep", slept.append)
+    monkeypatch.setattr("sharding.storage.hub.answers.time.sleep", slept.append)
     answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
     hub_retry.wait_to_retry(HfHubHTTPError("slow down", response=answer), 1)
     assert seconds <= slept[0] <= 1.5 * seconds

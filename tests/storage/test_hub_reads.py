@@ -12,13 +12,13 @@ import pytest
 from sharding.core.errors import SourceError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
 from sharding.core.values import FileEntry
-from sharding.fleet.borrowed import open_lent
+from sharding.fleet.worker import open_lent
 from sharding.localhub import repos
 from sharding.storage.hub import client as hub_client
 from sharding.storage.hub import source as hub_source
+from sharding.storage.hub.answers import NETWORK_TRIES
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.repo import fit_for_commit
-from sharding.storage.hub.retry import NETWORK_TRIES
 from sharding.storage.hub.source import HubSource, open_repo
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse

@@ -14,9 +14,8 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished
 from sharding.report.schema import Report
-from sharding.storage.hub.client import Hub
+from sharding.storage.hub.client import XET_SETTINGS, Hub, xet_session
 from sharding.storage.hub.upload import LfsShardWriter, XetShardWriter
-from sharding.storage.hub.xet import XET_SETTINGS, xet_session
 from tests.conftest import listing
 from tests.hubs import TOKEN, exists, push
 from tests.inhouse import InHouse, hub_in_house

@@ -9,8 +9,7 @@ import pytest
 
 from sharding.core.options import Options
 from sharding.core.values import RepoRef, StagedJob
-from sharding.storage.journal import JOURNAL_NAME, Journal
-from sharding.storage.lease import LEASE_NAME
+from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME, Journal
 
 JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
 

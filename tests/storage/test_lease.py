@@ -18,9 +18,8 @@ from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished
 from sharding.core.limits import LEASE_SECONDS
 from sharding.formats.names import STAGING_FOLDER
-from sharding.storage import lease as room
-from sharding.storage.journal import JOURNAL_NAME
-from sharding.storage.lease import LEASE_NAME, Lease
+from sharding.storage import journal as room
+from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME, Lease
 from tests.conftest import listing
 from tests.fleet.hands import Hands, led
 from tests.folders import finish, reshard
@@ -51,7 +50,7 @@ def test_one_holds_it_until_it_lets_go(tmp_path: Path) -> None:
 
 def test_of_a_process_that_has_ended_here_it_is_taken_over_at_once(tmp_path: Path) -> None:
     script = (
-        "import os; from pathlib import Path; from sharding.storage.lease import Lease\n"
+        "import os; from pathlib import Path; from sharding.storage.journal import Lease\n"
         f"Lease(Path({str(tmp_path)!r})).take(); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 9
@@ -113,7 +112,7 @@ def test_a_process_that_cannot_be_asked_about_here_holds_a_folder_by_the_age_of_
 
 def test_a_process_of_a_container_of_the_same_name_is_not_taken_for_one_that_has_ended_here(tmp_path: Path) -> None:
     script = (
-        "import os; from pathlib import Path; from sharding.storage.lease import Lease\n"
+        "import os; from pathlib import Path; from sharding.storage.journal import Lease\n"
         f"Lease(Path({str(tmp_path)!r})).take(); os._exit(9)"
     )
     apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
@@ -137,7 +136,7 @@ def test_a_lease_says_the_boot_and_the_namespace_of_its_process(tmp_path: Path) 
 
 def test_without_proc_a_process_of_this_host_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("_BOOT_ID", "_NAMESPACE"):
-        monkeypatch.setattr(f"sharding.storage.lease.{place}", tmp_path / "no such place")
+        monkeypatch.setattr(f"sharding.storage.journal.{place}", tmp_path / "no such place")
     of_this_machine(tmp_path, pid=ended_process())
     lease = Lease(tmp_path)
     lease.take()

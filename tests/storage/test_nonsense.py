@@ -13,8 +13,8 @@ from sharding.core.events import Planned
 from sharding.report.schema import Report
 from sharding.storage.hub import repo as hub_repo
 from sharding.storage.hub import source as hub_source
+from sharding.storage.hub.answers import NETWORK_TRIES
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.retry import NETWORK_TRIES
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
@@ -37,7 +37,7 @@ REQUESTS = {
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
-    monkeypatch.setattr("sharding.storage.hub.retry.NETWORK_WAIT_SECONDS", 0.0001)
+    monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0.0001)
     with hub_in_house(tmp_path / "hub", orgs={"acme": ("alice",)}) as hub:
         push(hub, in_two_files(tmp_path / "in"), SOURCE)
         hub.api().create_tag(SOURCE, tag="v1")

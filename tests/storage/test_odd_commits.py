@@ -47,7 +47,7 @@ def _with(content: Any, changed: Changed) -> Any:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
-    monkeypatch.setattr("sharding.storage.hub.retry.NETWORK_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0.001)
     with hub_in_house(tmp_path / "hub") as hub:
         push(hub, in_two_files(tmp_path / "in"), SOURCE)
         yield hub

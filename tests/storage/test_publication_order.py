@@ -8,8 +8,7 @@ from sharding import job
 from sharding.formats.names import REPORT_NAME, STAGING_FOLDER, is_index, is_weights
 from sharding.storage.folder_names import TRIAL
 from sharding.storage.folder_writing import RECORD
-from sharding.storage.journal import JOURNAL_NAME
-from sharding.storage.lease import LEASE_NAME
+from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME
 from tests.storage.publications import BEFORE, Place
 from tests.storage.recorder import Kind, Step, recorded
 

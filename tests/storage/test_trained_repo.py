@@ -8,8 +8,7 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.protocols import Repo
 from sharding.core.values import RepoRef
 from sharding.storage.hub.client import Hub
-from sharding.storage.locate import open_source
-from sharding.storage.trained_repo import trained_repo
+from sharding.storage.locate import open_source, trained_repo
 from tests.sources import HASHES, Counted
 
 FOLDER = "checkpoint-7/"

@@ -4,7 +4,7 @@ import pytest
 
 from sharding.core.events import Progress
 from sharding.core.limits import PROGRESS_SECONDS
-from sharding.transfer.progress import _SAMPLES, Pace
+from sharding.transfer.lanes import _SAMPLES, Pace
 
 
 def test_progress_has_bytes_rate_and_time_left() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.recipe import Extent
-from sharding.transfer.read_batches import Batch, read_batches
+from sharding.transfer.making import Batch, read_batches
 
 BATCH, GAP = 64, 8
 

@@ -14,7 +14,7 @@ from sharding.core.events import Progress
 from sharding.core.values import Difference
 from sharding.storage.folder_source import FolderSource
 from sharding.transfer.lanes import LAST_SECONDS
-from sharding.transfer.room import Room
+from sharding.transfer.making import Room
 from sharding.verify import differences
 from sharding.verify.differences import Numbers, compare_numbers
 from tests.conftest import write_checkpoint
@@ -41,7 +41,6 @@ def large(tmp_path: Path) -> tuple[Path, Path]:
 def numbers_begun(events: Iterator[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Go on until numbers are compared."""
     monkeypatch.setattr("sharding.transfer.lanes.PROGRESS_SECONDS", 0.001)
-    monkeypatch.setattr("sharding.transfer.progress.PROGRESS_SECONDS", 0.0)
     assert any(isinstance(event, Progress) and event.phase == "numbers" for event in events)
 
 

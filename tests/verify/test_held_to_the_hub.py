@@ -16,7 +16,7 @@ from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.core.values import FileEntry, Verification
 from sharding.report.schema import Report
-from sharding.storage.hub import retry
+from sharding.storage.hub import answers as retry
 from sharding.storage.hub.source import HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import in_two_files

@@ -20,7 +20,7 @@ from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
-from sharding.transfer.prepare import Prepared
+from sharding.transfer.stream import Prepared
 from sharding.verify.digests import Reader, ThisMachine, digest_tensors
 from sharding.verify.staged import reading_back, verify_staged
 from sharding.verify.stated import stated_files

@@ -8,19 +8,53 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
 
+import httpx2
+from huggingface_hub import errors
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, paginate
+
 from sharding import __version__
+from sharding.core.environment import keep_xet_logs_off_the_disk
 from sharding.core.errors import DestinationError, Remedy, ShardingError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
 from sharding.core.protocols import Grant
-from sharding.storage.hub.answers import Commit, Refs, checked_commit, parsed
-from sharding.storage.hub.retry import GarbledAnswer, OddAnswer, may_pass, refuses_argument, wait_to_retry
+from sharding.storage.hub.answers import (
+    Commit,
+    GarbledAnswer,
+    OddAnswer,
+    Refs,
+    checked_commit,
+    may_pass,
+    parsed,
+    refuses_argument,
+    wait_to_retry,
+)
+from sharding.storage.hub.guard import checked_grant, checked_place, mark, one_question, session, unmarked
 
 if TYPE_CHECKING:
-    import httpx2
     from huggingface_hub import HfApi
 
-_NAME = "shard-my-repo"
+_CLIENT = {"library_name": "shard-my-repo", "library_version": __version__}
 _T = TypeVar("_T")
+
+XET_BUFFER_BYTES = 64 << 20
+"""Bytes that hf-xet may fetch ahead."""
+
+XET_UPLOADS_AT_ONCE = 2
+"""Packages that hf-xet may upload side by side. Each takes up to 64 MB of memory. Its default is up to 64 packages."""
+
+XET_SETTINGS = {
+    "reconstruction.download_buffer_size": XET_BUFFER_BYTES,
+    "reconstruction.download_buffer_perfile_size": XET_BUFFER_BYTES,
+    "reconstruction.download_buffer_limit": 2 * XET_BUFFER_BYTES,
+    "reconstruction.min_prefetch_buffer": XET_BUFFER_BYTES,
+    "reconstruction.min_reconstruction_fetch_size": XET_BUFFER_BYTES,
+    "client.ac_max_upload_concurrency": XET_UPLOADS_AT_ONCE,
+    "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
+    "telemetry.enabled": False,
+}
+"""By default hf-xet 1.8 buffers gigabytes ahead, and a session that ends keeps the process waiting for a report to the
+store, for two seconds at most. Only its source names these settings (crate xet-runtime, `config/groups`), so a version
+that lacks one goes without it."""
 
 
 class Hub:
@@ -41,33 +75,17 @@ class Hub:
         """The client of huggingface_hub."""
         from huggingface_hub import HfApi
 
-        from sharding.storage.hub.guard import mark
-
-        name = {"library_name": _NAME, "library_version": __version__}
-        return HfApi(endpoint=self.endpoint, token=self._token, headers=mark(self.endpoint), **name)
+        return HfApi(endpoint=self.endpoint, token=self._token, headers=mark(self.endpoint), **_CLIENT)
 
     @cached_property
     def headers(self) -> dict[str, str]:
         """The headers for a request that `send` does not make."""
-        from huggingface_hub.utils import build_hf_headers
-
-        from sharding.storage.hub.guard import mark
-
-        name = {"library_name": _NAME, "library_version": __version__}
-        headers: dict[str, str] = build_hf_headers(token=self._token, headers=mark(self.endpoint), **name)
-        return headers
+        return build_hf_headers(token=self._token, headers=mark(self.endpoint), **_CLIENT)
 
     def send(
         self, method: str, url: str, headers: Mapping[str, str] | None = None, *, openly: bool = False, **options: Any
-    ) -> "httpx2.Response":
-        """Return the answer to a request of our own, where `api` has no public method; `openly`: without the login.
-
-        Raises the client's errors.
-        """
-        from huggingface_hub.utils import hf_raise_for_status
-
-        from sharding.storage.hub.guard import mark, session
-
+    ) -> httpx2.Response:
+        """Return the answer to a request of our own; `openly`: without the login. Raises the client's errors."""
         ours = mark(self.endpoint) if openly else self.headers
         answer = session().request(method, url, headers={**ours, **(headers or {})}, **options)
         hf_raise_for_status(answer)
@@ -78,44 +96,29 @@ class Hub:
         return f"{self.endpoint}/{repo_id}"
 
     def may(self, repo_id: str, write: bool = False) -> None:
-        """Check that this login may read, or write, a repo that exists. Raises the client's errors if not.
-
-        If the Hub has no endpoint for this check, the first read or commit finds it out.
-        """
+        """Raise the client's error if this login may not read, or write, a repo that exists."""
         try:
             self.api.auth_check(repo_id, write=write)
         except Exception as error:
-            if not is_without(error):
+            if not is_without(error):  # else the first read or commit finds it out
                 raise
 
     def takes_card(self, card: str) -> bool:
         """Return whether the Hub would accept `card` as a README.md. Raises the client's errors."""
-        from huggingface_hub.utils import hf_raise_for_status
-
-        from sharding.storage.hub.guard import session
-
         question = {"content": card, "repoType": "model"}
         answer = session().post(f"{self.endpoint}/api/validate-yaml", json=question, headers=self.headers)
         answer.json()  # a proxy's own answer is not JSON, and does not count
-        if answer.status_code == 400:
-            return False
-        hf_raise_for_status(answer)
-        return True
+        if answer.status_code != 400:
+            hf_raise_for_status(answer)
+        return answer.status_code != 400
 
     @cached_property
     def xet(self) -> Any:
         """The session of hf-xet."""
-        from sharding.storage.hub.xet import xet_session
-
         return xet_session()
 
     def ask(self, repo_id: str, family: type[ShardingError], question: Callable[[], _T]) -> _T:
-        """Return the result of `question` about `repo_id`. Asks again while its failure may pass.
-
-        Raises a `family` error with a hint.
-        """
-        from sharding.storage.hub.guard import one_question
-
+        """Return the result of `question`. Asks again while its failure may pass. Raises a `family` error."""
         tries = 0
         with self.explained(repo_id, family):
             while True:
@@ -130,14 +133,12 @@ class Hub:
 
     def has_xet(self, repo_id: str, revision: str) -> bool:
         """Return whether files of `repo_id` are uploaded through Xet. Raises the client's errors."""
-        from huggingface_hub.errors import HfHubHTTPError
-
         try:
             return bool(self._xet_access("write", repo_id, revision))
-        except HfHubHTTPError as error:
-            if error.response.status_code == 404:
-                return False
-            raise
+        except errors.HfHubHTTPError as error:
+            if error.response.status_code != 404:
+                raise
+            return False
 
     def upload_to(self, repo_id: str, revision: str) -> Any:
         """Return a new upload commit of hf-xet for `repo_id`."""
@@ -149,10 +150,6 @@ class Hub:
 
     def get(self, repo_id: str, revision: str, path: str, max_bytes: int) -> bytes:
         """Return a small file of a repo, cut off at `max_bytes`. Raises the client's errors."""
-        from huggingface_hub.utils import hf_raise_for_status
-
-        from sharding.storage.hub.guard import session
-
         text = bytearray()
         headers = {**self.headers, "Accept-Encoding": "identity"}
         url = self.address(repo_id, revision, path)
@@ -165,22 +162,15 @@ class Hub:
         return bytes(text[:max_bytes])
 
     def refs(self, repo_id: str, pull_requests: bool = False) -> Refs:
-        """Return the branches and tags of a repo, and its pull requests if asked for. Raises the client's errors.
-
-        `list_repo_refs` of huggingface_hub 2.4 does not accept `null` for an empty list, which some Hubs send.
-        """
+        """Return the branches and tags of a repo, and its pull requests if asked for. Raises the client's errors."""
+        # `list_repo_refs` of huggingface_hub 2.4 does not accept `null` for an empty list, which some Hubs send.
         url = f"{self.endpoint}/api/models/{repo_id}/refs"
         return parsed(Refs, self.send("GET", url, params={"include_prs": 1} if pull_requests else {}).json())
 
     def commits(self, repo_id: str, revision: str) -> Iterator[Commit]:
-        """Yield the commit that `revision` names and those before it. Raises the client's errors.
-
-        `list_repo_commits` of huggingface_hub 2.4 reads the whole history in small pages. The Hub gives 1000 commits at
-        once.
-        """
-        from huggingface_hub.utils import paginate
-
+        """Yield the commit that `revision` names and those before it. Raises the client's errors."""
         url = f"{self.endpoint}/api/models/{repo_id}/commits/{quote(revision, safe='')}"
+        # `list_repo_commits` of huggingface_hub 2.4 reads the whole history, in small pages.
         for commit in paginate(url, {"limit": 1000}, self.headers, ANSWER_TIMEOUT_SECONDS):
             commit = parsed(Commit, commit)
             checked_commit(commit.id)
@@ -193,12 +183,8 @@ class Hub:
         return hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
 
     def address_to_lend(self, repo_id: str, revision: str, path: str) -> str:
-        """Return the address that a file's download redirects to. Raises the client's errors.
-
-        It needs no login for a while. Without a redirect, it is the Hub's own address, which may need one.
-        """
-        from sharding.storage.hub.guard import checked_place
-
+        """Return the address that a file's download redirects to. Raises the client's errors."""
+        # It needs no login for a while. Without a redirect, it is the Hub's own address, which may need one.
         url = self.address(repo_id, revision, path)
         metadata = self.api.get_hf_file_metadata(url=url, token=self._token, timeout=ANSWER_TIMEOUT_SECONDS)
         return checked_place(str(metadata.location))
@@ -208,8 +194,6 @@ class Hub:
 
         The request and the answer follow the Xet protocol (https://huggingface.co/docs/xet/auth).
         """
-        from sharding.storage.hub.guard import checked_grant, one_question
-
         with one_question():  # while a file is read, no caller has started one
             granted = parsed(dict[str, Any], self.send("GET", self._grants(kind, repo_id, revision)).json())
         grant = Grant(*(granted.get(key) for key in ("casUrl", "accessToken", "exp")))  # type: ignore[arg-type]
@@ -224,16 +208,11 @@ class Hub:
         access = self._accesses.get(url)
         if access and access["token_expiry_unix_secs"] > time.time() + ANSWER_TIMEOUT_SECONDS:
             return access
-        from sharding.storage.hub.guard import unmarked
-
         refresh = {"token_refresh_url": url, "token_refresh_headers": unmarked(self.headers)}
         self._accesses[url] = self._reached_with(self.grant(kind, repo_id, revision)) | refresh
         return self._accesses[url]
 
     def _reached_with(self, grant: Grant) -> dict[str, Any]:
-        """Return what hf-xet needs to reach the store until `grant` expires."""
-        from sharding.storage.hub.guard import unmarked
-
         headers = {name: text for name, text in unmarked(self.headers).items() if name.lower() != "authorization"}
         return {
             "endpoint": grant.endpoint,
@@ -251,20 +230,9 @@ class Hub:
         hint = "Check that HF_ENDPOINT is the address of a Hub that you trust."
         return family(f"{self.endpoint} {odd}{request}.", hint)
 
-    def _unanswered(self, error: Exception, repo_id: str, family: type[ShardingError]) -> ShardingError:
-        """Return a `family` error for a request that was never sent or never answered."""
-        if refuses_argument(error):
-            hint = "Check HF_ENDPOINT, your token, and the names of files and branches."
-            return family(f"The request to {self.endpoint} about {repo_id} cannot be sent: {error}.", hint)
-        hint = f"Check the network. {GO_ON}"
-        return family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint)
-
     @contextmanager
     def explained(self, repo_id: str, family: type[ShardingError]) -> Iterator[None]:
         """Turn an error of the Hub's client about `repo_id` into a `family` error with a hint."""
-        import httpx2
-        from huggingface_hub import errors
-
         try:
             yield
         except OddAnswer as error:
@@ -278,12 +246,11 @@ class Hub:
             remedy = Remedy("accept_terms", self.page(repo_id)) if self.is_signed_in else Remedy("sign_in")
             raise family(f"{repo_id} is gated.", hint, remedy) from error
         except errors.RevisionNotFoundError as error:
+            revision = _asked_for(error, repo_id)[0]
             if family is DestinationError:
-                branch = _asked_for(error, repo_id)[0]
-                name = f"The branch {branch!r}" if branch else "A branch"
+                name = f"The branch {revision!r}" if revision else "A branch"
                 message = f"{name} of {repo_id} is gone, but the job writes to it."
                 raise family(message, "Somebody has deleted it. Start the same job again.") from error
-            revision = _asked_for(error, repo_id)[0]
             hint = "Name a branch, a tag or a commit that it has. A slash in its name is written %2F."
             missing = f"revision {revision!r}" if revision else "such revision"
             raise family(f"{repo_id} has no {missing}.", hint) from error
@@ -308,9 +275,14 @@ class Hub:
             message = f"The request to {self.endpoint} about {repo_id} cannot be sent: a header is not valid."
             raise family(message, hint) from None  # its own message quotes the header, and so the token
         except (ValueError, httpx2.RequestError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
-            if isinstance(error, ValueError) and not refuses_argument(error):
+            if refuses_argument(error):
+                hint = "Check HF_ENDPOINT, your token, and the names of files and branches."
+                message = f"The request to {self.endpoint} about {repo_id} cannot be sent: {error}."
+                raise family(message, hint) from error
+            if isinstance(error, ValueError):
                 raise  # a fault of our own
-            raise self._unanswered(error, repo_id, family) from error
+            message = f"{self.endpoint} cannot be reached: {error or type(error).__name__}."
+            raise family(message, f"Check the network. {GO_ON}") from error
         except PermissionError as error:  # hf-xet raises this one and the next two
             raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1], Remedy("sign_in")) from error
         except FileNotFoundError as error:
@@ -325,9 +297,7 @@ class Hub:
 
 def is_without(error: Exception) -> bool:
     """Return whether a Hub lacks an endpoint. An existing endpoint sends an error code that says what is missing."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if not isinstance(error, HfHubHTTPError) or error.response.status_code not in (404, 405, 501):
+    if not isinstance(error, errors.HfHubHTTPError) or error.response.status_code not in (404, 405, 501):
         return False
     is_of_file = "/resolve/" in error.response.request.url.path
     return not is_of_file and not error.response.headers.get("X-Error-Code")
@@ -346,7 +316,6 @@ _BY_STATUS = {
     413: ("It is larger than the Hub accepts", "Free some storage on the Hub, or choose a smaller shard size."),
     429: ("The Hub asks you to slow down", "Wait a few minutes, then start the same job again."),
 }
-
 
 _ASKED = r"/(?:revision|resolve|tree|commits?|preupload|paths-info|xet-[a-z]+-token)/([^/?]+)(?:/([^?]+))?"
 """The end of a request's address about a repo: the revision, and the path of a file for some requests."""
@@ -384,3 +353,13 @@ def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingE
     lines = [line.rstrip(".") for line in (error.server_message or "").strip().splitlines()]
     remedy = Remedy("sign_in") if status == 401 else None
     return family(f"{problem}: {repo_id}, status {status}{f', {lines[0][:200]}' if lines else ''}.", hint, remedy)
+
+
+def xet_session() -> Any:
+    """Return a session of hf-xet with bounded buffers and without log files."""
+    keep_xet_logs_off_the_disk()
+    from hf_xet import XetConfig, XetSession
+
+    config = XetConfig()
+    known = set(config.keys())
+    return XetSession(config.with_config({name: value for name, value in XET_SETTINGS.items() if name in known}))

@@ -23,9 +23,9 @@ from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.answers import person_of
 from sharding.storage.hub.client import SIGN_IN, Hub
 from sharding.storage.hub.main import OF_EVERY_NEW_REPO, MainBranch
-from sharding.storage.hub.repo import HubRepo, fit_for_commit, stored
+from sharding.storage.hub.repo import STAGING_BRANCH, HubRepo, fit_for_commit, stored
 from sharding.storage.hub.source import HubSource
-from sharding.storage.hub.staging import STAGING_BRANCH, StagingBranch
+from sharding.storage.hub.staging import StagingBranch
 from sharding.storage.hub.upload import LfsShardWriter, StoreSink
 
 _NOTHING_SHOWN = "Nothing was written. Ask the people who run this Hub, or use a Hub that keeps repos private."
@@ -50,16 +50,12 @@ class HubDestination(StoreSink, Destination):
 
         False as `private` makes a new repo public, None keeps it private, and True accepts only a private repo. A repo
         that exists keeps its visibility. A public repo takes nothing more from a `source` that is no longer public.
-        `overwrite` replaces another model's copy. `findings` warns if the Hub does not list the namespace as open to
-        this login. Only the Hub can decide that. Raises DestinationError if nobody is signed in.
+        `overwrite` replaces another model's copy. Raises DestinationError if nobody is signed in.
         """
-        self._source = source
-        self._private = private
+        self._source, self._private, self._restart = source, private, restart
         self._asked_to_show = private is False
-        self._restart = restart
         self._job: StagedJob | None = None
-        self._created = False
-        self._is_prepared = self._may_be_ours = self._is_public = False
+        self._created = self._is_prepared = self._may_be_ours = self._is_public = False
         self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
             hint = f"Sign in first. {SIGN_IN} To write to a folder, name it ./{name}."
@@ -68,8 +64,10 @@ class HubDestination(StoreSink, Destination):
         self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         self.ref = RepoRef("hub", self._me.own_id(name), "")
         self.findings = self._warn_of_namespace(name)
+        self._staged_ref = RepoRef("hub", self.ref.repo_id, STAGING_BRANCH)
         super().__init__(hub, self.ref.repo_id, STAGING_BRANCH)
         self._repo = HubRepo(hub, self.ref.repo_id, self._refuse_public, self._store)
+        self._settings = f"{hub.page(self.ref.repo_id)}/settings"
         self._main = MainBranch(self._repo, overwrite=overwrite)
         self._staging = StagingBranch(self._repo)
 
@@ -96,21 +94,13 @@ class HubDestination(StoreSink, Destination):
         self._repo.refuse_renamed()
         self._repo.ask(lambda: self._hub.may(self.ref.repo_id, write=True))
         if self._private and not self._repo.is_private():
-            raise DestinationError(
-                f"{self.ref.repo_id} exists and is public, but the copy must be private.",
-                f"Make it private at {self._hub.page(self.ref.repo_id)}/settings, or choose another name. If everybody "
-                "may see the copy, add --public.",
-                Remedy("allow_public_copy"),
-            )
+            message = f"{self.ref.repo_id} exists and is public, but the copy must be private."
+            hint = f"Make it private at {self._settings}, or choose another name. If everybody may see the copy, "
+            raise DestinationError(message, f"{hint}add --public.", Remedy("allow_public_copy"))
         self._main.look(source)
 
     @override
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
-        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
-
-        Raises DestinationError if the repo has an unfinished job of another plan, or if `main` has changed since that
-        job started.
-        """
         if self._main.staged is None:
             return {}
         job = self._staging.job(self._main.staged)
@@ -136,11 +126,7 @@ class HubDestination(StoreSink, Destination):
         ours: Iterable[str] = (),
         beside: Iterable[str] = (),
     ) -> None:
-        """Create the repo and the staging branch if they do not exist yet.
-
-        Raises DestinationError if the Hub does not allow it, or shows a repo that must be private. Also if `ours` or
-        the files `beside` them may not be put there, or if somebody else has changed the repo since `check`.
-        """
+        """Create the repo and the staging branch if they do not exist yet."""
         self._is_prepared = True
         self._staging.go_on(keep)
         self._main.refuse_names(list(ours), list(beside))
@@ -158,8 +144,7 @@ class HubDestination(StoreSink, Destination):
                 self._staging.delete()
             self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
             self._staging.begin(self._job, head)
-        # Without Xet, a shard needs disk space. Through hf-xet, it needs a hundred megabytes of memory. Between two
-        # Hubs, a single shard keeps two cores busy.
+        # Without Xet, a shard needs disk space; with it, 100 MB of memory. Between two Hubs, one keeps two cores busy.
         self.shards_at_once = THREADS if self._has_xet and self._job.source.kind != "hub" else 1
 
     @contextmanager
@@ -188,7 +173,7 @@ class HubDestination(StoreSink, Destination):
         self._is_public = not self._repo.is_private_now()
         if not self._is_public:
             return
-        hint = f"Make it private at {self._hub.page(repo_id)}/settings, then start the same job again. {_GIVE_UP}"
+        hint = f"Make it private at {self._settings}, then start the same job again. {_GIVE_UP}"
         if self._private:
             message = f"{repo_id} is public now, but the copy must be private."
             raise DestinationError(message, hint if self._staging.finished else _NOTHING_SHOWN)
@@ -219,7 +204,6 @@ class HubDestination(StoreSink, Destination):
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
-        """Start a shard: through hf-xet a stream without any disk space, or without Xet one temporary file."""
         if self._has_xet:
             return super().open_shard(file)
         self._writers.append(LfsShardWriter(self._hub, self.ref.repo_id, STAGING_BRANCH, file))
@@ -229,11 +213,9 @@ class HubDestination(StoreSink, Destination):
     def lend(self) -> LentDestination:
         repo_id = self.ref.repo_id
         if not self._has_xet or self._job is None:
-            raise DestinationError(
-                f"This Hub has no Xet, so {repo_id} accepts files only with a login, and workers have none.",
-                "Write to a folder instead. Or leave out --workers.",
-                Remedy("leave_workers_out"),
-            )
+            message = f"This Hub has no Xet, so {repo_id} accepts files only with a login, and workers have none."
+            hint = "Write to a folder instead. Or leave out --workers."
+            raise DestinationError(message, hint, Remedy("leave_workers_out"))
         grant = self._repo.ask(lambda: self._hub.grant("write", repo_id, STAGING_BRANCH))
         return LentDestination(self.ref, self._job.plan_id, hub=self._hub.endpoint, grant=grant)
 
@@ -241,15 +223,12 @@ class HubDestination(StoreSink, Destination):
     def open_finished(self, file: str) -> HubSource | None:
         """Return a source of a shard that hf-xet has stored, by its name in the store. No commit shows it yet."""
         entry = next((writer.stored for writer in self._writers if writer.stored and writer.stored.path == file), None)
-        if entry is None:
-            return None
-        return HubSource(self._hub, RepoRef("hub", self.ref.repo_id, STAGING_BRANCH), files=(entry,))
+        return HubSource(self._hub, self._staged_ref, files=(entry,)) if entry else None
 
     @override
     def open_staged(self, files: Iterable[str]) -> HubSource:
-        """Return a source of the staging branch, which has the finished shards."""
         self._staging.note()
-        return HubSource(self._hub, RepoRef("hub", self.ref.repo_id, STAGING_BRANCH))
+        return HubSource(self._hub, self._staged_ref)
 
     @override
     def publish(
@@ -259,10 +238,6 @@ class HubDestination(StoreSink, Destination):
         origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
-        """Show the result in one commit on `main`, then delete the staging branch.
-
-        Raises DestinationError if somebody else has changed `main` meanwhile. Then everything stays staged.
-        """
         beside = list(side_files)
         with self._what_stays():
             self._main.refuse_names([*records, *written], [file.path for file in beside])
@@ -291,10 +266,7 @@ class HubDestination(StoreSink, Destination):
 
     @override
     def discard(self) -> Discarded:
-        """Remove the staging branch. Delete the repo too, if the job created it and published nothing in it.
-
-        A login that may create repos may not be allowed to delete them. Then the remark says so.
-        """
+        """Remove the staging branch. Delete the repo too, if the job created it and published nothing in it."""
         self._staging.forget()
         repo_id = self.ref.repo_id
         if not self._repo.exists():
@@ -311,22 +283,20 @@ class HubDestination(StoreSink, Destination):
         else:
             self._job = self._staging.job(staged)
         self._created = self._created or bool(self._job and self._job.created)
-        self._job = None
-        remark = ""
+        self._job, remark = None, ""
         is_empty = self._repo.files("main").keys() <= OF_EVERY_NEW_REPO
         is_ours = self._created or self._may_be_ours
-        if is_empty and is_ours and not self._repo.other_refs(["main", STAGING_BRANCH]):
+        if is_empty and is_ours and not self._repo.other_refs():
             try:
                 self._repo.ask(lambda: self._hub.api.delete_repo(repo_id, missing_ok=True))
                 if not self._repo.exists():
                     return Discarded(found=True, repo_deleted=True)
                 why = "the Hub says that it was, but the repo is still there"
-            except DestinationError as error:
+            except DestinationError as error:  # a login that may create repos may not be allowed to delete them
                 why = error.message.rstrip(".")
-            settings = f"{self._hub.page(repo_id)}/settings"
             remark = (
                 f"This tool created {repo_id} for the job. It is empty, but this tool could not delete it ({why}). "
-                f"You can delete it at {settings}."
+                f"You can delete it at {self._settings}."
             )
         try:
             self._staging.delete()
@@ -344,7 +314,6 @@ class HubDestination(StoreSink, Destination):
 
     @override
     def note(self, record: ShardRecord) -> None:
-        """Stage a shard whose bytes are in the Hub's store."""
         self._staging.add(record)
 
     def _store(self, path: str, chunks: Iterable[bytes]) -> ShardRecord:
@@ -358,24 +327,24 @@ class HubDestination(StoreSink, Destination):
     def _show(self, commit: str, origin: Repo) -> str:
         """Make a repo public that this job created and that holds nothing else; return a remark if it stays private."""
         repo_id = self.ref.repo_id
-        settings = f"{self._hub.page(repo_id)}/settings"
         if not self._repo.is_private():
             return ""
         if self._private is not False:
-            return f"It stays private, because this job started as a private one. You can make it public at {settings}."
-        if not self._created:
-            return f"It stays private, because this job did not create {repo_id}. You can make it public at {settings}."
-        if self._repo.branches()["main"] != commit or self._repo.other_refs(["main", STAGING_BRANCH]):
-            why = f"somebody else has changed {repo_id} meanwhile"
-            return f"It stays private, because {why}. You can make it public at {settings}."
-        if closed := origin.closed():
-            return f"It stays private, because {_CLOSED.format(closed)}. You can make it public at {settings}."
-        try:
-            self._is_public = True
-            self._repo.ask(lambda: self._hub.api.update_repo_settings(repo_id, private=False))
-        except DestinationError as error:
-            self._is_public = not self._repo.is_private()
-            if self._is_public:
+            why = ", because this job started as a private one."
+        elif not self._created:
+            why = f", because this job did not create {repo_id}."
+        elif self._repo.branches()["main"] != commit or self._repo.other_refs():
+            why = f", because somebody else has changed {repo_id} meanwhile."
+        elif closed := origin.closed():
+            why = f", because {_CLOSED.format(closed)}."
+        else:
+            try:
+                self._is_public = True
+                self._repo.ask(lambda: self._hub.api.update_repo_settings(repo_id, private=False))
                 return ""
-            return f"It stays private: {error.message} You can make it public at {settings}."
-        return ""
+            except DestinationError as error:
+                self._is_public = not self._repo.is_private()
+                if self._is_public:
+                    return ""
+                why = f": {error.message}"
+        return f"It stays private{why} You can make it public at {self._settings}."

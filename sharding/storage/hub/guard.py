@@ -24,7 +24,7 @@ from sharding.core.limits import (
 )
 from sharding.core.protocols import Grant
 from sharding.core.text import format_bytes
-from sharding.storage.hub.retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
+from sharding.storage.hub.answers import BUSY, UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
 
 LONGEST_ANSWER_SECONDS = 300
 """Longest time that a Hub may take to send such an answer. 64 MB arrive in time at 1.7 Mbit/s."""
@@ -38,36 +38,31 @@ LEAST_SECONDS = 60
 LONGEST_GRANT_SECONDS = 24 * 3600
 """Longest time that a grant is used, even if it states a longer one. The Hub's own are valid for minutes or hours."""
 
-
 _MARK = "X-Shard-My-Repo-Hub"
 """Names the Hub of a request. The caller sets this header, and the hook below removes it."""
 
 _OF_HUB, _OF_FILE = "shard_my_repo_hub", "shard_my_repo_file"
 """The marks of a request here: the endpoint of its Hub, and whether its answer is a file. Redirects keep both."""
 
-_BUSY = (408, 429, 500, 502, 503, 504)
-
 
 @dataclass(slots=True)
 class _Spent:
-    """The cost of the answers to one question. The pages of a listing count as answers to one question."""
+    """The cost of the answers to one question, such as all pages of a listing."""
 
     count: int = 0
     values: int = 0
     pages: int = 0
-    request: str = ""
-    """The request that was answered last."""
+    request: str = ""  # the one that was answered last
     began: float = field(default_factory=time.monotonic)
 
     def take(self, chunk: bytes) -> None:
-        """Count a piece of an answer. Raises OddAnswer beyond the limits."""
+        """Count a piece of an answer. Raises OddAnswer beyond the limits, as `turn_page` does."""
         self.count += len(chunk)
         self.values += chunk.count(b",") + chunk.count(b"[") + chunk.count(b"{")
         if self.count > MAX_ANSWER_BYTES or self.values > MAX_ANSWER_VALUES:
             raise OddAnswer(f"sends more than {format_bytes(MAX_ANSWER_BYTES)} or {MAX_ANSWER_VALUES:,} values")
 
     def turn_page(self) -> None:
-        """Count a page. Raises OddAnswer beyond the limits."""
         self.pages += 1
         if self.pages >= MAX_PAGES or time.monotonic() - self.began > LISTING_SECONDS:
             raise OddAnswer(f"sends a list of more than {MAX_PAGES:,} pages, or for more than {LISTING_SECONDS} s")
@@ -78,10 +73,7 @@ _INSTALLING = Lock()
 
 
 def session() -> httpx2.Client:
-    """Return the client that huggingface_hub shares, with limits. On its own, it waits and reads without end.
-
-    huggingface_hub makes a new one after an error of the network, so ask each time.
-    """
+    """Return the client that huggingface_hub shares, with limits. It is a new one after an error of the network."""
     with _INSTALLING:
         client = get_session()
         hooks = client.event_hooks
@@ -97,8 +89,7 @@ def one_question() -> Iterator[None]:
     Raises GarbledAnswer for an answer that is not JSON, and OddAnswer for one that the client cannot read.
     """
     session()
-    spent = _Spent()
-    before = _SPENT.set(spent)
+    before = _SPENT.set(spent := _Spent())
     try:
         yield
     except OddAnswer as error:
@@ -132,12 +123,12 @@ def _ask(request: httpx2.Request) -> None:
         path = request.url.path.removeprefix(httpx2.URL(endpoint).path.rstrip("/"))
         is_file = request.method == "GET" and "/resolve/" in path and not path.startswith("/api/")
         request.extensions |= {_OF_HUB: endpoint, _OF_FILE: is_file}
-    endpoint = request.extensions.get(_OF_HUB)
-    if endpoint:  # some methods of the client ask for no limit
-        waits = {"connect": None, "read": None, "write": None} | request.extensions.get("timeout", {})
-        bounded = {phase: ANSWER_TIMEOUT_SECONDS if seconds is None else seconds for phase, seconds in waits.items()}
-        request.extensions["timeout"] = bounded
-    if endpoint and "Authorization" in request.headers and not _is_own(request.url, endpoint):
+    if not (endpoint := request.extensions.get(_OF_HUB)):
+        return
+    waits = {"connect": None, "read": None, "write": None} | request.extensions.get("timeout", {})
+    bounded = {phase: ANSWER_TIMEOUT_SECONDS if seconds is None else seconds for phase, seconds in waits.items()}
+    request.extensions["timeout"] = bounded  # some methods of the client ask for no limit
+    if "Authorization" in request.headers and not _is_own(request.url, endpoint):
         raise OddAnswer(f"asks for the login at another address, {request.url.host}, which does not get it")
 
 
@@ -157,23 +148,19 @@ def _hear(response: httpx2.Response) -> None:
         raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although this tool asked for plain bytes")
     else:
         response.stream = _Body(response.stream, _file)
-    if response.status_code in _BUSY and (seconds_asked(response.headers) or 0) > LONGEST_WAIT_SECONDS:
+    if response.status_code in BUSY and (seconds_asked(response.headers) or 0) > LONGEST_WAIT_SECONDS:
         hf_raise_for_status(response)  # the client itself would sleep as long as the header asks
-    _follow(response, endpoint)
-
-
-def _follow(response: httpx2.Response, endpoint: str) -> None:
-    """Make the address of a listing's next page absolute. Raises OddAnswer if it is not on the same Hub."""
+    # The address of a listing's next page becomes absolute, and must be on the same Hub.
     if following := response.links.get("next", {}).get("url"):
         try:
-            url = response.request.url.join(following)
+            url = request.url.join(following)
             is_own = _is_own(url, endpoint)
         except (httpx2.InvalidURL, ValueError) as error:
             raise OddAnswer("names a next page whose address is not valid") from error
         if not is_own:
             raise OddAnswer(f"names a next page at another address, {url.host or url.scheme}, which is not followed")
         response.headers["Link"] = f'<{url}>; rel="next"'
-        (_SPENT.get() or _Spent()).turn_page()
+        spent.turn_page()
 
 
 def _is_own(url: httpx2.URL, endpoint: str) -> bool:
@@ -185,11 +172,9 @@ def _is_own(url: httpx2.URL, endpoint: str) -> bool:
 
 
 def checked_grant(grant: Grant, endpoint: str) -> Grant:
-    """Return `grant` of the Hub at `endpoint`, limited to a day.
-
-    Raises OddAnswer if a field is not valid. Only a Hub on this machine may name a folder as its store.
-    """
+    """Return `grant` of the Hub at `endpoint`, limited to a day. Raises OddAnswer if a field is not valid."""
     place, token, expires = grant.endpoint, grant.token, grant.expires
+    # Only a Hub on this machine may name a folder as its store.
     if not isinstance(place, str) or not (_is_address(place) or _is_here(httpx2.URL(endpoint).host)):
         raise OddAnswer(f"names {place!r:.100} as its store, which is not an address")
     if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,20000}", token):

@@ -8,6 +8,8 @@ from hashlib import sha256
 from threading import Lock
 from urllib.parse import quote
 
+from huggingface_hub.errors import HfHubHTTPError
+
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import SINGLE_FILE, Options
@@ -20,8 +22,7 @@ REACHED_COMMITS = 5000
 """Most commits of a repo to search for a commit that somebody named. Few repos of models have thousands."""
 
 REACHED_REFS = 50
-"""Most branches and tags to search for that commit. Each takes at least one request, and most repos of models have a
-few."""
+"""Most branches and tags to search for that commit. Each takes at least one request."""
 
 ANSWERS_TIMED = 3
 """Small questions to a Hub that are timed, one after another. The first may wait for a connection."""
@@ -29,8 +30,6 @@ ANSWERS_TIMED = 3
 PERSON_SECONDS = 60.0
 """Time that the answer to "whose token is this?" is kept. A page needs it every second; the Hub is asked less often."""
 
-
-_SUGGESTIONS = 12
 _LONGEST_NAME = 96
 """Characters of a repo id, as huggingface_hub 2.4 checks it."""
 
@@ -58,10 +57,7 @@ class Lookup:
         self._timed: tuple[float, float] | None = None
 
     def link(self, text: str) -> str:
-        """Return the address on this Hub of the repo, revision and folder that a user typed or pasted.
-
-        The text never means a folder of this machine. Raises SourceError if it does not name a repo.
-        """
+        """Return the address on this Hub of the repo, revision and folder that `text` names. Raises SourceError."""
         _refuse_folder(text, SourceError)
         repo_id, revision, folder = parse_address(text, self._endpoint)
         if folder or revision:
@@ -69,24 +65,19 @@ class Lookup:
         return f"{self._endpoint}/{repo_id}"
 
     def repo_id(self, text: str, owner: Person) -> str:
-        """Return the repo id that a user typed for a result. A bare name is in the namespace of `owner`.
-
-        Raises DestinationError if it is not valid.
-        """
+        """Return the repo id that `text` names; a bare name is in the namespace of `owner`. Raises DestinationError."""
         _refuse_folder(text, DestinationError)
         return owner.own_id(new_repo_id(text, self._endpoint))
 
     def search(self, text: str, token: str | None = None) -> list[str]:
         """Return ids of a few repos that match `text`, the most popular first. Raises SourceError."""
         hub = Hub(self._endpoint, token)
-        return hub.ask(
-            text or "the list of models",
-            SourceError,
-            lambda: [
-                parsed(str, model.id)
-                for model in hub.api.list_models(search=text, sort="downloads", limit=_SUGGESTIONS)
-            ],
-        )
+
+        def look() -> list[str]:
+            models = hub.api.list_models(search=text, sort="downloads", limit=12)
+            return [parsed(str, model.id) for model in models]
+
+        return hub.ask(text or "the list of models", SourceError, look)
 
     def who(self, token: str) -> Person:
         """Return the owner of `token`, as the Hub said within the last minute. Raises DestinationError."""
@@ -105,11 +96,7 @@ class Lookup:
         return person
 
     def answer_seconds(self, repo_id: str) -> float | None:
-        """Return how soon the Hub answers a small question about `repo_id`, as timed in the last few minutes.
-
-        The shortest of a few answers counts, because the others wait for a connection, or for other work here. Returns
-        None if the Hub does not answer.
-        """
+        """Return how soon the Hub answers a small question, as timed in the last few minutes; None if it does not."""
         now = time.monotonic()
         with self._lock:
             if self._timed and now - self._timed[0] <= CACHED_SECONDS:
@@ -123,8 +110,6 @@ class Lookup:
         return seconds
 
     def _time_an_answer(self, repo_id: str) -> float:
-        from huggingface_hub.errors import HfHubHTTPError
-
         hub, started = Hub(self._endpoint, None), time.monotonic()
         # A refusal is an answer too. So this needs no login.
         with hub.explained(repo_id, SourceError), suppress(HfHubHTTPError):
@@ -143,14 +128,8 @@ class Lookup:
             license = license if isinstance(license, str) else None
             commit = parsed(str, info.sha or "")
             place = RepoRef("hub", name, commit, folder)
-            return SourceCard(
-                place.name,
-                commit,
-                f"{hub.endpoint}/{place.tree}" if folder else hub.page(name),
-                license,
-                bool(info.gated),
-                bool(info.private),
-            )
+            page = f"{hub.endpoint}/{place.tree}" if folder else hub.page(name)
+            return SourceCard(place.name, commit, page, license, bool(info.gated), bool(info.private))
 
         return hub.ask(repo_id, SourceError, look)
 
@@ -164,10 +143,7 @@ class Lookup:
         return ""
 
     def free_name(self, repo_id: str, token: str) -> str:
-        """Return `repo_id` if no repo has that name yet, otherwise the first free one of `repo_id`-2, -3 ….
-
-        Raises DestinationError if the Hub does not answer, or if no name up to -99 is free.
-        """
+        """Return the first of `repo_id`, `repo_id`-2, … `repo_id`-99 that no repo has yet. Raises DestinationError."""
         hub = Hub(self._endpoint, token)
         for name in (repo_id, *(f"{repo_id}-{number}" for number in range(2, 100))):
             if not hub.ask(name, DestinationError, lambda name=name: hub.api.repo_exists(name)):  # type: ignore[misc]
@@ -178,9 +154,8 @@ class Lookup:
 def is_reached(hub: Hub, repo: RepoRef, revision: str | None) -> bool:
     """Return whether a branch or a tag of `repo` is known to lead to its commit, which `revision` names (None: main).
 
-    A pull request does not count: anybody may open one, and a Hub finds its commits by their ids like all others. The
-    search reads at most `REACHED_COMMITS` commits of `REACHED_REFS` branches and tags. It reads none for a commit that
-    is the head of one. Raises the client's errors.
+    A pull request does not count: anybody may open one, and a Hub finds its commits by their ids like all others.
+    Raises the client's errors.
     """
     if revision in (None, "main"):
         return True

@@ -1,15 +1,13 @@
 """Check whether a result may replace what is on `main` of a repo, and publish it there."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
-from pathlib import PurePosixPath
 
 from sharding.core.errors import DestinationError, Remedy, ReplaceRefused
 from sharding.core.text import name_some, source_name
-from sharding.core.values import FileEntry, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import RepoRef, ShardRecord, StagedJob, folders_around
 from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
-from sharding.storage.hub.repo import Change, HubRepo, deleted, has_content, holds, is_alike
-from sharding.storage.hub.staging import STAGING_BRANCH
+from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, is_alike
 from sharding.storage.records import parse_earlier
 
 OF_EVERY_NEW_REPO = {".gitattributes"}
@@ -27,8 +25,7 @@ class MainBranch:
         """Use `main` of `repo`. With `overwrite`, a result may replace another model's copy. Asks nothing."""
         self.head = ""
         self.staged: str | None = None
-        self._repo = repo
-        self._overwrite = overwrite
+        self._repo, self._overwrite = repo, overwrite
         self._earlier: list[str] = []
         self._strangers: Set[str] = frozenset()
         self._rivals: Set[str] = frozenset()
@@ -46,21 +43,14 @@ class MainBranch:
         if not earlier and not files.keys() <= OF_EVERY_NEW_REPO:
             names = (f"{repo_id}-{number}" for number in range(2, 1000))
             free = next(name for name in names if not HubRepo(self._repo.hub, name).exists())
-            raise DestinationError(
-                f"{repo_id} already holds files that this tool did not write: "
-                f"{name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))}.",
-                f"Choose another name, such as {free}, which is free.",
-            )
-        written = self._written(files) if earlier else {}
-        # A file that somebody has changed since then is theirs.
-        self._earlier = [path for path in earlier.files if path in written] if earlier else []
+            there = name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))
+            message = f"{repo_id} already holds files that this tool did not write: {there}."
+            raise DestinationError(message, f"Choose another name, such as {free}, which is free.")
+        if earlier:  # a file that somebody has changed since the report was published is theirs
+            published = self._repo.last_change(self.head, REPORT_NAME)
+            then = self._repo.files(published) if published not in (None, self.head) else files
+            self._earlier = [path for path in earlier.files if path in files and is_alike(files[path], then.get(path))]
         self._strangers = files.keys() - {*self._earlier, REPORT_NAME, *OF_EVERY_NEW_REPO}
-
-    def _written(self, files: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
-        """Return the `files` on `main` that are unchanged since the report there was published."""
-        published = self._repo.last_change(self.head, REPORT_NAME)
-        then = self._repo.files(published) if published not in (None, self.head) else files
-        return {path: file for path, file in files.items() if is_alike(file, then.get(path))}
 
     def look_again(self) -> None:
         """Raise DestinationError if somebody has changed `main` or the staging branch since `look`."""
@@ -86,19 +76,12 @@ class MainBranch:
             )
 
     def publish(self, changes: Sequence[Change], source: RepoRef, records: Iterable[ShardRecord], report: bytes) -> str:
-        """Return the commit that shows the result and removes the rest of an earlier one.
-
-        Raises DestinationError if somebody else has changed `main` meanwhile.
-        """
+        """Return the commit that shows the result and removes the rest of an earlier one."""
         new = {change.path for change in changes}
         stale = [deleted(path) for path in (*self._earlier, *self._rivals) if path not in new]
-
-        def publish() -> str:
-            return self._repo.commit("main", self.head, _title(source), [*stale, *changes])
-
         commit = ""
         try:
-            commit = self._repo.ask(publish)
+            commit = self._repo.ask(lambda: self._repo.commit("main", self.head, _title(source), [*stale, *changes]))
         except DestinationError as error:
             with suppress(DestinationError):  # the error that ended it says more
                 commit = self._repo.branches()["main"]
@@ -108,10 +91,8 @@ class MainBranch:
                 raise self._changed(self.head, commit) from error
             # A try has arrived, although its answer has not, or was an error.
         if not self._shows(records, report):
-            raise DestinationError(
-                f"The Hub says that it has published the result, but {self._repo.repo_id} does not show it.",
-                "Everything is still staged. Start the same job again.",
-            )
+            message = f"The Hub says that it has published the result, but {self._repo.repo_id} does not show it."
+            raise DestinationError(message, "Everything is still staged. Start the same job again.")
         return commit
 
     def _shows(self, records: Iterable[ShardRecord], report: bytes) -> bool:
@@ -133,29 +114,22 @@ class MainBranch:
         return False
 
     def _changed(self, before: str, now: str) -> DestinationError:
-        """Return the error for a repo that somebody else has changed from commit `before` to `now`."""
         names, gone = list[str](), list[str]()
         with suppress(DestinationError):  # a rewritten history no longer has the old commit
             old, new = (self._repo.files(commit) if commit else {} for commit in (before, now))
             names = sorted(path for path, file in new.items() if not is_alike(file, old.get(path)))
             gone = sorted(old.keys() - new.keys())
         what = f" (new or changed: {name_some(names)})" if names else f" (removed: {name_some(gone)})" if gone else ""
-        return DestinationError(
-            f"Somebody has changed {self._repo.repo_id} meanwhile{what}. This job replaced nothing in it.",
-            "Choose another name. Or look at the changes, discard the unfinished job, and start again.",
-        )
+        message = f"Somebody has changed {self._repo.repo_id} meanwhile{what}. This job replaced nothing in it."
+        hint = "Choose another name. Or look at the changes, discard the unfinished job, and start again."
+        return DestinationError(message, hint)
 
 
 def _in_the_way(new: Set[str], there: Iterable[str]) -> set[str]:
     """Return the files of `there` where one of `new` needs a folder, and those in a folder where one of `new` lies."""
-    folders = {folder for path in new for folder in _folders(path)}
-    return {path for path in there if path in folders or new & _folders(path)}
-
-
-def _folders(path: str) -> set[str]:
-    return {str(folder) for folder in PurePosixPath(path).parents}
+    files, folders = {f"{path}/" for path in new}, {folder for path in new for folder in folders_around(path)}
+    return {path for path in there if f"{path}/" in folders or files & folders_around(path)}
 
 
 def _title(source: RepoRef) -> str:
-    """Return the title of the commit that shows a copy of `source`."""
     return f"Shard {source_name(source.kind, source.name)} with Shard My Repo"

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -17,14 +17,14 @@ from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.protocols import Repo
 from sharding.core.values import FileEntry, RepoRef, ShardRecord
 from sharding.formats.names import is_weights
-from sharding.storage.hub.answers import checked_commit, checked_flag, listed_files, parsed
+from sharding.storage.hub.answers import OddAnswer, checked_commit, checked_flag, listed_files, parsed
 from sharding.storage.hub.client import Hub, is_without
-from sharding.storage.hub.retry import OddAnswer
 
 COMMITTED_BYTES = 20_000_000
 """Most bytes of side files in a commit itself, where they are in base64 and several times in memory. The tokenizers
 that repos keep in git are smaller. Beyond this limit the largest files go to the store."""
 
+STAGING_BRANCH = "shard-my-repo-staging"
 
 _MODES_AT_ONCE, _COPIES_AT_ONCE = 256, 500
 """Most files in one request, as huggingface_hub 2.4 sends them."""
@@ -32,21 +32,19 @@ _MODES_AT_ONCE, _COPIES_AT_ONCE = 256, 500
 _T = TypeVar("_T")
 
 
-class _Mode(BaseModel):
-    path: str
-    uploadMode: Literal["regular", "lfs"]
-
-
 class _Modes(BaseModel):
-    files: list[_Mode]
+    class Mode(BaseModel):
+        path: str
+        uploadMode: Literal["regular", "lfs"]
 
-
-class _NotCopied(BaseModel):
-    sha256: str
+    files: list[Mode]
 
 
 class _Copied(BaseModel):
-    failed: list[_NotCopied] | None = None
+    class NotCopied(BaseModel):
+        sha256: str
+
+    failed: list[NotCopied] | None = None
 
 
 class _Committed(BaseModel):
@@ -87,14 +85,9 @@ class HubRepo:
         before_commit: Callable[[], None] = lambda: None,
         store: Callable[[str, Iterable[bytes]], ShardRecord] | None = None,
     ) -> None:
-        """Use the repo `repo_id`. Asks nothing.
-
-        An error from `before_commit` prevents a commit. `store` puts a file into the Hub's store.
-        """
-        self.hub = hub
-        self.repo_id = repo_id
-        self._before_commit = before_commit
-        self._store = store
+        """Use `repo_id`. An error from `before_commit` prevents a commit. `store` puts a file into the Hub's store."""
+        self.hub, self.repo_id = hub, repo_id
+        self._before_commit, self._store = before_commit, store
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Return the result of `question`."""
@@ -191,21 +184,18 @@ class HubRepo:
             source = origin.sources[number].ref
             for batch in _batches([file for file in in_store if file.source == number], _COPIES_AT_ONCE):
                 failed = self.ask(lambda source=source, batch=batch: self._not_copied(source, batch))  # type: ignore[misc]
-                changes += [
-                    stored(ShardRecord(file.path, file.bytes, file.sha256 or "", {}))
-                    for file in batch
-                    if file.sha256 not in failed
-                ]
+                copied = (file for file in batch if file.sha256 not in failed)
+                changes += [stored(ShardRecord(file.path, file.bytes, file.sha256 or "", {})) for file in copied]
         return changes
 
     def _not_copied(self, source: RepoRef, files: Sequence[FileEntry]) -> set[str | None]:
         wishes = [
             {"xetHash": file.xet_hash, "sha256": file.sha256, "filename": source.folder + file.at} for file in files
         ]
-        target = {"type": "model", "name": self.repo_id}
         url = f"{self.hub.endpoint}/api/models/{source.repo_id}/lfs-files/duplicate"
+        question = {"target": {"type": "model", "name": self.repo_id}, "files": wishes}
         try:
-            answer = self.hub.send("POST", url, json={"target": target, "files": wishes}).json()
+            answer = self.hub.send("POST", url, json=question).json()
         except HfHubHTTPError as error:
             if not is_without(error):
                 raise
@@ -213,10 +203,8 @@ class HubRepo:
         return {file.sha256 for file in parsed(_Copied, answer).failed or ()}
 
     def commit(self, branch: str, parent: str, title: str, changes: Iterable[Change]) -> str:
-        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors.
-
-        The client's own method would ask for each file where the Hub wants it, and upload it.
-        """
+        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors."""
+        # The client's own method would ask for each file where the Hub wants it, and upload it.
         lines = [
             {"key": "header", "value": {"summary": title, "description": "", "parentCommit": parent}},
             *({"key": change.key, "value": {"path": change.path, **change.fields}} for change in changes),
@@ -231,13 +219,12 @@ class HubRepo:
 
     def history(self, commit: str) -> list[tuple[str, str]]:
         """Return the titles and ids of `commit` and those before it, newest first."""
-        commits = self.ask(lambda: list(self.hub.commits(self.repo_id, commit)))
-        return [(entry.title, entry.id) for entry in commits]
+        return self.ask(lambda: [(entry.title, entry.id) for entry in self.hub.commits(self.repo_id, commit)])
 
-    def other_refs(self, known: Collection[str]) -> list[str]:
-        """Return the names of the branches that are not `known`, and of all tags and pull requests."""
+    def other_refs(self) -> list[str]:
+        """Return the names of the branches that are neither main nor for staging, of all tags and pull requests."""
         refs = self.ask(lambda: self.hub.refs(self.repo_id, pull_requests=True))
-        branches = {branch.name for branch in refs.branches or ()} - set(known)
+        branches = {branch.name for branch in refs.branches or ()} - {"main", STAGING_BRANCH}
         return [*branches, *(ref.name for ref in (*(refs.tags or ()), *(refs.pull_requests or ())))]
 
 
@@ -255,11 +242,6 @@ def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[Fi
         count += file.bytes
         (fit if count <= COMMITTED_BYTES and not is_weights(file.path) else too_much).append(file)
     return fit, too_much
-
-
-def has_moved(error: Exception) -> bool:
-    """Return whether a Hub has refused a commit because its branch is no longer at the named parent."""
-    return isinstance(error, HfHubHTTPError) and error.response.status_code == 412
 
 
 def has_content(file: FileEntry | None, data: bytes) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.utils import hf_raise_for_status
 from pydantic import TypeAdapter
 from typing_extensions import override
 
@@ -18,10 +20,10 @@ from sharding.core.protocols import LentFile, LentSource, Source
 from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import is_plain
-from sharding.storage.hub.answers import checked_commit, listed_files, parsed
+from sharding.storage.hub.answers import checked_commit, listed_files, may_pass, parsed, wait_to_retry
 from sharding.storage.hub.client import Hub
+from sharding.storage.hub.guard import session
 from sharding.storage.hub.lookup import is_reached
-from sharding.storage.hub.retry import may_pass, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -32,18 +34,13 @@ HUB_JOIN_GAP_BYTES = 512 << 10
 READ_TIMEOUT_SECONDS = 30
 """Longest silence while a file is read. After it, a new connection continues the read."""
 
-
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_COMMIT = re.compile("[0-9a-f]{40}")
-_SHA256 = re.compile("[0-9a-f]{64}")
 _REF = TypeAdapter(RepoRef)
 
 
 def open_repo(hub: Hub, repo_id: str, revision: str | None = None, folder: str = "") -> "HubSource":
     """Pin `repo_id` to the commit that `revision` (a branch, tag or commit; None: main) is at now.
 
-    With a `folder` (ending in "/"), read only that one, as if it were a repo. Raises SourceError if the repo or the
-    folder does not exist, if the repo is gated, or if the login may not read it.
+    With a `folder` (ending in "/"), read only that one, as if it were a repo. Raises SourceError.
     """
 
     def pin() -> tuple[RepoRef, bool | None, bool]:
@@ -61,7 +58,6 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None, folder: str =
 
 
 def _is_hidden(info: "ModelInfo") -> bool | None:
-    """Return whether a repo is private or gated, None if the Hub does not say both."""
     return bool(info.private or info.gated) or (None if None in (info.private, info.gated) else False)
 
 
@@ -82,15 +78,9 @@ class HubSource(Source):
         unreached: tuple[str, ...] = (),
         files: tuple[FileEntry, ...] | None = None,
     ) -> None:
-        """Read the repo and revision that `ref` names. The revision must not move. Without `files`, list all of them.
-
-        Raises SourceError.
-        """
-        self.ref = ref
-        self.is_private = is_private
-        self.unreached = unreached
-        self.batch_bytes = HUB_BATCH_BYTES
-        self.join_gap_bytes = HUB_JOIN_GAP_BYTES
+        """Read the repo at the revision of `ref`, which must not move. Without `files`, list all of them."""
+        self.ref, self.is_private, self.unreached = ref, is_private, unreached
+        self.batch_bytes, self.join_gap_bytes = HUB_BATCH_BYTES, HUB_JOIN_GAP_BYTES
         self.ranges_at_once = RANGES_AT_ONCE
         self._hub = hub
         self._lock = Lock()
@@ -106,9 +96,8 @@ class HubSource(Source):
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file`, through Xet if the repo has it.
 
-        If a stream breaks off, the next one goes on at the same byte. Raises SourceError if that does not help, or if
-        the server sends other bytes than requested. Also if a whole file does not have the hash that the Hub lists.
-        Neither HTTP nor hf-xet 1.8 checks a hash on arrival.
+        If a stream breaks off, the next one goes on at the same byte. Raises SourceError also if the server sends other
+        bytes than requested, or if a whole file does not have its hash: neither HTTP nor hf-xet 1.8 checks that.
         """
         entry = self._entry(file)
         chunks = self._read(entry, start_byte, end_byte)
@@ -116,7 +105,6 @@ class HubSource(Source):
 
     @override
     def closed(self) -> str:
-        """Return the repo's name if it was public and may not be public now, else ""."""
         repo_id, is_hidden = self.ref.repo_id, None
         if self.is_private is not False:
             return ""
@@ -126,10 +114,7 @@ class HubSource(Source):
 
     @override
     def lend(self, files: Iterable[str]) -> LentSource:
-        """Return access to `files` in the store, or their addresses. A file that the Hub itself keeps may need a login.
-
-        Raises SourceError if only a signed-in user can read one of them.
-        """
+        """Return access to `files` in the store, or their addresses. Raises SourceError if one needs a login."""
         entries = [self._entry(file) for file in files]
         repo_id, revision = self.ref.repo_id, self.ref.revision
 
@@ -188,21 +173,17 @@ class HubSource(Source):
                     wait_to_retry(error, tries)
 
     def _list(self) -> list[FileEntry]:
-        from huggingface_hub.errors import EntryNotFoundError
-
         try:
-            return self._listed()
+            return self._listed(self.ref.folder)
         except EntryNotFoundError as error:
             if not self.ref.folder:
                 raise
             message = f"{self.ref.repo_id} has no folder {self.ref.folder[:-1]}."
             raise SourceError(message, "Name a folder that it has, or the repo alone.") from error
 
-    def _listed(self) -> list[FileEntry]:
-        folder = self.ref.folder
-        tree = self._hub.api.list_repo_tree(
-            self.ref.repo_id, folder.removesuffix("/") or None, recursive=True, revision=self.ref.revision
-        )
+    def _listed(self, folder: str) -> list[FileEntry]:
+        list_tree = self._hub.api.list_repo_tree
+        tree = list_tree(self.ref.repo_id, folder[:-1] or None, recursive=True, revision=self.ref.revision)
         files = []
         for file in listed_files(tree):
             if not file.path.startswith(folder):  # a Hub need not give what was asked for
@@ -219,40 +200,31 @@ class HubSource(Source):
         return sorted(files, key=lambda file: file.path)
 
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        from huggingface_hub.utils import hf_raise_for_status
-
-        from sharding.storage.hub.guard import session
-
-        self._count()
+        with self._lock:
+            self.requests += 1
         url = self._hub.address(self.ref.repo_id, self.ref.revision, self.ref.folder + entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
-        headers = {**self._hub.headers, **asked}
-        with session().stream(
-            "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS
-        ) as response:
+        options: dict[str, Any] = {"follow_redirects": True, "timeout": READ_TIMEOUT_SECONDS}
+        with session().stream("GET", url, headers={**self._hub.headers, **asked}, **options) as response:
             hf_raise_for_status(response)
             # After a redirect to a store, the Hub's own answer is the first. Only that one names a commit.
             self._refuse_changed(entry, [*response.history, response][0].headers)
-            self._check_range(
-                entry, response.status_code, response.headers.get("Content-Range", ""), start_byte, end_byte
-            )
+            content_range = response.headers.get("Content-Range", "")
+            self._check_range(entry, response.status_code, content_range, start_byte, end_byte)
             yield from response.iter_raw()  # as they arrive: a retry asks only for the rest
 
     def _refuse_changed(self, entry: FileEntry, headers: Mapping[str, str]) -> None:
-        """Raise SourceError if an answer is from another commit or has other content."""
         commit = headers.get("X-Repo-Commit", "")
         content = headers.get("X-Linked-Etag", "").strip('"')
-        is_other_commit = _COMMIT.fullmatch(self.ref.revision) and commit not in ("", self.ref.revision)
-        if is_other_commit or (_SHA256.fullmatch(content) and entry.sha256 not in (None, content)):
-            raise SourceError(
-                f"{entry.path} is no longer the file that the Hub listed at {self.ref.revision}.",
-                "Start the same job again. If that does not help, tell the owner of the repo.",
-            )
+        is_other_commit = re.fullmatch("[0-9a-f]{40}", self.ref.revision) and commit not in ("", self.ref.revision)
+        if is_other_commit or (re.fullmatch("[0-9a-f]{64}", content) and entry.sha256 not in (None, content)):
+            message = f"{entry.path} is no longer the file that the Hub listed at {self.ref.revision}."
+            raise SourceError(message, "Start the same job again. If that does not help, tell the owner of the repo.")
 
     def _check_range(self, entry: FileEntry, status: int, content_range: str, start_byte: int, end_byte: int) -> None:
         if status == 200 and (start_byte, end_byte) == (0, entry.bytes):
             return
-        match = _CONTENT_RANGE.fullmatch(content_range)
+        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range)
         if status != 206 or not match or tuple(map(int, match.groups())) != (start_byte, end_byte - 1, entry.bytes):
             raise SourceError(
                 f"The Hub did not send bytes {start_byte} to {end_byte} of {entry.path} as asked "
@@ -263,16 +235,12 @@ class HubSource(Source):
     def _xet(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         from hf_xet import XetFileInfo
 
-        self._count()
         with self._lock:
+            self.requests += 1
             if self._group is None:
                 self._group = self._hub.download_from(self.ref.repo_id, self.ref.revision)
             group = self._group
         yield from group.download_stream(XetFileInfo(entry.xet_hash, entry.bytes), start_byte, end_byte)
-
-    def _count(self) -> None:
-        with self._lock:
-            self.requests += 1
 
 
 def checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -284,7 +252,5 @@ def checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
         digest.update(chunk)
         yield chunk
     if stated and digest.hexdigest() != stated:
-        raise DamagedError(
-            f"{entry.path} arrived damaged: its hash is not the one that the Hub states.",
-            "Start the same job again. If that does not help, ask the owner of the repo to upload the file again.",
-        )
+        hint = "Start the same job again. If that does not help, ask the owner of the repo to upload the file again."
+        raise DamagedError(f"{entry.path} arrived damaged: its hash is not the one that the Hub states.", hint)

@@ -14,15 +14,13 @@ from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
-from sharding.storage.hub.repo import Change, HubRepo, deleted, has_content, has_moved, holds, small, stored
+from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, small, stored
 from sharding.storage.records import job_line, parse_job, parse_staged, staged_line, whole
 
 COMMIT_SECONDS = 60.0
 """Shortest time between two commits that note finished shards on the staging branch. The first shard is noted at once,
 the others together. The Hub takes 128 commits an hour from one user, and you may have other work to push."""
 
-
-STAGING_BRANCH = "shard-my-repo-staging"
 RECORDS = f"{RECORDS_FOLDER}/"
 """The folder on the staging branch for `job.json` (a `StagedJob`) and a `ShardRecord` of every finished shard."""
 
@@ -66,7 +64,7 @@ class StagingBranch:
             raise DestinationError(
                 f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
                 "If it is running, wait for it. If not, run it again with its own options, or choose another name. To "
-                " discard it, add --restart.",
+                "discard it, add --restart.",
                 Remedy("discard_unfinished"),
             )
         files = self._repo.files(head)
@@ -85,12 +83,8 @@ class StagingBranch:
         return whole(by_file, lambda record: holds(files.get(record.file), record))
 
     def begin(self, job: StagedJob, parent: str) -> None:
-        """Create the branch at commit `parent`, and write on it only which job it belongs to.
-
-        Raises DestinationError if another job starts there at the same moment.
-        """
-        create = self._repo.hub.api.create_branch
-        repo_id = self._repo.repo_id
+        """Create the branch at commit `parent`, and write on it only which job it belongs to."""
+        create, repo_id = self._repo.hub.api.create_branch, self._repo.repo_id
         self._repo.ask(lambda: create(repo_id, branch=STAGING_BRANCH, revision=parent, exist_ok=True))
         self.head, self._job, self._is_at_work = parent, job, True
         inherited = [deleted(path) for path in self._repo.files(parent) if self._is_record(path)]
@@ -184,14 +178,13 @@ class StagingBranch:
             try:
                 return self._repo.commit(STAGING_BRANCH, self.head, message, changes)
             except HfHubHTTPError as error:
-                head = self._repo.branches().get(STAGING_BRANCH, "") if has_moved(error) else self.head
+                has_moved = error.response.status_code == 412  # the branch is no longer at the named parent
+                head = self._repo.branches().get(STAGING_BRANCH, "") if has_moved else self.head
                 if head == self.head:
                     raise
                 if not self.is_own(head):
-                    raise DestinationError(
-                        f"Another job uses the branch {STAGING_BRANCH} of {self._repo.repo_id}.",
-                        "Wait until it ends, or choose another name.",
-                    ) from error
+                    taken = f"Another job uses the branch {STAGING_BRANCH} of {self._repo.repo_id}."
+                    raise DestinationError(taken, "Wait until it ends, or choose another name.") from error
                 self.head, files = head, self._repo.files(head)
                 if all(has_content(files.get(path), data) for path, data in lines.items()):
                     return head  # an earlier try has arrived, but its answer has not

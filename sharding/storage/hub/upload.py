@@ -13,9 +13,8 @@ from typing_extensions import override
 from sharding.core.errors import DestinationError, Remedy
 from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.values import FileEntry, ShardRecord
-from sharding.storage.hub.answers import parsed
+from sharding.storage.hub.answers import OddAnswer, parsed
 from sharding.storage.hub.client import GO_ON, Hub
-from sharding.storage.hub.retry import OddAnswer
 
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _PIECE_BYTES = 1 << 20
@@ -36,19 +35,16 @@ class _Action(BaseModel):
         return places, int(chunk)
 
 
-class _Actions(BaseModel):
-    upload: _Action
-    verify: _Action | None = None
-
-
-class _Error(BaseModel):
-    message: str
-
-
 class _Object(BaseModel):
-    actions: _Actions | None = None
-    """Without them, the store has the file already."""
-    error: _Error | None = None
+    class Actions(BaseModel):
+        upload: _Action
+        verify: _Action | None = None
+
+    class Error(BaseModel):
+        message: str
+
+    actions: Actions | None = None  # without them, the store has the file already
+    error: Error | None = None
 
 
 class _Batch(BaseModel):
@@ -118,10 +114,7 @@ class LfsShardWriter(ShardWriter):
         """Create the temporary file, which the system removes even if this process is killed."""
         self.bytes_uploaded = self.bytes_deduplicated = self.bytes_written = 0
         self._sha256 = hashlib.sha256()
-        self._hub = hub
-        self._repo_id = repo_id
-        self._revision = revision
-        self._file = file
+        self._hub, self._repo_id, self._revision, self._file = hub, repo_id, revision, file
         self._part = tempfile.TemporaryFile(prefix="shard-")  # noqa: SIM115 - closed by finish or abort
 
     @override
@@ -130,22 +123,18 @@ class LfsShardWriter(ShardWriter):
         try:
             self.bytes_written += self._part.write(data)
         except OSError as error:
-            hint = "Without Xet, one shard must fit there. Free some space, choose a smaller shard size, or set TMPDIR "
-            hint += "to a folder on a larger disk."
-            message = f"The temporary folder {tempfile.gettempdir()} cannot be written: {error}."
-            raise DestinationError(message, hint) from error
+            raise DestinationError(
+                f"The temporary folder {tempfile.gettempdir()} cannot be written: {error}.",
+                "Without Xet, one shard must fit there. Free some space, choose a smaller shard size, or set TMPDIR to "
+                "a folder on a larger disk.",
+            ) from error
 
     @override
     def finish(self) -> str:
         """Upload the file, unless the store already has its bytes; return its SHA-256."""
         item = {"oid": self._sha256.hexdigest(), "size": self.bytes_written}
-        wish: dict[str, Any] = {
-            "operation": "upload",
-            "transfers": ["basic", "multipart"],
-            "ref": {"name": self._revision},
-            "hash_algo": "sha256",
-            "objects": [item],
-        }
+        wish: dict[str, Any] = {"operation": "upload", "transfers": ["basic", "multipart"], "hash_algo": "sha256"}
+        wish |= {"ref": {"name": self._revision}, "objects": [item]}
         url = f"{self._hub.endpoint}/{self._repo_id}.git/info/lfs/objects/batch"
         answer = self._ask(lambda: parsed(_Batch, self._hub.send("POST", url, _LFS, json=wish).json()).objects[0])
         if answer.error:
