@@ -8,8 +8,8 @@ from typing import Any
 
 from sharding.checkpoint.documents import ADAPTER_NAME, config_text
 from sharding.checkpoint.read import read_headers
-from sharding.checkpoint.remarks import remarks_on
 from sharding.checkpoint.side_files import refuse_unfinished
+from sharding.checkpoint.state_dict import remarks_on
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import MAX_TENSORS
@@ -17,7 +17,7 @@ from sharding.core.protocols import Source
 from sharding.core.repo import Repo
 from sharding.core.text import format_bytes, name_some, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
-from sharding.formats.known_files import likely, may_be_missed
+from sharding.formats.names import likely, may_be_missed
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archives
 from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
 

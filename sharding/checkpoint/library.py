@@ -1,30 +1,14 @@
 """Find which library loads a repo, and which of its folders have weights. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents
-from sharding.checkpoint.loaders import (
-    DIFFUSERS,
-    DIFFUSERS_ADAPTER,
-    MIXIN,
-    ONE_OF_TRANSFORMERS,
-    OPEN_CLIP,
-    OPEN_CLIP_OWN,
-    PEFT,
-    SENTENCE_MODULE,
-    SPACY,
-    TIMM,
-    TRANSFORMERS,
-    Loader,
-    is_found_by_name,
-    is_of_earlier_step,
-)
-from sharding.checkpoint.weight_sets import Folders, has_index_alone, has_weights, own_names
+from sharding.checkpoint import weight_sets
+from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents, as_object
+from sharding.checkpoint.weight_sets import TRANSFORMERS, Folders, Loader, has_index_alone, has_weights, own_names
 from sharding.core.values import Library, folders_around
-from sharding.formats.model_config import CONFIG_NAME
-from sharding.formats.names import is_duplicate, is_of_ranks, is_plain, may_be_model
+from sharding.formats.names import CONFIG_NAME, is_duplicate, is_of_ranks, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
 """Modules of sentence-transformers (6.2) that follow an index. Every other module loads only `model.safetensors`."""
@@ -54,8 +38,8 @@ def find_layout(inside: Folders, documents: Documents) -> Layout:
     for rule in _RULES:
         if layout := rule(inside, documents):
             return layout
-    is_named = documents.is_of_transformers or (isinstance(documents.config, dict) and "model_type" in documents.config)
-    return Layout("transformers", {"": TRANSFORMERS}) if is_named else Layout("unknown", {"": TRANSFORMERS})
+    is_named = documents.is_of_transformers or "model_type" in documents.settings
+    return Layout("transformers" if is_named else "unknown", {"": TRANSFORMERS})
 
 
 def card_may_tell(layout: Layout, documents: Documents) -> bool:
@@ -72,12 +56,9 @@ def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
     folders, models = dict[str, Loader](), set[str]()
     above = {place for folder in inside for place in folders_around(folder)}
     for folder, (library, kind) in documents.components.items():
-        config = documents.inside.get(folder)
-        keys = config.keys() if isinstance(config, dict) else set()
-        if library == "diffusers" or {"_class_name", "_diffusers_version"} & keys:
-            folders[folder] = DIFFUSERS
-        else:
-            folders[folder] = TRANSFORMERS
+        keys = as_object(documents.inside.get(folder)).keys()
+        of_diffusers = library == "diffusers" or {"_class_name", "_diffusers_version"} & keys
+        folders[folder] = weight_sets.DIFFUSERS if of_diffusers else TRANSFORMERS
         if str(kind).endswith(_WITHOUT_WEIGHTS):
             continue
         if folder + CONFIG_NAME in inside.get(folder, ()):
@@ -92,75 +73,77 @@ def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
 def _sentence_transformer(inside: Folders, documents: Documents) -> Layout | None:
     modules = dict(documents.sentence_modules)
     by_transformers = {folder for folder, kind in modules.items() if kind.endswith(_LOADED_BY_TRANSFORMERS)}
-    folders = {folder: TRANSFORMERS if folder in by_transformers else SENTENCE_MODULE for folder in modules}
+    folders = dict.fromkeys(modules, weight_sets.SENTENCE_MODULE) | dict.fromkeys(by_transformers, TRANSFORMERS)
     models = {folder for folder in by_transformers if folder + CONFIG_NAME in inside.get(folder, ())}
     for folder in by_transformers:  # the repo may have only an adapter of the model
-        if has_weights(PEFT, folder, inside) and not has_weights(TRANSFORMERS, folder, inside):
-            folders[folder] = PEFT
+        if has_weights(weight_sets.PEFT, folder, inside) and not has_weights(TRANSFORMERS, folder, inside):
+            folders[folder] = weight_sets.PEFT
     return Layout("sentence-transformers", folders, frozenset(models)) if folders else None
 
 
 def _spacy(inside: Folders, documents: Documents) -> Layout | None:
-    if not isinstance(documents.spacy, dict) or "spacy_version" not in documents.spacy:
+    if "spacy_version" not in as_object(documents.spacy):
         return None
-    parts = (folder for folder, paths in inside.items() if own_names(SPACY, folder, paths))
-    return Layout("spacy", dict.fromkeys(parts, SPACY))
+    parts = (folder for folder, paths in inside.items() if own_names(weight_sets.SPACY, folder, paths))
+    return Layout("spacy", dict.fromkeys(parts, weight_sets.SPACY))
 
 
 def _adapters(loader: Loader, library: Library, inside: Folders, documents: Documents) -> Layout | None:
     """Return the folders with weights for `loader`, or None if the repo has a model of its own beside them."""
     every = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
-    folders = {folder: loader for folder in every if not (is_of_earlier_step(folder) or is_duplicate(folder))} or every
+    folders = {
+        folder: loader for folder in every if not (weight_sets.is_of_earlier_step(folder) or is_duplicate(folder))
+    } or every
     top = inside.get("", ())
     if not folders or has_weights(TRANSFORMERS, "", inside) or any(map(is_of_ranks, top)):
         return None
-    is_alone = all(is_found_by_name(path) or not may_be_model(path) for path in top)
+    is_alone = all(weight_sets.is_found_by_name(path) or not may_be_model(path) for path in top)
     return Layout(library, folders) if "" in folders or is_alone else None
 
 
 def _timm(inside: Folders, documents: Documents) -> Layout | None:
-    named = isinstance(documents.config, dict) and isinstance(documents.config.get("pretrained_cfg"), dict)
-    return Layout("timm", {"": TIMM}) if named and not documents.is_of_transformers else None
+    named = isinstance(documents.settings.get("pretrained_cfg"), dict)
+    return Layout("timm", {"": weight_sets.TIMM}) if named and not documents.is_of_transformers else None
 
 
 def _open_clip(inside: Folders, documents: Documents) -> Layout | None:
     if OPEN_CLIP_NAME not in inside.get("", ()) or has_index_alone("", inside):
         return None
-    has_both = has_weights(TRANSFORMERS, "", inside) and has_weights(OPEN_CLIP_OWN, "", inside)
-    return None if has_both and documents.is_of_transformers else Layout("open_clip", {"": OPEN_CLIP})
+    has_both = has_weights(TRANSFORMERS, "", inside) and has_weights(weight_sets.OPEN_CLIP_OWN, "", inside)
+    return None if has_both and documents.is_of_transformers else Layout("open_clip", {"": weight_sets.OPEN_CLIP})
 
 
 def _diffusers_model(inside: Folders, documents: Documents) -> Layout | None:
-    config = documents.config if isinstance(documents.config, dict) else {}
+    config = documents.settings
     named = "_diffusers_version" in config or ("_class_name" in config and not documents.is_of_transformers)
-    return Layout("diffusers", {"": DIFFUSERS}) if named else None
+    return Layout("diffusers", {"": weight_sets.DIFFUSERS}) if named else None
 
 
 def _mixin(inside: Folders, documents: Documents) -> Layout | None:
     is_one = documents.tags & _MIXIN_TAGS and not has_index_alone("", inside)
-    return Layout("pytorch_model_hub_mixin", {"": MIXIN}) if is_one else None
+    return Layout("pytorch_model_hub_mixin", {"": weight_sets.MIXIN}) if is_one else None
 
 
 def _colbert(inside: Folders, documents: Documents) -> Layout | None:
     # sentence-transformers and ColBERT read the head from one file, so the weights stay in one.
-    return Layout("transformers", {"": ONE_OF_TRANSFORMERS}) if documents.architecture == "HF_ColBERT" else None
+    one = Layout("transformers", {"": replace(TRANSFORMERS, is_whole=True)})
+    return one if documents.architecture == "HF_ColBERT" else None
 
 
 def _adapter_by_card(inside: Folders, documents: Documents) -> Layout | None:
-    if documents.is_of_transformers or not own_names(DIFFUSERS_ADAPTER, "", inside.get("", ())):
+    if documents.is_of_transformers or not own_names(weight_sets.DIFFUSERS_ADAPTER, "", inside.get("", ())):
         return None
     is_adapter = documents.library == "diffusers" or {tag.lower() for tag in documents.tags} & _ADAPTER_TAGS
-    if is_adapter and not has_weights(TRANSFORMERS, "", inside):
-        return Layout("diffusers", {"": DIFFUSERS_ADAPTER})
-    return None
+    is_alone = is_adapter and not has_weights(TRANSFORMERS, "", inside)
+    return Layout("diffusers", {"": weight_sets.DIFFUSERS_ADAPTER}) if is_alone else None
 
 
 _RULES: tuple[Callable[[Folders, Documents], Layout | None], ...] = (
     _pipeline,
     _sentence_transformer,
     _spacy,
-    partial(_adapters, PEFT, "peft"),
-    partial(_adapters, DIFFUSERS_ADAPTER, "diffusers"),
+    partial(_adapters, weight_sets.PEFT, "peft"),
+    partial(_adapters, weight_sets.DIFFUSERS_ADAPTER, "diffusers"),
     _timm,
     _open_clip,
     _mixin,

@@ -2,10 +2,12 @@
 
 import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from threading import Lock
+from typing import Any
 
 from sharding.checkpoint.documents import (
     Documents,
@@ -17,8 +19,8 @@ from sharding.checkpoint.documents import (
     read_small,
 )
 from sharding.checkpoint.library import Layout, card_may_tell, find_layout
-from sharding.checkpoint.remarks import adapter_alone, remarks_on
 from sharding.checkpoint.side_files import describe_links, other_weights, refuse_links, refuse_unfinished, sort_files
+from sharding.checkpoint.state_dict import remarks_on
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder, why_one_file
@@ -29,10 +31,9 @@ from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Tensor
 from sharding.formats.index import Index, compare_with_index, parse_index
-from sharding.formats.known_files import POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
-from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED, dtype_of_first
-from sharding.formats.names import DCP_METADATA_NAME
-from sharding.formats.quantization import quantization_of
+from sharding.formats.names import CONFIG_NAME, DCP_METADATA_NAME, POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
+from sharding.formats.peft_config import named_base
+from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
 from sharding.formats.rank_boxes import without_dcp
 from sharding.formats.safetensors_header import LENGTH_BYTES, Header, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
@@ -83,8 +84,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     _refuse_unusable(tensors)
     findings += remarks_on(tensors)
     if all(weight_set.stem == "adapter_model" for weight_set in selection.sets):
-        place = str(source.folder or source.ref.name)
-        findings += filter(None, [adapter_alone(documents.adapter, place)])
+        findings += _adapter_alone(documents.adapter, str(source.folder or source.ref.name))
     taken = {file.path for file in weight_files} | {
         weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index
     }
@@ -116,6 +116,15 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
+
+
+def _adapter_alone(config: Any, place: str) -> Iterator[Finding]:
+    """Yield the warning for a source at `place` that is only an adapter. `config` is its adapter_config.json."""
+    if isinstance(config, dict) and "peft_type" in config:
+        name = named_base(config)
+        message = f"This is an adapter{f' of {name}' if name else ''}, not a whole model. The copy is the same adapter."
+        command = f"shard-my-repo shard {shlex.quote(name or 'BASE')} ./merged --adapter {shlex.quote(place)}"
+        yield Finding("warning", "adapter-alone", message, f"To merge it: {command}")
 
 
 def _read_layout(source: Files, by_path: dict[str, FileEntry], folders: Folders) -> tuple[Documents, Layout]:

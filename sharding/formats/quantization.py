@@ -1,12 +1,16 @@
-"""Find out whether weights are quantized, from the tensors and from config.json. Pure."""
+"""Read and change what config.json and tensors say about the dtype and the quantization of a model. Pure."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sharding.core.dtypes import BY_NAME, CASTABLE
+from sharding.core.dtypes import BY_NAME, CASTABLE, NUMBERS
+from sharding.core.text import parsed_json
 from sharding.core.values import Tensor
+
+WEIGHTS_NAMED = "transformers_weights"
+"""The key that names a weight file to load instead of the usual ones (transformers 5.23, `utils/hub.py`)."""
 
 _KEYS = ("quantization_config", "compression_config")
 """Releases of compressed-tensors before 0.8 wrote the second key."""
@@ -137,11 +141,7 @@ def quantization_of(config: str) -> Mapping[str, Any] | None:
     >>> quantization_of('{"text_config": {"quantization_config": {"quant_method": "fp8"}}}')
     {'quant_method': 'fp8'}
     """
-    try:
-        document = json.loads(config or "{}")
-    except (ValueError, RecursionError):
-        return None
-    for level in levels(document):
+    for level in levels(parsed_json(config)):
         for key in _KEYS:
             if section := level.get(key):
                 return section if isinstance(section, dict) else {}
@@ -188,3 +188,44 @@ def levels(document: Any) -> list[dict[str, Any]]:
     for level in levels:
         levels += [value for value in level.values() if isinstance(value, dict)]
     return levels
+
+
+def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:
+    """Return the config.json of a copy, with `torch_dtype` ("float16") in place of every other dtype.
+
+    The key that names the weight files is removed, as in `save_pretrained`, because the copy has the usual names.
+    Returns None if nothing changes, or if `config` is not a configuration.
+    """
+    if "\ufffd" in config:  # the file was not UTF-8
+        return None
+    document = parsed_json(config)
+    if not isinstance(document, dict):
+        return None
+    is_changed = document.pop(WEIGHTS_NAMED, None) is not None
+    if torch_dtype is None:
+        return document if is_changed else None
+    if "model_type" in document and not {"dtype", "torch_dtype"} & document.keys():
+        document["dtype"] = torch_dtype
+    numbers = {BY_NAME[dtype].torch for dtype in NUMBERS}
+    waiting: list[Any] = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for key in ("dtype", "torch_dtype"):
+                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in numbers:
+                    value[key] = torch_dtype
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return document
+
+
+def dtype_of_first(tensors: Iterable[Tensor]) -> str:
+    """Return torch's name of the dtype of the first floating-point tensor that is not FP8, "" if there is none.
+
+    transformers 5.23 loads a model in this dtype, if neither config.json nor the index names one (`_get_dtype`). It
+    looks at the first file only.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> dtype_of_first(Tensor("w", dtype, (), Stored(0, "f", 0, 4)) for dtype in ("I64", "BF16", "F32"))
+    'bfloat16'
+    """
+    return next((BY_NAME[tensor.dtype].torch for tensor in tensors if tensor.dtype in CASTABLE), "")

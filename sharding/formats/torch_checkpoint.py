@@ -14,7 +14,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.text import format_bytes, name_problem, name_some, shown_name
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Finding, Tensor, folder_of
-from sharding.formats.known_files import POINTER_BYTES, what_is
+from sharding.formats.names import POINTER_BYTES, what_is
 from sharding.formats.torch_file import Locate, Place, open_bin
 from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused

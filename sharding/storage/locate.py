@@ -10,8 +10,7 @@ from sharding.core.errors import DestinationError, Remedy, SourceError, UsageErr
 from sharding.core.protocols import Files, Source
 from sharding.core.repo import Repo
 from sharding.core.values import Address
-from sharding.formats.model_config import CONFIG_NAME
-from sharding.formats.names import trained_folder
+from sharding.formats.names import CONFIG_NAME, trained_folder
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import lies_in, refuse_overlap

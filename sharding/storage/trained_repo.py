@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sharding.checkpoint.loaders import is_found_by_name
+from sharding.checkpoint.weight_sets import is_found_by_name
 from sharding.core.protocols import Source
 from sharding.core.repo import Repo
 from sharding.core.values import FileEntry
