@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sharding.checkpoint.documents import ADAPTER_NAME, config_text
+from sharding.checkpoint.documents import config_text
 from sharding.checkpoint.read import read_headers
 from sharding.checkpoint.side_files import refuse_unfinished
 from sharding.checkpoint.state_dict import remarks_on
@@ -18,6 +18,7 @@ from sharding.core.repo import Repo
 from sharding.core.text import format_bytes, name_some, parsed_json, source_name
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
 from sharding.formats.names import likely, may_be_missed
+from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archives
 from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
 

@@ -8,10 +8,11 @@ from typing import Any
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
 from sharding.core.protocols import Files
-from sharding.core.text import format_bytes, name_problem, parsed_json, values_in
+from sharding.core.text import as_object, format_bytes, name_problem, parsed_json, values_in
 from sharding.core.values import FileEntry
 from sharding.formats.model_card import parse_card
 from sharding.formats.names import CARD_NAME, CONFIG_NAME
+from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.quantization import WEIGHTS_NAMED
 
 PIPELINE_NAME = "model_index.json"
@@ -19,7 +20,6 @@ MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 OPEN_CLIP_NAME = "open_clip_config.json"
 SPACY_NAME = "meta.json"
-ADAPTER_NAME = "adapter_config.json"
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ROUTERS = ("Router", "Asym")
@@ -111,11 +111,6 @@ class Documents:
             yield folder, kind
             types = as_object(as_object(self.inside.get(folder)).get("types")) if kind.endswith(_ROUTERS) else {}
             waiting += [(folder + _as_folder(name), of) for name, of in types.items() if isinstance(of, str)]
-
-
-def as_object(value: Any) -> dict[str, Any]:
-    """Return `value` if it is a JSON object, else {}."""
-    return value if isinstance(value, dict) else {}
 
 
 def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents:

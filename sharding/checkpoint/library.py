@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from sharding.checkpoint import weight_sets
-from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents, as_object
+from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents
 from sharding.checkpoint.weight_sets import TRANSFORMERS, Folders, Loader, has_index_alone, has_weights, own_names
+from sharding.core.text import as_object
 from sharding.core.values import Library, folders_around
 from sharding.formats.names import CONFIG_NAME, is_duplicate, is_of_ranks, is_plain, may_be_model
 

@@ -3,13 +3,7 @@
 import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
-from sharding.checkpoint.documents import (
-    MODULES_NAME,
-    OPEN_CLIP_NAME,
-    PIPELINE_NAME,
-    ROUTER_NAME,
-    SPACY_NAME,
-)
+from sharding.checkpoint.documents import MODULES_NAME, OPEN_CLIP_NAME, PIPELINE_NAME, ROUTER_NAME, SPACY_NAME
 from sharding.checkpoint.weight_sets import (
     Folders,
     Loader,
