@@ -16,9 +16,8 @@ from sharding.core.threads import readers
 from sharding.core.values import FileEntry
 from sharding.formats.dcp_metadata import SavedChunk, SavedEntry
 from sharding.formats.torch_checkpoint import lies_in_order, moving_strides, origin_of
-from sharding.formats.torch_file import Reader, open_zip
+from sharding.formats.torch_file import Reader, ZipRefused, open_zip
 from sharding.formats.torch_globals import PickleRefused, StoredTensor
-from sharding.formats.torch_zip import ZipRefused
 from sharding.recipes.laid import Box
 
 _EDGE_BYTES = 2 << 10

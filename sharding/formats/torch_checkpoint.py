@@ -15,9 +15,8 @@ from sharding.core.text import format_bytes, name_problem, name_some, shown_name
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Finding, Tensor, folder_of
 from sharding.formats.names import POINTER_BYTES, what_is
-from sharding.formats.torch_file import Locate, Place, open_bin
+from sharding.formats.torch_file import Locate, Place, ZipRefused, open_bin
 from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
-from sharding.formats.torch_zip import ZipRefused
 from sharding.recipes.laid import Box, Laid, is_contiguous
 from sharding.recipes.stored import Stored
 
