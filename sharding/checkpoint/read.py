@@ -35,7 +35,7 @@ from sharding.formats.names import CONFIG_NAME, DCP_METADATA_NAME, POINTER_BYTES
 from sharding.formats.peft_config import named_base
 from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
 from sharding.formats.rank_boxes import without_dcp
-from sharding.formats.safetensors_header import LENGTH_BYTES, Header, header_end, parse_header
+from sharding.formats.safetensors_file import LENGTH_BYTES, Header, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
 from sharding.model_class.class_table import ties
 from sharding.recipes.stored import Stored, place_of

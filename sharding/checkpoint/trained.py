@@ -23,7 +23,7 @@ from sharding.formats.quantization import (
     without_quantization,
 )
 from sharding.formats.rank_boxes import SavedBoxes, assemble, assemble_headers, missing_names
-from sharding.formats.safetensors_header import Header
+from sharding.formats.safetensors_file import Header
 from sharding.formats.torch_checkpoint import HEADS
 from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid

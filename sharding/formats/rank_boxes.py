@@ -20,7 +20,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.text import MOST_NAMES, name_some
 from sharding.core.values import FileEntry, Tensor
 from sharding.formats.names import RANK_SHARD_NAME
-from sharding.formats.safetensors_header import Header
+from sharding.formats.safetensors_file import Header
 from sharding.recipes.laid import Box, Laid, is_contiguous, strides_of
 from sharding.recipes.stored import Stored, place_of
 

@@ -46,17 +46,13 @@ def read_pickle(data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> Pickle
     `Other`. Time and memory grow with the number of instructions, at most `MAX_PICKLE_STEPS`. Raises PickleRefused.
     """
     machine = Machine(data, start, id_parts)
-    try:
-        value = machine.run()
-        return Pickle(value, machine.storages, machine.position)
-    except (IndexError, KeyError) as error:
-        raise PickleRefused("it uses a value that does not exist") from error
+    return Pickle(machine.run(), machine.storages, machine.position)
 
 
 class Machine:
     """One run through a pickle, with the stack of its instructions. `run` raises PickleRefused."""
 
-    steps: ClassVar[Mapping[int, Callable[[Any], None]]] = {}
+    steps: ClassVar[Mapping[int, Callable[[Any], Any]]] = {}
     most_steps: ClassVar[int] = MAX_PICKLE_STEPS
     reader: ClassVar[str] = "torch's weights-only reader"
 
@@ -74,15 +70,18 @@ class Machine:
     def run(self) -> Any:
         """Follow all instructions. Return the value that remains at the end."""
         data, size, steps = self._data, len(self._data), self.steps
-        while self.position < size and (code := data[self.position]) != _STOP:
-            step = steps.get(code)
-            if step is None:
-                raise PickleRefused(f"{self.reader} does not support its instruction {bytes([code])!r}")
-            self.position += 1
-            step(self)
-            self._spend(1)
-        self._take(1)
-        return self._stack.pop()
+        try:
+            while self.position < size and (code := data[self.position]) != ord("."):
+                step = steps.get(code)
+                if step is None:
+                    raise PickleRefused(f"{self.reader} does not support its instruction {bytes([code])!r}")
+                self.position += 1
+                step(self)
+                self._spend(1)
+            self._take(1)
+            return self._stack.pop()
+        except (IndexError, KeyError) as error:
+            raise PickleRefused("it uses a value that does not exist") from error
 
     def _spend(self, steps: int) -> None:
         self._steps_left -= steps
@@ -96,9 +95,6 @@ class Machine:
         taken = self._data[self.position : end]
         self.position = end
         return taken
-
-    def _skip(self, count: int) -> None:
-        self._take(count)
 
     def _number(self, size: int, *, signed: bool = False) -> int:
         return int.from_bytes(self._take(size), "little", signed=signed)
@@ -128,7 +124,7 @@ class Machine:
         self._stack[-1] = called(function, arguments)
 
     def _make(self) -> None:
-        arguments, kind = self._stack.pop(), self._stack.pop()
+        kind, arguments = self._pop_last(2)
         if kind != Global("collections.OrderedDict") or arguments != ():
             raise PickleRefused("it creates an object that is not a dictionary")
         self._stack.append(Ordered())
@@ -164,11 +160,6 @@ class Machine:
     def _key(self, key: Any) -> Any:
         return key_of(key)
 
-    def _last(self, count: int) -> None:
-        if len(self._stack) < count:
-            raise PickleRefused("it uses a value that does not exist")
-        self._stack[-count:] = [tuple(self._stack[-count:])]
-
     def _push(self, value: Any) -> None:
         self._stack.append(value)
 
@@ -191,9 +182,8 @@ def text_of(data: bytes, errors: str = "strict") -> str:
         raise PickleRefused("it contains text that is not UTF-8") from error
 
 
-_STOP = ord(".")
-STEPS: dict[int, Callable[[Machine], None]] = {
-    ord("\x80"): lambda m: m._skip(1),
+STEPS: dict[int, Callable[[Machine], Any]] = {
+    ord("\x80"): lambda m: m._take(1),
     ord("c"): Machine._push_global,
     ord("R"): Machine._call,
     ord("\x81"): Machine._make,
@@ -205,9 +195,9 @@ STEPS: dict[int, Callable[[Machine], None]] = {
     ord("s"): lambda m: m._set(m._pop_last(2)),
     ord("u"): lambda m: m._set(m._since_mark()),
     ord("t"): lambda m: m._push(tuple(m._since_mark())),
-    ord("\x85"): lambda m: m._last(1),
-    ord("\x86"): lambda m: m._last(2),
-    ord("\x87"): lambda m: m._last(3),
+    ord("\x85"): lambda m: m._push(tuple(m._pop_last(1))),
+    ord("\x86"): lambda m: m._push(tuple(m._pop_last(2))),
+    ord("\x87"): lambda m: m._push(tuple(m._pop_last(3))),
     ord("N"): lambda m: m._push(None),
     ord("\x89"): lambda m: m._push(False),
     ord("\x88"): lambda m: m._push(True),
