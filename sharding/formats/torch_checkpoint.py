@@ -38,8 +38,7 @@ class Archive:
     """The content of a `.bin` file: each tensor once, in stored order.
 
     `tied` maps names that are left out to the name that stands for the same tensor. `ignored` has the names of other
-    entries that are left out. `is_wrapped` says that the tensors are under `state_dict`. Then every entry beside
-    `state_dict` is left out.
+    entries that are left out. If it `is_wrapped`, the tensors are under `state_dict`, and all beside it is left out.
     """
 
     tensors: tuple[Tensor, ...]
@@ -69,7 +68,8 @@ def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) ->
         tensors, ignored = _sort(wrapper.get("state_dict", value), folder_of(file.path))
         ignored += [shown_name(str(key)) for key in wrapper if key != "state_dict"]
         tied = _tied(tensors) if unites_tied else {}
-        return _lay_out(file, tensors, tied, locate, tuple(ignored), is_wrapped=bool(wrapper))
+        kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
+        return Archive(_lay_out(file, kept, locate), tied, tuple(ignored), bool(wrapper))
     except (PickleRefused, ZipRefused) as error:
         what, hint = what_is(b"".join(source.read(file.path, 0, min(file.bytes, POINTER_BYTES))), "torch")
         if what:
@@ -95,8 +95,8 @@ def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -
         message = f"{len(views)} views (transposed, sliced or expanded) of {size} are written row by row."
         yield Finding("info", "views", message)
     ignored = [name for archive in archives for name in archive.ignored]
-    if ignored or any(archive.is_wrapped for archive in archives):
-        is_wrapped = any(archive.is_wrapped for archive in archives)
+    is_wrapped = any(archive.is_wrapped for archive in archives)
+    if ignored or is_wrapped:
         where = "The tensors are under state_dict. " if is_wrapped else ""
         reason = "beside it, or not a tensor" if is_wrapped else "not a tensor"
         left = f"Left out: {name_some(ignored)} ({reason})." if ignored else ""
@@ -148,26 +148,21 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     """Return the names that are not kept, each with the name that stands for the same tensor."""
     same: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
-        if EMBEDDINGS.search(name) or HEADS.search(name):
-            same.setdefault(_identity(name, tensor), []).append(name)
-        elif _HEAD_BIASES.search(name):
-            same.setdefault((_HEAD_BIASES, _identity(name, tensor)), []).append(name)
-    for identity, names in list(same.items()):
-        if identity[0] is not _HEAD_BIASES and not any(map(EMBEDDINGS.search, names)):
-            del same[identity]
-    return {name: kept for names in same.values() for kept in [_main_name(names)] for name in names if name != kept}
+        is_weight = bool(EMBEDDINGS.search(name) or HEADS.search(name))
+        if is_weight or _HEAD_BIASES.search(name):
+            same.setdefault((is_weight, _identity(name, tensor)), []).append(name)
+    return {
+        name: kept
+        for (is_weight, _), names in same.items()
+        if not is_weight or any(map(EMBEDDINGS.search, names))
+        for kept in [_main_name(names)]
+        for name in names
+        if name != kept
+    }
 
 
-def _lay_out(
-    file: FileEntry,
-    tensors: Mapping[str, StoredTensor],
-    tied: Mapping[str, str],
-    locate: Locate,
-    ignored: tuple[str, ...],
-    *,
-    is_wrapped: bool,
-) -> Archive:
-    kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
+def _lay_out(file: FileEntry, kept: Mapping[str, StoredTensor], locate: Locate) -> tuple[Tensor, ...]:
+    """Return the tensors of `file` with their recipes."""
     places = locate(tensor.storage for tensor in kept.values())
     sizes = {name: prod(tensor.shape) * item_bytes(tensor.dtype) for name, tensor in kept.items()}
     most_more = (MAX_NAMES_OF_A_TENSOR - 1) * file.bytes + MAX_EXPANDED_BYTES
@@ -182,7 +177,7 @@ def _lay_out(
             recipe = Laid((box,), tensor.shape, item_bytes(tensor.dtype))
         dtype = BY_TORCH[tensor.dtype].name
         entries.append(Tensor(name, dtype, tensor.shape, recipe, folder_of(file.path)))
-    return Archive(tuple(entries), tied, ignored, is_wrapped)
+    return tuple(entries)
 
 
 def moving_strides(tensor: StoredTensor) -> tuple[int, ...]:
