@@ -73,7 +73,6 @@ def sort_files(
             left_out.setdefault(reason, []).append(file.path)
         else:
             side.append(file)
-    findings = [_left_out(reason, paths) for reason, paths in left_out.items()]
     moved = sum(file.bytes for file in side if file.xet_hash is None and file.path not in copied)
     if moved > MAX_SIDE_FILES_BYTES:
         raise SourceError(
@@ -81,7 +80,7 @@ def sort_files(
             f"{format_bytes(MAX_SIDE_FILES_BYTES)}. The largest is {max(side, key=lambda file: file.bytes).path}.",
             "Remove large files from the source, or use a copy without them.",
         )
-    return tuple(side), findings
+    return tuple(side), [_left_out(reason, paths) for reason, paths in left_out.items()]
 
 
 _UNFINISHED = (".aria2", ".crdownload", ".incomplete", ".!qb", ".!ut", ".partial", ".part", ".download", ".opdownload")
@@ -173,19 +172,13 @@ def describe_links(links: Sequence[str]) -> list[Finding]:
     return [Finding("warning", "link-outside", message, hint)]
 
 
-_PICKLED = (".bin", ".pt", ".pth")
-
-
 def weights_beside(
     inside: Folders, loaders: Mapping[str, Loader], absent: Container[str] = frozenset()
 ) -> frozenset[str]:
     """Return the weights beside a model that are copied unchanged, because a program loads them by name.
 
-    `inside` lists the files of each folder. `loaders` has the loader of each folder of the model itself. Files in an
-    `absent` folder are ignored.
-
-    In a folder of the model, these are the files that a library finds by name. In other folders, they are all adapters,
-    heads and codecs, with their index if there is one. There, pickled files need a configuration or a known name.
+    `loaders` has the loader of each folder of the model itself, in which these are the files that a library finds by
+    name. In other folders that are not `absent`, they are all adapters, heads and codecs, with their index.
     """
     weights = set[str]()
     for folder, paths in inside.items():
@@ -197,8 +190,7 @@ def weights_beside(
     return frozenset(weights)
 
 
-def _weights_by_name(folder: str, files: Iterable[str], loader: Loader | None) -> set[str]:
-    files = set(files)
+def _weights_by_name(folder: str, files: list[str], loader: Loader | None) -> set[str]:
     weights = {path for path in files if is_found_by_name(path.removeprefix(folder))}
     weights -= {path for path in weights if as_safetensors(path) != path and as_safetensors(path) in weights}
     if loader and loader.any_name:
@@ -208,22 +200,21 @@ def _weights_by_name(folder: str, files: Iterable[str], loader: Loader | None) -
     return weights
 
 
-def _all_of(files: Iterable[str], takes_pickles: bool = False) -> set[str]:
+def _all_of(files: list[str], takes_pickles: bool = False) -> set[str]:
     """Return the weights among `files`: safetensors, arrays of numbers, and pickles without a safetensors version.
 
     A pickle counts if a configuration lies beside it or its name is known. With `takes_pickles`, every pickle counts.
     """
-    files = list(files)
     has_config = takes_pickles or any(path.endswith(".json") and not is_index(path) for path in files)
     safe = {path for path in files if path.endswith(".safetensors")}
     known = set(map(_without_number, safe))
     pickled = {
         path
         for path in files
-        if path.endswith(_PICKLED)
+        if path.endswith((".bin", ".pt", ".pth"))
         and not is_training_state(path.rpartition("/")[2])
         and _without_number(as_safetensors(path)) not in known
-        if has_config or is_found_by_name(path.rpartition("/")[2])
+        and (has_config or is_found_by_name(path.rpartition("/")[2]))
     }
     endings = [".safetensors."] * bool(safe) + [".bin."] * any(map(BIN_SHARD_NAME.fullmatch, pickled))
     indexes = {path for path in files if is_index(path) and any(ending in path for ending in endings)}

@@ -58,9 +58,9 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
         else:
             _refuse_without_weights(layout, folder, files)
     if not sets:
-        raise no_weights([path for files in inside.values() for path in files])
+        raise _no_weights([path for files in inside.values() for path in files])
     if variant and all(chosen.variant != variant for chosen in sets):
-        raise no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
+        raise _no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
     taken = {path for chosen in sets for path in (chosen.single, chosen.index, *chosen.shards) if path}
     copied = weights_beside(inside, layout.folders, layout.absent) - taken
     findings = tuple(_remarks(layout.library, sets, passed_over, copied))
@@ -73,7 +73,7 @@ def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
     if "" in variants or not variants:
         return variants.get("")
     if len(variants) > 1:
-        raise no_variant(variant, variants)
+        raise _no_variant(variant, variants)
     return next(iter(variants.values()))
 
 
@@ -100,42 +100,34 @@ def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequenc
         return WeightSet(folder, stem, is_whole=True, single=names[0])
     if folder or loader.is_whole or library not in ("transformers", "unknown"):
         return None
-    return _unnamed(files)
+    # Else the shards of any other name, or the only safetensors file, unless another format seems to hold the model.
+    others = [path for path in files if path.endswith(".safetensors") and not is_duplicate(path)]
+    if shards := [path for path in others if SHARD_NAME.fullmatch(path)]:
+        return WeightSet("", shards=shards)
+    is_model = len(others) == 1 and not of_other_formats(files, others[0])
+    return WeightSet("", single=others[0]) if is_model else None
 
 
 def _of_ranks(inside: Sequence[str]) -> list[str]:
     """Return the files that the ranks of a training run saved, or the metadata file that locates their pieces."""
-    ranks = sorted(path for path in inside if RANK_SHARD_NAME.fullmatch(path))
-    if not ranks and DCP_METADATA_NAME in inside:
-        ranks = [DCP_METADATA_NAME]
-    counts = {match["count"] for path in ranks if (match := RANK_SHARD_NAME.fullmatch(path))}
-    if len(counts) > 1:
-        raise SourceError(
-            f"The folder has rank files of several saves, with {' and '.join(sorted(counts))} files each.",
-            "Keep the files of each save in their own folder.",
-        )
-    return ranks
-
-
-def _unnamed(inside: Sequence[str]) -> WeightSet | None:
-    """Return the shards of any other name, or the only safetensors file.
-
-    If weights in another format with another name lie beside that file, it does not hold the model.
-    """
-    others = [path for path in inside if path.endswith(".safetensors") and not is_duplicate(path)]
-    shards = [path for path in others if SHARD_NAME.fullmatch(path)]
-    if shards:
-        return WeightSet("", shards=shards)
-    if len(others) != 1 or of_other_formats(inside, others[0]):
-        return None
-    return WeightSet("", single=others[0])
+    ranks = {path: match["count"] for path in inside if (match := RANK_SHARD_NAME.fullmatch(path))}
+    if len(counts := sorted({*ranks.values()})) > 1:
+        message = f"The folder has rank files of several saves, with {' and '.join(counts)} files each."
+        raise SourceError(message, "Keep the files of each save in their own folder.")
+    return sorted(ranks) or [DCP_METADATA_NAME] * (DCP_METADATA_NAME in inside)
 
 
 def _refuse_without_weights(layout: Layout, folder: str, files: Sequence[str]) -> None:
     """Raise SourceError if a part of the repo is a model, or has weights in another format. No set was found for it."""
-    unread = [path for path in files if may_be_model(path)] if layout.library == "diffusers" and folder else []
-    if unread or folder in layout.models:
-        raise component_without_weights(folder, unread)
+    name = folder or "The model"
+    if layout.library == "diffusers" and folder and (unread := [path for path in files if may_be_model(path)]):
+        message = f"{name} of the pipeline has no weights that can be streamed, only {name_some(unread)}."
+        hint = "Load it once with a release of its library that reads them, and save it with save_pretrained."
+        raise SourceError(message, hint)
+    if folder in layout.models:
+        message = f"{name} has a configuration but no weights, so no library could load it from the copy."
+        hint = f"Download its weights, or remove its entry from the list of parts, {PIPELINE_NAME} or {MODULES_NAME}."
+        raise SourceError(message, hint)
 
 
 def _remarks(
@@ -192,7 +184,7 @@ _ELSEWHERE = {
 }
 
 
-def no_weights(paths: Sequence[str]) -> SourceError:
+def _no_weights(paths: Sequence[str]) -> SourceError:
     """Return the error for a repo with files at `paths` but without weights that can be streamed."""
     top = [path for path in paths if "/" not in path]
     if "params.json" in top and (native := [path for path in top if path.startswith("consolidated.")]):
@@ -248,7 +240,7 @@ def _folders(paths: Iterable[str]) -> list[str]:
     return sorted({path.rpartition("/")[0] for path in paths} - {""})
 
 
-def no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
+def _no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
     """Return the error for a `variant` that is not `there`. "" stands for the plain weights."""
     variants = tuple(sorted(there))
     names = ", ".join(repr(name) if name else "the plain weights" for name in variants)
@@ -256,15 +248,3 @@ def no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
         return VariantMissing(f"There is no variant {variant!r}.", f"Use one of these: {names}.", variants)
     hint = f"Available variants: {names}. Choose one with --variant."
     return VariantMissing("There are several variants but no plain weights.", hint, variants)
-
-
-def component_without_weights(folder: str, others: Sequence[str]) -> SourceError:
-    """Return the error for a repo with a model in `folder` that has only `others` as weights."""
-    name = folder or "The model"
-    if others:
-        message = f"{name} of the pipeline has no weights that can be streamed, only {name_some(others)}."
-        hint = "Load it once with a release of its library that reads them, and save it with save_pretrained."
-        return SourceError(message, hint)
-    message = f"{name} has a configuration but no weights, so no library could load it from the copy."
-    hint = f"Download its weights, or remove its entry from the list of parts, {PIPELINE_NAME} or {MODULES_NAME}."
-    return SourceError(message, hint)
