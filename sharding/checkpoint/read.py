@@ -85,13 +85,12 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     findings += remarks_on(tensors)
     if all(weight_set.stem == "adapter_model" for weight_set in selection.sets):
         findings += _adapter_alone(documents.adapter, str(source.folder or source.ref.name))
-    taken = {file.path for file in weight_files} | {
-        weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index
-    }
     of_ranks = {path for weight_set in selection.sets for path in weight_set.ranks}
-    refuse_unfinished(by_path, taken | of_ranks)
+    indexes = {weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index}
+    taken = {file.path for file in weight_files} | indexes | of_ranks
+    refuse_unfinished(by_path, taken)
     side_files, left_out = sort_files(
-        source.files, taken | of_ranks, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
+        source.files, taken, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
     )
     _refuse_unreadable(source, side_files)
     configs = read_configs(source, by_path, [component.folder for component in components])
@@ -108,7 +107,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         library=selection.library,
         configs=configs,
         other_variants=selection.passed_over,
-        other_weights=other_weights(source.files, taken | of_ranks | {file.path for file in side_files}),
+        other_weights=other_weights(source.files, taken | {file.path for file in side_files}),
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
         has_twice=any(finding.code == "stored-twice" for finding in findings),
@@ -179,9 +178,8 @@ def _read_component(
 def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:
     """Return a component that keeps its one file and its name in `weight_set`, and a finding that says why."""
     path = weight_set.single or ""
-    stem = path.removeprefix(weight_set.folder).removesuffix(".safetensors")
     if weight_set.stem == "model" and path.endswith(".safetensors") and not weight_set.variant:
-        component = replace(component, stem=stem)
+        component = replace(component, stem=path.removeprefix(weight_set.folder).removesuffix(".safetensors"))
     message = f"The tensors of {path} stay in one file, because {reason}."
     return replace(component, is_whole=True), Finding("info", "kept-whole", message)
 
@@ -208,8 +206,7 @@ def _read_ranks(
     files = [by_path[path] for path in weight_set.ranks]
     headers = read_headers(source, files, most_tensors)
     tensors, findings = read_rank_shards(files, headers)
-    plain_headers = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
-    metadata, conflicts = merge_metadata(plain_headers)
+    metadata, conflicts = merge_metadata(replace(header, metadata=without_dcp(header.metadata)) for header in headers)
     component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole, metadata=metadata)
     return component, files, tensors, [*findings, *conflicts]
 
@@ -238,11 +235,9 @@ def _read_index(
 
 def _listed(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet) -> frozenset[str]:
     """Return the files in the index beside a single file. MLX and others write one for a single file too."""
-    file = by_path.get(weight_set.index or "") if weight_set.single else None
-    if file is None or file.bytes > MAX_INDEX_BYTES:
-        return frozenset()
     with suppress(SourceError):
-        return frozenset(parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path).weight_map.values())
+        if weight_set.single and (file := by_path.get(weight_set.index or "")):
+            return frozenset(parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path).weight_map.values())
     return frozenset()
 
 
@@ -269,15 +264,11 @@ def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
         _refuse_long(source, end, most_tensors)
         first += b"".join(source.read(file.path, len(first), end))
     with _LONG if end > _LONG_BYTES else nullcontext():
-        return _at_source(parse_header(first, file.bytes, file.path), file)
-
-
-def _at_source(header: Header, file: FileEntry) -> Header:
-    """Return `header` with recipes for the file as the source calls it. Its name in the repo may differ."""
-    if (file.source, file.at) == (0, file.path):
+        header = parse_header(first, file.bytes, file.path)
+    if (at := (file.source, file.at)) == (0, file.path):
         return header
+    # The file has another name in the source than in the repo.
     places = ((tensor, place_of(tensor)) for tensor in header.tensors)
-    at = file.source, file.at
     moved = (tensor._replace(recipe=Stored(*at, place.start_byte, place.end_byte)) for tensor, place in places)
     return replace(header, tensors=tuple(moved))
 
@@ -288,13 +279,11 @@ def _refuse_long(source: Files, description_bytes: int, most_tensors: int) -> No
 
 
 def _too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
+    many = f"{source.ref.repo_id} has more than {most_tensors:,} tensors"
     if most_tensors >= MAX_TENSORS:
-        message = f"{source.ref.repo_id} has more than {most_tensors:,} tensors, which no single model has."
-        return TooManyTensors(message, "Shard its models one by one.")
-    return TooManyTensors(
-        f"{source.ref.repo_id} has more than {most_tensors:,} tensors, too many for the page.",
-        "Shard it with the command `shard-my-repo` on your own machine.",
-    )
+        return TooManyTensors(f"{many}, which no single model has.", "Shard its models one by one.")
+    hint = "Shard it with the command `shard-my-repo` on your own machine."
+    return TooManyTensors(f"{many}, too many for the page.", hint)
 
 
 def _each_once(tensors: Sequence[Tensor], index: Index | None) -> tuple[list[Tensor], list[Finding]]:
@@ -326,10 +315,9 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
     seen: dict[str, str] = {}
     for tensor in tensors:
         if tensor.name in seen:
-            raise SourceError(
-                f"The tensor {tensor.name} is in two files: {seen[tensor.name]} and {tensor.file}.",
-                "No index says which of them counts. Download the checkpoint again, or ask its author.",
-            )
+            message = f"The tensor {tensor.name} is in two files: {seen[tensor.name]} and {tensor.file}."
+            hint = "No index says which of them counts. Download the checkpoint again, or ask its author."
+            raise SourceError(message, hint)
         seen[tensor.name] = tensor.file
     if not seen:
         raise SourceError("The weight files contain no tensors.", "Use a model that has weights.")
@@ -346,26 +334,18 @@ def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
         if path and not os.access(path, os.R_OK):
             hint = "Change its permissions, or remove it from the source."
             raise SourceError(f"You have no permission to read {file.path}.", hint)
-        start = b"".join(source.read(file.path, 0, file.bytes)) if _may_be_pointer(file, is_here=bool(path)) else b""
+        may_be_pointer = 0 < file.bytes < POINTER_BYTES
+        if not path:  # on a Hub, a request for each small text would take long, and weights have a SHA-256
+            may_be_pointer = file.sha256 is None and file.bytes in USUAL_POINTER and not _TEXT.search(file.path)
+        start = b"".join(source.read(file.path, 0, file.bytes)) if may_be_pointer else b""
         if is_pointer(start):
             what, hint = what_is(start)
             raise SourceError(f"{file.path} is {what}.", hint)
 
 
-def _may_be_pointer(file: FileEntry, *, is_here: bool) -> bool:
-    """Return whether `file` may be a pointer of Git LFS, by its size and, on a Hub, by its name.
-
-    There a request for each small text would take long, and the file that a pointer stands for has a SHA-256.
-    """
-    if is_here:
-        return 0 < file.bytes < POINTER_BYTES
-    return file.sha256 is None and file.bytes in USUAL_POINTER and not _TEXT.search(file.path)
-
-
 def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
     """Return the metadata for every shard, and a finding if the headers disagree on it."""
-    merged: dict[str, str] = {}
-    conflicts = dict[str, str]()
+    merged, conflicts = dict[str, str](), dict[str, str]()
     for header in headers:
         for key, text in (header.metadata or {}).items():
             if merged.setdefault(key, text) != text:

@@ -159,20 +159,15 @@ _CONVERT = (
     "with convert_mistral_weights_to_hf.py from `transformers`, or serve them unchanged with vLLM."
 )
 _RENAME = "Rename the file that holds the model to pytorch_model.bin, or diffusion_pytorch_model.bin for diffusers."
+_BY_TRANSFORMERS_4 = "Convert them with transformers 4: load them with %s and call save_pretrained. Version 5 cannot."
 _ELSEWHERE = {
     ".gguf": (
         "GGUF weights for llama.cpp",
         "To split them, use gguf-split from llama.cpp. To get safetensors, load them once with gguf_file=… in "
         "transformers and call save_pretrained.",
     ),
-    ".h5": (
-        "TensorFlow weights",
-        "Convert them with transformers 4: load them with from_tf=True and call save_pretrained. Version 5 cannot.",
-    ),
-    ".msgpack": (
-        "Flax weights",
-        "Convert them with transformers 4: load them with from_flax=True and call save_pretrained. Version 5 cannot.",
-    ),
+    ".h5": ("TensorFlow weights", _BY_TRANSFORMERS_4 % "from_tf=True"),
+    ".msgpack": ("Flax weights", _BY_TRANSFORMERS_4 % "from_flax=True"),
     ".onnx": (
         "ONNX graphs",
         "Shard the repo that they were exported from. They hold a program with the weights, so they cannot be cut.",

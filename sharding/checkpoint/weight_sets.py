@@ -48,13 +48,9 @@ class Loader:
 
 _TORCH = {"pytorch_model": "model"}
 DIFFUSION_STEM = "diffusion_pytorch_model"
-"""The name that diffusers gives weights. For this name it prefers the index to the one file.
-
-For every other name, every library prefers the one file."""
+"""The name that diffusers gives weights. Only for this name, a library prefers the index to the one file."""
 _ADAPTERS = ("pytorch_lora_weights", "learned_embeds", "pytorch_custom_diffusion_weights")
 _OPEN_CLIP = ("open_clip_model", "open_clip_pytorch_model")
-
-
 _DIFFUSION = {DIFFUSION_STEM: DIFFUSION_STEM}
 
 TRANSFORMERS = Loader(("model", DIFFUSION_STEM), _TORCH | _DIFFUSION)
@@ -144,19 +140,16 @@ class WeightSet:
         listed = sorted(set(index.weight_map.values()))
         missing = [path for path in listed if path not in paths]
         if missing:
-            raise SourceError(
-                f"{len(missing)} of the {len(listed)} files that {self.index} lists are missing: {name_some(missing)}.",
-                "Download them again. The checkpoint is incomplete without them.",
-            )
+            message = f"{len(missing)} of the {len(listed)} files that {self.index} lists are missing: "
+            hint = "Download them again. The checkpoint is incomplete without them."
+            raise SourceError(f"{message}{name_some(missing)}.", hint)
         return listed
 
     def findings(self, listed: Set[str]) -> list[Finding]:
         """Return findings about the choice of the files. `listed` are those in the index."""
         if self.single and (self.index or self.shards) and not (listed == {self.single} and not self.shards):
-            library, used = "diffusers" if self.index_first else "transformers", self.single
-            beside = "an index or shards"
-            if self.takes_index:
-                used, beside = self.index or "", self.single
+            library = "diffusers" if self.index_first else "transformers"
+            used, beside = (self.index, self.single) if self.takes_index else (self.single, "an index or shards")
             message = f"{used} stands beside {beside}. It is the one used, as in {library}."
             return [Finding("warning", "several-checkpoints", message, "Remove the set that is out of date.")]
         if not self.single and not self.index and not self.ranks:

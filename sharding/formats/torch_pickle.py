@@ -12,18 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sharding.core.limits import MAX_PICKLE_MARKS, MAX_PICKLE_STEPS
-from sharding.formats.torch_globals import (
-    ALLOWED,
-    ID_PARTS,
-    Global,
-    Ordered,
-    Other,
-    PickleRefused,
-    Storage,
-    called,
-    key_of,
-    storage_of,
-)
+from sharding.formats import torch_globals
+from sharding.formats.torch_globals import Global, Ordered, Other, PickleRefused, Storage
 
 
 class PickleCut(PickleRefused):
@@ -39,7 +29,7 @@ class Pickle:
     end: int
 
 
-def read_pickle(data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> Pickle:
+def read_pickle(data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> Pickle:
     """Return the pickle at `data[start:]`. The name of a storage in it has `id_parts` parts.
 
     Dictionaries, lists, tuples, texts and numbers are themselves. Tensors are `StoredTensor`, and everything else is
@@ -56,7 +46,7 @@ class Machine:
     most_steps: ClassVar[int] = MAX_PICKLE_STEPS
     reader: ClassVar[str] = "torch's weights-only reader"
 
-    def __init__(self, data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> None:
+    def __init__(self, data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> None:
         """Start at `data[start:]`, where the name of a storage has `id_parts` parts."""
         self.position = start
         self.storages: dict[str, Storage] = {}
@@ -113,7 +103,7 @@ class Machine:
         module, name = self._line(), self._line()
         # Protocol 2 uses the names of Python 2.
         full = f"{'builtins' if module == '__builtin__' else module}.{name}"
-        if full not in ALLOWED:
+        if full not in torch_globals.ALLOWED:
             raise PickleRefused(f"it asks for {full[:100]!r}, which torch's weights-only reader does not allow")
         self._stack.append(Global(full))
 
@@ -121,7 +111,7 @@ class Machine:
         arguments, function = self._stack.pop(), self._stack[-1]
         if isinstance(arguments, tuple) and len(arguments) == 1 and isinstance(arguments[0], list | tuple):
             self._spend(len(arguments[0]))  # many calls may share one long list
-        self._stack[-1] = called(function, arguments)
+        self._stack[-1] = torch_globals.called(function, arguments)
 
     def _make(self) -> None:
         kind, arguments = self._pop_last(2)
@@ -135,7 +125,7 @@ class Machine:
             raise PickleRefused("it sets the state of something that is not a dictionary")
 
     def _store(self) -> None:
-        storage = self._stack[-1] = storage_of(self._stack[-1], self._id_parts)
+        storage = self._stack[-1] = torch_globals.storage_of(self._stack[-1], self._id_parts)
         if self.storages.setdefault(storage.key, storage) != storage:
             raise PickleRefused("it describes one storage in two ways")
 
@@ -158,7 +148,7 @@ class Machine:
             target[self._key(key)] = value
 
     def _key(self, key: Any) -> Any:
-        return key_of(key)
+        return torch_globals.key_of(key)
 
     def _push(self, value: Any) -> None:
         self._stack.append(value)
