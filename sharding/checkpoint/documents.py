@@ -89,9 +89,8 @@ class Documents:
     @property
     def components(self) -> dict[str, tuple[Any, Any]]:
         """Library and class of each component of a diffusers pipeline, by its folder."""
-        if not self.is_pipeline:
-            return {}
-        named = {f"{name}/": entry for name, entry in self.pipeline.items() if isinstance(entry, list) and any(entry)}
+        entries = self.pipeline.items() if self.is_pipeline else ()
+        named = {f"{name}/": entry for name, entry in entries if isinstance(entry, list) and any(entry)}
         return {folder: (entry[0], entry[1] if len(entry) > 1 else None) for folder, entry in named.items()}
 
     @property
@@ -124,8 +123,8 @@ def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents
             inside[folder] = read_json(source, by_path.get(folder + CONFIG_NAME))
     for folder, kind in documents.sentence_modules:
         if kind.endswith(_ROUTERS):
-            name = next((name for name in (ROUTER_NAME, CONFIG_NAME) if folder + name in by_path), "")
-            inside[folder] = read_json(source, by_path.get(folder + name))
+            file = by_path.get(folder + ROUTER_NAME) or by_path.get(folder + CONFIG_NAME)
+            inside[folder] = read_json(source, file)
     return documents
 
 
@@ -154,10 +153,8 @@ def _card_metadata(source: Files, by_path: Mapping[str, FileEntry]) -> Mapping[s
 def read_small(source: Files, file: FileEntry, max_bytes: int) -> bytes:
     """Return a whole file. Raises SourceError if it has more than `max_bytes`."""
     if file.bytes > max_bytes:
-        raise SourceError(
-            f"{file.path} ({format_bytes(file.bytes)}) is larger than the limit of {format_bytes(max_bytes)}.",
-            "Check that it is the right file, or download it again.",
-        )
+        message = f"{file.path} ({format_bytes(file.bytes)}) is larger than the limit of {format_bytes(max_bytes)}."
+        raise SourceError(message, "Check that it is the right file, or download it again.")
     return b"".join(source.read(file.path, 0, file.bytes))
 
 

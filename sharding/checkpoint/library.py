@@ -1,8 +1,6 @@
 """Find which library loads a repo, and which of its folders have weights. Pure."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from sharding.checkpoint import weight_sets
 from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents
@@ -18,8 +16,6 @@ _WITHOUT_WEIGHTS = (
     *("FeatureExtractor", "Scheduler", "Guidance"),
 )
 """Endings of class names of components that have a configuration and no weights."""
-_MIXIN_TAGS = {"model_hub_mixin", "pytorch_model_hub_mixin"}
-_ADAPTER_TAGS = {"lora", "textual_inversion"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +32,15 @@ class Layout:
 
 def find_layout(inside: Folders, documents: Documents) -> Layout:
     """Return the layout of a repo. `inside` lists the files of each folder."""
-    for rule in _RULES:
-        if layout := rule(inside, documents):
-            return layout
-    is_named = documents.is_of_transformers or "model_type" in documents.settings
-    return Layout("transformers" if is_named else "unknown", {"": TRANSFORMERS})
+    # Rules for the parts of a repo come before rules for the whole repo.
+    return (
+        _pipeline(inside, documents)
+        or _sentence_transformer(inside, documents)
+        or _spacy(inside, documents)
+        or _adapters(weight_sets.PEFT, "peft", inside)
+        or _adapters(weight_sets.DIFFUSERS_ADAPTER, "diffusers", inside)
+        or _one_model(inside, documents)
+    )
 
 
 def card_may_tell(layout: Layout, documents: Documents) -> bool:
@@ -89,7 +89,7 @@ def _spacy(inside: Folders, documents: Documents) -> Layout | None:
     return Layout("spacy", dict.fromkeys(parts, weight_sets.SPACY))
 
 
-def _adapters(loader: Loader, library: Library, inside: Folders, documents: Documents) -> Layout | None:
+def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
     """Return the folders with weights for `loader`, or None if the repo has a model of its own beside them."""
     every = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
     folders = {
@@ -102,54 +102,23 @@ def _adapters(loader: Loader, library: Library, inside: Folders, documents: Docu
     return Layout(library, folders) if "" in folders or is_alone else None
 
 
-def _timm(inside: Folders, documents: Documents) -> Layout | None:
-    named = isinstance(documents.settings.get("pretrained_cfg"), dict)
-    return Layout("timm", {"": weight_sets.TIMM}) if named and not documents.is_of_transformers else None
-
-
-def _open_clip(inside: Folders, documents: Documents) -> Layout | None:
-    if OPEN_CLIP_NAME not in inside.get("", ()) or has_index_alone("", inside):
-        return None
-    has_both = has_weights(TRANSFORMERS, "", inside) and has_weights(weight_sets.OPEN_CLIP_OWN, "", inside)
-    return None if has_both and documents.is_of_transformers else Layout("open_clip", {"": weight_sets.OPEN_CLIP})
-
-
-def _diffusers_model(inside: Folders, documents: Documents) -> Layout | None:
-    config = documents.settings
-    named = "_diffusers_version" in config or ("_class_name" in config and not documents.is_of_transformers)
-    return Layout("diffusers", {"": weight_sets.DIFFUSERS}) if named else None
-
-
-def _mixin(inside: Folders, documents: Documents) -> Layout | None:
-    is_one = documents.tags & _MIXIN_TAGS and not has_index_alone("", inside)
-    return Layout("pytorch_model_hub_mixin", {"": weight_sets.MIXIN}) if is_one else None
-
-
-def _colbert(inside: Folders, documents: Documents) -> Layout | None:
-    # sentence-transformers and ColBERT read the head from one file, so the weights stay in one.
-    one = Layout("transformers", {"": replace(TRANSFORMERS, is_whole=True)})
-    return one if documents.architecture == "HF_ColBERT" else None
-
-
-def _adapter_by_card(inside: Folders, documents: Documents) -> Layout | None:
-    if documents.is_of_transformers or not own_names(weight_sets.DIFFUSERS_ADAPTER, "", inside.get("", ())):
-        return None
-    is_adapter = documents.library == "diffusers" or {tag.lower() for tag in documents.tags} & _ADAPTER_TAGS
-    is_alone = is_adapter and not has_weights(TRANSFORMERS, "", inside)
-    return Layout("diffusers", {"": weight_sets.DIFFUSERS_ADAPTER}) if is_alone else None
-
-
-_RULES: tuple[Callable[[Folders, Documents], Layout | None], ...] = (
-    _pipeline,
-    _sentence_transformer,
-    _spacy,
-    partial(_adapters, weight_sets.PEFT, "peft"),
-    partial(_adapters, weight_sets.DIFFUSERS_ADAPTER, "diffusers"),
-    _timm,
-    _open_clip,
-    _mixin,
-    _diffusers_model,
-    _colbert,
-    _adapter_by_card,
-)
-"""The first rule that applies decides. Rules for the parts of a repo come before rules for the whole repo."""
+def _one_model(inside: Folders, documents: Documents) -> Layout:
+    config, is_of_transformers, top = documents.settings, documents.is_of_transformers, inside.get("", ())
+    has_usual, is_sharded = has_weights(TRANSFORMERS, "", inside), has_index_alone("", inside)
+    if isinstance(config.get("pretrained_cfg"), dict) and not is_of_transformers:
+        return Layout("timm", {"": weight_sets.TIMM})
+    has_both = has_usual and has_weights(weight_sets.OPEN_CLIP_OWN, "", inside)
+    if OPEN_CLIP_NAME in top and not is_sharded and not (has_both and is_of_transformers):
+        return Layout("open_clip", {"": weight_sets.OPEN_CLIP})
+    if documents.tags & {"model_hub_mixin", "pytorch_model_hub_mixin"} and not is_sharded:
+        return Layout("pytorch_model_hub_mixin", {"": weight_sets.MIXIN})
+    if "_diffusers_version" in config or ("_class_name" in config and not is_of_transformers):
+        return Layout("diffusers", {"": weight_sets.DIFFUSERS})
+    if documents.architecture == "HF_ColBERT":
+        # sentence-transformers and ColBERT read the head from one file, so the weights stay in one.
+        return Layout("transformers", {"": replace(TRANSFORMERS, is_whole=True)})
+    tags = {tag.lower() for tag in documents.tags}
+    is_adapter = documents.library == "diffusers" or tags & {"lora", "textual_inversion"}
+    if is_adapter and not (is_of_transformers or has_usual) and own_names(weight_sets.DIFFUSERS_ADAPTER, "", top):
+        return Layout("diffusers", {"": weight_sets.DIFFUSERS_ADAPTER})
+    return Layout("transformers" if is_of_transformers or "model_type" in config else "unknown", {"": TRANSFORMERS})

@@ -189,10 +189,8 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
     for folder, config in configs.items():
         name = Documents(parsed_json(config)).weights_named if folder and WEIGHTS_NAMED in config else None
         if name and folder + name not in taken:
-            raise SourceError(
-                f"{folder}{CONFIG_NAME} sets {WEIGHTS_NAMED} to {name[:100]!r}. Only the top folder may set it.",
-                "Give the file its usual name, such as model.safetensors, and remove the entry.",
-            )
+            message = f"{folder}{CONFIG_NAME} sets {WEIGHTS_NAMED} to {name[:100]!r}. Only the top folder may set it."
+            raise SourceError(message, "Give the file its usual name, such as model.safetensors, and remove the entry.")
 
 
 def _read_ranks(

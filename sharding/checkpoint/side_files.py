@@ -73,10 +73,8 @@ def refuse_unfinished(paths: Iterable[str], weights: Iterable[str]) -> None:
     known = {path.casefold(): path for path in paths}
     marks = (path + ending for path in sorted(weights) for ending in _UNFINISHED)
     if mark := next((known[mark.casefold()] for mark in marks if mark.casefold() in known), None):
-        raise SourceError(
-            f"The download of {mark.rpartition('.')[0]} is not finished: {mark} is beside it.",
-            f"Finish the download. If the file is complete, remove {mark}.",
-        )
+        message = f"The download of {mark.rpartition('.')[0]} is not finished: {mark} is beside it."
+        raise SourceError(message, f"Finish the download. If the file is complete, remove {mark}.")
 
 
 def other_weights(files: Iterable[FileEntry], used: Container[str]) -> tuple[str, ...]:
@@ -137,10 +135,9 @@ def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
         has_weights = names.is_weights(link) or link.rpartition("/")[2] == names.DCP_METADATA_NAME
         is_needed = has_weights and not (names.is_duplicate(link) or names.is_training_state(link))
         if not link.endswith("/") and (link in documents or is_needed):
-            raise SourceError(
-                f"{shown_name(link)} is a link to a file outside the folder.",
-                "Replace the link with the file itself. Links are followed only within the folder or in a Hub cache.",
-            )
+            message = f"{shown_name(link)} is a link to a file outside the folder."
+            hint = "Replace the link with the file itself. Links are followed only within the folder or in a Hub cache."
+            raise SourceError(message, hint)
 
 
 def describe_links(links: Sequence[str]) -> list[Finding]:

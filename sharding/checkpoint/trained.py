@@ -212,15 +212,11 @@ def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, 
     Raises SourceError if there is only training state, or two tensors would get the same name.
     """
     if found := next((name for name in names if _OF_LORA.search(name)), None):  # no class loads them beside a base
-        raise SourceError(
-            f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run.",
-            "Export the adapter with the trainer, then merge it into its base.",
-        )
+        message = f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run."
+        raise SourceError(message, "Export the adapter with the trainer, then merge it into its base.")
     if state and not names:
-        raise SourceError(
-            "The source has no weights, only training state such as that of an optimizer.",
-            "Use the folder beside it that holds the model.",
-        )
+        message = "The source has no weights, only training state such as that of an optimizer."
+        raise SourceError(message, "Use the folder beside it that holds the model.")
     # If some tensors lie under a wrapper's key, only their names can show the prefixes that this wrapper added.
     wrapped = {saved: name for saved, name in names.items() if saved != name} or names
     short = short_names(wrapped.values())
@@ -228,10 +224,8 @@ def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, 
     seen: dict[str, str] = {}
     for saved, name in final_names.items():
         if (first := seen.setdefault(name, saved)) != saved:
-            raise SourceError(
-                f"{first} and {saved} would both be called {name} in the result.",
-                "Save only the one that you want, or save each in its own folder.",
-            )
+            message = f"{first} and {saved} would both be called {name} in the result."
+            raise SourceError(message, "Save only the one that you want, or save each in its own folder.")
     return final_names
 
 

@@ -80,10 +80,9 @@ def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
 def named_set(name: str, inside: Container[str]) -> WeightSet:
     """Return the set that config.json names. Raises SourceError if it is not among the files `inside` its folder."""
     if name not in inside or not name.endswith((".safetensors", ".safetensors.index.json")):
-        raise SourceError(
-            f"config.json sets transformers_weights to {name[:100]!r}, but no such safetensors file is beside it.",
-            "Download that file. If the weights are in model.safetensors, remove the entry instead.",
-        )
+        message = f"config.json sets transformers_weights to {name[:100]!r}, but no such safetensors file is beside it."
+        hint = "Download that file. If the weights are in model.safetensors, remove the entry instead."
+        raise SourceError(message, hint)
     return WeightSet("", index=name) if name.endswith(".json") else WeightSet("", single=name)
 
 
@@ -211,10 +210,9 @@ def _no_weights(paths: Sequence[str]) -> SourceError:
     for suffix, (what, hint) in _ELSEWHERE.items():
         if files := [path for path in paths if path.endswith(suffix)]:
             return SourceError(f"There are no safetensors weights, only {what}: {name_some(files)}.", hint)
-    return SourceError(
-        "The source has no weights.",
-        "Use one with model.safetensors, or with an index and shards such as model-00001-of-00002.safetensors.",
-    )
+    message = "The source has no weights."
+    hint = "Use one with model.safetensors, or with an index and shards such as model-00001-of-00002.safetensors."
+    return SourceError(message, hint)
 
 
 def of_other_formats(inside: Iterable[str], path: str) -> list[str]:

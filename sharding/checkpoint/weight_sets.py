@@ -258,18 +258,16 @@ def _complete(shards: Sequence[str]) -> list[str]:
         sets.setdefault((match["stem"], match["rest"], int(match["count"])), set()).add(int(match["number"]))
     if len(sets) > 1:
         names = ", ".join(f"{stem} of {count}" for stem, _, count in sets)
-        raise SourceError(
-            f"There are shards of several checkpoints and no index: {names}.", "Remove the shards that are out of date."
-        )
+        message = f"There are shards of several checkpoints and no index: {names}."
+        raise SourceError(message, "Remove the shards that are out of date.")
     ((_, _, count), numbers), *_ = sets.items()
     if missing := count - len(numbers & set(range(1, count + 1))):
         absent = (number for number in range(1, count + 1) if number not in numbers)
         start, _, end = shards[0].rpartition("-of-")
         stem = start.rpartition("-")[0]
         names = name_some([f"{stem}-{number:05d}-of-{end}" for number in islice(absent, MOST_NAMES)], total=missing)
-        raise SourceError(
-            f"{missing} of the {count} shards are missing, and there is no index: {names}.", "Download them again."
-        )
+        message = f"{missing} of the {count} shards are missing, and there is no index: {names}."
+        raise SourceError(message, "Download them again.")
     return sorted(shards)
 
 

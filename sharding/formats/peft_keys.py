@@ -111,7 +111,5 @@ def _refuse_halves(parts: list[Part]) -> None:
 
 
 def _half(name: str, missing: str) -> SourceError:
-    return SourceError(
-        f"The adapter has {name}, but not {missing}. Half of a pair changes nothing.",
-        "Save the adapter again, or download it again.",
-    )
+    message = f"The adapter has {name}, but not {missing}. Half of a pair changes nothing."
+    return SourceError(message, "Save the adapter again, or download it again.")

@@ -49,9 +49,8 @@ def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
     if length > MAX_HEADER_BYTES:
         raise HeaderError(f"{file} announces a header of {length} bytes. The format allows 100 MB.", _HINT)
     if LENGTH_BYTES + length > file_bytes:
-        raise HeaderError(
-            f"{file} ends inside its header. It needs {LENGTH_BYTES + length} bytes but has {file_bytes}.", _HINT
-        )
+        message = f"{file} ends inside its header. It needs {LENGTH_BYTES + length} bytes but has {file_bytes}."
+        raise HeaderError(message, _HINT)
     return LENGTH_BYTES + length
 
 

@@ -8,8 +8,7 @@ text and small numbers. Nobody can make the hashes of such keys collide.
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from sharding.core.limits import MAX_PICKLE_MARKS, MAX_PICKLE_STEPS
 from sharding.formats import torch_globals
@@ -20,8 +19,7 @@ class PickleCut(PickleRefused):
     """The pickle continues after the end of its bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pickle:
+class Pickle(NamedTuple):
     """The value of a pickle, the storages that it names (by key), and the byte where it ends."""
 
     value: Any
