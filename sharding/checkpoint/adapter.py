@@ -24,10 +24,8 @@ from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
 
 _NAMEABLE = re.compile(r"([^./\\<>\x00-\x1f\x7f-\x9f][^/\\<>\x00-\x1f\x7f-\x9f]*/)*adapter_model\.\w+")
 """Paths that a report may name: see `bounds.File`."""
-
 _WORDS = re.compile(r"\.(?:lm_head|embed\w*|wte|shared)\.")
 """Names of an adapter's weights for embeddings or an output head."""
-
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """The names under which PEFT looks for the weights of an adapter (0.21, `utils/save_and_load.py`), in its order."""
 

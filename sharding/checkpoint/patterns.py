@@ -19,7 +19,6 @@ PATTERNS_SECONDS = 5.0
 
 MATCHER_BYTES = 256 << 20
 """Address space of the process that matches them. It takes 10 MB, and 20 MB for 100,000 names."""
-
 _HINT = "List the names of the modules instead."
 
 

@@ -46,11 +46,9 @@ TENSOR_DESCRIPTION_BYTES = 160
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""
-
 _LONG = Lock()
 _LONG_BYTES = 2_000_000
 """Longer headers are parsed one at a time. Threads would not be faster, and parsing takes ten times the memory."""
-
 _FIRST_READ_BYTES = 64 << 10
 """Most headers are shorter. A longer one takes a second read."""
 
@@ -144,9 +142,10 @@ def describe_source(source: Files) -> tuple[Finding, ...]:
     return (*unreached, *describe_links(source.links_out))
 
 
-def _read_component(
-    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
-) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
+_Read = tuple[Component, list[FileEntry], list[Tensor], list[Finding]]
+
+
+def _read_component(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int) -> _Read:
     if weight_set.ranks:
         return _read_ranks(source, by_path, weight_set, most_tensors)
     findings = weight_set.findings(_listed(source, by_path, weight_set))
@@ -193,9 +192,7 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
             raise SourceError(message, "Give the file its usual name, such as model.safetensors, and remove the entry.")
 
 
-def _read_ranks(
-    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
-) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
+def _read_ranks(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int) -> _Read:
     """Return the same as `_read_component` for files that the ranks of a training run saved."""
     if weight_set.ranks == [DCP_METADATA_NAME]:
         _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)

@@ -12,22 +12,17 @@ _STATE = {
     "grad_scaler", "optim_state", "optim_states",
 }  # fmt: skip
 """Keys under which trainers save everything but weights (accelerate 1.15, torchtitan, PyTorch's own tutorials)."""
-
 _STATE_OR_MODULE = {
     "ema", "ema_model", "model_ema", "ema_state_dict", "opt", "scheduler", "schedulers", "scheduler_state",
     "scheduler_state_dict", "scaler", "amp", "sampler",
 }  # fmt: skip
 """Keys that are training state if a wrapper stands beside them. Without a wrapper, they may be modules of the model."""
-
 _WRAPPERS = {"model", "module", "state_dict", "model_state_dict", "model_state"}
 """Keys under which trainers save the weights. Inside them, the keys above are modules."""
-
 _AROUND = {"app", "state"}
 """Keys under which trainers save everything, model and state."""
-
 _WRAPPING_MODULES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Names that torch.compile, FSDP and activation checkpointing add when they wrap a module."""
-
 _MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
 """What optimizers keep for each tensor (torch 2.13). Everything under their key is training state."""
 

@@ -21,17 +21,13 @@ from sharding.formats.torch_globals import PickleRefused, StoredTensor
 from sharding.recipes.laid import Box
 
 _EDGE_BYTES = 2 << 10
-"""How many bytes of an archive are read at each end, and the limit for its pickle and its directory.
-
-With torch 2.13, the pickle has about 150 bytes and the directory has 463 bytes for 7 records. A directory within this
-limit has at most 44 records."""
+"""How many bytes of an archive are read at each end, and the limit for its pickle and its directory. With torch 2.13,
+the pickle has about 150 bytes and the directory has 463 bytes for 7 records. 44 records fit."""
 
 _JOIN_GAP_BYTES = 16 << 10
 """Edges closer than this are read together. The edges of larger pieces are farther apart."""
-
 _PIECES_AT_ONCE = 1000
 """Their edges stay in memory until all places are known. That is 4 KB per piece, plus the bytes in between."""
-
 _HINT = "Copy the files of all ranks into one folder. All of them must be from the same save."
 
 
@@ -54,7 +50,10 @@ def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, Fi
             inside[chunk.file].append((entry, chunk))
     for name, pieces in inside.items():
         pieces.sort(key=lambda piece: piece[1].start_byte)
-        _refuse_overlaps(files[name], pieces)
+        for (entry, before), (other, after) in pairwise(pieces):  # torch writes them one after another
+            if after.start_byte < before.start_byte + before.bytes:
+                both = name_some(list(dict.fromkeys((entry.name[:100], other.name[:100]))))
+                raise SourceError(f"Two pieces of {both} overlap in {files[name].path}.", _HINT)
     boxes_of: dict[str, list[Box]] = {entry.name: [] for entry in entries}
     for name, pieces in inside.items():
         for first in range(0, len(pieces), _PIECES_AT_ONCE):
@@ -63,14 +62,6 @@ def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, Fi
             for entry, chunk in some:
                 boxes_of[entry.name].append(_box(entry, chunk, edges, files[name]))
     return {name: tuple(boxes) for name, boxes in boxes_of.items()}
-
-
-def _refuse_overlaps(file: FileEntry, pieces: Sequence[tuple[SavedEntry, SavedChunk]]) -> None:
-    """Raise SourceError if two of `pieces` (sorted) share bytes. torch writes them one after another."""
-    for (entry, before), (other, after) in pairwise(pieces):
-        if after.start_byte < before.start_byte + before.bytes:
-            names = name_some(list(dict.fromkeys((entry.name[:100], other.name[:100]))))
-            raise SourceError(f"Two pieces of {names} overlap in {file.path}.", _HINT)
 
 
 class _Edges:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from sharding.core.errors import DestinationError
 from sharding.core.text import name_some
-from sharding.core.values import folders_around
+from sharding.core.values import folder_of, folders_around
 
 SINGLE_NAME = "model.safetensors"
 REPORT_NAME = "sharding_report.json"
@@ -21,7 +21,6 @@ ENTRANCES = ("model_index.json", "modules.json")
 
 STAGING_FOLDER = ".shard-my-repo"
 """Folder in a destination that holds everything until it is published."""
-
 RECORDS_FOLDER = "sharding_records"
 """Folder on a staging branch in which a job records its finished shards."""
 
@@ -35,7 +34,6 @@ RANK_SHARD_NAME = re.compile(
 
 DCP_METADATA_NAME = ".metadata"
 """The file that torch.distributed.checkpoint writes beside the files of ranks (`__0_0.distcp`)."""
-
 _OTHER_FORMATS = (
     ".safetensors", ".bin", ".distcp", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx",
     ".onnx_data", ".pb", ".tflite", ".mlmodel", ".mlpackage", ".ot", ".npz", ".npy", ".pdparams", ".pkl", ".pickle",
@@ -84,13 +82,13 @@ def refuse_clashes(ours: Iterable[str], beside: Iterable[str]) -> None:
     sharding.core.errors.DestinationError: A, a/x of the source would replace a file that this tool writes.
     """
     taken = set(map(folded, ours))
-    folders = {folder for path in taken for folder in _folders(path)}
-    if clashes := [
-        path
-        for path in beside
-        if is_reserved(path) or folded(path) in taken | folders or taken & _folders(folded(path))
-    ]:
-        message = f"{name_some(clashes)} of the source would replace a file that this tool writes."
+    occupied = taken.union(*map(_folders, taken))
+
+    def clashes(path: str) -> bool:
+        return is_reserved(path) or folded(path) in occupied or bool(taken & _folders(folded(path)))
+
+    if names := list(filter(clashes, beside)):
+        message = f"{name_some(names)} of the source would replace a file that this tool writes."
         raise DestinationError(message, "Rename it in the source.")
 
 
@@ -107,12 +105,12 @@ def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
     ['model.safetensors', 'modules.json']
     """
     stems = {_stem(path) for path in ours if path.endswith(".safetensors")}
-    folders = {stem.rpartition("/")[0] for stem in stems}
+    folders = {folder_of(stem) for stem in stems}
 
     def is_rival(path: str) -> bool:
         if path.endswith(".safetensors"):
             return _stem(path) in stems
-        return path in ENTRANCES or (is_index(path) and ".safetensors." in path and path.rpartition("/")[0] in folders)
+        return path in ENTRANCES or (is_index(path) and ".safetensors." in path and folder_of(path) in folders)
 
     return set(filter(is_rival, there)) - set(ours)
 
@@ -164,7 +162,7 @@ def trained_folder(paths: Collection[str]) -> str | None:
     top = (path for path in relevant if "/" not in path and not is_of_ranks(path))
     if any(is_index(name) or name.endswith((".safetensors", ".bin")) for name in top):
         return None
-    folders = {path[: path.rfind("/") + 1] for path in relevant if is_of_ranks(path.rpartition("/")[2])}
+    folders = {folder_of(path) for path in relevant if is_of_ranks(path.rpartition("/")[2])}
     if sum(re.fullmatch(r"pytorch_model_fsdp_\d+/", folder) is not None for folder in folders) > 1:
         return None  # accelerate numbers the models of one run
     known = [folder for folder in ("", "pytorch_model_fsdp_0/") if folder in folders]
@@ -186,7 +184,6 @@ _USUAL = re.compile(
     r"|open_clip\w*|adapter_model|ggml-model)(?:[._-].*)?"
 )
 """Names, without their endings, of the weights of a whole model, in any format or variant."""
-
 _LIKELY = (
     (r"(?:value|v|reward)_head", "a value head, as trl writes it"),
     (r"non_lora_trainables", "what LLaVA trained beside its LoRA"),
@@ -223,7 +220,6 @@ POINTER_BYTES = 1024
 
 USUAL_POINTER = range(120, 200)
 """The bytes of a pointer with nothing but version, SHA-256 and size."""
-
 _POINTER = rb"version https?://[\w.-]+/spec/"
 _STARTS = (
     (

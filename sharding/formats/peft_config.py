@@ -52,7 +52,6 @@ _REFUSED = {
     "megatron_config": "a LoRA for Megatron's parallel layers",
 }
 """Keys that make an adapter one that a sum of its base and low-rank updates does not equal."""
-
 _HARMLESS_KEYS = {
     # Of PEFT 0.21. A merge does not read them, or they say only how the training started or ran.
     *("auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "fan_in_fan_out", "bias"),
@@ -63,13 +62,11 @@ _HARMLESS_KEYS = {
     *("unsloth_fixed", "unsloth_version"),  # of Unsloth: its version, and whether it changed the base's configuration
 }
 """Keys that do not change the result of a merge, beside those that are read or refused."""
-
 _OF_PATTERNS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern")
 """Keys whose entries are regular expressions."""
 
 _GROUPED, _RANK_MAJOR = "grouped_by_expert", "rank_major"
 """What Unsloth calls the two orders of the columns of `lora_B` for fused experts. The second is PEFT's."""
-
 _INITIALIZED = re.compile(r"pissa|olora|corda|loftq", re.IGNORECASE)
 """Ways to initialize that replace the weights of the base. Loading such an adapter computes them anew."""
 _HARMLESS = ("gaussian", "eva", "orthogonal", "lora_ga", "mica", "true", "false")
@@ -100,7 +97,6 @@ USUAL_TARGETS: dict[str, tuple[str, ...] | str] = {
 
 Match = Callable[[str, str], Any]
 """Returns what matches a regular expression with a whole text, or None. `checkpoint.patterns` has one."""
-
 _PLAIN = re.compile(r"[\w-]+(?:\.[\w-]+)*", re.ASCII)
 
 

@@ -11,16 +11,13 @@ from sharding.core.values import Tensor
 
 WEIGHTS_NAMED = "transformers_weights"
 """The key that names a weight file to load instead of the usual ones (transformers 5.23, `utils/hub.py`)."""
-
 _KEYS = ("quantization_config", "compression_config")
 """Releases of compressed-tensors before 0.8 wrote the second key."""
-
 _QUANTIZED = re.compile(
     r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_(packed|scale(_inv)?|zero_point|global_scale)|qdata"
     r"|quant_state\.[\w.]+)"
 )
 """Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
-
 _NUMBERS = re.compile(r"\.(?:qweight|weight_packed|_weight_qdata|weight:qdata)$")
 """Names that GPTQ, AWQ, compressed-tensors and torchao give the numbers of `weight`."""
 
@@ -28,14 +25,13 @@ QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_confi
 """Files that AutoGPTQ, AWQ and ModelOpt write beside quantized weights. Some programs load by them."""
 
 
-def is_packed(tensor: Tensor) -> bool:
-    """Return whether the name or the dtype of a tensor shows that it is part of a quantized weight."""
+def _is_packed(tensor: Tensor) -> bool:
     return BY_NAME[tensor.dtype].bits < 8 or _QUANTIZED.search(tensor.name) is not None
 
 
 def is_quantized(tensor: Tensor) -> bool:
-    """Return whether a tensor is packed, or has a dtype that only quantized weights have."""
-    return is_packed(tensor) or tensor.dtype.startswith("F8_")
+    """Return whether the name or the dtype of a tensor shows that it is part of a quantized weight."""
+    return _is_packed(tensor) or tensor.dtype.startswith("F8_")
 
 
 def holds_quantized(tensor: Tensor) -> bool:
@@ -47,7 +43,6 @@ def holds_quantized(tensor: Tensor) -> bool:
 
 _CODES = ("I8", "U8", "I16", "U16", "I32", "U32")
 """Dtypes in which files have the codes of quantized numbers. Buffers of models are mostly I64 or BOOL."""
-
 _NO_WEIGHT = re.compile(r"(?:bias|mask|ids|index|indices)$")
 """How the names of integer buffers end that models have beside floating-point numbers."""
 
@@ -65,13 +60,13 @@ def quantized_in(tensors: Iterable[Tensor]) -> list[str]:
     """
     modules: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        if "." in tensor.name or is_packed(tensor):  # names without a dot are in no module
+        if "." in tensor.name or _is_packed(tensor):  # names without a dot are in no module
             modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
     return [tensor.name for beside in modules.values() for tensor in beside if _needs_scales(tensor, beside)]
 
 
 def _needs_scales(tensor: Tensor, beside: Sequence[Tensor]) -> bool:
-    if is_packed(tensor):
+    if _is_packed(tensor):
         return True
     if tensor.dtype in _CODES:
         is_matrix = sum(length > 1 for length in tensor.shape) > 1
@@ -156,7 +151,7 @@ def is_left_over(config: str, tensors: Iterable[Tensor]) -> bool:
     tensors, plain = list(tensors), {*CASTABLE, "I64", "BOOL"}
     return (
         quantization_of(config) is not None
-        and all(tensor.dtype in plain and not is_packed(tensor) for tensor in tensors)
+        and all(tensor.dtype in plain and not _is_packed(tensor) for tensor in tensors)
         and any(len(tensor.shape) > 1 and tensor.dtype in CASTABLE for tensor in tensors)
     )
 

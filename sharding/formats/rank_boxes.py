@@ -123,11 +123,9 @@ def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
 
 def _spend(name: str, pieces: int, left: int, steps: int) -> int:
     if left < steps:
-        raise SourceError(
-            f"{name} has {pieces:,} pieces, too many to check for overlaps. The limit is {MAX_BOX_LOOKS:,} steps for "
-            "all tensors.",
-            "Save the checkpoint again from fewer ranks.",
-        )
+        limit = f"The limit is {MAX_BOX_LOOKS:,} steps for all tensors."
+        message = f"{name} has {pieces:,} pieces, too many to check for overlaps. {limit}"
+        raise SourceError(message, "Save the checkpoint again from fewer ranks.")
     return left - steps
 
 

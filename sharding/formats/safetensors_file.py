@@ -22,7 +22,6 @@ from sharding.recipes.stored import Stored
 
 LENGTH_BYTES = 8
 """The header's length comes first, as an unsigned 64-bit little-endian number."""
-
 _FIELDS = ("dtype", "shape", "data_offsets")
 _HINT = "The file is damaged, or safetensors did not write it. Download it again, or ask its author."
 
@@ -58,8 +57,7 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
     """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
 
     `header` holds the file from its first byte at least to the header's end. `file_bytes` is the size of the whole
-    file. The tensors must fill it without a hole or an overlap. The folder of `file` stands before the tensors' names,
-    as in every `Tensor`.
+    file. The folder of `file` stands before the tensors' names, as in every `Tensor`.
 
     Raises HeaderError exactly if the safetensors reader would refuse the file, or if the name of a tensor has more than
     `MAX_NAME_CHARACTERS`.

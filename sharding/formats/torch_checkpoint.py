@@ -151,14 +151,15 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
         is_weight = bool(EMBEDDINGS.search(name) or HEADS.search(name))
         if is_weight or _HEAD_BIASES.search(name):
             same.setdefault((is_weight, _identity(name, tensor)), []).append(name)
-    return {
-        name: kept
-        for (is_weight, _), names in same.items()
-        if not is_weight or any(map(EMBEDDINGS.search, names))
-        for kept in [_main_name(names)]
-        for name in names
-        if name != kept
-    }
+    # transformers 5.23 has 185 classes with tied weights, and 285 groups of such names in them. In 280 of them it keeps
+    # this name: the first stored one that is not an output head, else the first. The other groups are biases of heads,
+    # which it can tie again from either name.
+    tied = dict[str, str]()
+    for (is_weight, _), names in same.items():
+        if not is_weight or any(map(EMBEDDINGS.search, names)):
+            kept = min(names, key=lambda name: any(part.endswith("head") for part in name.split(".")))
+            tied |= {name: kept for name in names if name != kept}
+    return tied
 
 
 def _lay_out(file: FileEntry, kept: Mapping[str, StoredTensor], locate: Locate) -> tuple[Tensor, ...]:
@@ -190,15 +191,6 @@ def _identity(name: str, tensor: StoredTensor) -> Any:
     if not prod(tensor.shape):
         return name
     return tensor.storage.key, tensor.dtype, tensor.offset, tensor.shape, moving_strides(tensor)
-
-
-def _main_name(names: Sequence[str]) -> str:
-    """Return the name that a tied tensor keeps: the first stored name that is not an output head, else the first.
-
-    transformers 5.23 has 185 classes with tied weights, and 285 groups of such names in them. It keeps the same name in
-    280 of these groups. The other groups are biases of heads, which it can tie again from either name.
-    """
-    return min(names, key=lambda name: any(part.endswith("head") for part in name.split(".")))
 
 
 def origin_of(name: str, tensor: StoredTensor, place: Place) -> int:

@@ -26,11 +26,9 @@ from sharding.formats.torch_pickle import PickleCut, read_pickle
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """The first two values of an old file (torch 2.13, `serialization.MAGIC_NUMBER`, `PROTOCOL_VERSION`)."""
-
 _FIRST_READ_BYTES = 64 << 10
 _TAIL_BYTES = (1 << 16) + 22 + 20 + 56
 """Size of the last bytes of a file: a comment of any length, the end, and two records that large files have."""
-
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")

@@ -13,7 +13,6 @@ from sharding.core.limits import MAX_DIMENSIONS
 _INT32_END = 1 << 31
 ID_PARTS = 5
 """Parts of the name of a storage: kind, class, key, device and length. Old files have a sixth part, and no bytes."""
-
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
