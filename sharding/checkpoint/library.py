@@ -1,13 +1,15 @@
-"""Find which library loads a repo, and which of its folders have weights. Pure."""
+"""Find which library loads a repo, and which of its folders have weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sharding.checkpoint import weight_sets
-from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents
+from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents, read_card_names, read_documents
 from sharding.checkpoint.weight_sets import TRANSFORMERS, Folders, Loader, has_index_alone, has_weights, own_names
+from sharding.core.protocols import Files
 from sharding.core.text import as_object
-from sharding.core.values import Library, folders_around
-from sharding.formats.names import CONFIG_NAME, is_duplicate, is_of_ranks, is_plain, may_be_model
+from sharding.core.values import FileEntry, Library, folders_around
+from sharding.formats.names import CONFIG_NAME, is_duplicate, is_of_earlier_step, is_of_ranks, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
 """Modules of sentence-transformers (6.2) that follow an index. Every other module loads only `model.safetensors`."""
@@ -30,8 +32,19 @@ class Layout:
     """Folders of components that the pipeline lists as absent."""
 
 
-def find_layout(inside: Folders, documents: Documents) -> Layout:
-    """Return the layout of a repo. `inside` lists the files of each folder."""
+def read_layout(source: Files, by_path: Mapping[str, FileEntry], inside: Folders) -> tuple[Documents, Layout]:
+    """Return the documents and the layout of a source. `inside` lists the files of each folder. Raises SourceError."""
+    documents = read_documents(source, by_path)
+    layout = _layout(inside, documents)
+    if layout.library in ("transformers", "unknown", "diffusers") and not documents.is_pipeline:
+        # A repo of PyTorchModelHubMixin can have any configuration, so its card may name another library.
+        library, tags = read_card_names(source, by_path)
+        documents = replace(documents, library=library, tags=tags)
+        layout = _layout(inside, documents)
+    return documents, layout
+
+
+def _layout(inside: Folders, documents: Documents) -> Layout:
     # Rules for the parts of a repo come before rules for the whole repo.
     return (
         _pipeline(inside, documents)
@@ -41,14 +54,6 @@ def find_layout(inside: Folders, documents: Documents) -> Layout:
         or _adapters(weight_sets.DIFFUSERS_ADAPTER, "diffusers", inside)
         or _one_model(inside, documents)
     )
-
-
-def card_may_tell(layout: Layout, documents: Documents) -> bool:
-    """Return whether the model card may name another library than `layout`.
-
-    A repo of PyTorchModelHubMixin can have any configuration, so its configuration alone proves nothing.
-    """
-    return layout.library in ("transformers", "unknown", "diffusers") and not documents.is_pipeline
 
 
 def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
@@ -92,9 +97,7 @@ def _spacy(inside: Folders, documents: Documents) -> Layout | None:
 def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
     """Return the folders with weights for `loader`, or None if the repo has a model of its own beside them."""
     every = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
-    folders = {
-        folder: loader for folder in every if not (weight_sets.is_of_earlier_step(folder) or is_duplicate(folder))
-    } or every
+    folders = {folder: loader for folder in every if not (is_of_earlier_step(folder) or is_duplicate(folder))} or every
     top = inside.get("", ())
     if not folders or has_weights(TRANSFORMERS, "", inside) or any(map(is_of_ranks, top)):
         return None

@@ -9,21 +9,13 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from sharding.checkpoint.documents import (
-    Documents,
-    config_text,
-    read_card_base,
-    read_card_names,
-    read_documents,
-    read_json,
-    read_small,
-)
-from sharding.checkpoint.library import Layout, card_may_tell, find_layout
+from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
+from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.side_files import describe_links, other_weights, refuse_links, refuse_unfinished, sort_files
 from sharding.checkpoint.state_dict import remarks_on
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
-from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder, why_one_file
+from sharding.checkpoint.weight_sets import WeightSet, by_folder, why_one_file
 from sharding.core.errors import HeaderError, SourceError, TooManyTensors
 from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
 from sharding.core.protocols import Files
@@ -62,7 +54,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     """
     by_path = {file.path: file for file in source.files}
     folders = by_folder(by_path)
-    documents, layout = _read_layout(source, by_path, folders)
+    documents, layout = read_layout(source, by_path, folders)
     refuse_links(source.links_out, layout.folders)
     selection = find_sets(folders, layout, documents.weights_named, variant)
     components, findings = [], list(selection.findings)
@@ -122,16 +114,6 @@ def _adapter_alone(config: Any, place: str) -> Iterator[Finding]:
         message = f"This is an adapter{f' of {name}' if name else ''}, not a whole model. The copy is the same adapter."
         command = f"shard-my-repo shard {shlex.quote(name or 'BASE')} ./merged --adapter {shlex.quote(place)}"
         yield Finding("warning", "adapter-alone", message, f"To merge it: {command}")
-
-
-def _read_layout(source: Files, by_path: dict[str, FileEntry], folders: Folders) -> tuple[Documents, Layout]:
-    documents = read_documents(source, by_path)
-    layout = find_layout(folders, documents)
-    if not card_may_tell(layout, documents):
-        return documents, layout
-    library, tags = read_card_names(source, by_path)
-    documents = replace(documents, library=library, tags=tags)
-    return documents, find_layout(folders, documents)
 
 
 def describe_source(source: Files) -> tuple[Finding, ...]:

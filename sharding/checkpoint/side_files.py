@@ -4,14 +4,7 @@ import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from sharding.checkpoint.documents import MODULES_NAME, OPEN_CLIP_NAME, PIPELINE_NAME, ROUTER_NAME, SPACY_NAME
-from sharding.checkpoint.weight_sets import (
-    Folders,
-    Loader,
-    as_safetensors,
-    is_found_by_name,
-    is_of_earlier_step,
-    own_names,
-)
+from sharding.checkpoint.weight_sets import Folders, Loader, as_safetensors, is_found_by_name, own_names
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SIDE_FILE_BYTES, MAX_SIDE_FILES_BYTES
 from sharding.core.text import format_bytes, name_some, shown_name
@@ -103,7 +96,7 @@ def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:
         return "differs only in case from a file that this tool writes"
     if names.is_duplicate(path) and not is_part:
         return "the same weights in another layout"
-    if is_of_earlier_step(path) and not is_part:
+    if names.is_of_earlier_step(path) and not is_part:
         return "saved at an earlier step of training"
     if path.endswith(".safetensors") and names.SHARD_NAME.fullmatch(path):
         return "not part of the checkpoint"
@@ -160,7 +153,7 @@ def weights_beside(
     """
     weights = set[str]()
     for folder, paths in inside.items():
-        passed_over = (names.is_duplicate, names.is_reserved, is_of_earlier_step)
+        passed_over = (names.is_duplicate, names.is_reserved, names.is_of_earlier_step)
         files = [path for path in paths if not any(tells(path) for tells in passed_over)]
         if folder in loaders or not folder:
             weights |= _weights_by_name(folder, files, loaders.get(folder))

@@ -14,14 +14,7 @@ from sharding.checkpoint.weight_sets import ONE_FILE, Folders, Loader, WeightSet
 from sharding.core.errors import SourceError, VariantMissing
 from sharding.core.text import name_some
 from sharding.core.values import Finding, Library
-from sharding.formats.names import (
-    DCP_METADATA_NAME,
-    RANK_SHARD_NAME,
-    SHARD_NAME,
-    is_duplicate,
-    is_of_ranks,
-    may_be_model,
-)
+from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, is_duplicate, is_of_ranks, may_be_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +106,7 @@ def _of_ranks(inside: Sequence[str]) -> list[str]:
     if len(counts := sorted({*ranks.values()})) > 1:
         message = f"The folder has rank files of several saves, with {' and '.join(counts)} files each."
         raise SourceError(message, "Keep the files of each save in their own folder.")
-    return sorted(ranks) or [DCP_METADATA_NAME] * (DCP_METADATA_NAME in inside)
+    return sorted(ranks) or [path for path in inside if is_of_ranks(path)]
 
 
 def _refuse_without_weights(layout: Layout, folder: str, files: Sequence[str]) -> None:

@@ -75,8 +75,6 @@ _BY_NAME = re.compile(
 
 LLaMA-Factory and other trainers with rewards write `value_head`. `model_head.pkl` is the classifier of SetFit."""
 _PICKLE = re.compile(r"([^.]+?)((?:-\d{5,}-of-\d{5,})?(?:\..+)?)\.(?:bin|pth)")
-_STEP = re.compile(r"(?:.*/)?(?:(?:checkpoint|epoch|step)[-_]\d+|last-checkpoint)/", re.ASCII)
-"""Folders in which the Trainer and scripts with accelerate save intermediate steps."""
 
 
 def is_found_by_name(name: str) -> bool:
@@ -97,11 +95,6 @@ def as_safetensors(path: str) -> str:
     folder, slash, name = path.rpartition("/")
     match = _PICKLE.fullmatch(name)
     return f"{folder}{slash}{OPEN_CLIP.pickled.get(match[1], match[1])}{match[2]}.safetensors" if match else path
-
-
-def is_of_earlier_step(path: str) -> bool:
-    """Return whether a file lies in a folder that a trainer saved at an intermediate step."""
-    return _STEP.match(path) is not None
 
 
 Folders = Mapping[str, Sequence[str]]

@@ -42,6 +42,7 @@ _OTHER_FORMATS = (
 _DATA = (".npz", ".npy", ".pkl", ".pickle")
 """Formats among these that can also hold data other than weights."""
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
+_STEP = re.compile(r"(?:.*/)?(?:(?:checkpoint|epoch|step)[-_]\d+|last-checkpoint)/", re.ASCII)
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
 _TRAINING_STATE = re.compile(
     r"(?:optimizer(?:_\d+)?/.*|(?:optimizer|scheduler|scaler|sampler|dl_state)\w*\.(?:bin|pt)|random_states_\d+\.pkl"
@@ -172,6 +173,11 @@ def trained_folder(paths: Collection[str]) -> str | None:
 def is_of_ranks(name: str) -> bool:
     """Return whether the ranks of a training run saved a file of this name (without its folder)."""
     return name == DCP_METADATA_NAME or RANK_SHARD_NAME.fullmatch(name) is not None
+
+
+def is_of_earlier_step(path: str) -> bool:
+    """Return whether a file lies in a folder that the Trainer, or a script with accelerate, saved before the end."""
+    return _STEP.match(path) is not None
 
 
 def is_duplicate(path: str) -> bool:
