@@ -303,8 +303,7 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
 def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
     """Raise SourceError if one of `files` on this disk is not readable, or if one is only a pointer of Git LFS.
 
-    Otherwise a job would fail only at its end, or copy the pointer. Weights need no such check, because their headers
-    are read.
+    Otherwise a job would fail only at its end, or copy the pointer. The headers of weights are read anyway.
     """
     for file in files:
         path = source.path(file.path)

@@ -101,10 +101,7 @@ def needs_base(checkpoint: Checkpoint) -> bool:
 
 
 def as_trained(checkpoint: Checkpoint) -> Checkpoint:
-    """Return `checkpoint` without the description of quantization, if ranks saved ordinary weights.
-
-    Training a quantized model usually produces ordinary weights. Its configuration still describes the quantized ones.
-    """
+    """Return `checkpoint` without the description of quantization, if training made its weights ordinary ones."""
     if not checkpoint.of_ranks or any(map(quantization.holds_quantized, checkpoint.tensors)):
         return checkpoint
     configs, unfit, findings = dict(checkpoint.configs), set(quantization.QUANTIZERS_FILES), []

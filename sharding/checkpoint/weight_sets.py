@@ -232,10 +232,7 @@ def _matching(
 
 @lru_cache(maxsize=64)
 def _names(suffix: str, stems: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return patterns for the names of weights and of their indexes.
-
-    `old` is the place of the variant in names that diffusers wrote before 0.32.
-    """
+    """Return patterns for the names of weights and of their indexes. Diffusers before 0.32 wrote a variant at `old`."""
     stem = f"(?P<stem>{'|'.join(stems) or '(?!)'})"
     weights = rf"{stem}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.{suffix}"
     index = rf"{stem}\.{suffix}(?:\.(?P<old>[^./]+))?\.(?P<index>index)(?:\.(?P<variant>[^./]+))?\.json"

@@ -214,10 +214,8 @@ def _dtype(properties: _Instance) -> str:
 
 
 def _path(name: str, value: Any) -> tuple[str, ...]:
-    """Return the keys on the way to a tensor, or () if they are not known. torch joins them to form its name.
-
-    Only texts and numbers are allowed. `str` of anything else may never end, and many names may share one long path.
-    """
+    """Return the keys on the way to a tensor, or () if they are not known. torch joins them to form its name."""
+    # Only texts and numbers are allowed. `str` of anything else may never end, and many names may share one long path.
     if not isinstance(value, tuple | list) or len(value) >= 100:
         return ()
     if not all(type(key) is int or (type(key) is str and len(key) <= MAX_NAME_CHARACTERS) for key in value):

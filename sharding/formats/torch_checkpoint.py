@@ -56,11 +56,9 @@ def read_archives(source: Files, files: Iterable[FileEntry], *, unites_tied: boo
 def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) -> Archive:
     """Return where the tensors of `file` lie. Its folder stands before their names.
 
-    With `unites_tied`, one name stands for embeddings and output heads that share a tensor, as in transformers after
-    tying. Every other name is a separate tensor. Without `unites_tied`, every name is a separate tensor.
-
-    Raises SourceError if torch's weights-only reader would refuse the file, if safetensors cannot hold its content, or
-    if its parts contradict each other.
+    Every name is a separate tensor, except that `unites_tied` lets one name stand for embeddings and output heads that
+    share a tensor, as in transformers after tying. Raises SourceError if torch's weights-only reader would refuse the
+    file, if safetensors cannot hold its content, or if its parts contradict each other.
     """
     try:
         value, locate = open_bin(source, file)
