@@ -87,8 +87,9 @@ def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ..
         raise SourceError(message, _AGAIN)
     there, wanted = sum(prod(box.shape) for box in boxes), prod(shape)
     if there < wanted:
-        only = f"Only {there:,} of its {wanted:,} elements are in {_files(around)}."
-        raise SourceError(f"Pieces of {tensor.name} are missing. {only}", hint + _AGAIN)
+        where = f"{wanted:,} elements are in {_files(around)}"
+        message = f"Pieces of {tensor.name} are missing. Only {there:,} of its {where}."
+        raise SourceError(message, hint + _AGAIN)
     return shape
 
 
