@@ -2,31 +2,30 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from blake3 import blake3
 
-from sharding.checkpoint.documents import ADAPTER_NAME, config_text
+from sharding.checkpoint.documents import config_text
 from sharding.checkpoint.read import read_headers
-from sharding.checkpoint.remarks import remarks_on
 from sharding.checkpoint.side_files import refuse_unfinished
+from sharding.checkpoint.state_dict import remarks_on
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.limits import MAX_TENSORS
 from sharding.core.protocols import Repo, Source
 from sharding.core.text import format_bytes, name_some, parsed_json, source_name
-from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor
-from sharding.formats.known_files import likely, may_be_missed
-from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archives
+from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor, folder_of
+from sharding.formats.names import likely, may_be_missed
+from sharding.formats.peft_config import ADAPTER_NAME
+from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archive
 from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
 
 _NAMEABLE = re.compile(r"([^./\\<>\x00-\x1f\x7f-\x9f][^/\\<>\x00-\x1f\x7f-\x9f]*/)*adapter_model\.\w+")
 """Paths that a report may name: see `bounds.File`."""
-
 _WORDS = re.compile(r"\.(?:lm_head|embed\w*|wte|shared)\.")
 """Names of an adapter's weights for embeddings or an output head."""
-
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """The names under which PEFT looks for the weights of an adapter (0.21, `utils/save_and_load.py`), in its order."""
 
@@ -34,7 +33,7 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 def with_adapter(
     checkpoint: Checkpoint, origin: Repo, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
 ) -> Checkpoint:
-    """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `read_adapter` does.
+    """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `_read_adapter` does.
 
     Raises WeightsNeeded if more than `most_bytes` of weights would have to be read, and TooManyTensors if it has more
     than `most_tensors`.
@@ -42,40 +41,33 @@ def with_adapter(
     if origin.adapter is None:
         return checkpoint
     place = len(origin.sources) - 1, origin.adapter_folder
-    adapter = read_adapter(origin.adapter, *place, most_bytes, most_tensors)
+    adapter = _read_adapter(origin.adapter, *place, most_bytes, most_tensors)
     adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin, adapter, most_bytes))
-    missed = _missed(origin, checkpoint)
-    checkpoint = replace(checkpoint, findings=(*checkpoint.findings, *missed))
+    findings = [*checkpoint.findings, *_missed(origin.adapter, origin.adapter_folder)]
     paths = [file.path for file in checkpoint.side_files]
-    own = [path for path in paths if path == ADAPTER_NAME or path.startswith("adapter_model.")]
-    checkpoint = _without(checkpoint, own) if own else checkpoint
-    return replace(checkpoint, adapter=adapter, unreached=origin.unreached)
+    if own := [path for path in paths if path == ADAPTER_NAME or path.startswith("adapter_model.")]:
+        message = f"Left out: {name_some(own)}, which transformers would load on top of the merged weights."
+        findings.append(Finding("info", "left-out", message))
+    return replace(
+        checkpoint,
+        side_files=tuple(file for file in checkpoint.side_files if file.path not in own),
+        copied_weights=tuple(file for file in checkpoint.copied_weights if file.path not in own),
+        findings=tuple(findings),
+        adapter=adapter,
+        unreached=origin.unreached,
+    )
 
 
-def _missed(origin: Repo, checkpoint: Checkpoint) -> Iterator[Finding]:
+def _missed(source: Source, folder: str) -> Iterator[Finding]:
     """Yield a warning for the weight files in the adapter's folder that a merge does not use."""
-    assert origin.adapter is not None
-    folder = origin.adapter_folder
-    inside = (file.path for file in origin.adapter.files if file.path.rpartition("/")[0] == folder.rstrip("/"))
     missed: dict[str, list[str]] = {}
-    for path in inside:
-        if may_be_missed(path):
+    for path in (file.path for file in source.files):
+        if folder_of(path) == folder and may_be_missed(path):
             missed.setdefault(likely(path), []).append(path)
     for what, paths in missed.items():
         message = f"The adapter's repo has weights that are not merged: {name_some(paths)} ({what})."
         hint = "The result lacks them. If they were trained too, it is not the model that was trained."
         yield Finding("warning", "beside-adapter", message, hint)
-
-
-def _without(checkpoint: Checkpoint, paths: Sequence[str]) -> Checkpoint:
-    """Return `checkpoint` without an adapter beside its weights, which transformers would load on top of the result."""
-    message = f"Left out: {name_some(paths)}, which transformers would load on top of the merged weights."
-    return replace(
-        checkpoint,
-        side_files=tuple(file for file in checkpoint.side_files if file.path not in paths),
-        copied_weights=tuple(file for file in checkpoint.copied_weights if file.path not in paths),
-        findings=(*checkpoint.findings, Finding("info", "left-out", message)),
-    )
 
 
 def stored_heads(config: Any) -> tuple[str, ...]:
@@ -119,21 +111,15 @@ def _digest(tensor: Tensor, origin: Repo) -> str:
 def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
     """Raise WeightsNeeded if learning `what` takes reading more than `most_bytes` of weights."""
     if most_bytes is not None and size > most_bytes:
-        raise WeightsNeeded(
-            f"Learning {what} takes reading {format_bytes(size)} of weights, which is too much here.",
-            "Merge the adapter on your own machine.",
-        )
+        message = f"Learning {what} takes reading {format_bytes(size)} of weights, which is too much here."
+        raise WeightsNeeded(message, "Merge the adapter on your own machine.")
 
 
-def read_adapter(
-    source: Source, number: int, folder: str, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
-) -> Adapter:
+def _read_adapter(source: Source, number: int, folder: str, most_bytes: int | None, most_tensors: int) -> Adapter:
     """Return the adapter in `folder` of `source` ("" or ending in "/"), which has `number` among the sources of a job.
 
     Reads its configuration and its headers. If nobody states the SHA-256 of its weight file, it reads that file too.
-    Raises SourceError if there is no adapter, or if there are several (it names their folders). Raises WeightsNeeded if
-    more than `most_bytes` of weights would have to be read, and TooManyTensors if a header is too long for
-    `most_tensors`.
+    Raises SourceError if there is no adapter, or if there are several (it names their folders).
     """
     by_path = {file.path: file for file in source.files}
     name = source_name(source.ref.kind, source.ref.repo_id) + (f"/{folder[:-1]}" if folder else "")
@@ -151,18 +137,23 @@ def read_adapter(
         raise SourceError(f"The folder of {file.path!r} has a name that no report can hold.", "Give it another name.")
     if file.sha256 is None:
         _refuse_reading(f"the SHA-256 of {file.path}", file.bytes, most_bytes)
-    stated = replace(file, sha256=file.sha256 or _sha256(source, file), source=number)
-    tensors = _tensors(source, stated, most_tensors)
+        digest = hashlib.sha256()
+        for chunk in source.read(file.path, 0, file.bytes):
+            digest.update(chunk)
+        file = replace(file, sha256=digest.hexdigest())
+    file = replace(file, source=number)
+    tensors = _tensors(source, file, most_tensors)
     for remark in remarks_on(tensors):
         raise SourceError(f"The adapter cannot be merged. {remark.message}", remark.hint)
-    return Adapter(source.ref, stated, config.decode(errors="replace"), tensors)
+    return Adapter(source.ref, file, config.decode(errors="replace"), tensors)
 
 
 def _tensors(source: Source, file: FileEntry, most_tensors: int) -> tuple[Tensor, ...]:
     if file.path.endswith(".bin"):
-        read = [tensor for archive in read_archives(source, [file], unites_tied=False) for tensor in archive.tensors]
+        read = read_archive(source, file, unites_tied=False).tensors
     else:
-        read = [tensor for header in read_headers(source, [file], most_tensors) for tensor in header.tensors]
+        (header,) = read_headers(source, [file], most_tensors)
+        read = header.tensors
     return tuple(tensor._replace(name=tensor.name.removeprefix(tensor.folder), folder="") for tensor in read)
 
 
@@ -176,10 +167,3 @@ def _no_adapter(source: Source, name: str, folder: str) -> SourceError:
     several = f"several adapters, in {name_some(inside, 10)}" if len(inside) > 1 else f"its adapter in {inside[0]}"
     example = f"{source.ref.repo_id}/{inside[0]}"
     return SourceError(f"{name} has {several}.", f"Name one of them, such as {example}.")
-
-
-def _sha256(source: Source, file: FileEntry) -> str:
-    digest = hashlib.sha256()
-    for chunk in source.read(file.path, 0, file.bytes):
-        digest.update(chunk)
-    return digest.hexdigest()

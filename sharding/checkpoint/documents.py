@@ -8,18 +8,18 @@ from typing import Any
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
 from sharding.core.protocols import Files
-from sharding.core.text import format_bytes, name_problem, parsed_json, values_in
+from sharding.core.text import as_object, format_bytes, name_problem, parsed_json, values_in
 from sharding.core.values import FileEntry
 from sharding.formats.model_card import parse_card
-from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
-from sharding.formats.names import CARD_NAME
+from sharding.formats.names import CARD_NAME, CONFIG_NAME
+from sharding.formats.peft_config import ADAPTER_NAME
+from sharding.formats.quantization import WEIGHTS_NAMED
 
 PIPELINE_NAME = "model_index.json"
 MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 OPEN_CLIP_NAME = "open_clip_config.json"
 SPACY_NAME = "meta.json"
-ADAPTER_NAME = "adapter_config.json"
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ROUTERS = ("Router", "Asym")
@@ -39,10 +39,8 @@ _OF_TASK = {
 class Documents:
     """The JSON files that say which library loads a repo. A missing file is None.
 
-    `config`, `pipeline`, `modules`, `spacy` and `adapter` come from `config.json`, `model_index.json`, `modules.json`,
-    `meta.json` and `adapter_config.json`. `inside` has more about single folders ("unet/"): the configuration of a
-    component of a pipeline, or the modules of a router. `library` and `tags` come from the model card. The card is
-    read only if no other file names the parts of the repo.
+    `inside` has more about single folders ("unet/"): the configuration of a component of a pipeline, or the modules of
+    a router. `library` and `tags` come from the model card, which is read only if no other file names the parts.
     """
 
     config: Any = None
@@ -55,43 +53,44 @@ class Documents:
     tags: frozenset[str] = frozenset()
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration, or {} if it is not a JSON object."""
+        return as_object(self.config)
+
+    @property
     def architecture(self) -> str | None:
         """The class that the repo names for its pipeline, else for its model, else peft's class for its adapter."""
-        for document in (self.pipeline, self.config):
-            if isinstance(document, dict):
-                listed = document.get("architectures")
-                alone = document.get("_class_name") or document.get("architecture")  # the second is timm's
-                name = listed[0] if isinstance(listed, list) and listed else alone
-                if isinstance(name, str) and not name_problem(name):
-                    return name
-        is_alone = self.config is None and isinstance(self.adapter, dict)
-        task = self.adapter.get("task_type") if is_alone else None
+        for document in (as_object(self.pipeline), self.settings):
+            listed = document.get("architectures")
+            alone = document.get("_class_name") or document.get("architecture")  # the second is timm's
+            name = listed[0] if isinstance(listed, list) and listed else alone
+            if isinstance(name, str) and not name_problem(name):
+                return name
+        task = as_object(self.adapter).get("task_type") if self.config is None else None
         return _OF_TASK.get(task) if isinstance(task, str) else None
 
     @property
     def weights_named(self) -> str | None:
         """The file, or index, that transformers loads instead of `model.safetensors`: `transformers_weights`."""
-        name = self.config.get(WEIGHTS_NAMED) if isinstance(self.config, dict) else None
+        name = self.settings.get(WEIGHTS_NAMED)
         return name if isinstance(name, str) else None
 
     @property
     def is_of_transformers(self) -> bool:
         """Whether transformers, or code for it, wrote the configuration."""
-        config = self.config if isinstance(self.config, dict) else {}
-        written = ("transformers_version", "auto_map", WEIGHTS_NAMED)
-        return isinstance(config.get("architectures"), list) or any(key in config for key in written)
+        written = {"transformers_version", "auto_map", WEIGHTS_NAMED} & self.settings.keys()
+        return isinstance(self.settings.get("architectures"), list) or bool(written)
 
     @property
     def is_pipeline(self) -> bool:
         """Whether the repo is a diffusers pipeline."""
-        return isinstance(self.pipeline, dict) and "_class_name" in self.pipeline
+        return "_class_name" in as_object(self.pipeline)
 
     @property
     def components(self) -> dict[str, tuple[Any, Any]]:
         """Library and class of each component of a diffusers pipeline, by its folder."""
-        if not self.is_pipeline:
-            return {}
-        named = {f"{name}/": entry for name, entry in self.pipeline.items() if isinstance(entry, list) and any(entry)}
+        entries = self.pipeline.items() if self.is_pipeline else ()
+        named = {f"{name}/": entry for name, entry in entries if isinstance(entry, list) and any(entry)}
         return {folder: (entry[0], entry[1] if len(entry) > 1 else None) for folder, entry in named.items()}
 
     @property
@@ -99,7 +98,7 @@ class Documents:
         """Folder and class of each module of a sentence transformer. A router comes before its own modules."""
         waiting: list[tuple[str, str]] = []
         for module in self.modules if isinstance(self.modules, list) else []:
-            path, kind = (module.get(key) if isinstance(module, dict) else None for key in ("path", "type"))
+            path, kind = map(as_object(module).get, ("path", "type"))
             if not isinstance(path, str) or not isinstance(kind, str):
                 return
             waiting.append((_as_folder(path), kind))
@@ -109,10 +108,8 @@ class Documents:
                 continue
             seen.add(folder)
             yield folder, kind
-            inside = self.inside.get(folder) if kind.endswith(_ROUTERS) else None
-            types = inside.get("types") if isinstance(inside, dict) else None
-            if isinstance(types, dict):
-                waiting += [(folder + _as_folder(name), of) for name, of in types.items() if isinstance(of, str)]
+            types = as_object(as_object(self.inside.get(folder)).get("types")) if kind.endswith(_ROUTERS) else {}
+            waiting += [(folder + _as_folder(name), of) for name, of in types.items() if isinstance(of, str)]
 
 
 def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents:
@@ -126,8 +123,8 @@ def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents
             inside[folder] = read_json(source, by_path.get(folder + CONFIG_NAME))
     for folder, kind in documents.sentence_modules:
         if kind.endswith(_ROUTERS):
-            name = next((name for name in (ROUTER_NAME, CONFIG_NAME) if folder + name in by_path), "")
-            inside[folder] = read_json(source, by_path.get(folder + name))
+            file = by_path.get(folder + ROUTER_NAME) or by_path.get(folder + CONFIG_NAME)
+            inside[folder] = read_json(source, file)
     return documents
 
 
@@ -156,10 +153,8 @@ def _card_metadata(source: Files, by_path: Mapping[str, FileEntry]) -> Mapping[s
 def read_small(source: Files, file: FileEntry, max_bytes: int) -> bytes:
     """Return a whole file. Raises SourceError if it has more than `max_bytes`."""
     if file.bytes > max_bytes:
-        raise SourceError(
-            f"{file.path} ({format_bytes(file.bytes)}) is larger than the limit of {format_bytes(max_bytes)}.",
-            "Check that it is the right file, or download it again.",
-        )
+        message = f"{file.path} ({format_bytes(file.bytes)}) is larger than the limit of {format_bytes(max_bytes)}."
+        raise SourceError(message, "Check that it is the right file, or download it again.")
     return b"".join(source.read(file.path, 0, file.bytes))
 
 

@@ -1,30 +1,15 @@
-"""Find which library loads a repo, and which of its folders have weights. Pure."""
+"""Find which library loads a repo, and which of its folders have weights."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents
-from sharding.checkpoint.loaders import (
-    DIFFUSERS,
-    DIFFUSERS_ADAPTER,
-    MIXIN,
-    ONE_OF_TRANSFORMERS,
-    OPEN_CLIP,
-    OPEN_CLIP_OWN,
-    PEFT,
-    SENTENCE_MODULE,
-    SPACY,
-    TIMM,
-    TRANSFORMERS,
-    Loader,
-    is_found_by_name,
-    is_of_earlier_step,
-)
-from sharding.checkpoint.weight_sets import Folders, has_index_alone, has_weights, own_names
-from sharding.core.values import Library, folders_around
-from sharding.formats.model_config import CONFIG_NAME
-from sharding.formats.names import is_duplicate, is_of_ranks, is_plain, may_be_model
+from sharding.checkpoint import weight_sets
+from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents, read_card_names, read_documents
+from sharding.checkpoint.weight_sets import TRANSFORMERS, Folders, Loader, has_index_alone, has_weights, own_names
+from sharding.core.protocols import Files
+from sharding.core.text import as_object
+from sharding.core.values import FileEntry, Library, folders_around
+from sharding.formats.names import CONFIG_NAME, is_duplicate, is_of_earlier_step, is_of_ranks, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
 """Modules of sentence-transformers (6.2) that follow an index. Every other module loads only `model.safetensors`."""
@@ -33,8 +18,6 @@ _WITHOUT_WEIGHTS = (
     *("FeatureExtractor", "Scheduler", "Guidance"),
 )
 """Endings of class names of components that have a configuration and no weights."""
-_MIXIN_TAGS = {"model_hub_mixin", "pytorch_model_hub_mixin"}
-_ADAPTER_TAGS = {"lora", "textual_inversion"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +32,28 @@ class Layout:
     """Folders of components that the pipeline lists as absent."""
 
 
-def find_layout(inside: Folders, documents: Documents) -> Layout:
-    """Return the layout of a repo. `inside` lists the files of each folder."""
-    for rule in _RULES:
-        if layout := rule(inside, documents):
-            return layout
-    is_named = documents.is_of_transformers or (isinstance(documents.config, dict) and "model_type" in documents.config)
-    return Layout("transformers", {"": TRANSFORMERS}) if is_named else Layout("unknown", {"": TRANSFORMERS})
+def read_layout(source: Files, by_path: Mapping[str, FileEntry], inside: Folders) -> tuple[Documents, Layout]:
+    """Return the documents and the layout of a source. `inside` lists the files of each folder. Raises SourceError."""
+    documents = read_documents(source, by_path)
+    layout = _layout(inside, documents)
+    if layout.library in ("transformers", "unknown", "diffusers") and not documents.is_pipeline:
+        # A repo of PyTorchModelHubMixin can have any configuration, so its card may name another library.
+        library, tags = read_card_names(source, by_path)
+        documents = replace(documents, library=library, tags=tags)
+        layout = _layout(inside, documents)
+    return documents, layout
 
 
-def card_may_tell(layout: Layout, documents: Documents) -> bool:
-    """Return whether the model card may name another library than `layout`.
-
-    A repo of PyTorchModelHubMixin can have any configuration, so its configuration alone proves nothing.
-    """
-    return layout.library in ("transformers", "unknown", "diffusers") and not documents.is_pipeline
+def _layout(inside: Folders, documents: Documents) -> Layout:
+    # Rules for the parts of a repo come before rules for the whole repo.
+    return (
+        _pipeline(inside, documents)
+        or _sentence_transformer(inside, documents)
+        or _spacy(inside, documents)
+        or _adapters(weight_sets.PEFT, "peft", inside)
+        or _adapters(weight_sets.DIFFUSERS_ADAPTER, "diffusers", inside)
+        or _one_model(inside, documents)
+    )
 
 
 def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
@@ -72,12 +62,9 @@ def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
     folders, models = dict[str, Loader](), set[str]()
     above = {place for folder in inside for place in folders_around(folder)}
     for folder, (library, kind) in documents.components.items():
-        config = documents.inside.get(folder)
-        keys = config.keys() if isinstance(config, dict) else set()
-        if library == "diffusers" or {"_class_name", "_diffusers_version"} & keys:
-            folders[folder] = DIFFUSERS
-        else:
-            folders[folder] = TRANSFORMERS
+        keys = as_object(documents.inside.get(folder)).keys()
+        of_diffusers = library == "diffusers" or {"_class_name", "_diffusers_version"} & keys
+        folders[folder] = weight_sets.DIFFUSERS if of_diffusers else TRANSFORMERS
         if str(kind).endswith(_WITHOUT_WEIGHTS):
             continue
         if folder + CONFIG_NAME in inside.get(folder, ()):
@@ -92,80 +79,49 @@ def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
 def _sentence_transformer(inside: Folders, documents: Documents) -> Layout | None:
     modules = dict(documents.sentence_modules)
     by_transformers = {folder for folder, kind in modules.items() if kind.endswith(_LOADED_BY_TRANSFORMERS)}
-    folders = {folder: TRANSFORMERS if folder in by_transformers else SENTENCE_MODULE for folder in modules}
+    folders = dict.fromkeys(modules, weight_sets.SENTENCE_MODULE) | dict.fromkeys(by_transformers, TRANSFORMERS)
     models = {folder for folder in by_transformers if folder + CONFIG_NAME in inside.get(folder, ())}
     for folder in by_transformers:  # the repo may have only an adapter of the model
-        if has_weights(PEFT, folder, inside) and not has_weights(TRANSFORMERS, folder, inside):
-            folders[folder] = PEFT
+        if has_weights(weight_sets.PEFT, folder, inside) and not has_weights(TRANSFORMERS, folder, inside):
+            folders[folder] = weight_sets.PEFT
     return Layout("sentence-transformers", folders, frozenset(models)) if folders else None
 
 
 def _spacy(inside: Folders, documents: Documents) -> Layout | None:
-    if not isinstance(documents.spacy, dict) or "spacy_version" not in documents.spacy:
+    if "spacy_version" not in as_object(documents.spacy):
         return None
-    parts = (folder for folder, paths in inside.items() if own_names(SPACY, folder, paths))
-    return Layout("spacy", dict.fromkeys(parts, SPACY))
+    parts = (folder for folder, paths in inside.items() if own_names(weight_sets.SPACY, folder, paths))
+    return Layout("spacy", dict.fromkeys(parts, weight_sets.SPACY))
 
 
-def _adapters(loader: Loader, library: Library, inside: Folders, documents: Documents) -> Layout | None:
+def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
     """Return the folders with weights for `loader`, or None if the repo has a model of its own beside them."""
     every = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
     folders = {folder: loader for folder in every if not (is_of_earlier_step(folder) or is_duplicate(folder))} or every
     top = inside.get("", ())
     if not folders or has_weights(TRANSFORMERS, "", inside) or any(map(is_of_ranks, top)):
         return None
-    is_alone = all(is_found_by_name(path) or not may_be_model(path) for path in top)
+    is_alone = all(weight_sets.is_found_by_name(path) or not may_be_model(path) for path in top)
     return Layout(library, folders) if "" in folders or is_alone else None
 
 
-def _timm(inside: Folders, documents: Documents) -> Layout | None:
-    named = isinstance(documents.config, dict) and isinstance(documents.config.get("pretrained_cfg"), dict)
-    return Layout("timm", {"": TIMM}) if named and not documents.is_of_transformers else None
-
-
-def _open_clip(inside: Folders, documents: Documents) -> Layout | None:
-    if OPEN_CLIP_NAME not in inside.get("", ()) or has_index_alone("", inside):
-        return None
-    has_both = has_weights(TRANSFORMERS, "", inside) and has_weights(OPEN_CLIP_OWN, "", inside)
-    return None if has_both and documents.is_of_transformers else Layout("open_clip", {"": OPEN_CLIP})
-
-
-def _diffusers_model(inside: Folders, documents: Documents) -> Layout | None:
-    config = documents.config if isinstance(documents.config, dict) else {}
-    named = "_diffusers_version" in config or ("_class_name" in config and not documents.is_of_transformers)
-    return Layout("diffusers", {"": DIFFUSERS}) if named else None
-
-
-def _mixin(inside: Folders, documents: Documents) -> Layout | None:
-    is_one = documents.tags & _MIXIN_TAGS and not has_index_alone("", inside)
-    return Layout("pytorch_model_hub_mixin", {"": MIXIN}) if is_one else None
-
-
-def _colbert(inside: Folders, documents: Documents) -> Layout | None:
-    # sentence-transformers and ColBERT read the head from one file, so the weights stay in one.
-    return Layout("transformers", {"": ONE_OF_TRANSFORMERS}) if documents.architecture == "HF_ColBERT" else None
-
-
-def _adapter_by_card(inside: Folders, documents: Documents) -> Layout | None:
-    if documents.is_of_transformers or not own_names(DIFFUSERS_ADAPTER, "", inside.get("", ())):
-        return None
-    is_adapter = documents.library == "diffusers" or {tag.lower() for tag in documents.tags} & _ADAPTER_TAGS
-    if is_adapter and not has_weights(TRANSFORMERS, "", inside):
-        return Layout("diffusers", {"": DIFFUSERS_ADAPTER})
-    return None
-
-
-_RULES: tuple[Callable[[Folders, Documents], Layout | None], ...] = (
-    _pipeline,
-    _sentence_transformer,
-    _spacy,
-    partial(_adapters, PEFT, "peft"),
-    partial(_adapters, DIFFUSERS_ADAPTER, "diffusers"),
-    _timm,
-    _open_clip,
-    _mixin,
-    _diffusers_model,
-    _colbert,
-    _adapter_by_card,
-)
-"""The first rule that applies decides. Rules for the parts of a repo come before rules for the whole repo."""
+def _one_model(inside: Folders, documents: Documents) -> Layout:
+    config, is_of_transformers, top = documents.settings, documents.is_of_transformers, inside.get("", ())
+    has_usual, is_sharded = has_weights(TRANSFORMERS, "", inside), has_index_alone("", inside)
+    if isinstance(config.get("pretrained_cfg"), dict) and not is_of_transformers:
+        return Layout("timm", {"": weight_sets.TIMM})
+    has_both = has_usual and has_weights(weight_sets.OPEN_CLIP_OWN, "", inside)
+    if OPEN_CLIP_NAME in top and not is_sharded and not (has_both and is_of_transformers):
+        return Layout("open_clip", {"": weight_sets.OPEN_CLIP})
+    if documents.tags & {"model_hub_mixin", "pytorch_model_hub_mixin"} and not is_sharded:
+        return Layout("pytorch_model_hub_mixin", {"": weight_sets.MIXIN})
+    if "_diffusers_version" in config or ("_class_name" in config and not is_of_transformers):
+        return Layout("diffusers", {"": weight_sets.DIFFUSERS})
+    if documents.architecture == "HF_ColBERT":
+        # sentence-transformers and ColBERT read the head from one file, so the weights stay in one.
+        return Layout("transformers", {"": replace(TRANSFORMERS, is_whole=True)})
+    tags = {tag.lower() for tag in documents.tags}
+    is_adapter = documents.library == "diffusers" or tags & {"lora", "textual_inversion"}
+    if is_adapter and not (is_of_transformers or has_usual) and own_names(weight_sets.DIFFUSERS_ADAPTER, "", top):
+        return Layout("diffusers", {"": weight_sets.DIFFUSERS_ADAPTER})
+    return Layout("transformers" if is_of_transformers or "model_type" in config else "unknown", {"": TRANSFORMERS})

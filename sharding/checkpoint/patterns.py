@@ -19,8 +19,6 @@ PATTERNS_SECONDS = 5.0
 
 MATCHER_BYTES = 256 << 20
 """Address space of the process that matches them. It takes 10 MB, and 20 MB for 100,000 names."""
-
-
 _HINT = "List the names of the modules instead."
 
 
@@ -65,10 +63,8 @@ class Patterns:
         """
         self._left_matches -= 1
         if self._left_matches < 0:
-            message = (
-                f"{self._file} has too many patterns: matching all modules takes more than {MAX_MATCHES:,} matches."
-            )
-            raise SourceError(message, _HINT)
+            most = f"matching all modules takes more than {MAX_MATCHES:,} matches"
+            raise SourceError(f"{self._file} has too many patterns: {most}.", _HINT)
         number = self._numbers.setdefault(text, len(self._numbers))
         seen, found = self._known.setdefault(pattern, (0, {}))
         if number >= seen:
@@ -80,7 +76,12 @@ class Patterns:
     def _ask(self, pattern: str, first: int) -> dict[str, Any]:
         """Match all texts from number `first` on. Raises SourceError if that takes too long or too much memory."""
         started = time.monotonic()
-        child = self._child = self._child or _started()
+        if self._child is None:
+            limits = str(MATCHER_BYTES), str(int(PATTERNS_SECONDS) + 2)
+            command, pipe = child_command("sharding.checkpoint.matcher", *limits), subprocess.PIPE
+            environment = child_environment()
+            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
+        child = self._child
         assert child.stdin and child.stdout
         more = list(self._numbers)[self._told :] if self._told < len(self._numbers) else []
         self._told = len(self._numbers)
@@ -91,9 +92,8 @@ class Patterns:
             with selectors.DefaultSelector() as selector:
                 selector.register(child.stdout, selectors.EVENT_READ)
                 while not complete.endswith(b"\n"):
-                    if not selector.select(max(0.0, self._left_seconds - (time.monotonic() - started))):
-                        raise self._too_slow(pattern)
-                    part = child.stdout.read1(1 << 20)  # type: ignore[attr-defined]
+                    is_there = selector.select(max(0.0, self._left_seconds - (time.monotonic() - started)))
+                    part = child.stdout.read1(1 << 20) if is_there else b""  # type: ignore[attr-defined]
                     if not part:
                         raise self._too_slow(pattern)
                     complete += part
@@ -107,9 +107,3 @@ class Patterns:
         self.__exit__()
         message = f"The patterns of {self._file} take over {PATTERNS_SECONDS:g} s to match, or too much memory: "
         return SourceError(f"{message}{pattern[:200]!r}.", _HINT)
-
-
-def _started() -> subprocess.Popen[bytes]:
-    command = child_command("sharding.checkpoint.matcher", str(MATCHER_BYTES), str(int(PATTERNS_SECONDS) + 2))
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment())

@@ -2,26 +2,20 @@
 
 import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from threading import Lock
+from typing import Any
 
-from sharding.checkpoint.documents import (
-    Documents,
-    config_text,
-    read_card_base,
-    read_card_names,
-    read_documents,
-    read_json,
-    read_small,
-)
-from sharding.checkpoint.library import Layout, card_may_tell, find_layout
-from sharding.checkpoint.remarks import adapter_alone, remarks_on
+from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
+from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.side_files import describe_links, other_weights, refuse_links, refuse_unfinished, sort_files
+from sharding.checkpoint.state_dict import remarks_on
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
-from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder, why_one_file
+from sharding.checkpoint.weight_sets import WeightSet, by_folder, why_one_file
 from sharding.core.errors import HeaderError, SourceError, TooManyTensors
 from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
 from sharding.core.protocols import Files
@@ -29,12 +23,11 @@ from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Tensor
 from sharding.formats.index import Index, compare_with_index, parse_index
-from sharding.formats.known_files import POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
-from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED, dtype_of_first
-from sharding.formats.names import DCP_METADATA_NAME
-from sharding.formats.quantization import quantization_of
+from sharding.formats.names import CONFIG_NAME, DCP_METADATA_NAME, POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
+from sharding.formats.peft_config import named_base
+from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
 from sharding.formats.rank_boxes import without_dcp
-from sharding.formats.safetensors_header import LENGTH_BYTES, Header, header_end, parse_header
+from sharding.formats.safetensors_file import LENGTH_BYTES, Header, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
 from sharding.model_class.class_table import ties
 from sharding.recipes.stored import Stored, place_of
@@ -45,11 +38,9 @@ TENSOR_DESCRIPTION_BYTES = 160
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""
-
 _LONG = Lock()
 _LONG_BYTES = 2_000_000
 """Longer headers are parsed one at a time. Threads would not be faster, and parsing takes ten times the memory."""
-
 _FIRST_READ_BYTES = 64 << 10
 """Most headers are shorter. A longer one takes a second read."""
 
@@ -63,7 +54,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     """
     by_path = {file.path: file for file in source.files}
     folders = by_folder(by_path)
-    documents, layout = _read_layout(source, by_path, folders)
+    documents, layout = read_layout(source, by_path, folders)
     refuse_links(source.links_out, layout.folders)
     selection = find_sets(folders, layout, documents.weights_named, variant)
     components, findings = [], list(selection.findings)
@@ -83,15 +74,13 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     _refuse_unusable(tensors)
     findings += remarks_on(tensors)
     if all(weight_set.stem == "adapter_model" for weight_set in selection.sets):
-        place = str(source.folder or source.ref.name)
-        findings += filter(None, [adapter_alone(documents.adapter, place)])
-    taken = {file.path for file in weight_files} | {
-        weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index
-    }
+        findings += _adapter_alone(documents.adapter, str(source.folder or source.ref.name))
     of_ranks = {path for weight_set in selection.sets for path in weight_set.ranks}
-    refuse_unfinished(by_path, taken | of_ranks)
+    indexes = {weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index}
+    taken = {file.path for file in weight_files} | indexes | of_ranks
+    refuse_unfinished(by_path, taken)
     side_files, left_out = sort_files(
-        source.files, taken | of_ranks, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
+        source.files, taken, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
     )
     _refuse_unreadable(source, side_files)
     configs = read_configs(source, by_path, [component.folder for component in components])
@@ -108,7 +97,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         library=selection.library,
         configs=configs,
         other_variants=selection.passed_over,
-        other_weights=other_weights(source.files, taken | of_ranks | {file.path for file in side_files}),
+        other_weights=other_weights(source.files, taken | {file.path for file in side_files}),
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
         has_twice=any(finding.code == "stored-twice" for finding in findings),
@@ -118,14 +107,13 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
 
 
-def _read_layout(source: Files, by_path: dict[str, FileEntry], folders: Folders) -> tuple[Documents, Layout]:
-    documents = read_documents(source, by_path)
-    layout = find_layout(folders, documents)
-    if not card_may_tell(layout, documents):
-        return documents, layout
-    library, tags = read_card_names(source, by_path)
-    documents = replace(documents, library=library, tags=tags)
-    return documents, find_layout(folders, documents)
+def _adapter_alone(config: Any, place: str) -> Iterator[Finding]:
+    """Yield the warning for a source at `place` that is only an adapter. `config` is its adapter_config.json."""
+    if isinstance(config, dict) and "peft_type" in config:
+        name = named_base(config)
+        message = f"This is an adapter{f' of {name}' if name else ''}, not a whole model. The copy is the same adapter."
+        command = f"shard-my-repo shard {shlex.quote(name or 'BASE')} ./merged --adapter {shlex.quote(place)}"
+        yield Finding("warning", "adapter-alone", message, f"To merge it: {command}")
 
 
 def describe_source(source: Files) -> tuple[Finding, ...]:
@@ -136,9 +124,10 @@ def describe_source(source: Files) -> tuple[Finding, ...]:
     return (*unreached, *describe_links(source.links_out))
 
 
-def _read_component(
-    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
-) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
+_Read = tuple[Component, list[FileEntry], list[Tensor], list[Finding]]
+
+
+def _read_component(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int) -> _Read:
     if weight_set.ranks:
         return _read_ranks(source, by_path, weight_set, most_tensors)
     findings = weight_set.findings(_listed(source, by_path, weight_set))
@@ -170,9 +159,8 @@ def _read_component(
 def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:
     """Return a component that keeps its one file and its name in `weight_set`, and a finding that says why."""
     path = weight_set.single or ""
-    stem = path.removeprefix(weight_set.folder).removesuffix(".safetensors")
     if weight_set.stem == "model" and path.endswith(".safetensors") and not weight_set.variant:
-        component = replace(component, stem=stem)
+        component = replace(component, stem=path.removeprefix(weight_set.folder).removesuffix(".safetensors"))
     message = f"The tensors of {path} stay in one file, because {reason}."
     return replace(component, is_whole=True), Finding("info", "kept-whole", message)
 
@@ -182,15 +170,11 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
     for folder, config in configs.items():
         name = Documents(parsed_json(config)).weights_named if folder and WEIGHTS_NAMED in config else None
         if name and folder + name not in taken:
-            raise SourceError(
-                f"{folder}{CONFIG_NAME} sets {WEIGHTS_NAMED} to {name[:100]!r}. Only the top folder may set it.",
-                "Give the file its usual name, such as model.safetensors, and remove the entry.",
-            )
+            message = f"{folder}{CONFIG_NAME} sets {WEIGHTS_NAMED} to {name[:100]!r}. Only the top folder may set it."
+            raise SourceError(message, "Give the file its usual name, such as model.safetensors, and remove the entry.")
 
 
-def _read_ranks(
-    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
-) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
+def _read_ranks(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int) -> _Read:
     """Return the same as `_read_component` for files that the ranks of a training run saved."""
     if weight_set.ranks == [DCP_METADATA_NAME]:
         _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
@@ -199,8 +183,7 @@ def _read_ranks(
     files = [by_path[path] for path in weight_set.ranks]
     headers = read_headers(source, files, most_tensors)
     tensors, findings = read_rank_shards(files, headers)
-    plain_headers = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
-    metadata, conflicts = merge_metadata(plain_headers)
+    metadata, conflicts = merge_metadata(replace(header, metadata=without_dcp(header.metadata)) for header in headers)
     component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole, metadata=metadata)
     return component, files, tensors, [*findings, *conflicts]
 
@@ -229,11 +212,9 @@ def _read_index(
 
 def _listed(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet) -> frozenset[str]:
     """Return the files in the index beside a single file. MLX and others write one for a single file too."""
-    file = by_path.get(weight_set.index or "") if weight_set.single else None
-    if file is None or file.bytes > MAX_INDEX_BYTES:
-        return frozenset()
     with suppress(SourceError):
-        return frozenset(parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path).weight_map.values())
+        if weight_set.single and (file := by_path.get(weight_set.index or "")):
+            return frozenset(parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path).weight_map.values())
     return frozenset()
 
 
@@ -260,15 +241,11 @@ def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
         _refuse_long(source, end, most_tensors)
         first += b"".join(source.read(file.path, len(first), end))
     with _LONG if end > _LONG_BYTES else nullcontext():
-        return _at_source(parse_header(first, file.bytes, file.path), file)
-
-
-def _at_source(header: Header, file: FileEntry) -> Header:
-    """Return `header` with recipes for the file as the source calls it. Its name in the repo may differ."""
-    if (file.source, file.at) == (0, file.path):
+        header = parse_header(first, file.bytes, file.path)
+    if (at := (file.source, file.at)) == (0, file.path):
         return header
+    # The file has another name in the source than in the repo.
     places = ((tensor, place_of(tensor)) for tensor in header.tensors)
-    at = file.source, file.at
     moved = (tensor._replace(recipe=Stored(*at, place.start_byte, place.end_byte)) for tensor, place in places)
     return replace(header, tensors=tuple(moved))
 
@@ -279,13 +256,11 @@ def _refuse_long(source: Files, description_bytes: int, most_tensors: int) -> No
 
 
 def _too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
+    many = f"{source.ref.repo_id} has more than {most_tensors:,} tensors"
     if most_tensors >= MAX_TENSORS:
-        message = f"{source.ref.repo_id} has more than {most_tensors:,} tensors, which no single model has."
-        return TooManyTensors(message, "Shard its models one by one.")
-    return TooManyTensors(
-        f"{source.ref.repo_id} has more than {most_tensors:,} tensors, too many for the page.",
-        "Shard it with the command `shard-my-repo` on your own machine.",
-    )
+        return TooManyTensors(f"{many}, which no single model has.", "Shard its models one by one.")
+    hint = "Shard it with the command `shard-my-repo` on your own machine."
+    return TooManyTensors(f"{many}, too many for the page.", hint)
 
 
 def _each_once(tensors: Sequence[Tensor], index: Index | None) -> tuple[list[Tensor], list[Finding]]:
@@ -317,10 +292,9 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
     seen: dict[str, str] = {}
     for tensor in tensors:
         if tensor.name in seen:
-            raise SourceError(
-                f"The tensor {tensor.name} is in two files: {seen[tensor.name]} and {tensor.file}.",
-                "No index says which of them counts. Download the checkpoint again, or ask its author.",
-            )
+            message = f"The tensor {tensor.name} is in two files: {seen[tensor.name]} and {tensor.file}."
+            hint = "No index says which of them counts. Download the checkpoint again, or ask its author."
+            raise SourceError(message, hint)
         seen[tensor.name] = tensor.file
     if not seen:
         raise SourceError("The weight files contain no tensors.", "Use a model that has weights.")
@@ -329,34 +303,25 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
 def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
     """Raise SourceError if one of `files` on this disk is not readable, or if one is only a pointer of Git LFS.
 
-    Otherwise a job would fail only at its end, or copy the pointer. Weights need no such check, because their headers
-    are read.
+    Otherwise a job would fail only at its end, or copy the pointer. The headers of weights are read anyway.
     """
     for file in files:
         path = source.path(file.path)
         if path and not os.access(path, os.R_OK):
             hint = "Change its permissions, or remove it from the source."
             raise SourceError(f"You have no permission to read {file.path}.", hint)
-        start = b"".join(source.read(file.path, 0, file.bytes)) if _may_be_pointer(file, is_here=bool(path)) else b""
+        may_be_pointer = 0 < file.bytes < POINTER_BYTES
+        if not path:  # on a Hub, a request for each small text would take long, and weights have a SHA-256
+            may_be_pointer = file.sha256 is None and file.bytes in USUAL_POINTER and not _TEXT.search(file.path)
+        start = b"".join(source.read(file.path, 0, file.bytes)) if may_be_pointer else b""
         if is_pointer(start):
             what, hint = what_is(start)
             raise SourceError(f"{file.path} is {what}.", hint)
 
 
-def _may_be_pointer(file: FileEntry, *, is_here: bool) -> bool:
-    """Return whether `file` may be a pointer of Git LFS, by its size and, on a Hub, by its name.
-
-    There a request for each small text would take long, and the file that a pointer stands for has a SHA-256.
-    """
-    if is_here:
-        return 0 < file.bytes < POINTER_BYTES
-    return file.sha256 is None and file.bytes in USUAL_POINTER and not _TEXT.search(file.path)
-
-
 def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
     """Return the metadata for every shard, and a finding if the headers disagree on it."""
-    merged: dict[str, str] = {}
-    conflicts = dict[str, str]()
+    merged, conflicts = dict[str, str](), dict[str, str]()
     for header in headers:
         for key, text in (header.metadata or {}).items():
             if merged.setdefault(key, text) != text:

@@ -1,7 +1,10 @@
-"""Separate the weights in a saved state dict from the training state, by the keys that trainers use. Pure."""
+"""Say what the keys in a saved state dict show: which tensors are weights, and how they were saved. Pure."""
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+from sharding.core.text import count, name_some
+from sharding.core.values import Finding, Tensor
 
 _STATE = {
     "optimizer", "optimizers", "optim", "optimizer_state", "optimizer_state_dict", "optimizer_states", "lr_scheduler",
@@ -9,22 +12,17 @@ _STATE = {
     "grad_scaler", "optim_state", "optim_states",
 }  # fmt: skip
 """Keys under which trainers save everything but weights (accelerate 1.15, torchtitan, PyTorch's own tutorials)."""
-
 _STATE_OR_MODULE = {
     "ema", "ema_model", "model_ema", "ema_state_dict", "opt", "scheduler", "schedulers", "scheduler_state",
     "scheduler_state_dict", "scaler", "amp", "sampler",
 }  # fmt: skip
 """Keys that are training state if a wrapper stands beside them. Without a wrapper, they may be modules of the model."""
-
 _WRAPPERS = {"model", "module", "state_dict", "model_state_dict", "model_state"}
 """Keys under which trainers save the weights. Inside them, the keys above are modules."""
-
 _AROUND = {"app", "state"}
 """Keys under which trainers save everything, model and state."""
-
 _WRAPPING_MODULES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Names that torch.compile, FSDP and activation checkpointing add when they wrap a module."""
-
 _MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
 """What optimizers keep for each tensor (torch 2.13). Everything under their key is training state."""
 
@@ -136,3 +134,36 @@ def _is_wrapped(names: Sequence[str], prefix: str) -> bool:
         return False
     # Most models call their own body "model". So "model." is a wrapper only if a second one or a head is inside it.
     return prefix != "model." or any(name.startswith(("model.model.", "model.lm_head.")) for name in names)
+
+
+_DDP = "DistributedDataParallel"
+_WRAPPED = {
+    "torch.compile": re.compile(r"(?:^|\.)_orig_mod\."),
+    "FSDP": re.compile(r"(?:^|\.)_(?:fsdp|checkpoint)_wrapped_module\."),
+    _DDP: re.compile(r"^module\."),
+}
+"""What the wrappers of torch add to the names of tensors."""
+
+
+def remarks_on(tensors: Sequence[Tensor]) -> Iterator[Finding]:
+    """Yield warnings for tensors without numbers, and for names that a wrapper of the model has left."""
+    empty, wrapped = [tensor.name for tensor in tensors if tensor.shape == (0,)], dict[str, list[str]]()
+    for tensor in tensors:
+        name = tensor.name.removeprefix(tensor.folder)
+        if wrapper := next((wrapper for wrapper, form in _WRAPPED.items() if form.search(name)), ""):
+            wrapped.setdefault(wrapper, []).append(tensor.name)
+    if empty:
+        hint = (
+            "DeepSpeed's ZeRO-3 leaves such tensors where nobody gathers the weights first. Save the model again with "
+            "stage3_gather_16bit_weights_on_model_save, or use zero_to_fp32.py of its checkpoint."
+        )
+        yield Finding("warning", "empty-tensors", f"{_some(empty)} no numbers: {name_some(empty)}.", hint)
+    for wrapper, names in wrapped.items():
+        if wrapper == _DDP and len(names) < len(tensors):
+            continue  # it wraps the whole model, so a part of it may well have that name
+        message = f"{_some(names)} names that {wrapper} makes, so no library finds them: {name_some(names)}."
+        yield Finding("warning", "wrapped-names", message, "Save the model inside the wrapper again, not the wrapper.")
+
+
+def _some(names: list[str]) -> str:
+    return f"{count(len(names), 'tensor')} {'has' if len(names) == 1 else 'have'}"

@@ -12,18 +12,13 @@ from sharding.core.limits import MAX_DCP_BYTES
 from sharding.core.protocols import Files
 from sharding.core.text import count, format_bytes, name_some, source_name
 from sharding.core.values import Checkpoint, FileEntry, Finding, Tensor
+from sharding.formats import quantization
 from sharding.formats.dcp_archives import find_boxes
 from sharding.formats.dcp_metadata import parse_metadata
 from sharding.formats.names import DCP_METADATA_NAME
-from sharding.formats.quantization import (
-    QUANTIZERS_FILES,
-    holds_quantized,
-    method_of,
-    quantization_of,
-    without_quantization,
-)
+from sharding.formats.quantization import quantization_of
 from sharding.formats.rank_boxes import SavedBoxes, assemble, assemble_headers, missing_names
-from sharding.formats.safetensors_header import Header
+from sharding.formats.safetensors_file import Header
 from sharding.formats.torch_checkpoint import HEADS
 from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid
@@ -42,13 +37,10 @@ def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> t
     # Each name is one key of a flat dictionary, because a wrapper and a module of that name look the same.
     state = state_in({name: (name,) for name in stored})
     names = _final_names({name: name for name in stored if name not in state}, state)
-    left_out = Counter[str]()
-    of_model = []
+    left_out, of_model = Counter[str](), []
     for header in headers:
         of_model.append(replace(header, tensors=tuple(tensor for tensor in header.tensors if tensor.name in names)))
-        for tensor in header.tensors:
-            if tensor.name in state:
-                left_out[tensor.name] += tensor.bytes
+        left_out.update({tensor.name: tensor.bytes for tensor in header.tensors if tensor.name in state})
     tensors = [tensor._replace(name=names[tensor.name]) for tensor in assemble_headers(files, of_model)]
     findings = [_pieces(files, tensors), *_left_out(left_out, ()), *_renamed(names)]
     missing, number = missing_names(files)
@@ -84,15 +76,12 @@ def read_dcp(source: Files, by_path: dict[str, FileEntry]) -> tuple[list[FileEnt
             message = f"{entry.name} has the dtype {entry.dtype}, which safetensors does not support."
             raise SourceError(message, "Save it again in another dtype.")
     boxes = find_boxes(source, weights, by_path)
-    saved = [
+    tensors = assemble(
         SavedBoxes(names[entry.name], BY_TORCH[entry.dtype].name, entry.shape, boxes[entry.name]) for entry in weights
-    ]
-    named = {chunk.file for entry in weights for chunk in entry.chunks}
-    files = [by_path[name] for name in sorted(named)]
-    tensors = assemble(saved)
-    left_out = {
-        entry.name: sum(chunk.bytes for chunk in entry.chunks) for entry in metadata.entries if entry.name in state
-    }
+    )
+    files = [by_path[name] for name in sorted({chunk.file for entry in weights for chunk in entry.chunks})]
+    sizes = {entry.name: sum(chunk.bytes for chunk in entry.chunks) for entry in metadata.entries}
+    left_out = {name: size for name, size in sizes.items() if name in state}
     findings = [_pieces(files, tensors), *_left_out(left_out, metadata.others), *_renamed(names)]
     return files, tensors, findings
 
@@ -112,18 +101,16 @@ def needs_base(checkpoint: Checkpoint) -> bool:
 
 
 def as_trained(checkpoint: Checkpoint) -> Checkpoint:
-    """Return `checkpoint` without the description of quantization, if ranks saved ordinary weights.
-
-    Training a quantized model usually produces ordinary weights. Its configuration still describes the quantized ones.
-    """
-    if not checkpoint.of_ranks or any(map(holds_quantized, checkpoint.tensors)):
+    """Return `checkpoint` without the description of quantization, if training made its weights ordinary ones."""
+    if not checkpoint.of_ranks or any(map(quantization.holds_quantized, checkpoint.tensors)):
         return checkpoint
-    configs, unfit, findings = dict(checkpoint.configs), set(QUANTIZERS_FILES), []
+    configs, unfit, findings = dict(checkpoint.configs), set(quantization.QUANTIZERS_FILES), []
     for folder, config in checkpoint.configs.items():
-        if (quantization := quantization_of(config)) is not None:
-            configs[folder] = without_quantization(config)
+        if (entry := quantization_of(config)) is not None:
+            configs[folder] = quantization.without_quantization(config)
             unfit.add("recipe.yaml")  # llm-compressor writes it. Without such an entry, it may be the trainer's own.
-            message = f"config.json says that the weights are quantized with {method_of(quantization)}, but none are. "
+            method = quantization.method_of(entry)
+            message = f"config.json says that the weights are quantized with {method}, but none are. "
             message += "The config.json of the result leaves this entry out."
             hint = "This is normal after training. Otherwise, check that config.json belongs to these weights."
             findings.append(Finding("info", "quantization-dropped", message, hint))
@@ -200,14 +187,12 @@ def _refuse_cut_short(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Non
     cut = {name: recipe for name, recipe in cut.items() if len(recipe.boxes) > 1}
     short = []
     for name, recipe in cut.items():
-        shape = recipe.shape
-        wanted = theirs[name].shape if name in theirs else shape
-        along = [axis for axis in range(len(shape)) if len({box.offsets[axis] for box in recipe.boxes}) > 1]
-        is_short = len(wanted) == len(shape) and all(
-            here == there or (here < there and axis in along)
-            for axis, (here, there) in enumerate(zip(shape, wanted, strict=True))
-        )
-        if is_short and wanted != shape:
+        wanted = theirs[name].shape if name in theirs else recipe.shape
+        if len(wanted) != len(recipe.shape) or wanted == recipe.shape:
+            continue
+        is_cut = [len(set(offsets)) > 1 for offsets in zip(*(box.offsets for box in recipe.boxes), strict=True)]
+        lengths = zip(recipe.shape, wanted, is_cut, strict=True)
+        if all(here == there or (here < there and cut_here) for here, there, cut_here in lengths):
             short.append(name)
     if short and len(short) == len(cut):
         first = short[0]
@@ -224,15 +209,11 @@ def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, 
     Raises SourceError if there is only training state, or two tensors would get the same name.
     """
     if found := next((name for name in names if _OF_LORA.search(name)), None):  # no class loads them beside a base
-        raise SourceError(
-            f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run.",
-            "Export the adapter with the trainer, then merge it into its base.",
-        )
+        message = f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run."
+        raise SourceError(message, "Export the adapter with the trainer, then merge it into its base.")
     if state and not names:
-        raise SourceError(
-            "The source has no weights, only training state such as that of an optimizer.",
-            "Use the folder beside it that holds the model.",
-        )
+        message = "The source has no weights, only training state such as that of an optimizer."
+        raise SourceError(message, "Use the folder beside it that holds the model.")
     # If some tensors lie under a wrapper's key, only their names can show the prefixes that this wrapper added.
     wrapped = {saved: name for saved, name in names.items() if saved != name} or names
     short = short_names(wrapped.values())
@@ -240,10 +221,8 @@ def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, 
     seen: dict[str, str] = {}
     for saved, name in final_names.items():
         if (first := seen.setdefault(name, saved)) != saved:
-            raise SourceError(
-                f"{first} and {saved} would both be called {name} in the result.",
-                "Save only the one that you want, or save each in its own folder.",
-            )
+            message = f"{first} and {saved} would both be called {name} in the result."
+            raise SourceError(message, "Save only the one that you want, or save each in its own folder.")
     return final_names
 
 

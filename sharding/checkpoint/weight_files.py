@@ -1,31 +1,20 @@
 """Choose one set of weight files from each folder that is loaded, and those that are copied as they are. Pure.
 
-The choice follows the library that loads them: see `loaders`. Later, the index is compared with the headers. If they
-disagree, the headers win.
+The choice follows the library that loads them. Later, the index is compared with the headers. If they disagree, the
+headers win.
 """
 
-import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from sharding.checkpoint.documents import MODULES_NAME, PIPELINE_NAME
 from sharding.checkpoint.library import Layout
-from sharding.checkpoint.loaders import ONE_FILE, Loader, as_safetensors, is_found_by_name, is_of_earlier_step
-from sharding.checkpoint.unsupported import component_without_weights, no_variant, no_weights, of_other_formats
-from sharding.checkpoint.weight_sets import Folders, WeightSet, own_names, sets_by_variant
-from sharding.core.errors import SourceError
+from sharding.checkpoint.side_files import weights_beside
+from sharding.checkpoint.weight_sets import ONE_FILE, Folders, Loader, WeightSet, own_names, sets_by_variant
+from sharding.core.errors import SourceError, VariantMissing
 from sharding.core.text import name_some
 from sharding.core.values import Finding, Library
-from sharding.formats.names import (
-    BIN_SHARD_NAME,
-    DCP_METADATA_NAME,
-    RANK_SHARD_NAME,
-    SHARD_NAME,
-    is_duplicate,
-    is_index,
-    is_reserved,
-    is_training_state,
-    may_be_model,
-)
+from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, is_duplicate, is_of_ranks, may_be_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +51,9 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
         else:
             _refuse_without_weights(layout, folder, files)
     if not sets:
-        raise no_weights([path for files in inside.values() for path in files])
+        raise _no_weights([path for files in inside.values() for path in files])
     if variant and all(chosen.variant != variant for chosen in sets):
-        raise no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
+        raise _no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
     taken = {path for chosen in sets for path in (chosen.single, chosen.index, *chosen.shards) if path}
     copied = weights_beside(inside, layout.folders, layout.absent) - taken
     findings = tuple(_remarks(layout.library, sets, passed_over, copied))
@@ -77,17 +66,16 @@ def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
     if "" in variants or not variants:
         return variants.get("")
     if len(variants) > 1:
-        raise no_variant(variant, variants)
+        raise _no_variant(variant, variants)
     return next(iter(variants.values()))
 
 
 def named_set(name: str, inside: Container[str]) -> WeightSet:
     """Return the set that config.json names. Raises SourceError if it is not among the files `inside` its folder."""
     if name not in inside or not name.endswith((".safetensors", ".safetensors.index.json")):
-        raise SourceError(
-            f"config.json sets transformers_weights to {name[:100]!r}, but no such safetensors file is beside it.",
-            "Download that file. If the weights are in model.safetensors, remove the entry instead.",
-        )
+        message = f"config.json sets transformers_weights to {name[:100]!r}, but no such safetensors file is beside it."
+        hint = "Download that file. If the weights are in model.safetensors, remove the entry instead."
+        raise SourceError(message, hint)
     return WeightSet("", index=name) if name.endswith(".json") else WeightSet("", single=name)
 
 
@@ -104,42 +92,34 @@ def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequenc
         return WeightSet(folder, stem, is_whole=True, single=names[0])
     if folder or loader.is_whole or library not in ("transformers", "unknown"):
         return None
-    return _unnamed(files)
+    # Else the shards of any other name, or the only safetensors file, unless another format seems to hold the model.
+    others = [path for path in files if path.endswith(".safetensors") and not is_duplicate(path)]
+    if shards := [path for path in others if SHARD_NAME.fullmatch(path)]:
+        return WeightSet("", shards=shards)
+    is_model = len(others) == 1 and not of_other_formats(files, others[0])
+    return WeightSet("", single=others[0]) if is_model else None
 
 
 def _of_ranks(inside: Sequence[str]) -> list[str]:
     """Return the files that the ranks of a training run saved, or the metadata file that locates their pieces."""
-    ranks = sorted(path for path in inside if RANK_SHARD_NAME.fullmatch(path))
-    if not ranks and DCP_METADATA_NAME in inside:
-        ranks = [DCP_METADATA_NAME]
-    counts = {match["count"] for path in ranks if (match := RANK_SHARD_NAME.fullmatch(path))}
-    if len(counts) > 1:
-        raise SourceError(
-            f"The folder has rank files of several saves, with {' and '.join(sorted(counts))} files each.",
-            "Keep the files of each save in their own folder.",
-        )
-    return ranks
-
-
-def _unnamed(inside: Sequence[str]) -> WeightSet | None:
-    """Return the shards of any other name, or the only safetensors file.
-
-    If weights in another format with another name lie beside that file, it does not hold the model.
-    """
-    others = [path for path in inside if path.endswith(".safetensors") and not is_duplicate(path)]
-    shards = [path for path in others if SHARD_NAME.fullmatch(path)]
-    if shards:
-        return WeightSet("", shards=shards)
-    if len(others) != 1 or of_other_formats(inside, others[0]):
-        return None
-    return WeightSet("", single=others[0])
+    ranks = {path: match["count"] for path in inside if (match := RANK_SHARD_NAME.fullmatch(path))}
+    if len(counts := sorted({*ranks.values()})) > 1:
+        message = f"The folder has rank files of several saves, with {' and '.join(counts)} files each."
+        raise SourceError(message, "Keep the files of each save in their own folder.")
+    return sorted(ranks) or [path for path in inside if is_of_ranks(path)]
 
 
 def _refuse_without_weights(layout: Layout, folder: str, files: Sequence[str]) -> None:
     """Raise SourceError if a part of the repo is a model, or has weights in another format. No set was found for it."""
-    unread = [path for path in files if may_be_model(path)] if layout.library == "diffusers" and folder else []
-    if unread or folder in layout.models:
-        raise component_without_weights(folder, unread)
+    name = folder or "The model"
+    if layout.library == "diffusers" and folder and (unread := [path for path in files if may_be_model(path)]):
+        message = f"{name} of the pipeline has no weights that can be streamed, only {name_some(unread)}."
+        hint = "Load it once with a release of its library that reads them, and save it with save_pretrained."
+        raise SourceError(message, hint)
+    if folder in layout.models:
+        message = f"{name} has a configuration but no weights, so no library could load it from the copy."
+        hint = f"Download its weights, or remove its entry from the list of parts, {PIPELINE_NAME} or {MODULES_NAME}."
+        raise SourceError(message, hint)
 
 
 def _remarks(
@@ -166,62 +146,91 @@ def _remarks(
         yield Finding("warning", "no-known-loader", message, hint)
 
 
-_PICKLED = (".bin", ".pt", ".pth")
+_CONVERT = (
+    "Look for config.json and model.safetensors in the same repo or a related one. Otherwise, convert the weights "
+    "with convert_mistral_weights_to_hf.py from `transformers`, or serve them unchanged with vLLM."
+)
+_RENAME = "Rename the file that holds the model to pytorch_model.bin, or diffusion_pytorch_model.bin for diffusers."
+_BY_TRANSFORMERS_4 = "Convert them with transformers 4: load them with %s and call save_pretrained. Version 5 cannot."
+_ELSEWHERE = {
+    ".gguf": (
+        "GGUF weights for llama.cpp",
+        "To split them, use gguf-split from llama.cpp. To get safetensors, load them once with gguf_file=… in "
+        "transformers and call save_pretrained.",
+    ),
+    ".h5": ("TensorFlow weights", _BY_TRANSFORMERS_4 % "from_tf=True"),
+    ".msgpack": ("Flax weights", _BY_TRANSFORMERS_4 % "from_flax=True"),
+    ".onnx": (
+        "ONNX graphs",
+        "Shard the repo that they were exported from. They hold a program with the weights, so they cannot be cut.",
+    ),
+    ".npz": ("MLX weights", "Convert them with mlx_lm's convert, which writes safetensors."),
+    ".ckpt": ("a training checkpoint", "Convert it with a script from diffusers or from its trainer."),
+    ".nemo": ("a NeMo archive", "Convert it with NeMo's export to Hugging Face."),
+    **dict.fromkeys((".bin", ".pth", ".pt"), ("pickled weights", _RENAME)),
+}
 
 
-def weights_beside(
-    inside: Folders, loaders: Mapping[str, Loader], absent: Container[str] = frozenset()
-) -> frozenset[str]:
-    """Return the weights beside a model that are copied unchanged, because a program loads them by name.
+def _no_weights(paths: Sequence[str]) -> SourceError:
+    """Return the error for a repo with files at `paths` but without weights that can be streamed."""
+    top = [path for path in paths if "/" not in path]
+    if "params.json" in top and (native := [path for path in top if path.startswith("consolidated.")]):
+        return SourceError(f"The weights are only in Mistral's or Meta's own layout: {name_some(native)}.", _CONVERT)
+    tensors = [path for path in paths if path.endswith(".safetensors")]
+    others = [path for path in tensors if "/" not in path]
+    if len(others) == 1 and (elsewhere := of_other_formats(top, others[0])):
+        known = (entry for suffix, entry in _ELSEWHERE.items() if any(path.endswith(suffix) for path in elsewhere))
+        what, hint = next(known, ("weights in another format", "Convert them to safetensors with their own library."))
+        message = f"The model is stored as {what}: {name_some(elsewhere)}. {others[0]} is only another part of it."
+        return SourceError(message, hint)
+    if others:
+        return SourceError(
+            f"There are {len(others)} safetensors files, but no index says which belong together: {name_some(others)}.",
+            "Keep one of them, or add model.safetensors.index.json.",
+        )
+    if tensors:
+        hint = f"Name one of the folders as the source, such as SOURCE/{_folders(tensors)[0]}."
+        return SourceError(f"The weights are in folders that no configuration names: {name_some(tensors)}.", hint)
+    runs = _folders(path for path in paths if is_of_ranks(path.rpartition("/")[2]))
+    if len(runs) > 1:
+        hint = f"Name one of them as the source, such as SOURCE/{runs[0]}."
+        return SourceError(f"There are the weights of several models or steps of a run: {name_some(runs)}.", hint)
+    if pieces := [path for path in paths if path.endswith(".distcp")]:
+        return SourceError(
+            f"There are pieces of a training run ({name_some(pieces)}), but no .metadata, which says what is in them.",
+            "Copy that file too. Its name starts with a dot, so many programs leave it out.",
+        )
+    for suffix, (what, hint) in _ELSEWHERE.items():
+        if files := [path for path in paths if path.endswith(suffix)]:
+            return SourceError(f"There are no safetensors weights, only {what}: {name_some(files)}.", hint)
+    message = "The source has no weights."
+    hint = "Use one with model.safetensors, or with an index and shards such as model-00001-of-00002.safetensors."
+    return SourceError(message, hint)
 
-    `inside` lists the files of each folder. `loaders` has the loader of each folder of the model itself. Files in an
-    `absent` folder are ignored.
 
-    In a folder of the model, these are the files that a library finds by name. In other folders, they are all adapters,
-    heads and codecs, with their index if there is one. There, pickled files need a configuration or a known name.
+def of_other_formats(inside: Iterable[str], path: str) -> list[str]:
+    """Return the files of other formats that can hold the model, if the safetensors file `path` is only a part of it.
+
+    >>> of_other_formats(["extra_head.safetensors", "tf_model.h5"], "extra_head.safetensors")
+    ['tf_model.h5']
+    >>> of_other_formats(["yolo.safetensors", "yolo.Q4.gguf"], "yolo.safetensors")
+    []
     """
-    weights = set[str]()
-    for folder, paths in inside.items():
-        files = [path for path in paths if not (is_duplicate(path) or is_reserved(path) or is_of_earlier_step(path))]
-        if folder in loaders or not folder:
-            weights |= _weights_by_name(folder, files, loaders.get(folder))
-        elif folder not in absent:
-            weights |= _all_of(files)
-    return frozenset(weights)
+    others = [other for other in inside if may_be_model(other) and not other.endswith(".safetensors")]
+    stem = path.removesuffix(".safetensors")
+    same = any(other.startswith(f"{stem}.") for other in others)
+    return [] if same else [other for other in others if not is_duplicate(other)]
 
 
-def _weights_by_name(folder: str, files: Iterable[str], loader: Loader | None) -> set[str]:
-    files = set(files)
-    weights = {path for path in files if is_found_by_name(path.removeprefix(folder))}
-    weights -= {path for path in weights if as_safetensors(path) != path and as_safetensors(path) in weights}
-    if loader and loader.any_name:
-        weights |= set(own_names(loader, folder, files))
-    if loader and loader.may_take_more:
-        weights |= _all_of(files, takes_pickles=True)
-    return weights
+def _folders(paths: Iterable[str]) -> list[str]:
+    return sorted({path.rpartition("/")[0] for path in paths} - {""})
 
 
-def _all_of(files: Iterable[str], takes_pickles: bool = False) -> set[str]:
-    """Return the weights among `files`: safetensors, arrays of numbers, and pickles without a safetensors version.
-
-    A pickle counts if a configuration lies beside it or its name is known. With `takes_pickles`, every pickle counts.
-    """
-    files = list(files)
-    has_config = takes_pickles or any(path.endswith(".json") and not is_index(path) for path in files)
-    safe = {path for path in files if path.endswith(".safetensors")}
-    known = set(map(_without_number, safe))
-    pickled = {
-        path
-        for path in files
-        if path.endswith(_PICKLED)
-        and not is_training_state(path.rpartition("/")[2])
-        and _without_number(as_safetensors(path)) not in known
-        if has_config or is_found_by_name(path.rpartition("/")[2])
-    }
-    endings = [".safetensors."] * bool(safe) + [".bin."] * any(map(BIN_SHARD_NAME.fullmatch, pickled))
-    indexes = {path for path in files if is_index(path) and any(ending in path for ending in endings)}
-    return safe | pickled | indexes | {path for path in files if path.endswith((".npy", ".npz"))}
-
-
-def _without_number(path: str) -> str:
-    return re.sub(r"-\d{5,}-of-\d{5,}", "", path)
+def _no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
+    """Return the error for a `variant` that is not `there`. "" stands for the plain weights."""
+    variants = tuple(sorted(there))
+    names = ", ".join(repr(name) if name else "the plain weights" for name in variants)
+    if variant:
+        return VariantMissing(f"There is no variant {variant!r}.", f"Use one of these: {names}.", variants)
+    hint = f"Available variants: {names}. Choose one with --variant."
+    return VariantMissing("There are several variants but no plain weights.", hint, variants)

@@ -1,4 +1,10 @@
-"""Find the weight files in a folder that belong together by name: one file, an index, shards. Touches no files."""
+"""Find the weight files in a folder that a library loads together, by name: one file, an index, shards. Pure.
+
+The names come from the source code of transformers 5.23 (`modeling_utils`), diffusers 0.42 (`models.modeling_utils`,
+`loaders.lora_base`, `loaders.textual_inversion`), sentence-transformers 6.2 (`base.modules.module`), peft 0.21
+(`utils.save_and_load`), timm 1.0 (`models._hub`), open_clip 3.3 (`factory`, `pretrained`) and huggingface_hub 2.4
+(`hub_mixin`).
+"""
 
 import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
@@ -6,12 +12,90 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 
-from sharding.checkpoint.loaders import DIFFUSION_STEM, TRANSFORMERS, Loader
 from sharding.core.errors import SourceError
 from sharding.core.text import MOST_NAMES, name_some
 from sharding.core.values import Finding, Library, folder_of
 from sharding.formats.index import Index
-from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME, is_rank_index
+from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME
+
+ONE_FILE: Mapping[Library, str] = {
+    "open_clip": "open_clip",
+    "timm": "timm",
+    "spacy": "spaCy",
+    "pytorch_model_hub_mixin": "PyTorchModelHubMixin",
+}
+"""Libraries that load one file and follow no index, with their names for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How a library finds the weights in one folder.
+
+    `stems` are the names of safetensors files without their ending. The first one in the folder is taken. `pickled`
+    maps the stems of `.bin` files, taken if there is no safetensors file, to the stems that they get as safetensors.
+
+    With `is_whole`, the library loads one file and follows no index. With `any_name`, it takes a file of any name if
+    the folder has none of `stems`. With `may_take_more`, the loader may be code of the repo, which can load any weights
+    in the folder.
+    """
+
+    stems: tuple[str, ...]
+    pickled: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = False
+    any_name: bool = False
+    may_take_more: bool = False
+
+
+_TORCH = {"pytorch_model": "model"}
+DIFFUSION_STEM = "diffusion_pytorch_model"
+"""The name that diffusers gives weights. Only for this name, a library prefers the index to the one file."""
+_ADAPTERS = ("pytorch_lora_weights", "learned_embeds", "pytorch_custom_diffusion_weights")
+_OPEN_CLIP = ("open_clip_model", "open_clip_pytorch_model")
+_DIFFUSION = {DIFFUSION_STEM: DIFFUSION_STEM}
+
+TRANSFORMERS = Loader(("model", DIFFUSION_STEM), _TORCH | _DIFFUSION)
+"""Also the loader for an unknown library."""
+DIFFUSERS = Loader((DIFFUSION_STEM, "model"), _DIFFUSION | _TORCH)
+PEFT = Loader(("adapter_model",), {"adapter_model": "adapter_model"}, is_whole=True)
+DIFFUSERS_ADAPTER = Loader(_ADAPTERS, is_whole=True, any_name=True)
+"""LoRA weights and learned embeddings of diffusers. If no name matches, it takes the first safetensors file."""
+SENTENCE_MODULE = Loader(("model",), is_whole=True, may_take_more=True)
+OPEN_CLIP_OWN = Loader(_OPEN_CLIP, {"open_clip_pytorch_model": "open_clip_model"}, is_whole=True)
+OPEN_CLIP = Loader((*_OPEN_CLIP, "model"), {**OPEN_CLIP_OWN.pickled, **_TORCH}, is_whole=True, any_name=True)
+TIMM = Loader(("model", *_OPEN_CLIP), _TORCH, is_whole=True, any_name=True)
+MIXIN = Loader(("model",), _TORCH, is_whole=True, any_name=True)
+SPACY = Loader((), is_whole=True, any_name=True)
+
+_BY_NAME = re.compile(
+    rf"(?:adapter_model|{'|'.join((*_ADAPTERS, *_OPEN_CLIP))}|value_head|head|readout|adapter\.[\w-]+)"
+    r"\.(?:safetensors|bin)|open_clip_pytorch_model\.pth|spk_dict\.pt|model_head\.pkl",
+    re.ASCII,
+)
+"""Weights that a library, or a class of transformers (wav2vec2, JEV, Qwen2.5-Omni), finds by name beside others.
+
+LLaMA-Factory and other trainers with rewards write `value_head`. `model_head.pkl` is the classifier of SetFit."""
+_PICKLE = re.compile(r"([^.]+?)((?:-\d{5,}-of-\d{5,})?(?:\..+)?)\.(?:bin|pth)")
+
+
+def is_found_by_name(name: str) -> bool:
+    """Return whether a library finds a file by this `name` (without its folder) beside other weights.
+
+    >>> is_found_by_name("pytorch_lora_weights.safetensors"), is_found_by_name("consolidated.safetensors")
+    (True, False)
+    """
+    return _BY_NAME.fullmatch(name) is not None
+
+
+def as_safetensors(path: str) -> str:
+    """Return the name of a pickle as a safetensors file, which its library prefers.
+
+    >>> as_safetensors("spanish/adapter_model.bin"), as_safetensors("open_clip_pytorch_model.bin")
+    ('spanish/adapter_model.safetensors', 'open_clip_model.safetensors')
+    """
+    folder, slash, name = path.rpartition("/")
+    match = _PICKLE.fullmatch(name)
+    return f"{folder}{slash}{OPEN_CLIP.pickled.get(match[1], match[1])}{match[2]}.safetensors" if match else path
+
 
 Folders = Mapping[str, Sequence[str]]
 """The files in each folder."""
@@ -49,19 +133,16 @@ class WeightSet:
         listed = sorted(set(index.weight_map.values()))
         missing = [path for path in listed if path not in paths]
         if missing:
-            raise SourceError(
-                f"{len(missing)} of the {len(listed)} files that {self.index} lists are missing: {name_some(missing)}.",
-                "Download them again. The checkpoint is incomplete without them.",
-            )
+            message = f"{len(missing)} of the {len(listed)} files that {self.index} lists are missing: "
+            hint = "Download them again. The checkpoint is incomplete without them."
+            raise SourceError(f"{message}{name_some(missing)}.", hint)
         return listed
 
     def findings(self, listed: Set[str]) -> list[Finding]:
         """Return findings about the choice of the files. `listed` are those in the index."""
         if self.single and (self.index or self.shards) and not (listed == {self.single} and not self.shards):
-            library, used = "diffusers" if self.index_first else "transformers", self.single
-            beside = "an index or shards"
-            if self.takes_index:
-                used, beside = self.index or "", self.single
+            library = "diffusers" if self.index_first else "transformers"
+            used, beside = (self.index, self.single) if self.takes_index else (self.single, "an index or shards")
             message = f"{used} stands beside {beside}. It is the one used, as in {library}."
             return [Finding("warning", "several-checkpoints", message, "Remove the set that is out of date.")]
         if not self.single and not self.index and not self.ranks:
@@ -121,6 +202,10 @@ def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
     return sorted(path for path, match in matches if match is None or match["variant"] or match["old"])
 
 
+_RANK_INDEX = re.compile(r".*\.safetensors\.index\.(?:[^./]+-)?rank\d+-of-\d+\.json")
+"""The index of one rank of a pipeline: see `Component.of_rank`."""
+
+
 def _matching(
     folder: str, inside: Iterable[str], suffix: str, stems: tuple[str, ...]
 ) -> dict[tuple[str, str], WeightSet]:
@@ -130,7 +215,7 @@ def _matching(
     for path in sorted(inside):
         name = path.removeprefix(folder)
         match = weights.fullmatch(name) or index.fullmatch(name)
-        if match is None or is_rank_index(path):
+        if match is None or _RANK_INDEX.fullmatch(path):
             continue
         named = match.groupdict()
         variant = named["variant"] or named["old"] or ""
@@ -147,10 +232,7 @@ def _matching(
 
 @lru_cache(maxsize=64)
 def _names(suffix: str, stems: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return patterns for the names of weights and of their indexes.
-
-    `old` is the place of the variant in names that diffusers wrote before 0.32.
-    """
+    """Return patterns for the names of weights and of their indexes. Diffusers before 0.32 wrote a variant at `old`."""
     stem = f"(?P<stem>{'|'.join(stems) or '(?!)'})"
     weights = rf"{stem}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.{suffix}"
     index = rf"{stem}\.{suffix}(?:\.(?P<old>[^./]+))?\.(?P<index>index)(?:\.(?P<variant>[^./]+))?\.json"
@@ -166,18 +248,16 @@ def _complete(shards: Sequence[str]) -> list[str]:
         sets.setdefault((match["stem"], match["rest"], int(match["count"])), set()).add(int(match["number"]))
     if len(sets) > 1:
         names = ", ".join(f"{stem} of {count}" for stem, _, count in sets)
-        raise SourceError(
-            f"There are shards of several checkpoints and no index: {names}.", "Remove the shards that are out of date."
-        )
+        message = f"There are shards of several checkpoints and no index: {names}."
+        raise SourceError(message, "Remove the shards that are out of date.")
     ((_, _, count), numbers), *_ = sets.items()
     if missing := count - len(numbers & set(range(1, count + 1))):
         absent = (number for number in range(1, count + 1) if number not in numbers)
         start, _, end = shards[0].rpartition("-of-")
         stem = start.rpartition("-")[0]
         names = name_some([f"{stem}-{number:05d}-of-{end}" for number in islice(absent, MOST_NAMES)], total=missing)
-        raise SourceError(
-            f"{missing} of the {count} shards are missing, and there is no index: {names}.", "Download them again."
-        )
+        message = f"{missing} of the {count} shards are missing, and there is no index: {names}."
+        raise SourceError(message, "Download them again.")
     return sorted(shards)
 
 

@@ -24,6 +24,11 @@ def parsed_json(text: str | bytes) -> Any:
         return None
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """Return `value` if it is a JSON object, else {}."""
+    return value if isinstance(value, dict) else {}
+
+
 def json_file(document: Mapping[str, Any]) -> bytes:
     """Return a JSON file for people and programs: indented, with one newline at the end."""
     # A config.json may hold half a surrogate pair. It becomes the escape that JSON has for it.

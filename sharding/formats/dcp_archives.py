@@ -5,7 +5,7 @@ archives these bytes lie close together, so one read serves many archives.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -16,23 +16,18 @@ from sharding.core.threads import readers
 from sharding.core.values import FileEntry
 from sharding.formats.dcp_metadata import SavedChunk, SavedEntry
 from sharding.formats.torch_checkpoint import lies_in_order, moving_strides, origin_of
-from sharding.formats.torch_file import Reader, open_zip
+from sharding.formats.torch_file import Reader, ZipRefused, open_zip
 from sharding.formats.torch_globals import PickleRefused, StoredTensor
-from sharding.formats.torch_zip import ZipRefused
 from sharding.recipes.laid import Box
 
 _EDGE_BYTES = 2 << 10
-"""How many bytes of an archive are read at each end, and the limit for its pickle and its directory.
-
-With torch 2.13, the pickle has about 150 bytes and the directory has 463 bytes for 7 records. A directory within this
-limit has at most 44 records."""
+"""How many bytes of an archive are read at each end, and the limit for its pickle and its directory. With torch 2.13,
+the pickle has about 150 bytes and the directory has 463 bytes for 7 records. 44 records fit."""
 
 _JOIN_GAP_BYTES = 16 << 10
 """Edges closer than this are read together. The edges of larger pieces are farther apart."""
-
 _PIECES_AT_ONCE = 1000
 """Their edges stay in memory until all places are known. That is 4 KB per piece, plus the bytes in between."""
-
 _HINT = "Copy the files of all ranks into one folder. All of them must be from the same save."
 
 
@@ -44,12 +39,10 @@ def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, Fi
     chunks = [chunk for entry in entries for chunk in entry.chunks]
     named = sorted({chunk.file for chunk in chunks})
     if missing := [name for name in named if name not in files]:
-        raise SourceError(
-            f"{len(missing)} of the {len(named)} files that .metadata names are missing: {name_some(missing)}.", _HINT
-        )
+        message = f"{len(missing)} of the {len(named)} files that .metadata names are missing: {name_some(missing)}."
+        raise SourceError(message, _HINT)
     for chunk in chunks:
-        if chunk.start_byte + chunk.bytes > files[chunk.file].bytes:
-            end = chunk.start_byte + chunk.bytes
+        if (end := chunk.start_byte + chunk.bytes) > files[chunk.file].bytes:
             raise SourceError(f"{files[chunk.file].path} is too short. It ends before byte {end}.", _HINT)
     inside: dict[str, list[tuple[SavedEntry, SavedChunk]]] = {name: [] for name in named}
     for entry in entries:
@@ -57,7 +50,10 @@ def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, Fi
             inside[chunk.file].append((entry, chunk))
     for name, pieces in inside.items():
         pieces.sort(key=lambda piece: piece[1].start_byte)
-        _refuse_overlaps(files[name], pieces)
+        for (entry, before), (other, after) in pairwise(pieces):  # torch writes them one after another
+            if after.start_byte < before.start_byte + before.bytes:
+                both = name_some(list(dict.fromkeys((entry.name[:100], other.name[:100]))))
+                raise SourceError(f"Two pieces of {both} overlap in {files[name].path}.", _HINT)
     boxes_of: dict[str, list[Box]] = {entry.name: [] for entry in entries}
     for name, pieces in inside.items():
         for first in range(0, len(pieces), _PIECES_AT_ONCE):
@@ -68,21 +64,12 @@ def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, Fi
     return {name: tuple(boxes) for name, boxes in boxes_of.items()}
 
 
-def _refuse_overlaps(file: FileEntry, pieces: Sequence[tuple[SavedEntry, SavedChunk]]) -> None:
-    """Raise SourceError if two of `pieces` (sorted) share bytes. torch writes them one after another."""
-    for (entry, before), (other, after) in pairwise(pieces):
-        if after.start_byte < before.start_byte + before.bytes:
-            names = name_some(list(dict.fromkeys((entry.name[:100], other.name[:100]))))
-            raise SourceError(f"Two pieces of {names} overlap in {file.path}.", _HINT)
-
-
 class _Edges:
     """The first and last bytes of the archives in a file, read once."""
 
     def __init__(self, source: Files, file: FileEntry, chunks: Iterable[SavedChunk]) -> None:
-        self.source = source
-        self.file = file
-        ranges = list(_joined(_wanted(chunks)))
+        self.source, self.file = source, file
+        ranges = _joined(chunks)
         with readers(source.ranges_at_once) as pool:
             self._known = list(pool.map(lambda place: b"".join(source.read(file.path, *place)), ranges))
         self._starts = [start for start, _ in ranges]
@@ -95,27 +82,19 @@ class _Edges:
         return self._known[index][start - self._starts[index] : end - self._starts[index]]
 
 
-def _wanted(chunks: Iterable[SavedChunk]) -> list[tuple[int, int]]:
-    places = []
+def _joined(chunks: Iterable[SavedChunk]) -> list[tuple[int, int]]:
+    """Return ranges that cover both edges of all `chunks`. Edges close together share a range."""
+    edges = list[tuple[int, int]]()
     for chunk in chunks:
-        end = chunk.start_byte + chunk.bytes
-        places += [(chunk.start_byte, min(end, chunk.start_byte + _EDGE_BYTES))]
-        places += [(max(chunk.start_byte, end - _EDGE_BYTES), end)]
-    return sorted(places)
-
-
-def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ranges that cover all of `places` (sorted). Places close together share a range."""
-    start, end = 0, 0
-    for first, last in places:
-        if end and first <= end + _JOIN_GAP_BYTES:
-            end = max(end, last)
-            continue
-        if end > start:
-            yield start, end
-        start, end = first, last
-    if end > start:
-        yield start, end
+        start, end = chunk.start_byte, chunk.start_byte + chunk.bytes
+        edges += [(start, min(end, start + _EDGE_BYTES)), (max(start, end - _EDGE_BYTES), end)]
+    ranges = list[tuple[int, int]]()
+    for first, last in sorted(edges):
+        if ranges and first <= ranges[-1][1] + _JOIN_GAP_BYTES:
+            ranges[-1] = ranges[-1][0], max(ranges[-1][1], last)
+        elif last > first:
+            ranges.append((first, last))
+    return ranges
 
 
 class _Piece(Reader):
@@ -139,17 +118,17 @@ class _Piece(Reader):
 
 
 def _box(entry: SavedEntry, chunk: SavedChunk, edges: _Edges, file: FileEntry) -> Box:
-    where = f"The piece of {entry.name[:100]} in {file.path}"
     try:
         tensor, locate = open_zip(_Piece(edges, chunk))
         if not isinstance(tensor, StoredTensor):
             raise PickleRefused("it is not a tensor")
         if (tensor.dtype, tensor.shape) != (entry.dtype, chunk.shape):
-            expected, actual = f"{entry.dtype} {list(chunk.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise PickleRefused(f"it is {actual}, but .metadata says {expected}")
+            expected = f"{entry.dtype} {list(chunk.shape)}"
+            raise PickleRefused(f"it is {tensor.dtype} {list(tensor.shape)}, but .metadata says {expected}")
         place = locate([tensor.storage])[tensor.storage.key]
         lies_in_order(tensor)  # refuses what overlaps itself
         origin = chunk.start_byte + origin_of(entry.name, tensor, place)
     except (PickleRefused, ZipRefused) as error:
-        raise SourceError(f"{where} cannot be read: {error}.", _HINT) from error
+        message = f"The piece of {entry.name[:100]} in {file.path} cannot be read: {error}."
+        raise SourceError(message, _HINT) from error
     return Box(file.at, origin, chunk.offsets, chunk.shape, moving_strides(tensor), file.source)

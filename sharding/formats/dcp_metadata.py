@@ -11,11 +11,9 @@ from typing import Any, ClassVar
 
 from sharding.core.dtypes import BY_TORCH
 from sharding.core.limits import MAX_DCP_STEPS, MAX_DIMENSIONS, MAX_NAME_CHARACTERS
-from sharding.core.text import name_problem, shown_name
+from sharding.core.text import as_object, name_problem, shown_name
 from sharding.formats.torch_globals import Global, Ordered, PickleRefused
 from sharding.formats.torch_pickle import STEPS, Machine, text_of
-
-_LENGTH_END = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +48,11 @@ class DcpMetadata:
 
 def parse_metadata(data: bytes) -> DcpMetadata:
     """Return the content of a `.metadata` file. Raises PickleRefused."""
-    machine = _Machine(data)
-    try:
-        metadata = machine.run()
-    except (IndexError, KeyError) as error:
-        raise PickleRefused("it uses a value that does not exist") from error
+    metadata = _Machine(data).run()
     if not _is(metadata, "Metadata"):
         raise PickleRefused("it is not a Metadata object of torch.distributed.checkpoint")
     entries = _dictionary(metadata, "state_dict_metadata")
-    places = _places(_dictionary(metadata, "storage_data"))
-    planned = metadata.state.get("planner_data")
-    paths = planned if isinstance(planned, dict) else {}
+    places, paths = _places(_dictionary(metadata, "storage_data")), as_object(metadata.state.get("planner_data"))
     tensors, others = [], []
     for name, entry in entries.items():
         if not isinstance(name, str):
@@ -117,7 +109,7 @@ class _Machine(Machine):
             self._stack[-1] = _Instance(function.name, arguments)
 
     def _make(self) -> None:
-        arguments, kind = self._pop_last(2)[::-1]
+        kind, arguments = self._pop_last(2)
         if not isinstance(kind, Global) or not isinstance(arguments, tuple):
             raise PickleRefused("it creates an object from something that is not a class")
         self._stack.append(_Instance(kind.name, arguments))
@@ -142,7 +134,7 @@ _Machine.steps = STEPS | {
     ord("\x90"): _Machine._since_mark,
     ord("\x93"): _Machine._push_named,
     ord("\x94"): lambda m: m._remember(len(m._memo)),
-    ord("\x95"): lambda m: m._skip(8),
+    ord("\x95"): lambda m: m._take(8),
     ord("\x8c"): lambda m: m._push(text_of(m._take(m._number(1)))),
     ord("\x8d"): lambda m: m._push(text_of(m._take(m._number(8)))),
     ord("C"): lambda m: m._push(m._take(m._number(1))),
@@ -164,24 +156,20 @@ def _dictionary(instance: _Instance, key: str) -> Mapping[Any, Any]:
 def _lengths(value: Any) -> tuple[int, ...]:
     if not isinstance(value, tuple | list) or len(value) > MAX_DIMENSIONS:
         raise PickleRefused(f"it has a shape that is not a list of at most {MAX_DIMENSIONS} lengths")
-    if not all(type(item) is int and 0 <= item < _LENGTH_END for item in value):
+    if not all(type(item) is int and 0 <= item < 1 << 63 for item in value):
         raise PickleRefused("it has a shape with invalid lengths")
     return tuple(value)
 
 
-_Place = tuple[str, int, int]
-"""A file, the byte in it where a piece begins, and the length of the piece in bytes."""
+_Places = dict[tuple[str, str], tuple[str, int, int]]
+"""The file, first byte and length of each piece, by its tensor and offsets as text. Nobody can choose their hashes."""
 
 
-def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
-    """Return where each piece lies, by its tensor and its offsets as text. Such keys have hashes nobody can choose."""
-    places: dict[tuple[str, str], _Place] = {}
+def _places(stored: Mapping[Any, Any]) -> _Places:
+    places: _Places = {}
     for index, info in stored.items():
-        if (
-            not _is(index, "MetadataIndex")
-            or not isinstance(info, _Instance)
-            or not info.kind.endswith("._StorageInfo")
-        ):
+        is_info = isinstance(info, _Instance) and info.kind.endswith("._StorageInfo")
+        if not _is(index, "MetadataIndex") or not is_info:
             raise PickleRefused("its storage_data has an unknown type")
         name, offset = index.state.get("fqn"), index.state.get("offset")
         file, start, size = (info.state.get(key) for key in ("relative_path", "offset", "length"))
@@ -199,7 +187,7 @@ def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
     return places
 
 
-def _entry(name: str, path: tuple[str, ...], instance: _Instance, places: dict[tuple[str, str], _Place]) -> SavedEntry:
+def _entry(name: str, path: tuple[str, ...], instance: _Instance, places: _Places) -> SavedEntry:
     shape, properties, chunks = (instance.state.get(key) for key in ("size", "properties", "chunks"))
     if not isinstance(chunks, list) or not chunks or not isinstance(properties, _Instance):
         raise PickleRefused(f"its entry for {name[:100]} is incomplete")
@@ -226,10 +214,8 @@ def _dtype(properties: _Instance) -> str:
 
 
 def _path(name: str, value: Any) -> tuple[str, ...]:
-    """Return the keys on the way to a tensor, or () if they are not known. torch joins them to form its name.
-
-    Only texts and numbers are allowed. `str` of anything else may never end, and many names may share one long path.
-    """
+    """Return the keys on the way to a tensor, or () if they are not known. torch joins them to form its name."""
+    # Only texts and numbers are allowed. `str` of anything else may never end, and many names may share one long path.
     if not isinstance(value, tuple | list) or len(value) >= 100:
         return ()
     if not all(type(key) is int or (type(key) is str and len(key) <= MAX_NAME_CHARACTERS) for key in value):

@@ -8,7 +8,7 @@ from sys import intern
 
 from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
-from sharding.core.text import name_problem, name_some, shown_name
+from sharding.core.text import as_object, name_problem, name_some, shown_name
 from sharding.core.values import Component, Finding, Plan, Tensor, folder_of
 
 
@@ -33,25 +33,20 @@ def parse_index(text: bytes, path: str) -> Index:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} is not valid JSON.", hint) from error
-    weight_map = document.get("weight_map") if isinstance(document, dict) else None
-    if (
-        not isinstance(weight_map, dict)
-        or not weight_map
-        or not all(isinstance(file, str) for file in weight_map.values())
-    ):
+    weight_map = as_object(as_object(document).get("weight_map"))
+    if not weight_map or not all(isinstance(file, str) for file in weight_map.values()):
         raise SourceError(f"{path} has no weight_map from tensor names to file names.", hint)
     for file in set(weight_map.values()):
         if not file.endswith(suffix) or name_problem(file) or re.search(r"[/\\\x00-\x1f]", file):
             moved = f"Put the weight files beside {path}, and name them in it without a folder."
-            said = f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it."
-            raise SourceError(said, moved if "/" in file else hint)
+            message = f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it."
+            raise SourceError(message, moved if "/" in file else hint)
     for name in weight_map:
         if problem := name_problem(name):
             raise SourceError(f"{path} names the tensor {shown_name(name)}, whose name {problem}.", hint)
-    metadata = document.get("metadata")
-    metadata = metadata if isinstance(metadata, dict) else {}
+    metadata = as_object(document.get("metadata"))
     count, dtype = metadata.get("total_parameters"), metadata.get("dtype")
-    dtype = dtype if isinstance(dtype, str) and dtype in {known.torch for known in CASTABLE.values()} else ""
+    dtype = dtype if dtype in [known.torch for known in CASTABLE.values()] else ""
     # There may be a hundred thousand entries for a few files, so all entries share the file names.
     weight_map = {folder + name: intern(folder + file) for name, file in weight_map.items()}
     return Index(weight_map, count if type(count) is int and count >= 0 else None, dtype)
@@ -87,8 +82,8 @@ def build_indexes(plan: Plan) -> dict[str, bytes]:
     Each rank of a pipeline has its own index, named like a variant. It lists only the tensors that this rank loads.
     """
     documents: dict[str, bytes] = {}
+    held = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
     for component in plan.components:
-        held = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
         inside = [(tensor, file) for tensor, file in held if folder_of(file) == component.folder]
         documents[component.index] = _build_index(component, inside)
         for rank, stage in enumerate(plan.stages):
@@ -100,11 +95,7 @@ def build_indexes(plan: Plan) -> dict[str, bytes]:
 
 
 def _build_index(component: Component, held: Sequence[tuple[Tensor, str]]) -> bytes:
-    weight_map = {
-        tensor.name.removeprefix(component.folder): file.removeprefix(component.folder) for tensor, file in held
-    }
-    metadata = {
-        "total_parameters": component.total_parameters,
-        "total_size": sum(tensor.bytes for tensor, _ in held),
-    }
+    folder, total_size = component.folder, sum(tensor.bytes for tensor, _ in held)
+    weight_map = {tensor.name.removeprefix(folder): file.removeprefix(folder) for tensor, file in held}
+    metadata = {"total_parameters": component.total_parameters, "total_size": total_size}
     return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2, sort_keys=True).encode() + b"\n"

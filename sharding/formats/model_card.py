@@ -12,8 +12,6 @@ from sharding.core.values import Finding
 from sharding.formats.names import CARD_NAME
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-"""YAML can write it as an escape, but UTF-8 cannot hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def _metadata(front: str) -> dict[str, Any]:
             raise _Unread("it uses anchors, aliases or merge keys of YAML")
         if getattr(event, "tag", None):
             raise _Unread("it uses tags of YAML")
-        if _SURROGATE.search(getattr(event, "value", "")):
+        if re.search(r"[\ud800-\udfff]", getattr(event, "value", "")):  # YAML can write it as an escape
             raise _Unread("it contains a surrogate, which is not a character")
     metadata = yaml.load(front, _loader())
     if metadata is not None and not isinstance(metadata, dict):

@@ -1,4 +1,4 @@
-"""Recognise files by their names. Pure."""
+"""Recognise files by their names, and a mistaken file by its first bytes. Pure."""
 
 import re
 import unicodedata
@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 from sharding.core.errors import DestinationError
 from sharding.core.text import name_some
+from sharding.core.values import folder_of, folders_around
 
 SINGLE_NAME = "model.safetensors"
 REPORT_NAME = "sharding_report.json"
@@ -13,13 +14,13 @@ DIGESTS_NAME = "sharding_digests.json"
 PICTURE_NAME = "sharding_comparison.svg"
 MAP_NAME = "sharding_map.svg"
 CARD_NAME = "README.md"
+CONFIG_NAME = "config.json"
 
 ENTRANCES = ("model_index.json", "modules.json")
 """Files that make a folder a pipeline or a sentence transformer."""
 
 STAGING_FOLDER = ".shard-my-repo"
 """Folder in a destination that holds everything until it is published."""
-
 RECORDS_FOLDER = "sharding_records"
 """Folder on a staging branch in which a job records its finished shards."""
 
@@ -33,7 +34,6 @@ RANK_SHARD_NAME = re.compile(
 
 DCP_METADATA_NAME = ".metadata"
 """The file that torch.distributed.checkpoint writes beside the files of ranks (`__0_0.distcp`)."""
-
 _OTHER_FORMATS = (
     ".safetensors", ".bin", ".distcp", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx",
     ".onnx_data", ".pb", ".tflite", ".mlmodel", ".mlpackage", ".ot", ".npz", ".npy", ".pdparams", ".pkl", ".pickle",
@@ -41,34 +41,13 @@ _OTHER_FORMATS = (
 )  # fmt: skip
 _DATA = (".npz", ".npy", ".pkl", ".pickle")
 """Formats among these that can also hold data other than weights."""
-DDP = "DistributedDataParallel"
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
+_STEP = re.compile(r"(?:.*/)?(?:(?:checkpoint|epoch|step)[-_]\d+|last-checkpoint)/", re.ASCII)
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
 _TRAINING_STATE = re.compile(
     r"(?:optimizer(?:_\d+)?/.*|(?:optimizer|scheduler|scaler|sampler|dl_state)\w*\.(?:bin|pt)|random_states_\d+\.pkl"
     r"|rng_state(?:_\d+)?\.pth|trainer_state\.json|training_args\.bin|custom_checkpoint_\d+\.pkl)"
 )
-_ACCELERATE_FOLDER = "pytorch_model_fsdp_0/"
-_ACCELERATE_FOLDERS = re.compile(r"pytorch_model_fsdp_\d+/")
-"""Accelerate numbers the models of one run."""
-_RANK_INDEX = re.compile(r".*\.safetensors\.index\.(?:[^./]+-)?rank\d+-of-\d+\.json")
-
-
-_WRAPPERS = {
-    "torch.compile": re.compile(r"(?:^|\.)_orig_mod\."),
-    "FSDP": re.compile(r"(?:^|\.)_(?:fsdp|checkpoint)_wrapped_module\."),
-    DDP: re.compile(r"^module\."),
-}
-"""What the wrappers of torch add to the names of tensors."""
-
-
-def wrapper_of(name: str) -> str:
-    """Return what wrapped the model that a tensor of this name was saved with, "" for an ordinary name.
-
-    >>> wrapper_of("_orig_mod.lm_head.weight"), wrapper_of("module.lm_head.weight"), wrapper_of("lm_head.weight")
-    ('torch.compile', 'DistributedDataParallel', '')
-    """
-    return next((wrapper for wrapper, form in _WRAPPERS.items() if form.search(name)), "")
 
 
 def folded(path: str) -> str:
@@ -94,34 +73,28 @@ def is_plain(path: str) -> bool:
     return not {"", ".", ".."} & set(path.split("/"))
 
 
-def clashes(ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
-    """Return which paths of a source (`theirs`) would replace one of `ours`, or are reserved.
+def refuse_clashes(ours: Iterable[str], beside: Iterable[str]) -> None:
+    """Raise DestinationError if a file of the source (`beside`) would replace one of `ours`, or is reserved.
 
     A file also clashes with a folder of the same name.
 
-    >>> clashes(["model.safetensors"], ["Model.SafeTensors", "model.safetensors/x", "vocab.txt"])
-    ['Model.SafeTensors', 'model.safetensors/x']
+    >>> refuse_clashes(["a"], ["A", "a/x", "b"])
+    Traceback (most recent call last):
+    sharding.core.errors.DestinationError: A, a/x of the source would replace a file that this tool writes.
     """
     taken = set(map(folded, ours))
-    folders = {folder for path in taken for folder in _folders(path)}
-    return [
-        path
-        for path in theirs
-        if is_reserved(path) or folded(path) in taken | folders or taken & set(_folders(folded(path)))
-    ]
+    occupied = taken.union(*map(_folders, taken))
+
+    def clashes(path: str) -> bool:
+        return is_reserved(path) or folded(path) in occupied or bool(taken & _folders(folded(path)))
+
+    if names := list(filter(clashes, beside)):
+        message = f"{name_some(names)} of the source would replace a file that this tool writes."
+        raise DestinationError(message, "Rename it in the source.")
 
 
-def refuse_clashes(ours: Iterable[str], beside: Iterable[str]) -> None:
-    """Raise DestinationError if a file of the source (`beside`) would replace one of `ours`."""
-    if taken := clashes(ours, beside):
-        raise DestinationError(
-            f"{name_some(taken)} of the source would replace a file that this tool writes.",
-            "Rename it in the source.",
-        )
-
-
-def _folders(path: str) -> list[str]:
-    return [path[: match.start()] for match in re.finditer("/", path)]
+def _folders(path: str) -> set[str]:
+    return {folder[:-1] for folder in folders_around(path)}
 
 
 def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
@@ -133,13 +106,14 @@ def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
     ['model.safetensors', 'modules.json']
     """
     stems = {_stem(path) for path in ours if path.endswith(".safetensors")}
-    folders = {stem.rpartition("/")[0] for stem in stems}
-    paths = {path for path in there if path.endswith(".safetensors") and _stem(path) in stems}
-    paths |= {
-        path for path in there if is_index(path) and ".safetensors." in path and path.rpartition("/")[0] in folders
-    }
-    paths |= {path for path in there if path in ENTRANCES}
-    return paths - set(ours)
+    folders = {folder_of(stem) for stem in stems}
+
+    def is_rival(path: str) -> bool:
+        if path.endswith(".safetensors"):
+            return _stem(path) in stems
+        return path in ENTRANCES or (is_index(path) and ".safetensors." in path and folder_of(path) in folders)
+
+    return set(filter(is_rival, there)) - set(ours)
 
 
 def _stem(path: str) -> str:
@@ -173,9 +147,7 @@ def may_be_model(path: str) -> bool:
     (True, False, False)
     """
     name = path.rpartition("/")[2]
-    if name == DCP_METADATA_NAME:
-        return True
-    return is_weights(name) and not name.endswith(_DATA) and not is_index(name) and not is_training_state(name)
+    return name == DCP_METADATA_NAME or (may_hold_weights(name) and not name.endswith(_DATA) and not is_index(name))
 
 
 def trained_folder(paths: Collection[str]) -> str | None:
@@ -188,13 +160,13 @@ def trained_folder(paths: Collection[str]) -> str | None:
     'pytorch_model_fsdp_0/'
     """
     relevant = [path for path in paths if not is_training_state(path)]
-    top = [path for path in relevant if "/" not in path and not is_of_ranks(path)]
+    top = (path for path in relevant if "/" not in path and not is_of_ranks(path))
     if any(is_index(name) or name.endswith((".safetensors", ".bin")) for name in top):
         return None
-    folders = {path[: path.rfind("/") + 1] for path in relevant if is_of_ranks(path.rpartition("/")[2])}
-    if sum(_ACCELERATE_FOLDERS.fullmatch(folder) is not None for folder in folders) > 1:
-        return None
-    known = [folder for folder in ("", _ACCELERATE_FOLDER) if folder in folders]
+    folders = {folder_of(path) for path in relevant if is_of_ranks(path.rpartition("/")[2])}
+    if sum(re.fullmatch(r"pytorch_model_fsdp_\d+/", folder) is not None for folder in folders) > 1:
+        return None  # accelerate numbers the models of one run
+    known = [folder for folder in ("", "pytorch_model_fsdp_0/") if folder in folders]
     return known[0] if known else folders.pop() if len(folders) == 1 else None
 
 
@@ -203,11 +175,84 @@ def is_of_ranks(name: str) -> bool:
     return name == DCP_METADATA_NAME or RANK_SHARD_NAME.fullmatch(name) is not None
 
 
-def is_rank_index(path: str) -> bool:
-    """Return whether a file of this path is the index of one rank of a pipeline: see `Component.of_rank`."""
-    return _RANK_INDEX.fullmatch(path) is not None
+def is_of_earlier_step(path: str) -> bool:
+    """Return whether a file lies in a folder that the Trainer, or a script with accelerate, saved before the end."""
+    return _STEP.match(path) is not None
 
 
 def is_duplicate(path: str) -> bool:
     """Return whether a file holds the same weights again, in a layout for other programs."""
     return path.startswith(_DUPLICATE_FOLDERS) or path.rsplit("/", 1)[-1].startswith("consolidated.")
+
+
+_USUAL = re.compile(
+    r"(?:pytorch_model|model|tf_model|flax_model|rust_model|diffusion_(?:pytorch|flax)_model|consolidated|weights"
+    r"|open_clip\w*|adapter_model|ggml-model)(?:[._-].*)?"
+)
+"""Names, without their endings, of the weights of a whole model, in any format or variant."""
+_LIKELY = (
+    (r"(?:value|v|reward)_head", "a value head, as trl writes it"),
+    (r"non_lora_trainables", "what LLaVA trained beside its LoRA"),
+    (r"(?:mm_)?projector", "a projector from images to words"),
+    (r"new_embeddings", "embeddings of new tokens, as vLLM reads them"),
+    (r"medusa_lm_head", "Medusa heads"),
+    (r"(?:vit|vision\w*|visual)", "a vision tower"),
+)
+
+
+def may_be_missed(path: str) -> bool:
+    """Return whether a file of this name may hold weights that the model itself does not hold in another form.
+
+    >>> may_be_missed("mm_projector.bin"), may_be_missed("pytorch_model.bin"), may_be_missed("optimizer.pt")
+    (True, False, False)
+    """
+    stem, _, ending = path.rpartition("/")[2].rpartition(".")
+    is_pickle = ending in ("bin", "pt", "pth")
+    return (ending == "safetensors" or is_pickle) and not (_USUAL.fullmatch(stem) or is_training_state(path))
+
+
+def likely(path: str) -> str:
+    """Return what such a file is likely to be, as its name says.
+
+    >>> likely("mm_projector.bin"), likely("extra.safetensors")
+    ('a projector from images to words', 'other weights')
+    """
+    stem = path.rpartition("/")[2].rpartition(".")[0]
+    return next((words for name, words in _LIKELY if re.fullmatch(name, stem)), "other weights")
+
+
+POINTER_BYTES = 1024
+"""A pointer of Git LFS is shorter (its specification, "The Pointer")."""
+
+USUAL_POINTER = range(120, 200)
+"""The bytes of a pointer with nothing but version, SHA-256 and size."""
+_POINTER = rb"version https?://[\w.-]+/spec/"
+_STARTS = (
+    (
+        _POINTER,
+        "a pointer of Git LFS, and not the file itself",
+        "Run `git lfs pull` in its folder, or download the file.",
+    ),
+    (rb"GGUF", "a GGUF file", "Give it the ending .gguf. To get safetensors, use the repo that it was made from."),
+    (rb"PK\x03\x04", "a file of torch.save", "Give it the ending .bin, as in pytorch_model.bin."),
+    (rb"\s*<(?i:!doctype|html|\?xml)", "a web page", "Download the file again. Sign in, if its repo needs that."),
+    (rb"\s*[{\[]", "a JSON file", "Download the weights again, or give the file its own name."),
+)
+"""How each kind of file starts, what it is, and what to do."""
+
+
+def what_is(start: bytes, expected: str = "safetensors") -> tuple[str, str]:
+    """Return what a file is that starts with these bytes, and what to do. Both are "" if it is none of these.
+
+    A file that is `expected` to be one of torch.save is not told that it is.
+
+    >>> what_is(b"version https://git-lfs.github.com/spec/v1\\noid sha256:00")[0]
+    'a pointer of Git LFS, and not the file itself'
+    """
+    kinds = ((what, hint) for form, what, hint in _STARTS if re.match(form, start))
+    return next((kind for kind in kinds if expected not in kind[0]), ("", ""))
+
+
+def is_pointer(start: bytes) -> bool:
+    """Return whether a file that starts with these bytes is a pointer of Git LFS."""
+    return re.match(_POINTER, start) is not None

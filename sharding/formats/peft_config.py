@@ -1,7 +1,7 @@
 """Read the adapter_config.json of a LoRA (peft 0.21, `tuners/lora/config.py`)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from math import sqrt
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from sharding.core.bounds import Line
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_PATTERN_CHARACTERS, MAX_REPEATS
-from sharding.formats.name_endings import Endings, Match, Names, is_plain
+from sharding.core.text import as_object
 
 ADAPTER_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
@@ -22,22 +22,18 @@ def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str | int) else value
 
 
-def _or_empty(value: Any) -> Any:
-    return {} if value is None else value
-
-
 def _flag(value: Any) -> Any:
     return bool(value) if value in (None, 0, 1) else value
 
 
 def _without_huge_repeats(pattern: str) -> str:
-    numbers = (number for pair in _REPEAT.findall(pattern) for number in pair if number)
-    if any(len(number) > 4 or int(number) > MAX_REPEATS for number in numbers):
+    pairs = re.findall(r"\{(\d*),?(\d*)\}", pattern, re.ASCII)
+    if any(len(number) > 4 or int(number or 0) > MAX_REPEATS for pair in pairs for number in pair):
         raise ValueError(f"it repeats more than {MAX_REPEATS:,} times")
     return pattern
 
 
-_REPEAT = re.compile(r"\{(\d*),?(\d*)\}", re.ASCII)
+_OrEmpty = BeforeValidator(lambda value: {} if value is None else value)
 Flag = Annotated[StrictBool, BeforeValidator(_flag)]
 """PEFT takes null and 0 for false."""
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_without_huge_repeats)]
@@ -56,7 +52,6 @@ _REFUSED = {
     "megatron_config": "a LoRA for Megatron's parallel layers",
 }
 """Keys that make an adapter one that a sum of its base and low-rank updates does not equal."""
-
 _HARMLESS_KEYS = {
     # Of PEFT 0.21. A merge does not read them, or they say only how the training started or ran.
     *("auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "fan_in_fan_out", "bias"),
@@ -67,13 +62,11 @@ _HARMLESS_KEYS = {
     *("unsloth_fixed", "unsloth_version"),  # of Unsloth: its version, and whether it changed the base's configuration
 }
 """Keys that do not change the result of a merge, beside those that are read or refused."""
-
 _OF_PATTERNS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern")
 """Keys whose entries are regular expressions."""
 
 _GROUPED, _RANK_MAJOR = "grouped_by_expert", "rank_major"
 """What Unsloth calls the two orders of the columns of `lora_B` for fused experts. The second is PEFT's."""
-
 _INITIALIZED = re.compile(r"pissa|olora|corda|loftq", re.IGNORECASE)
 """Ways to initialize that replace the weights of the base. Loading such an adapter computes them anew."""
 _HARMLESS = ("gaussian", "eva", "orthogonal", "lora_ga", "mica", "true", "false")
@@ -102,6 +95,77 @@ USUAL_TARGETS: dict[str, tuple[str, ...] | str] = {
 """What PEFT 0.21 targets in each type of model if target_modules is null (its `utils/constants.py`)."""
 
 
+Match = Callable[[str, str], Any]
+"""Returns what matches a regular expression with a whole text, or None. `checkpoint.patterns` has one."""
+_PLAIN = re.compile(r"[\w-]+(?:\.[\w-]+)*", re.ASCII)
+
+
+def _is_plain(pattern: str) -> bool:
+    """Return whether a regular expression is a name, whose dots match any character."""
+    return _PLAIN.fullmatch(pattern) is not None
+
+
+def endings(name: str) -> Iterator[str]:
+    """Yield a name, and what follows each of its dots, from the shortest on.
+
+    >>> list(endings("h.0.attn"))
+    ['attn', '0.attn', 'h.0.attn']
+    """
+    place = len(name)
+    while (place := name.rfind(".", 0, place)) >= 0:
+        yield name[place + 1 :]
+    yield name
+
+
+class Endings:
+    """Regular expressions for the end of a module's name, after a dot. PEFT takes the first that matches."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        """Take `patterns`. An earlier one counts before a later one."""
+        self._patterns = list(patterns)
+        self._plain, self._other = dict[str, int](), list[int]()
+        self._dotted: dict[int, list[int]] = {}
+        for number, pattern in enumerate(self._patterns):
+            if not _is_plain(pattern):
+                self._other.append(number)
+                continue
+            self._plain.setdefault(pattern, number)
+            if "." in pattern:
+                self._dotted.setdefault(len(pattern), []).append(number)
+        self._most_dots = {
+            size: max(self._patterns[number].count(".") for number in numbers) for size, numbers in self._dotted.items()
+        }
+
+    def first(self, module: str, match: Match) -> str | None:
+        """Return the first pattern that matches the end of `module`, None if none does."""
+        found, odd = [], list[int]()
+        for ending in endings(module):
+            if ending in self._plain:
+                found.append(self._plain[ending])
+            # A dot also matches another character. Only a name with more dots can do that.
+            if ending.count(".") < self._most_dots.get(len(ending), 0):
+                odd += self._dotted[len(ending)]
+        best = min(found, default=len(self._patterns))
+        for number in sorted({*self._other, *odd}):
+            if number >= best:
+                break
+            if match(rf"(.*\.)?({self._patterns[number]})", module):
+                return self._patterns[number]
+        return self._patterns[best] if found else None
+
+
+class Names(dict[str, int]):
+    """Names of modules, without regular expressions, each with its place in a list."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Take `names`."""
+        super().__init__((name, number) for number, name in reversed(list(enumerate(names))))
+
+    def first_ending(self, name: str) -> str | None:
+        """Return the first of them that is `name`, or that follows one of its dots, None if none is."""
+        return min((ending for ending in endings(name) if ending in self), key=self.__getitem__, default=None)
+
+
 class LoraConfig(BaseModel):
     """What an adapter_config.json says about a merge. Fields are named as there."""
 
@@ -116,8 +180,8 @@ class LoraConfig(BaseModel):
     layers_to_transform: Annotated[tuple[int, ...], BeforeValidator(_listed), Field(max_length=10_000)] = ()
     layers_pattern: Few = ()
     modules_to_save: Few = ()
-    rank_pattern: Annotated[dict[Pattern, Positive], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
-    alpha_pattern: Annotated[dict[Pattern, Number], BeforeValidator(_or_empty), Field(max_length=10_000)] = {}
+    rank_pattern: Annotated[dict[Pattern, Positive], _OrEmpty, Field(max_length=10_000)] = {}
+    alpha_pattern: Annotated[dict[Pattern, Number], _OrEmpty, Field(max_length=10_000)] = {}
     trainable_token_indices: list[int] | Annotated[dict[str, list[int]], Field(max_length=1000)] | None = None
     use_rslora: Flag = False
     use_dora: Flag = False
@@ -140,13 +204,12 @@ class LoraConfig(BaseModel):
         """
         stated = set()
         places = {"lora_B_layout": self.lora_B_layout, "unsloth_fused_expert_lora": self.unsloth_fused_expert_lora}
-        copies = self.auto_mapping if isinstance(self.auto_mapping, dict) else {}
+        copies = as_object(self.auto_mapping)
         for marks in (places, copies):
-            detail: Any = marks.get("unsloth_fused_expert_lora")
+            detail = as_object(marks.get("unsloth_fused_expert_lora"))
             for key in ("parameters", parameter):
-                detail = detail.get(key) if isinstance(detail, dict) else None
-            whole = marks.get("lora_B_layout")
-            of_parameter = detail.get("lora_B_layout") if isinstance(detail, dict) else None
+                detail = as_object(detail.get(key))
+            whole, of_parameter = marks.get("lora_B_layout"), detail.get("lora_B_layout")
             stated |= {str(whole if whole == "mixed" else of_parameter or whole)[:50]} - {"None"}
         if stated in ({_GROUPED}, {_RANK_MAJOR}):
             return stated == {_GROUPED}
@@ -170,9 +233,8 @@ class LoraConfig(BaseModel):
         """The regular expressions in it that are more than a name, each with its key."""
         for key in ("target_modules", "exclude_modules", *_OF_PATTERNS):
             value = getattr(self, key)
-            if isinstance(value, str) or key in _OF_PATTERNS:
-                patterns = [value] if isinstance(value, str) else value
-                yield from ((key, pattern) for pattern in patterns if not is_plain(pattern))
+            patterns = [value] if isinstance(value, str) else value if key in _OF_PATTERNS else []
+            yield from ((key, pattern) for pattern in patterns if not _is_plain(pattern))
 
     def rank_of(self, module: str, match: Match) -> int:
         """Return the rank of `module`."""
@@ -210,7 +272,7 @@ class LoraConfig(BaseModel):
 
     def _is_inside(self, module: str, saved: str, match: Match) -> bool:
         """Return whether `module` is the module `saved`, or inside it."""
-        if is_plain(saved) and "." not in saved:
+        if _is_plain(saved) and "." not in saved:
             return f".{saved}." in f".{module}."
         return match(rf"(^|.*\.){saved}($|\..*)", module) is not None
 
@@ -218,38 +280,18 @@ class LoraConfig(BaseModel):
         """Return whether PEFT adds a low-rank update to the parameter `name` as such."""
         return self._parameters.first_ending(name) is not None
 
-    @cached_property
-    def _ranks(self) -> Endings:
-        return Endings(self.rank_pattern)
-
-    @cached_property
-    def _alphas(self) -> Endings:
-        return Endings(self.alpha_pattern)
-
-    @cached_property
-    def _targets(self) -> Names:
-        return Names(self.target_modules or ())
-
-    @cached_property
-    def _excluded(self) -> Names:
-        return Names(self.exclude_modules or ())
-
-    @cached_property
-    def _parameters(self) -> Names:
-        return Names(self.target_parameters)
-
-    @cached_property
-    def _layers(self) -> frozenset[int]:
-        return frozenset(self.layers_to_transform)
-
-    @cached_property
-    def _tokens(self) -> Names:
-        return Names(self.trainable_token_indices if isinstance(self.trainable_token_indices, dict) else ())
+    # Made once, because a model may have a hundred thousand modules.
+    _ranks = cached_property(lambda self: Endings(self.rank_pattern))
+    _alphas = cached_property(lambda self: Endings(self.alpha_pattern))
+    _targets = cached_property(lambda self: Names(self.target_modules or ()))
+    _excluded = cached_property(lambda self: Names(self.exclude_modules or ()))
+    _parameters = cached_property(lambda self: Names(self.target_parameters))
+    _layers = cached_property(lambda self: frozenset(self.layers_to_transform))
+    _tokens = cached_property(lambda self: Names(as_object(self.trainable_token_indices)))
 
     def _is_in_layers(self, module: str, match: Match) -> bool:
-        forms = [rf"(?:^|.*?\.){layers}\.(?P<idx>\d+)\..*" for layers in self.layers_pattern if layers] or [
-            r".*?\.[^.]*\.(?P<idx>\d+)\..*"
-        ]
+        forms = [rf"(?:^|.*?\.){layers}\.(?P<idx>\d+)\..*" for layers in self.layers_pattern if layers]
+        forms = forms or [r".*?\.[^.]*\.(?P<idx>\d+)\..*"]
         place = next(filter(None, (match(form, module) for form in forms)), None)
         return place is not None and int(place[0]) in self._layers
 
@@ -269,7 +311,7 @@ class LoraConfig(BaseModel):
 
 def named_base(document: Any) -> str:
     """Return the base that an adapter_config.json names: a repo, or the last part of a path on somebody's disk."""
-    name = str((isinstance(document, dict) and document.get("base_model_name_or_path")) or "")[:200]
+    name = str(as_object(document).get("base_model_name_or_path") or "")[:200]
     return re.split(r"[\\/]", name.rstrip("\\/"))[-1] if re.match(r"[./~\\]|[A-Za-z]:", name) else name
 
 
@@ -282,14 +324,11 @@ def parse_config(document: Any) -> LoraConfig:
         raise SourceError(f"{ADAPTER_NAME} does not hold a valid JSON object.", "Save the adapter again with PEFT.")
     kind = document.get("peft_type")
     if str(kind).upper() != "LORA":
-        raise SourceError(
-            f"This adapter has the peft_type {str(kind)[:100]}. Only LORA can be merged here.",
-            "Merge it with PEFT, if its type can be merged.",
-        )
+        message = f"This adapter has the peft_type {str(kind)[:100]}. Only LORA can be merged here."
+        raise SourceError(message, "Merge it with PEFT, if its type can be merged.")
     if odd := next((key for key in _REFUSED if document.get(key) not in (None, False, [])), None):
-        raise SourceError(
-            f"This is {_REFUSED[odd]} ({odd}). It cannot be merged.", "Load it with PEFT beside its base."
-        )
+        message = f"This is {_REFUSED[odd]} ({odd}). It cannot be merged."
+        raise SourceError(message, "Load it with PEFT beside its base.")
     start = document.get("init_lora_weights")
     if isinstance(start, str) and _INITIALIZED.match(start):
         raise SourceError(
@@ -307,7 +346,5 @@ def parse_config(document: Any) -> LoraConfig:
     except ValidationError as error:
         first = error.errors()[0]
         where, what = str(first["loc"][0])[:200], first["msg"].removeprefix("Value error, ")
-        raise SourceError(
-            f"{ADAPTER_NAME} is not valid: {where}: {what}: {str(first['input'])[:100]!r}.",
-            "Save it again with PEFT.",
-        ) from error
+        message = f"{ADAPTER_NAME} is not valid: {where}: {what}: {str(first['input'])[:100]!r}."
+        raise SourceError(message, "Save it again with PEFT.") from error

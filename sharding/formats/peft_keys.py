@@ -12,14 +12,8 @@ from sharding.core.text import count, name_some
 PREFIX = "base_model.model."
 
 Kind = Literal["a", "b", "embedding_a", "embedding_b", "b_bias", "magnitude", "tokens", "whole", "ignored"]
-"""What a tensor of an adapter is:
-
-- a, b: the two matrices of an update. The update of an embedding has matrices of its own.
-- b_bias: the update of a bias. magnitude: the lengths of a DoRA.
-- tokens: new rows of an embedding.
-- whole: a new tensor in place of one of the base.
-- ignored: PEFT does not use it.
-"""
+"""What a tensor of an adapter is: one of the two matrices of an update (an embedding has its own), the update of a
+bias, the lengths of a DoRA, new rows of an embedding, a new tensor in place of one of the base, or unused by PEFT."""
 
 _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"\.lora_A(?:\.default)?\.weight", "a"),
@@ -93,10 +87,8 @@ def _part(name: str) -> Part:
             return Part(name, kind, short[: match.start()])
     of = _OF_BASE.sub("", short)
     if _UNKNOWN.search(of):
-        raise SourceError(
-            f"The adapter has {name}, which this tool does not know. So it cannot be merged.",
-            "Merge it with PEFT.",
-        )
+        message = f"The adapter has {name}, which this tool does not know. So it cannot be merged."
+        raise SourceError(message, "Merge it with PEFT.")
     return Part(name, "whole", of, of != short)
 
 
@@ -119,7 +111,5 @@ def _refuse_halves(parts: list[Part]) -> None:
 
 
 def _half(name: str, missing: str) -> SourceError:
-    return SourceError(
-        f"The adapter has {name}, but not {missing}. Half of a pair changes nothing.",
-        "Save the adapter again, or download it again.",
-    )
+    message = f"The adapter has {name}, but not {missing}. Half of a pair changes nothing."
+    return SourceError(message, "Save the adapter again, or download it again.")

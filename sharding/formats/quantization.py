@@ -1,22 +1,23 @@
-"""Find out whether weights are quantized, from the tensors and from config.json. Pure."""
+"""Read and change what config.json and tensors say about the dtype and the quantization of a model. Pure."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sharding.core.dtypes import BY_NAME, CASTABLE
+from sharding.core.dtypes import BY_NAME, CASTABLE, NUMBERS
+from sharding.core.text import parsed_json
 from sharding.core.values import Tensor
 
+WEIGHTS_NAMED = "transformers_weights"
+"""The key that names a weight file to load instead of the usual ones (transformers 5.23, `utils/hub.py`)."""
 _KEYS = ("quantization_config", "compression_config")
 """Releases of compressed-tensors before 0.8 wrote the second key."""
-
 _QUANTIZED = re.compile(
     r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_(packed|scale(_inv)?|zero_point|global_scale)|qdata"
     r"|quant_state\.[\w.]+)"
 )
 """Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
-
 _NUMBERS = re.compile(r"\.(?:qweight|weight_packed|_weight_qdata|weight:qdata)$")
 """Names that GPTQ, AWQ, compressed-tensors and torchao give the numbers of `weight`."""
 
@@ -24,14 +25,13 @@ QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_confi
 """Files that AutoGPTQ, AWQ and ModelOpt write beside quantized weights. Some programs load by them."""
 
 
-def is_packed(tensor: Tensor) -> bool:
-    """Return whether the name or the dtype of a tensor shows that it is part of a quantized weight."""
+def _is_packed(tensor: Tensor) -> bool:
     return BY_NAME[tensor.dtype].bits < 8 or _QUANTIZED.search(tensor.name) is not None
 
 
 def is_quantized(tensor: Tensor) -> bool:
-    """Return whether a tensor is packed, or has a dtype that only quantized weights have."""
-    return is_packed(tensor) or tensor.dtype.startswith("F8_")
+    """Return whether the name or the dtype of a tensor shows that it is part of a quantized weight."""
+    return _is_packed(tensor) or tensor.dtype.startswith("F8_")
 
 
 def holds_quantized(tensor: Tensor) -> bool:
@@ -43,7 +43,6 @@ def holds_quantized(tensor: Tensor) -> bool:
 
 _CODES = ("I8", "U8", "I16", "U16", "I32", "U32")
 """Dtypes in which files have the codes of quantized numbers. Buffers of models are mostly I64 or BOOL."""
-
 _NO_WEIGHT = re.compile(r"(?:bias|mask|ids|index|indices)$")
 """How the names of integer buffers end that models have beside floating-point numbers."""
 
@@ -61,13 +60,13 @@ def quantized_in(tensors: Iterable[Tensor]) -> list[str]:
     """
     modules: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        if "." in tensor.name or is_packed(tensor):  # names without a dot are in no module
+        if "." in tensor.name or _is_packed(tensor):  # names without a dot are in no module
             modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
     return [tensor.name for beside in modules.values() for tensor in beside if _needs_scales(tensor, beside)]
 
 
 def _needs_scales(tensor: Tensor, beside: Sequence[Tensor]) -> bool:
-    if is_packed(tensor):
+    if _is_packed(tensor):
         return True
     if tensor.dtype in _CODES:
         is_matrix = sum(length > 1 for length in tensor.shape) > 1
@@ -137,11 +136,7 @@ def quantization_of(config: str) -> Mapping[str, Any] | None:
     >>> quantization_of('{"text_config": {"quantization_config": {"quant_method": "fp8"}}}')
     {'quant_method': 'fp8'}
     """
-    try:
-        document = json.loads(config or "{}")
-    except (ValueError, RecursionError):
-        return None
-    for level in levels(document):
+    for level in levels(parsed_json(config)):
         for key in _KEYS:
             if section := level.get(key):
                 return section if isinstance(section, dict) else {}
@@ -156,7 +151,7 @@ def is_left_over(config: str, tensors: Iterable[Tensor]) -> bool:
     tensors, plain = list(tensors), {*CASTABLE, "I64", "BOOL"}
     return (
         quantization_of(config) is not None
-        and all(tensor.dtype in plain and not is_packed(tensor) for tensor in tensors)
+        and all(tensor.dtype in plain and not _is_packed(tensor) for tensor in tensors)
         and any(len(tensor.shape) > 1 and tensor.dtype in CASTABLE for tensor in tensors)
     )
 
@@ -188,3 +183,44 @@ def levels(document: Any) -> list[dict[str, Any]]:
     for level in levels:
         levels += [value for value in level.values() if isinstance(value, dict)]
     return levels
+
+
+def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:
+    """Return the config.json of a copy, with `torch_dtype` ("float16") in place of every other dtype.
+
+    The key that names the weight files is removed, as in `save_pretrained`, because the copy has the usual names.
+    Returns None if nothing changes, or if `config` is not a configuration.
+    """
+    if "\ufffd" in config:  # the file was not UTF-8
+        return None
+    document = parsed_json(config)
+    if not isinstance(document, dict):
+        return None
+    is_changed = document.pop(WEIGHTS_NAMED, None) is not None
+    if torch_dtype is None:
+        return document if is_changed else None
+    if "model_type" in document and not {"dtype", "torch_dtype"} & document.keys():
+        document["dtype"] = torch_dtype
+    numbers = {BY_NAME[dtype].torch for dtype in NUMBERS}
+    waiting: list[Any] = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for key in ("dtype", "torch_dtype"):
+                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in numbers:
+                    value[key] = torch_dtype
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return document
+
+
+def dtype_of_first(tensors: Iterable[Tensor]) -> str:
+    """Return torch's name of the dtype of the first floating-point tensor that is not FP8, "" if there is none.
+
+    transformers 5.23 loads a model in this dtype, if neither config.json nor the index names one (`_get_dtype`). It
+    looks at the first file only.
+
+    >>> from sharding.recipes.stored import Stored
+    >>> dtype_of_first(Tensor("w", dtype, (), Stored(0, "f", 0, 4)) for dtype in ("I64", "BF16", "F32"))
+    'bfloat16'
+    """
+    return next((BY_NAME[tensor.dtype].torch for tensor in tensors if tensor.dtype in CASTABLE), "")

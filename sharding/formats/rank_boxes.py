@@ -17,10 +17,10 @@ from sharding.core.dtypes import BY_NAME, tensor_bytes
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_BOX_LOOKS, MAX_DIMENSIONS
 from sharding.core.recipe import Recipe
-from sharding.core.text import MOST_NAMES, name_some
+from sharding.core.text import MOST_NAMES, as_object, name_some
 from sharding.core.values import FileEntry, Tensor
 from sharding.formats.names import RANK_SHARD_NAME
-from sharding.formats.safetensors_header import Header
+from sharding.formats.safetensors_file import Header
 from sharding.recipes.laid import Box, Laid, is_contiguous, strides_of
 from sharding.recipes.stored import Stored, place_of
 
@@ -42,8 +42,7 @@ def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
 
     `hint` names the files that may be missing. Raises SourceError if pieces do not fill a tensor, or overlap.
     """
-    tensors = list[Tensor]()
-    looks = MAX_BOX_LOOKS
+    tensors, looks = list[Tensor](), MAX_BOX_LOOKS
     for tensor in saved:
         boxes = sorted((box for box in tensor.boxes if prod(box.shape)), key=lambda box: box.offsets)
         shape = _shape(tensor, boxes, hint)
@@ -51,20 +50,18 @@ def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
         try:
             size = tensor_bytes(tensor.dtype, shape)
         except ValueError as error:
-            raise SourceError(
-                f"The pieces of {tensor.name} in {_files(tensor.boxes)} cannot be joined: {error}.", _AGAIN
-            ) from error
-        recipe: Recipe = Stored(0, tensor.boxes[0].file, tensor.boxes[0].origin, tensor.boxes[0].origin + size)
-        if len(boxes) == 1 and is_contiguous(boxes[0].shape, boxes[0].strides):
-            recipe = Stored(0, boxes[0].file, boxes[0].origin, boxes[0].origin + size)
-        elif boxes:
-            if BY_NAME[tensor.dtype].bits % 8:
+            message = f"The pieces of {tensor.name} in {_files(tensor.boxes)} cannot be joined: {error}."
+            raise SourceError(message, _AGAIN) from error
+        first, bits = boxes[0] if boxes else tensor.boxes[0], BY_NAME[tensor.dtype].bits
+        recipe: Recipe = Stored(0, first.file, first.origin, first.origin + size)
+        if len(boxes) > 1 or (boxes and not is_contiguous(first.shape, first.strides)):
+            if bits % 8:
                 raise SourceError(
                     f"The pieces of {tensor.name} cannot be joined, because {tensor.dtype} stores a number in "
-                    f"{BY_NAME[tensor.dtype].bits} bits, not in whole bytes.",
+                    f"{bits} bits, not in whole bytes.",
                     "Save it again with its trainer in a dtype of whole bytes, such as bf16.",
                 )
-            recipe = Laid(tuple(boxes), shape, BY_NAME[tensor.dtype].bits // 8)
+            recipe = Laid(tuple(boxes), shape, bits // 8)
         tensors.append(Tensor(tensor.name, tensor.dtype, shape, recipe))
     return tensors
 
@@ -90,9 +87,8 @@ def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ..
         raise SourceError(message, _AGAIN)
     there, wanted = sum(prod(box.shape) for box in boxes), prod(shape)
     if there < wanted:
-        message = (
-            f"Pieces of {tensor.name} are missing. Only {there:,} of its {wanted:,} elements are in {_files(around)}."
-        )
+        where = f"{wanted:,} elements are in {_files(around)}"
+        message = f"Pieces of {tensor.name} are missing. Only {there:,} of its {where}."
         raise SourceError(message, hint + _AGAIN)
     return shape
 
@@ -121,18 +117,16 @@ def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
             for box, other in combinations(group, 2):
                 left = _spend(name, len(boxes), left, len(box.shape))
                 if _overlap(box, other):
-                    where = _files((box, other))
-                    raise SourceError(f"The same elements of {name} are saved twice, in {where}.", _AGAIN)
+                    message = f"The same elements of {name} are saved twice, in {_files((box, other))}."
+                    raise SourceError(message, _AGAIN)
     return left
 
 
 def _spend(name: str, pieces: int, left: int, steps: int) -> int:
     if left < steps:
-        raise SourceError(
-            f"{name} has {pieces:,} pieces, too many to check for overlaps. The limit is {MAX_BOX_LOOKS:,} steps for "
-            "all tensors.",
-            "Save the checkpoint again from fewer ranks.",
-        )
+        limit = f"The limit is {MAX_BOX_LOOKS:,} steps for all tensors."
+        message = f"{name} has {pieces:,} pieces, too many to check for overlaps. {limit}"
+        raise SourceError(message, "Save the checkpoint again from fewer ranks.")
     return left - steps
 
 
@@ -153,9 +147,7 @@ def _overlap(box: Box, other: Box) -> bool:
     return all(start < begin + size and begin < start + length for start, length, begin, size in along)
 
 
-SHARDING_INFO = "DCP_SHARDING_INFO"
-_OF_DCP = (SHARDING_INFO, "DCP_VERSION")
-
+_INFO = "DCP_SHARDING_INFO"
 _HINT = "Save the checkpoint again with torch's HuggingFaceStorageWriter, or ask its author."
 
 
@@ -167,7 +159,7 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> l
     dtypes: dict[str, str] = {}
     boxes: dict[str, list[Box]] = {}
     for file, header in zip(files, headers, strict=True):
-        offsets = saved_offsets((header.metadata or {}).get(SHARDING_INFO), file.path)
+        offsets = _saved_offsets((header.metadata or {}).get(_INFO), file.path)
         for tensor in header.tensors:
             place, offset = place_of(tensor), offsets.get(tensor.name, (0,) * len(tensor.shape))
             box = Box(place.file, place.start_byte, offset, tensor.shape, strides_of(tensor.shape))
@@ -184,7 +176,7 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> l
 
 def without_dcp(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Return the metadata of such a file without the keys that are wrong in the result."""
-    return {key: text for key, text in (metadata or {}).items() if key not in _OF_DCP}
+    return {key: text for key, text in (metadata or {}).items() if key not in (_INFO, "DCP_VERSION")}
 
 
 def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
@@ -209,22 +201,19 @@ def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
     return first, ranks * len(numbers) - sum(1 <= int(part["rank"]) <= ranks for part in parts)
 
 
-def saved_offsets(text: str | None, path: str) -> Mapping[str, tuple[int, ...]]:
+def _saved_offsets(text: str | None, path: str) -> dict[str, tuple[int, ...]]:
     """Return the offsets of each piece of the file at `path` in its tensor. Raises SourceError."""
     if text is None:
-        raise SourceError(f"{path} has the name of a rank file but no {SHARDING_INFO}.", _HINT)
+        raise SourceError(f"{path} has the name of a rank file but no {_INFO}.", _HINT)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"The {SHARDING_INFO} of {path} is not valid JSON.", _HINT) from error
+        raise SourceError(f"The {_INFO} of {path} is not valid JSON.", _HINT) from error
     if not isinstance(document, dict):
-        raise SourceError(f"The {SHARDING_INFO} of {path} does not list tensors.", _HINT)
-    return {name: _offsets(name, record, path) for name, record in document.items()}
-
-
-def _offsets(name: str, record: Any, path: str) -> tuple[int, ...]:
-    offsets = record.get("saved_offsets") if isinstance(record, dict) else None
-    if not isinstance(offsets, list) or not all(type(item) is int and 0 <= item < 1 << 63 for item in offsets):
-        message = f"The {SHARDING_INFO} of {path} does not say where its piece of {name[:100]} begins."
-        raise SourceError(message, _HINT)
-    return tuple(offsets)
+        raise SourceError(f"The {_INFO} of {path} does not list tensors.", _HINT)
+    saved: dict[str, Any] = {name: as_object(record).get("saved_offsets") for name, record in document.items()}
+    for name, offsets in saved.items():
+        if not isinstance(offsets, list) or not all(type(item) is int and 0 <= item < 1 << 63 for item in offsets):
+            message = f"The {_INFO} of {path} does not say where its piece of {name[:100]} begins."
+            raise SourceError(message, _HINT)
+    return {name: tuple(offsets) for name, offsets in saved.items()}

@@ -1,17 +1,241 @@
-"""Describe a shard as a safetensors file: its name, its first bytes, the places of its tensors.
+"""Read and write the header of a safetensors file, and describe a shard as such a file.
 
-This module is the only one that knows how a written file looks. `safetensors_header` makes the bytes of its header.
+A safetensors file has eight bytes (the header's length, little-endian), the header (JSON, UTF-8), then the tensors'
+bytes. This module refuses the same files as the reader of safetensors 0.8 (`SafeTensors::read_metadata` and
+`Metadata::validate` in its Rust source). It also limits the names of tensors. It writes the same bytes as the
+safetensors writer. Tests compare both with the installed library.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
-from sharding.core.dtypes import BY_NAME
+from sharding.core.dtypes import BY_NAME, USIZE_END, tensor_bytes
 from sharding.core.errors import HeaderError
-from sharding.core.values import Component, Plan, Shard, Tensor, TensorDigest
-from sharding.formats.safetensors_header import build_header, parse_header
+from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
+from sharding.core.text import name_problem, shown_name
+from sharding.core.values import Component, Plan, Shard, Tensor, TensorDigest, folder_of
+from sharding.recipes.stored import Stored
 
-_RANK = {dtype: rank for rank, dtype in enumerate(BY_NAME)}
+LENGTH_BYTES = 8
+"""The header's length comes first, as an unsigned 64-bit little-endian number."""
+_FIELDS = ("dtype", "shape", "data_offsets")
+_HINT = "The file is damaged, or safetensors did not write it. Download it again, or ask its author."
+
+# JSON objects are read as tuples of pairs (arrays as lists), because a repeated key then stays visible.
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A parsed safetensors header. `tensors` are in stored order, and their bytes start at `data_start`."""
+
+    tensors: tuple[Tensor, ...]
+    metadata: Mapping[str, str] | None
+    data_start: int
+
+
+def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
+    """Return where the header of `file` ends, from its first eight bytes and its size.
+
+    Raises HeaderError if the file is too short for it, or it is larger than 100 MB. Then it need not be read.
+    """
+    if len(prefix) < LENGTH_BYTES:
+        raise HeaderError(f"{file} is too short to be a safetensors file ({file_bytes} bytes).", _HINT)
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        raise HeaderError(f"{file} announces a header of {length} bytes. The format allows 100 MB.", _HINT)
+    if LENGTH_BYTES + length > file_bytes:
+        message = f"{file} ends inside its header. It needs {LENGTH_BYTES + length} bytes but has {file_bytes}."
+        raise HeaderError(message, _HINT)
+    return LENGTH_BYTES + length
+
+
+def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
+    """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
+
+    `header` holds the file from its first byte at least to the header's end. `file_bytes` is the size of the whole
+    file. The folder of `file` stands before the tensors' names, as in every `Tensor`.
+
+    Raises HeaderError exactly if the safetensors reader would refuse the file, or if the name of a tensor has more than
+    `MAX_NAME_CHARACTERS`.
+    """
+    end = header_end(header, file_bytes, file)
+    try:
+        document = json.loads(
+            header[LENGTH_BYTES:end].decode(),
+            object_pairs_hook=tuple,
+            parse_int=_parse_int if b"-0" in header else int,  # `int` is faster, because the loop stays in C
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
+        )
+        metadata, entries = _read_document(document)
+        tensors = _lay_out(entries, file_bytes - end)
+    except (ValueError, RecursionError) as error:
+        raise HeaderError(f"The header of {file} is not valid: {error}.", _HINT) from error
+    folder = folder_of(file)
+    read = (
+        Tensor(folder + name, dtype, shape, Stored(0, file, end + a, end + b), folder)
+        for name, dtype, shape, a, b in tensors
+    )
+    return Header(tuple(read), metadata, end)
+
+
+def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:
+    """Return the first bytes of a file in `folder` that holds `tensors` one after another, in this order.
+
+    The bytes are those that safetensors writes: metadata first, compact JSON, non-ASCII kept, padded with spaces to a
+    multiple of eight. The order of metadata keys is that of the mapping, because the library's own order is random.
+    Raises HeaderError if the header is larger than 100 MB.
+    """
+    document: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    start = 0
+    for tensor in tensors:
+        fields = tensor.dtype, tensor.shape, (start, start + tensor.bytes)
+        document[tensor.name.removeprefix(folder)] = dict(zip(_FIELDS, fields, strict=True))
+        start += tensor.bytes
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    if len(text) > MAX_HEADER_BYTES:
+        message = "A shard would need a header larger than 100 MB, the limit of the format."
+        raise HeaderError(message, "Choose a smaller shard size.")
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _parse_int(digits: str) -> int | float:
+    # serde_json reads "-0" as a floating-point number.
+    return -0.0 if digits == "-0" else int(digits)
+
+
+def _parse_float(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise ValueError("a number is out of range")
+    return number
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"{word} is not a JSON number")
+
+
+_Entry = tuple[str, tuple[int, ...], int, int]
+"""The dtype, shape and data_offsets of a tensor."""
+
+
+def _read_document(document: Any) -> tuple[dict[str, str] | None, dict[str, _Entry]]:
+    if not isinstance(document, tuple):
+        raise ValueError("it is not a JSON object")
+    metadata, metadata_seen, entries = None, False, {}
+    for name, value in document:
+        _check_text(name)
+        if problem := name_problem(name):
+            raise ValueError(f"the name of the tensor {shown_name(name)} {problem}")
+        if name != "__metadata__":
+            entries[name] = _read_tensor(name, value)
+        elif metadata_seen:
+            raise ValueError("it has __metadata__ twice")
+        else:
+            metadata_seen, metadata = True, _read_metadata(value)
+    return metadata, entries
+
+
+def _read_metadata(value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or not all(isinstance(text, str) for _, text in value):
+        raise ValueError("__metadata__ must map text to text")
+    for pair in value:
+        for text in pair:
+            _check_text(text)
+    return dict(value)
+
+
+def _read_tensor(name: str, value: Any) -> _Entry:
+    if isinstance(value, list) and len(value) == 3:  # serde also reads a struct from an array
+        value = tuple(zip(_FIELDS, value, strict=True))
+    elif not isinstance(value, tuple):
+        raise ValueError(f"tensor {name!r} is not described by a JSON object")
+    if len(value) != 3 or (value[0][0], value[1][0], value[2][0]) != _FIELDS:  # not the form that the writer uses
+        fields = _pick_fields(name, value)
+        value = [(key, fields.get(key)) for key in _FIELDS]
+    (_, dtype), (_, shape), (_, offsets) = value
+    shape, offsets = _usizes(shape), _usizes(offsets)
+    if isinstance(dtype, tuple) and len(dtype) == 1 and dtype[0][1] is None:
+        dtype = dtype[0][0]  # serde also reads the variant F32 from {"F32": null}
+    if not isinstance(dtype, str) or dtype not in BY_NAME:
+        raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}"[:200])
+    if shape is None:
+        raise ValueError(f"tensor {name!r} has no valid shape")
+    if offsets is None or len(offsets) != 2:
+        raise ValueError(f"tensor {name!r} has no valid data_offsets")
+    return dtype, shape, offsets[0], offsets[1]
+
+
+def _pick_fields(name: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    fields = {}
+    for key, item in pairs:
+        if key not in _FIELDS:
+            _check_ignored(key, item)
+        elif key in fields:
+            raise ValueError(f"tensor {name!r} has {key} twice")
+        else:
+            fields[key] = item
+    return fields
+
+
+def _usizes(value: Any) -> tuple[int, ...] | None:
+    # True and False do not count as numbers here.
+    valid = isinstance(value, list) and all(type(number) is int and 0 <= number < USIZE_END for number in value)
+    return tuple(value) if valid else None
+
+
+def _check_text(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a string contains half a surrogate pair") from None
+
+
+def _check_ignored(key: str, value: Any) -> None:
+    """Raise ValueError if an unknown field has a value that the reader's JSON parser refuses everywhere."""
+    level = [key, value]
+    depth = 2  # inside the document and the tensor's object
+    while level:
+        depth += 1
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item)
+            elif type(item) is int and abs(item) >= USIZE_END:
+                _parse_float(str(item))  # serde_json reads numbers beyond 64 bits as floats
+            elif isinstance(item, list):
+                below.extend(item or [None])
+            elif isinstance(item, tuple):
+                below.extend([part for pair in item for part in pair] or [None])
+        if below and depth > MAX_HEADER_DEPTH:
+            raise ValueError("it is nested too deeply")
+        level = below
+
+
+def _lay_out(entries: Mapping[str, _Entry], data_bytes: int) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    tensors = [(name, *entry) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: tensor[3:])
+    position = 0
+    for name, dtype, shape, start, end in tensors:
+        if start != position or end < start:
+            problem = f"leaves a hole or overlaps another: it begins at {start}, not at {position}"
+            raise ValueError(f"tensor {name!r} {problem}")
+        size = tensor_bytes(dtype, shape)
+        if end - start != size:
+            raise ValueError(f"tensor {name!r} has {end - start} bytes, but its shape needs {size}")
+        position = end
+    if position != data_bytes:
+        raise ValueError(f"its tensors need {position} bytes, but the file has {data_bytes}")
+    return tensors
 
 
 def shards_of(groups: Sequence[Iterable[Tensor]], component: Component) -> list[Shard]:
@@ -26,7 +250,8 @@ def shards_of(groups: Sequence[Iterable[Tensor]], component: Component) -> list[
 
 def in_file_order(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return `tensors` in the order of the safetensors writer: the widest dtype first, then by name."""
-    return sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype], tensor.name))
+    ranks = {dtype: rank for rank, dtype in enumerate(BY_NAME)}
+    return sorted(tensors, key=lambda tensor: (ranks[tensor.dtype], tensor.name))
 
 
 def shard_header(plan: Plan, shard: Shard) -> bytes:

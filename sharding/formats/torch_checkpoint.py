@@ -14,10 +14,9 @@ from sharding.core.recipe import Recipe
 from sharding.core.text import format_bytes, name_problem, name_some, shown_name
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Finding, Tensor, folder_of
-from sharding.formats.known_files import POINTER_BYTES, what_is
-from sharding.formats.torch_file import Locate, Place, open_bin
+from sharding.formats.names import POINTER_BYTES, what_is
+from sharding.formats.torch_file import Locate, Place, ZipRefused, open_bin
 from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
-from sharding.formats.torch_zip import ZipRefused
 from sharding.recipes.laid import Box, Laid, is_contiguous
 from sharding.recipes.stored import Stored
 
@@ -39,8 +38,7 @@ class Archive:
     """The content of a `.bin` file: each tensor once, in stored order.
 
     `tied` maps names that are left out to the name that stands for the same tensor. `ignored` has the names of other
-    entries that are left out. `is_wrapped` says that the tensors are under `state_dict`. Then every entry beside
-    `state_dict` is left out.
+    entries that are left out. If it `is_wrapped`, the tensors are under `state_dict`, and all beside it is left out.
     """
 
     tensors: tuple[Tensor, ...]
@@ -58,11 +56,9 @@ def read_archives(source: Files, files: Iterable[FileEntry], *, unites_tied: boo
 def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) -> Archive:
     """Return where the tensors of `file` lie. Its folder stands before their names.
 
-    With `unites_tied`, one name stands for embeddings and output heads that share a tensor, as in transformers after
-    tying. Every other name is a separate tensor. Without `unites_tied`, every name is a separate tensor.
-
-    Raises SourceError if torch's weights-only reader would refuse the file, if safetensors cannot hold its content, or
-    if its parts contradict each other.
+    Every name is a separate tensor, except that `unites_tied` lets one name stand for embeddings and output heads that
+    share a tensor, as in transformers after tying. Raises SourceError if torch's weights-only reader would refuse the
+    file, if safetensors cannot hold its content, or if its parts contradict each other.
     """
     try:
         value, locate = open_bin(source, file)
@@ -70,7 +66,8 @@ def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) ->
         tensors, ignored = _sort(wrapper.get("state_dict", value), folder_of(file.path))
         ignored += [shown_name(str(key)) for key in wrapper if key != "state_dict"]
         tied = _tied(tensors) if unites_tied else {}
-        return _lay_out(file, tensors, tied, locate, tuple(ignored), is_wrapped=bool(wrapper))
+        kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
+        return Archive(_lay_out(file, kept, locate), tied, tuple(ignored), bool(wrapper))
     except (PickleRefused, ZipRefused) as error:
         what, hint = what_is(b"".join(source.read(file.path, 0, min(file.bytes, POINTER_BYTES))), "torch")
         if what:
@@ -96,8 +93,8 @@ def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -
         message = f"{len(views)} views (transposed, sliced or expanded) of {size} are written row by row."
         yield Finding("info", "views", message)
     ignored = [name for archive in archives for name in archive.ignored]
-    if ignored or any(archive.is_wrapped for archive in archives):
-        is_wrapped = any(archive.is_wrapped for archive in archives)
+    is_wrapped = any(archive.is_wrapped for archive in archives)
+    if ignored or is_wrapped:
         where = "The tensors are under state_dict. " if is_wrapped else ""
         reason = "beside it, or not a tensor" if is_wrapped else "not a tensor"
         left = f"Left out: {name_some(ignored)} ({reason})." if ignored else ""
@@ -149,26 +146,22 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     """Return the names that are not kept, each with the name that stands for the same tensor."""
     same: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
-        if EMBEDDINGS.search(name) or HEADS.search(name):
-            same.setdefault(_identity(name, tensor), []).append(name)
-        elif _HEAD_BIASES.search(name):
-            same.setdefault((_HEAD_BIASES, _identity(name, tensor)), []).append(name)
-    for identity, names in list(same.items()):
-        if identity[0] is not _HEAD_BIASES and not any(map(EMBEDDINGS.search, names)):
-            del same[identity]
-    return {name: kept for names in same.values() for kept in [_main_name(names)] for name in names if name != kept}
+        is_weight = bool(EMBEDDINGS.search(name) or HEADS.search(name))
+        if is_weight or _HEAD_BIASES.search(name):
+            same.setdefault((is_weight, _identity(name, tensor)), []).append(name)
+    # transformers 5.23 has 185 classes with tied weights, and 285 groups of such names in them. In 280 of them it keeps
+    # this name: the first stored one that is not an output head, else the first. The other groups are biases of heads,
+    # which it can tie again from either name.
+    tied = dict[str, str]()
+    for (is_weight, _), names in same.items():
+        if not is_weight or any(map(EMBEDDINGS.search, names)):
+            kept = min(names, key=lambda name: any(part.endswith("head") for part in name.split(".")))
+            tied |= {name: kept for name in names if name != kept}
+    return tied
 
 
-def _lay_out(
-    file: FileEntry,
-    tensors: Mapping[str, StoredTensor],
-    tied: Mapping[str, str],
-    locate: Locate,
-    ignored: tuple[str, ...],
-    *,
-    is_wrapped: bool,
-) -> Archive:
-    kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
+def _lay_out(file: FileEntry, kept: Mapping[str, StoredTensor], locate: Locate) -> tuple[Tensor, ...]:
+    """Return the tensors of `file` with their recipes."""
     places = locate(tensor.storage for tensor in kept.values())
     sizes = {name: prod(tensor.shape) * item_bytes(tensor.dtype) for name, tensor in kept.items()}
     most_more = (MAX_NAMES_OF_A_TENSOR - 1) * file.bytes + MAX_EXPANDED_BYTES
@@ -183,7 +176,7 @@ def _lay_out(
             recipe = Laid((box,), tensor.shape, item_bytes(tensor.dtype))
         dtype = BY_TORCH[tensor.dtype].name
         entries.append(Tensor(name, dtype, tensor.shape, recipe, folder_of(file.path)))
-    return Archive(tuple(entries), tied, ignored, is_wrapped)
+    return tuple(entries)
 
 
 def moving_strides(tensor: StoredTensor) -> tuple[int, ...]:
@@ -196,15 +189,6 @@ def _identity(name: str, tensor: StoredTensor) -> Any:
     if not prod(tensor.shape):
         return name
     return tensor.storage.key, tensor.dtype, tensor.offset, tensor.shape, moving_strides(tensor)
-
-
-def _main_name(names: Sequence[str]) -> str:
-    """Return the name that a tied tensor keeps: the first stored name that is not an output head, else the first.
-
-    transformers 5.23 has 185 classes with tied weights, and 285 groups of such names in them. It keeps the same name in
-    280 of these groups. The other groups are biases of heads, which it can tie again from either name.
-    """
-    return min(names, key=lambda name: any(part.endswith("head") for part in name.split(".")))
 
 
 def origin_of(name: str, tensor: StoredTensor, place: Place) -> int:

@@ -3,8 +3,13 @@
 A file of torch 1.6 or newer is a zip file. Only its end, its directory and one pickle are read. An older file has five
 pickles, then the storages one after another. Only its pickles are read. `torch_pickle` and `torch_globals` limit what a
 pickle may contain.
+
+The zip format is PKWARE's APPNOTE 6.3.10, as far as torch 2.13 (`caffe2/serialize/inline_container.cc` over miniz)
+follows it. Records are stored without compression, one after another. The directory and the end follow them. Ambiguous
+files are refused: two records on the same bytes or with one name, or a directory in the wrong place.
 """
 
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,29 +23,29 @@ from sharding.core.threads import readers
 from sharding.core.values import FileEntry
 from sharding.formats.torch_globals import PickleRefused, Storage
 from sharding.formats.torch_pickle import PickleCut, read_pickle
-from sharding.formats.torch_zip import (
-    LOCAL_BYTES,
-    TAIL_BYTES,
-    Record,
-    ZipRefused,
-    find_directory,
-    parse_directory,
-    start_from_header,
-)
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """The first two values of an old file (torch 2.13, `serialization.MAGIC_NUMBER`, `PROTOCOL_VERSION`)."""
-
 _FIRST_READ_BYTES = 64 << 10
-_COUNT_BYTES = 8
-"""Size of the number of elements, which stands before each storage of an old file."""
+_TAIL_BYTES = (1 << 16) + 22 + 20 + 56
+"""Size of the last bytes of a file: a comment of any length, the end, and two records that large files have."""
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_ENTRY = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+"""A record's own header, without the name and the padding after it."""
+_MAX32 = (1 << 32) - 1
+_ENCRYPTED, _DESCRIBED_BEHIND = 1, 8
 
-_ZIP = b"PK\3\4"
+
+class ZipRefused(ValueError):
+    """The file is not a zip file that torch would write. Its message completes a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a storage in its file: the first byte and the length in bytes."""
+    """The place of a storage in its file."""
 
     start: int
     bytes: int
@@ -56,18 +61,32 @@ def open_bin(source: Files, file: FileEntry) -> tuple[Any, Locate]:
     Raises PickleRefused, ZipRefused, SourceError.
     """
     reader = Reader(source, file)
-    return open_zip(reader) if reader.read(0, len(_ZIP)) == _ZIP else _read_old(reader)
+    return open_zip(reader) if reader.read(0, 4) == b"PK\3\4" else _read_old(reader)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A record with all its bytes in `[header_start, limit)`. Its content has `bytes` bytes.
+
+    `start` is the first byte of the content, or None if only the record's own header can tell.
+    """
+
+    name: str
+    header_start: int
+    limit: int
+    bytes: int
+    start: int | None
+    is_stored: bool
 
 
 class Reader:
     """Reads a file in few requests, because it keeps bytes that it has read."""
 
-    tail_bytes: ClassVar[int] = TAIL_BYTES
+    tail_bytes: ClassVar[int] = _TAIL_BYTES
 
     def __init__(self, source: Files, file: FileEntry) -> None:
         """Read `file` of `source`."""
-        self.source = source
-        self.file = file
+        self.source, self.file = source, file
         self._known: list[tuple[int, bytes]] = []
 
     def read(self, start: int, end: int) -> bytes:
@@ -86,15 +105,12 @@ class Reader:
 
 
 def open_zip(reader: Reader) -> tuple[Any, Locate]:
-    """Return the value of the pickle, and a function that finds the storages that it names.
-
-    Raises PickleRefused, ZipRefused, SourceError.
-    """
+    """Return the same as `open_bin` for a file from torch 1.6 or newer."""
     size = reader.file.bytes
-    directory = find_directory(reader.read(max(0, size - reader.tail_bytes), size), size)
-    if directory.end - directory.start > MAX_DIRECTORY_BYTES:
+    start, end, count = _find_directory(reader.read(max(0, size - reader.tail_bytes), size), size)
+    if end - start > MAX_DIRECTORY_BYTES:
         raise ZipRefused(f"its directory is larger than {format_bytes(MAX_DIRECTORY_BYTES)}")
-    records = parse_directory(reader.read(directory.start, directory.end), directory)
+    records = _parse_directory(reader.read(start, end), start, count)
     folder = next(iter(records), "").split("/")[0]
     pickle, order = records.get(f"{folder}/data.pkl"), records.get(f"{folder}/byteorder")
     if f"{folder}/constants.pkl" in records:
@@ -114,8 +130,6 @@ def open_zip(reader: Reader) -> tuple[Any, Locate]:
             if record is None:
                 raise ZipRefused(f"the storage {storage.key[:100]!r} is missing")
             by_key[storage.key] = record
-        if len(by_key) == 1:
-            return {key: Place(_start(reader, record), record.bytes) for key, record in by_key.items()}
         with readers(reader.source.ranges_at_once) as pool:
             starts = pool.map(lambda record: _start(reader, record), by_key.values())
             return {key: Place(start, by_key[key].bytes) for key, start in zip(by_key, starts, strict=True)}
@@ -123,17 +137,113 @@ def open_zip(reader: Reader) -> tuple[Any, Locate]:
     return read_pickle(_content(reader, pickle)).value, locate
 
 
-def _start(reader: Reader, record: Record) -> int:
+def _start(reader: Reader, record: _Record) -> int:
     if not record.is_stored:
         raise _unstreamable(reader.file, f"{record.name[:100]!r} in it is compressed")
     if record.start is not None:
         return record.start
-    return start_from_header(record, reader.exactly(record.header_start, record.header_start + LOCAL_BYTES))
+    header = reader.exactly(record.header_start, record.header_start + _LOCAL.size)
+    if len(header) != _LOCAL.size or not header.startswith(b"PK\3\4"):
+        raise ZipRefused(f"{record.name[:100]!r} is not where its directory says")
+    start: int = record.header_start + _LOCAL.size + sum(_LOCAL.unpack(header)[9:11])
+    if start + record.bytes > record.limit:
+        raise ZipRefused(f"{record.name[:100]!r} overlaps the bytes after it")
+    return start
 
 
-def _content(reader: Reader, record: Record) -> bytes:
+def _content(reader: Reader, record: _Record) -> bytes:
     start = _start(reader, record)
     return reader.read(start, start + record.bytes)
+
+
+def _find_directory(tail: bytes, file_bytes: int) -> tuple[int, int, int]:
+    """Return where the directory starts and ends and how many records it has, from the `tail` of a file."""
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < _END.size:
+        raise ZipRefused("it has no end record, so it is cut off or not a zip file")
+    _, disk, first_disk, here, records, size, start, comment = _END.unpack_from(tail, at)
+    if at + _END.size + comment != len(tail):
+        raise ZipRefused("it has bytes after its end")
+    end = file_bytes - len(tail) + at
+    locator = at - _LOCATOR.size
+    if locator >= 0 and tail.startswith(b"PK\6\7", locator):
+        at = _LOCATOR.unpack_from(tail, locator)[2] - (file_bytes - len(tail))
+        if not 0 <= at <= locator - _END64.size or not tail.startswith(b"PK\6\6", at):
+            raise ZipRefused("its end does not point to its directory")
+        _, _, _, _, disk, first_disk, here, records, size, start = _END64.unpack_from(tail, at)
+        end = file_bytes - len(tail) + at
+    if disk or first_disk or here != records:
+        raise ZipRefused("it is only one part of a split archive")
+    if start + size != end:
+        raise ZipRefused("its directory is not where its end says")
+    return start, end, records
+
+
+def _parse_directory(data: bytes, start: int, count: int) -> dict[str, _Record]:
+    """Return the `count` records by name, in file order, from the bytes of the directory, which begins at `start`."""
+    entries, position = [], 0
+    for _ in range(count):
+        if len(data) - position < _ENTRY.size or not data.startswith(b"PK\1\2", position):
+            raise ZipRefused("its directory is damaged")
+        fields = _ENTRY.unpack_from(data, position)
+        name_bytes, extra_bytes, comment_bytes = fields[10:13]
+        at = position + _ENTRY.size
+        position = at + name_bytes + extra_bytes + comment_bytes
+        if position > len(data):
+            raise ZipRefused("its directory is damaged")
+        name, extra = data[at : at + name_bytes], data[at + name_bytes : at + name_bytes + extra_bytes]
+        entries.append((*_wide(fields, extra), name, fields[3], fields[4]))
+    if position != len(data):
+        raise ZipRefused("its directory is damaged")
+    entries.sort(key=lambda entry: entry[0])
+    limits = [entry[0] for entry in entries[1:]] + [start]
+    records: dict[str, _Record] = {}
+    for (header_start, packed, size, name, flags, method), limit in zip(entries, limits, strict=True):
+        text = _safe_name(name)
+        if text in records:
+            raise ZipRefused(f"it has {text[:100]!r} twice")
+        if header_start + _LOCAL.size + len(name) + packed > limit:
+            raise ZipRefused(f"{text[:100]!r} overlaps the bytes after it")
+        stored = method == 0 and packed == size and not flags & _ENCRYPTED
+        begin = _expected_start(header_start, len(name), size, bool(flags & _DESCRIBED_BEHIND), limit)
+        records[text] = _Record(text, header_start, limit, size, begin, stored)
+    return records
+
+
+def _wide(fields: tuple[int, ...], extra: bytes) -> tuple[int, int, int]:
+    """Return start of the header, packed size and size. Values beyond 32 bits stand in field 1 of `extra`."""
+    wide = b""
+    while len(extra) >= 4:
+        kind, length = struct.unpack_from("<2H", extra)
+        if kind == 1:
+            wide = extra[4 : 4 + length]
+        extra = extra[4 + length :]
+    values = [fields[9], fields[8], fields[16]]
+    for place, narrow in enumerate(values):
+        if narrow == _MAX32 and len(wide) >= 8:
+            values[place], wide = int.from_bytes(wide[:8], "little"), wide[8:]
+    return values[2], values[1], values[0]
+
+
+def _safe_name(name: bytes) -> str:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError as error:
+        raise ZipRefused("the name of a record is not text") from error
+    if not text or text.startswith("/") or "\\" in text or "\0" in text or ".." in text.split("/"):
+        raise ZipRefused(f"it has a record with the path {text[:100]!r}, which leads out of it")
+    return text
+
+
+def _expected_start(header_start: int, name_bytes: int, size: int, has_descriptor: bool, limit: int) -> int | None:
+    """Return where torch starts a record's content (`getPadding`), or None if it would not end at `limit`."""
+    start = header_start + _LOCAL.size + name_bytes + 4
+    wide_size, wide_start = size >= _MAX32, header_start >= _MAX32
+    if wide_size or wide_start:
+        start += 4 + 16 * wide_size + 8 * wide_start
+    start += -start % 64
+    behind = (24 if wide_size or wide_start else 16) if has_descriptor and size else 0
+    return start if start + size + behind == limit else None
 
 
 def _read_old(reader: Reader) -> tuple[Any, Locate]:
@@ -163,13 +273,13 @@ def _read_pickles(data: bytes, file: FileEntry) -> tuple[Any, Locate]:
     listed = keys.value if isinstance(keys.value, list) else []
     if not all(isinstance(key, str) for key in listed) or sorted(listed) != sorted(pickle.storages):
         raise PickleRefused("its list of storages does not match the storages that its tensors use")
-    places, start = dict[str, Place](), keys.end
+    places, end = dict[str, Place](), keys.end
     for key in listed:
         size = pickle.storages[key].count * item_bytes(pickle.storages[key].dtype)
-        places[key] = Place(start + _COUNT_BYTES, size)
-        start += _COUNT_BYTES + size
-    if start != file.bytes:
-        raise PickleRefused(f"its storages end at byte {start}, but the file ends at byte {file.bytes}")
+        places[key] = Place(end + 8, size)  # the number of elements stands before each storage
+        end += 8 + size
+    if end != file.bytes:
+        raise PickleRefused(f"its storages end at byte {end}, but the file ends at byte {file.bytes}")
     return pickle.value, lambda storages: places
 
 

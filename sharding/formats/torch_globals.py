@@ -13,7 +13,6 @@ from sharding.core.limits import MAX_DIMENSIONS
 _INT32_END = 1 << 31
 ID_PARTS = 5
 """Parts of the name of a storage: kind, class, key, device and length. Old files have a sixth part, and no bytes."""
-
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
@@ -26,7 +25,6 @@ STORAGE_DTYPES = {f"torch.{name}": dtype for name, dtype in _STORAGES.items()} |
 }
 """Classes of storages, and torch's names for the dtypes in them."""
 UNTYPED = "torch.storage.UntypedStorage"
-
 DTYPES = frozenset(f"torch.{name}" for name in BY_TORCH)
 
 _TENSOR_TYPES = {"torch.Tensor", "torch.nn.parameter.Parameter"}
@@ -105,21 +103,13 @@ def _is_count(value: Any) -> bool:
 
 def storage_of(reference: Any, parts: int) -> Storage:
     """Return the storage that a persistent id names. A sixth part, in old files, must not describe a view."""
-    if (
-        not isinstance(reference, tuple)
-        or len(reference) != parts
-        or reference[0] != "storage"
-        or reference[5:] not in ((), (None,))
-    ):
+    valid = isinstance(reference, tuple) and len(reference) == parts
+    if not valid or reference[0] != "storage" or reference[5:] not in ((), (None,)):
         raise PickleRefused("it refers to something that is not a storage")
     kind, key, location, count = reference[1:5]
     named = kind.name if isinstance(kind, Global) else ""
-    if (
-        (named not in STORAGE_DTYPES and (named != UNTYPED or parts != ID_PARTS))
-        or not isinstance(key, str)
-        or not isinstance(location, str)
-        or not _is_count(count)
-    ):
+    is_known = named in STORAGE_DTYPES or (named == UNTYPED and parts == ID_PARTS)
+    if not is_known or not isinstance(key, str) or not isinstance(location, str) or not _is_count(count):
         raise PickleRefused("it describes an impossible storage")
     return Storage(key, STORAGE_DTYPES.get(named), count)
 
@@ -142,14 +132,10 @@ def called(function: Any, arguments: Any) -> Any:
 
 
 def _ordered(pairs: Any = ()) -> Ordered:
-    dictionary = Ordered()
-    if not isinstance(pairs, list | tuple):
+    valid = isinstance(pairs, list | tuple)
+    if not valid or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise PickleRefused("it creates a dictionary from something that is not a list of pairs")
-    for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise PickleRefused("it creates a dictionary from something that is not a list of pairs")
-        dictionary[key_of(pair[0])] = pair[1]
-    return dictionary
+    return Ordered((key_of(key), value) for key, value in pairs)
 
 
 def _tensor(

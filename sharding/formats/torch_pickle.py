@@ -8,30 +8,18 @@ text and small numbers. Nobody can make the hashes of such keys collide.
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from sharding.core.limits import MAX_PICKLE_MARKS, MAX_PICKLE_STEPS
-from sharding.formats.torch_globals import (
-    ALLOWED,
-    ID_PARTS,
-    Global,
-    Ordered,
-    Other,
-    PickleRefused,
-    Storage,
-    called,
-    key_of,
-    storage_of,
-)
+from sharding.formats import torch_globals
+from sharding.formats.torch_globals import Global, Ordered, Other, PickleRefused, Storage
 
 
 class PickleCut(PickleRefused):
     """The pickle continues after the end of its bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pickle:
+class Pickle(NamedTuple):
     """The value of a pickle, the storages that it names (by key), and the byte where it ends."""
 
     value: Any
@@ -39,28 +27,24 @@ class Pickle:
     end: int
 
 
-def read_pickle(data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> Pickle:
+def read_pickle(data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> Pickle:
     """Return the pickle at `data[start:]`. The name of a storage in it has `id_parts` parts.
 
     Dictionaries, lists, tuples, texts and numbers are themselves. Tensors are `StoredTensor`, and everything else is
     `Other`. Time and memory grow with the number of instructions, at most `MAX_PICKLE_STEPS`. Raises PickleRefused.
     """
     machine = Machine(data, start, id_parts)
-    try:
-        value = machine.run()
-        return Pickle(value, machine.storages, machine.position)
-    except (IndexError, KeyError) as error:
-        raise PickleRefused("it uses a value that does not exist") from error
+    return Pickle(machine.run(), machine.storages, machine.position)
 
 
 class Machine:
     """One run through a pickle, with the stack of its instructions. `run` raises PickleRefused."""
 
-    steps: ClassVar[Mapping[int, Callable[[Any], None]]] = {}
+    steps: ClassVar[Mapping[int, Callable[[Any], Any]]] = {}
     most_steps: ClassVar[int] = MAX_PICKLE_STEPS
     reader: ClassVar[str] = "torch's weights-only reader"
 
-    def __init__(self, data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> None:
+    def __init__(self, data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> None:
         """Start at `data[start:]`, where the name of a storage has `id_parts` parts."""
         self.position = start
         self.storages: dict[str, Storage] = {}
@@ -74,15 +58,18 @@ class Machine:
     def run(self) -> Any:
         """Follow all instructions. Return the value that remains at the end."""
         data, size, steps = self._data, len(self._data), self.steps
-        while self.position < size and (code := data[self.position]) != _STOP:
-            step = steps.get(code)
-            if step is None:
-                raise PickleRefused(f"{self.reader} does not support its instruction {bytes([code])!r}")
-            self.position += 1
-            step(self)
-            self._spend(1)
-        self._take(1)
-        return self._stack.pop()
+        try:
+            while self.position < size and (code := data[self.position]) != ord("."):
+                step = steps.get(code)
+                if step is None:
+                    raise PickleRefused(f"{self.reader} does not support its instruction {bytes([code])!r}")
+                self.position += 1
+                step(self)
+                self._spend(1)
+            self._take(1)
+            return self._stack.pop()
+        except (IndexError, KeyError) as error:
+            raise PickleRefused("it uses a value that does not exist") from error
 
     def _spend(self, steps: int) -> None:
         self._steps_left -= steps
@@ -96,9 +83,6 @@ class Machine:
         taken = self._data[self.position : end]
         self.position = end
         return taken
-
-    def _skip(self, count: int) -> None:
-        self._take(count)
 
     def _number(self, size: int, *, signed: bool = False) -> int:
         return int.from_bytes(self._take(size), "little", signed=signed)
@@ -117,7 +101,7 @@ class Machine:
         module, name = self._line(), self._line()
         # Protocol 2 uses the names of Python 2.
         full = f"{'builtins' if module == '__builtin__' else module}.{name}"
-        if full not in ALLOWED:
+        if full not in torch_globals.ALLOWED:
             raise PickleRefused(f"it asks for {full[:100]!r}, which torch's weights-only reader does not allow")
         self._stack.append(Global(full))
 
@@ -125,10 +109,10 @@ class Machine:
         arguments, function = self._stack.pop(), self._stack[-1]
         if isinstance(arguments, tuple) and len(arguments) == 1 and isinstance(arguments[0], list | tuple):
             self._spend(len(arguments[0]))  # many calls may share one long list
-        self._stack[-1] = called(function, arguments)
+        self._stack[-1] = torch_globals.called(function, arguments)
 
     def _make(self) -> None:
-        arguments, kind = self._stack.pop(), self._stack.pop()
+        kind, arguments = self._pop_last(2)
         if kind != Global("collections.OrderedDict") or arguments != ():
             raise PickleRefused("it creates an object that is not a dictionary")
         self._stack.append(Ordered())
@@ -139,7 +123,7 @@ class Machine:
             raise PickleRefused("it sets the state of something that is not a dictionary")
 
     def _store(self) -> None:
-        storage = self._stack[-1] = storage_of(self._stack[-1], self._id_parts)
+        storage = self._stack[-1] = torch_globals.storage_of(self._stack[-1], self._id_parts)
         if self.storages.setdefault(storage.key, storage) != storage:
             raise PickleRefused("it describes one storage in two ways")
 
@@ -162,12 +146,7 @@ class Machine:
             target[self._key(key)] = value
 
     def _key(self, key: Any) -> Any:
-        return key_of(key)
-
-    def _last(self, count: int) -> None:
-        if len(self._stack) < count:
-            raise PickleRefused("it uses a value that does not exist")
-        self._stack[-count:] = [tuple(self._stack[-count:])]
+        return torch_globals.key_of(key)
 
     def _push(self, value: Any) -> None:
         self._stack.append(value)
@@ -191,9 +170,8 @@ def text_of(data: bytes, errors: str = "strict") -> str:
         raise PickleRefused("it contains text that is not UTF-8") from error
 
 
-_STOP = ord(".")
-STEPS: dict[int, Callable[[Machine], None]] = {
-    ord("\x80"): lambda m: m._skip(1),
+STEPS: dict[int, Callable[[Machine], Any]] = {
+    ord("\x80"): lambda m: m._take(1),
     ord("c"): Machine._push_global,
     ord("R"): Machine._call,
     ord("\x81"): Machine._make,
@@ -205,9 +183,9 @@ STEPS: dict[int, Callable[[Machine], None]] = {
     ord("s"): lambda m: m._set(m._pop_last(2)),
     ord("u"): lambda m: m._set(m._since_mark()),
     ord("t"): lambda m: m._push(tuple(m._since_mark())),
-    ord("\x85"): lambda m: m._last(1),
-    ord("\x86"): lambda m: m._last(2),
-    ord("\x87"): lambda m: m._last(3),
+    ord("\x85"): lambda m: m._push(tuple(m._pop_last(1))),
+    ord("\x86"): lambda m: m._push(tuple(m._pop_last(2))),
+    ord("\x87"): lambda m: m._push(tuple(m._pop_last(3))),
     ord("N"): lambda m: m._push(None),
     ord("\x89"): lambda m: m._push(False),
     ord("\x88"): lambda m: m._push(True),

@@ -10,11 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 
 from sharding.checkpoint.loadable import loadable_files
-from sharding.checkpoint.loaders import TRANSFORMERS
 from sharding.checkpoint.read import describe_source, read_checkpoint, read_configs
-from sharding.checkpoint.side_files import sort_files
-from sharding.checkpoint.weight_files import weights_beside
-from sharding.checkpoint.weight_sets import by_folder
+from sharding.checkpoint.side_files import sort_files, weights_beside
+from sharding.checkpoint.weight_sets import TRANSFORMERS, by_folder
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import Remedy, SourceError

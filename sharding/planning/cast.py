@@ -9,8 +9,8 @@ from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.text import json_file, name_some, parsed_json
 from sharding.core.values import Checkpoint, Finding, Plan, Tensor
-from sharding.formats.model_config import CONFIG_NAME, dtype_of_first
-from sharding.formats.quantization import method_of, quantization_of, quantized_in
+from sharding.formats.names import CONFIG_NAME
+from sharding.formats.quantization import dtype_of_first, method_of, quantization_of, quantized_in
 from sharding.planning.schemes import can_help
 from sharding.recipes.cast import Cast
 

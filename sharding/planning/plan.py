@@ -17,8 +17,8 @@ from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, json_file, name_some
 from sharding.core.values import Checkpoint, Component, Finding, Plan, Shard, Tensor
-from sharding.formats.model_config import CONFIG_NAME, configured
-from sharding.formats.quantization import QUANTIZERS_FILES
+from sharding.formats.names import CONFIG_NAME
+from sharding.formats.quantization import QUANTIZERS_FILES, configured
 from sharding.formats.safetensors_file import shards_of
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning import order

@@ -20,7 +20,7 @@ from sharding.core.protocols import LentFile, LentSource, Source
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import DCP_METADATA_NAME, STAGING_FOLDER
-from sharding.formats.safetensors_header import LENGTH_BYTES
+from sharding.formats.safetensors_file import LENGTH_BYTES
 
 _NOT_REPO = {".git", ".cache", "__pycache__", STAGING_FOLDER}
 """Folders that tools keep beside a checkpoint. No repo has them."""

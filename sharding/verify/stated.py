@@ -27,7 +27,7 @@ from sharding.core.values import (
     TensorDigest,
 )
 from sharding.formats.names import RANK_SHARD_NAME
-from sharding.formats.safetensors_header import Header, parse_header
+from sharding.formats.safetensors_file import Header, parse_header
 from sharding.recipes.stored import are_stored, place_of
 from sharding.transfer.noting_source import NotingSource
 from sharding.verify.digests import Reader, expected_digests, shard_of

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sharding.checkpoint import patterns as room
 from sharding.checkpoint.patterns import Patterns
 from sharding.core.errors import SourceError
-from sharding.formats.name_endings import Endings, Names
-from sharding.formats.peft_config import ADAPTER_NAME, parse_config
+from sharding.formats.peft_config import ADAPTER_NAME, Endings, Names, parse_config
 from tests.promises import promise
 
 LAYERS = [f"model.layers.{number}.self_attn.{name}_proj" for number in range(12) for name in "qkvo"]

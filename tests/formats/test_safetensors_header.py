@@ -14,8 +14,7 @@ from safetensors.numpy import save
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import HeaderError
-from sharding.formats.safetensors_file import in_file_order
-from sharding.formats.safetensors_header import build_header, header_end, parse_header
+from sharding.formats.safetensors_file import build_header, header_end, in_file_order, parse_header
 from sharding.recipes.stored import place_of
 from tests.promises import promise
 from tests.tensors import stored_tensor

@@ -15,7 +15,7 @@ from sharding.core.recipe import Feed
 from sharding.core.values import FileEntry, RepoRef, Tensor
 from sharding.formats.index import parse_index
 from sharding.formats.rank_boxes import assemble_headers
-from sharding.formats.safetensors_header import Header, parse_header
+from sharding.formats.safetensors_file import Header, parse_header
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of

@@ -15,7 +15,7 @@ from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import OverflowRefused, UsageError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.formats.model_config import configured
+from sharding.formats.quantization import configured
 from sharding.report.schema import Report
 from tests import models
 from tests.casts import MIXED, cast, save_mixed
