@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Checkpoint, Plan, Stage, Tensor
-from sharding.drawing.expert_grid import ExpertGrid, expert_grid
-from sharding.drawing.tensor_kinds import Kind, kind_of, layer_of
+from sharding.drawing.tensor_kinds import ExpertGrid, Kind, expert_grid, kind_of, layer_of
 from sharding.planning.adapters.merged import changed_names
 from sharding.planning.order import natural_key
 from sharding.planning.schemes import PARTS
