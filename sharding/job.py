@@ -48,9 +48,9 @@ from sharding.planning.adapters.merged import counted
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import identify_plan, planned
+from sharding.report.files import read_card, write_beside
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report, Resources
-from sharding.report.write import read_card, write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder, parse_address

@@ -411,7 +411,7 @@ def _follow(
     events: "Generator[Event, None, None]", terminal: "Terminal", as_json: bool, as_events: bool
 ) -> "Event | None":
     from sharding.core.events import Progress
-    from sharding.report.events import event_json
+    from sharding.report.report import event_json
 
     event = None
     with closing(events):

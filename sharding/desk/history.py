@@ -12,7 +12,7 @@ from sharding.core.values import Verification
 from sharding.desk.jobs import JobRecord, JobStatus
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
-from sharding.report.events import JobEvent, PlanMade, Problem, parse_event
+from sharding.report.report import JobEvent, PlanMade, Problem, parse_event
 from sharding.report.schema import Json, Report
 
 LOG_LINES = 500

@@ -13,7 +13,7 @@ from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.options import Request, TargetDtype
 from sharding.core.text import without_revision
 from sharding.core.values import RepoRef
-from sharding.report.events import PlanMade
+from sharding.report.report import PlanMade
 from sharding.report.schema import Proof, Report, SourceSummary
 
 KEEP_SECONDS = 24 * 3600

@@ -18,7 +18,7 @@ from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.remedies import SIGN_IN
 from sharding.page.result_panels import Places, can_check, details_panel, result_panel
 from sharding.planning.adapters.merged import changed_names
-from sharding.report.fetch import Result
+from sharding.report.files import Result
 from sharding.verify.trust import Trust, claim
 
 _NEEDS_LOGIN = "Sign in to check every byte."

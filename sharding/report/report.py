@@ -1,28 +1,41 @@
-"""Sum up a job as the values that become JSON. Pure."""
+"""Sum up a job as the values that become JSON: report, digests, events. Read digests and events again. Pure."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from sharding import __version__
+from sharding.core.bounds import Blake3, Count, Sha256
+from sharding.core.errors import Remedy, SourceError
+from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.options import Engine
-from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, ShardRecord, Verification
+from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, ShardRecord, TensorDigest, Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
-from sharding.loading.costs import Comparison
+from sharding.loading.costs import Compared, Comparison, Probed
+from sharding.planning.explain import sentence
 from sharding.planning.plan import identify_plan
-from sharding.report.comparison import summarize_comparison
+from sharding.recipes.stored import are_stored
+from sharding.report.comparison import ComparisonSummary, summarize_comparison
 from sharding.report.schema import (
     ComponentSummary,
     FleetCost,
     Inspection,
+    Json,
     PlannedShard,
     PlanSummary,
+    Proof,
     Report,
     Resources,
     SideFile,
     SourceSummary,
     WeightFile,
     WrittenShard,
+    adapter,
+    first_problem,
+    to_json,
 )
 
 
@@ -132,3 +145,130 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
             for file in checkpoint.weight_files
         ),
     }
+
+
+# --- Digests ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FileDigest:
+    bytes: Count
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    dtype: str
+    shape: tuple[Count, ...]
+    blake3: Blake3
+
+
+@dataclass(frozen=True, slots=True)
+class _Digests:
+    """The content of `sharding_digests.json`: SHA-256 of shard files and BLAKE3 of tensors, in hex.
+
+    `made` says how each tensor was made that was not copied from one file.
+    """
+
+    schema: Literal[1]
+    plan_id: str
+    shards: Mapping[str, _FileDigest]
+    tensors: dict[str, _Tensor]
+    made: Mapping[str, str] = field(default_factory=dict)
+
+
+def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -> Json:
+    """Return the digests of the shards of `plan` for JSON, in the order of the plan."""
+    shards, tensors = {}, {}
+    for shard in plan.shards:
+        record = records[shard.file]
+        shards[shard.file] = _FileDigest(record.bytes, record.sha256)
+        for tensor in shard.tensors:
+            tensors[tensor.name] = _Tensor(tensor.dtype, tensor.shape, record.tensor_blake3[tensor.name])
+    sentences = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
+    document = to_json(_Digests(1, plan_id, shards, tensors, sentences))
+    if not sentences:
+        del document["made"]
+    return document
+
+
+def parse_digests(text: bytes, name: str) -> Mapping[str, TensorDigest]:
+    """Return the tensor digests of the `sharding_digests.json` of `name`, which anybody may have written.
+
+    Raises SourceError if it is not what this tool writes.
+    """
+    try:
+        digests: _Digests = adapter(_Digests).validate_json(text, strict=True)
+    except ValidationError as error:
+        message = f"{DIGESTS_NAME} of {name} is not valid: {first_problem(error)}."
+        hint = "Leave out --quick to read and compare the weights."
+        raise SourceError(message, hint, Remedy("read_every_byte")) from error
+    return {name: TensorDigest(one.dtype, one.shape, one.blake3) for name, one in digests.tensors.items()}
+
+
+# --- Events ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """The content of a `planned` event."""
+
+    source: Inspection
+    plan: PlanSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error: its class, its message, and its hint. `remedy` is the hint as a value for programs."""
+
+    kind: str
+    message: str
+    hint: str
+    remedy: Remedy | None = None
+
+
+JobEvent = (
+    PlanMade | Progress | ShardFinished | Verification | Probed | ComparisonSummary | Published | Report | Problem
+)
+"""What `parse_event` returns."""
+
+_NAMES: dict[type, str] = {
+    PlanMade: "planned",
+    Progress: "progress",
+    ShardFinished: "shard-finished",
+    Verification: "verified",
+    Probed: "probed",
+    ComparisonSummary: "compared",
+    Published: "published",
+    Report: "report",
+}
+_KINDS: dict[str, Any] = {name: kind for kind, name in _NAMES.items()} | {"verified": Proof}
+
+
+def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report) -> Json:
+    """Return one line of `--events`: the name of the event under the key `event`, and its fields."""
+    payload: Any = event
+    match event:
+        case Planned():
+            payload = PlanMade(summarize_source(event.checkpoint), summarize_plan(event.plan))
+        case Verified():
+            payload = event.verification
+        case Compared():
+            payload = summarize_comparison(event.comparison)
+    name = _NAMES[type(payload)]
+    line = {"event": name, **to_json(payload, _KINDS[name])}
+    if isinstance(event, Probed):
+        del line["cost"]["curve"]  # the report has a curve for each side
+    return line
+
+
+def parse_event(line: Json) -> JobEvent:
+    """Return the event in a line of a job. Raises ValueError if the line is no event of a job."""
+    kind, payload = (Problem, line["error"]) if "error" in line else (_KINDS.get(str(line.get("event"))), line)
+    if kind is None:
+        raise ValueError("no event of a job: its name is unknown")
+    try:
+        event: JobEvent = adapter(kind).validate_python(payload)
+    except ValidationError as error:
+        raise ValueError(f"no event of a job: {first_problem(error)}") from error
+    return event

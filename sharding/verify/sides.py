@@ -10,7 +10,7 @@ from sharding.core.text import source_name, values_in
 from sharding.core.values import BytesRead, Checkpoint, FileEntry, Mismatch, Plan, TensorDigest, folder_of
 from sharding.formats.names import DIGESTS_NAME
 from sharding.recipes.stored import are_stored
-from sharding.report.digests import parse_digests
+from sharding.report.report import parse_digests
 from sharding.transfer.noting_source import NotingSource
 from sharding.verify.differences import Numbers
 from sharding.verify.digests import ThisMachine, digest_tensors, expected_digests, first_read, in_groups

@@ -14,7 +14,7 @@ from sharding.core.values import Checkpoint, FileEntry, RepoRef, Shard, Verifica
 from sharding.desk.history import LOG_LINES, History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.planning.plan import plan_shards
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from sharding.report.schema import to_json
 from tests.desk.actors import PROBED, PROGRESS
 from tests.tensors import stored_tensor

@@ -15,7 +15,7 @@ from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.page.job_panels import files_of, heading_of, job_panel
 from sharding.page.job_timeline import timeline_of
 from sharding.planning.plan import plan_shards
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from tests.tensors import stored_tensor
 
 MB = 1_000_000

@@ -44,7 +44,7 @@ from sharding.recipes.fp8 import Fp8
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
 from sharding.report.card import Links, write_card
-from sharding.report.fetch import Result
+from sharding.report.files import Result
 from sharding.report.schema import FleetCost, NodeCost
 from sharding.verify.structure import Claims, compare_structure
 from sharding.verify.trust import Level, Trust

@@ -25,7 +25,7 @@ from sharding.page.links import read_wish
 from sharding.page.result_panels import CLAIMED, FITS, READ, adapter_name, is_proved, rung_of
 from sharding.page.serving.preview import name_in
 from sharding.page.site import BADGE, CERTIFICATE
-from sharding.report.fetch import Result
+from sharding.report.files import Result
 from sharding.storage.hub.retry import UNREADABLE, OddAnswer, may_pass
 from sharding.verify.trust import Trust
 
