@@ -30,8 +30,8 @@ from sharding.planning.plan import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source
-from sharding.verify.sides import stored_digests
 from sharding.verify.structure import Claims, Likeness, claims_of, compare_structure
+from sharding.verify.verify import stored_digests
 
 LARGE_PLAN_TENSORS = 20_000
 """Tensors from which a plan is large. Such a plan takes most of a second, so only one is made at a time."""

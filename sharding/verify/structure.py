@@ -18,7 +18,7 @@ from sharding.planning.dequantize import dequantized, in_bf16
 from sharding.planning.order import natural_key
 from sharding.recipes.stored import Stored
 from sharding.verify.digests import compare
-from sharding.verify.sides import compare_listed
+from sharding.verify.verify import compare_listed
 
 Verdict = Literal["different", "converted", "same-structure", "same-files"]
 """What is known of a copy without reading weights.

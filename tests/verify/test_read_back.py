@@ -17,7 +17,7 @@ from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.values import Plan, ShardRecord
 from sharding.storage.folder_source import FolderSource
 from sharding.verify.digests import digest_tensors
-from sharding.verify.read_back import ReadBack, read_back_meanwhile
+from sharding.verify.staged import ReadBack, read_back_meanwhile
 from tests.conftest import write_checkpoint
 
 ELEMENTS = XET_LEAST_BYTES // 4
