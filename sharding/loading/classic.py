@@ -1,9 +1,12 @@
-"""Re-shard in the way of the tutorials: load the whole model in a child process and save it again."""
+"""Re-shard in the way of the tutorials: load the whole model in a child process and save it again.
+
+It also puts checkpoints into folders from which a library can load them.
+"""
 
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +26,9 @@ from sharding.core.meter import anon_bytes
 from sharding.core.options import Options
 from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Shard
+from sharding.core.values import Checkpoint, FileEntry, Shard
 from sharding.loading.costs import ClassicCost
-from sharding.loading.local_copy import download_bytes, lay_out
-from sharding.loading.measure import Load, free_memory_bytes
-from sharding.loading.predict import predict_load
+from sharding.loading.measure import Load, free_memory_bytes, predict_load
 from sharding.planning.plan import plan_components, written_configs
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.prepare import Prepared
@@ -139,3 +140,41 @@ def _as_saved(checkpoint: Checkpoint) -> tuple[Shard, ...]:
         tensors = tuple(tensor for tensor in checkpoint.tensors if tensor.file == file.path)
         shards.append(Shard(file.path, tensors, sum(tensor.bytes for tensor in tensors)))
     return tuple(shards)
+
+
+# --- A folder to load from ----------------------------------------------------------------------------------
+
+
+def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
+    """Return how many bytes `lay_out` downloads."""
+    return sum(file.bytes for file in files if source.path(file.path) is None)
+
+
+def refuse_without_room(folder: Path, needed_bytes: int) -> None:
+    """Raise SourceError if the disk of `folder` has no room for `needed_bytes`."""
+    free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
+    if needed_bytes > free_bytes:
+        raise SourceError(
+            f"The download needs {format_bytes(needed_bytes)}, but the disk has only {format_bytes(free_bytes)} free.",
+            "Free some disk space, or compare folders on this machine.",
+        )
+
+
+def lay_out(
+    source: Files, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
+) -> Path:
+    """Fill the new `folder` with `files` of `source` and with `written` (name to content), and return it.
+
+    Raises SourceError if a file cannot be read, or does not match the hash that the Hub states.
+    """
+    folder.mkdir()
+    for file in files:
+        if path := source.path(file.path):
+            (folder / file.path).symlink_to(path)
+        else:
+            with open(folder / file.path, "wb") as out:
+                out.writelines(source.read(file.path, 0, file.bytes))
+    for name, data in (written or {}).items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_bytes(data)
+    return folder

@@ -21,11 +21,9 @@ from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
-from sharding.loading.classic import refuse_too_large, run_classic
+from sharding.loading.classic import download_bytes, lay_out, refuse_too_large, refuse_without_room, run_classic
 from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Prediction, Probed
-from sharding.loading.local_copy import download_bytes, lay_out, refuse_without_room
-from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure
-from sharding.loading.predict import predict_load
+from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure, predict_load
 from sharding.loading.verdict import judge, judge_predicted
 from sharding.model_class.claims import refuse_contradiction
 
