@@ -59,7 +59,7 @@ def verify(
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor, reading every byte of both.
 
-    Yields progress, and `Verified` last.
+    Yields progress, and `Verified` last. Raises UsageError, SourceError, Refused.
 
     - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
     - `dtype`: first cast the tensors of the original.
@@ -69,14 +69,12 @@ def verify(
     - `adapter`: first merge this LoRA into the original. If the bits of a merged tensor differ, its numbers
       are compared within the tolerance of a merge: see `recipes.tolerance`.
     - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`.
-
-    Raises UsageError, SourceError, Refused.
     """
     options = Options(
         dtype=dtype, variant=variant, base=base, allow_overflow=True, dequantize=dequantize, adapter=adapter
     )
     Request(original, copy, options).refuse_contradictions()
-    dtype, how = options.dtype_made, ""
+    dtype = options.dtype_made
     if quick and (dtype != "keep" or adapter):
         what = "cast" if dtype != "keep" else "merge"
         message = f"The stored digests cannot be compared, because a {what} changes the bytes."
@@ -93,11 +91,9 @@ def verify(
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
         return
-    sides = [Side(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
-    merge = None
-    if dtype != "keep" or adapter:
-        plan = planned(checkpoints[0], options)
-        sides[0], how, merge = Side(sources[0], checkpoints[0], plan), plan.dequantized, plan.merged
+    plan = planned(checkpoints[0], options) if dtype != "keep" or adapter else None
+    how, merge = (plan.dequantized, plan.merged) if plan else ("", None)
+    sides = [Side(sources[0], checkpoints[0], plan), Side(sources[1], checkpoints[1])]
     beside = [sum(file.bytes for file in checkpoint.copied_weights) for checkpoint in checkpoints]
     total, done = sum(side.bytes for side in sides) + sum(beside), 0
     for side in sides:
@@ -121,10 +117,8 @@ def verify(
         of_tensors, within, undecided = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
         if within:
             equal = len(sides[0].digests) - len(of_tensors) - within - undecided
-            method += (
-                f"; bit-equal tensors: {equal:,}, within the tolerance of a merge: {within:,} (another processor or "
-            )
-            method += "library adds up in another order)"
+            method += f"; bit-equal tensors: {equal:,}, within the tolerance of a merge: {within:,}"
+            method += " (another processor or library adds up in another order)"
     differences = None
     if numeric:
         names = sorted((mismatch.tensor for mismatch in of_tensors), key=natural_key)
@@ -144,12 +138,8 @@ def verify(
 
 
 def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
-    """Return how the digests compare that this tool has stored with both. Raises SourceError, Refused."""
-    stored = [
-        stored_digests(source, checkpoint, MAX_REPORT_BYTES)
-        for source, checkpoint in zip(sources, checkpoints, strict=True)
-    ]
-    first, second = stored
+    """Return how the digests compare that this tool has stored with both. Raises SourceError."""
+    first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
     method, size = "stored digests were compared, no weights were read", checkpoints[1].total_bytes
     differ, (ours, theirs) = compare_listed(checkpoints)
     mismatches = (*compare_digests(first, second), *differ)
@@ -168,7 +158,7 @@ class Side:
     """One of two checkpoints to compare. Its tensors are read, and checked against the hashes that a Hub states."""
 
     def __init__(self, origin: Repo, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
-        """Take `checkpoint` of `origin`. With a `plan`, its tensors are made as the plan says, and then compared."""
+        """Take `checkpoint` of `origin`. With a `plan`, its tensors are made as the plan says."""
         self._origin, self._checkpoint = origin, checkpoint
         self._tensors = sorted(plan.tensors, key=first_read) if plan else list(checkpoint.tensors)
         self._as_stored = stated_files(origin.sources[0].files, checkpoint) if plan is None else []
@@ -191,10 +181,7 @@ class Side:
         return Numbers({tensor.name: tensor for tensor in self._tensors}, self._origin.sources)
 
     def read(self) -> Generator[Progress, None, None]:
-        """Read the whole checkpoint; yield progress; set `digests`, `wrong`, `unstated` and `remark`.
-
-        Raises SourceError.
-        """
+        """Read the checkpoint; yield progress; set `digests`, `wrong`, `unstated`, `remark`. Raises SourceError."""
         origin, checkpoint, here = self._origin, self._checkpoint, ThisMachine()
         (source, *_), name = origin.sources, origin.ref.repo_id
         if self._as_stored:
@@ -202,9 +189,9 @@ class Side:
             self.digests, self.wrong = yield from reading
             self.remark = f"; {len(self._as_stored)} files of {name} were compared with the Hub's SHA-256"
             return
+        reads: list[BytesRead] = []
         if are_stored(self._tensors):
             self.digests = yield from digest_tensors(self._sources[0], self._tensors)
-            reads: list[BytesRead] = []
         else:
             groups = list(in_groups(self._tensors))
             records = yield from here.digest_shards(groups, lambda _: b"", self._sources)
@@ -250,15 +237,13 @@ def compare_listed(
         elif path not in ours:
             if folder_of(path) in folders:
                 mismatches.append(Mismatch(path, "it is not in the original"))
-        elif _differ(ours[path], theirs[path]):
-            mismatches.append(Mismatch(path, "its bytes differ"))
         else:
-            alike.append(path)
+            file, other = ours[path], theirs[path]
+            if file.bytes == other.bytes and not (file.sha256 and other.sha256 and file.sha256 != other.sha256):
+                alike.append(path)
+            else:
+                mismatches.append(Mismatch(path, "its bytes differ"))
     return mismatches, ({path: ours[path] for path in alike}, {path: theirs[path] for path in alike})
-
-
-def _differ(file: FileEntry, other: FileEntry) -> bool:
-    return file.bytes != other.bytes or bool(file.sha256 and other.sha256 and file.sha256 != other.sha256)
 
 
 def stored_digests(
@@ -266,8 +251,7 @@ def stored_digests(
 ) -> Mapping[str, TensorDigest]:
     """Return the digests that `source` stores, from a file of at most `most_bytes` and `most_values` JSON values.
 
-    Whoever uploaded it may have written any digests.
-    Raises SourceError if there are none, if they are not valid, or if they do not describe `checkpoint`.
+    Anybody may have written it. Raises SourceError if there are no valid ones, or if they do not describe `checkpoint`.
     """
     name = source_name(source.ref.kind, source.ref.name)
     files = {file.path: file for file in source.files}
@@ -279,6 +263,5 @@ def stored_digests(
     stored = parse_digests(text, name)
     headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
     if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.items()}:
-        message = f"{DIGESTS_NAME} of {name} does not describe the weights beside it."
-        raise SourceError(message, WITHOUT_QUICK, READ_ALL)
+        raise SourceError(f"{DIGESTS_NAME} of {name} does not describe the weights beside it.", WITHOUT_QUICK, READ_ALL)
     return stored
