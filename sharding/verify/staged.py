@@ -20,7 +20,7 @@ from sharding.core.text import count
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, Tensor, TensorDigest, Verification
 from sharding.formats.safetensors_file import shard_header, written_tensors
-from sharding.recipes.stored import are_stored, place_of
+from sharding.recipes.stored import are_stored
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import progress_of_part
 from sharding.transfer.stream import Transfer
@@ -43,15 +43,13 @@ def check_kept(
     A commit of a Hub never changes. A folder must be read again, because two states of it may have files of the same
     names, sizes and times.
     """
-    plan = prepared.plan
-    tensors = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
+    plan, records = prepared.plan, target.done(plan_id)
     # Check the records: everybody who can write to the destination can also write records.
-    records = target.done(plan_id)
     done = {
-        file: record
-        for file, record in records.items()
-        if file in tensors
-        and record.tensor_blake3.keys() == tensors[file]
+        shard.file: record
+        for shard in plan.shards
+        if (record := records.get(shard.file))
+        and record.tensor_blake3.keys() == {tensor.name for tensor in shard.tensors}
         # A plan has the same bytes whether it allows overflow or not.
         and (plan.options.allow_overflow or not record.overflowed)
     }
@@ -87,8 +85,7 @@ def read_back_meanwhile(
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
     """Yield what `moving` yields; return its records, and the digests of the tensors that were read back meanwhile.
 
-    These may be all, some or none of the tensors: the job does not wait for them. If a read fails, its tensors are
-    missing here and are read later.
+    These may be some or none: the job does not wait for them, nor for a read that fails. The others are read later.
     """
     shards = {shard.file: shard for shard in plan.shards}
     over = Event()
@@ -116,18 +113,15 @@ def read_back_meanwhile(
                     records: dict[str, ShardRecord] = end.value
                     break
                 if isinstance(event, ShardFinished) and not event.kept and (source := target.open_finished(event.file)):
-                    parts = filter(_is_worth, spans(written_tensors(plan, shards[event.file], event.bytes)))
-                    reading += [pool.submit(partial(read, source, span)) for span in parts]
+                    for span in spans(written_tensors(plan, shards[event.file], event.bytes)):
+                        # Shorter spans go over plain HTTP, which only knows committed files.
+                        if sum(tensor.bytes for tensor in span) >= XET_LEAST_BYTES:
+                            reading.append(pool.submit(read, source, span))
                 yield event
         finally:
             over.set()
     done = [future for future in reading if future.done() and not future.cancelled() and not future.exception()]
     return records, {tensor: digest for future in done for tensor, digest in future.result().items()}
-
-
-def _is_worth(span: list[Tensor]) -> bool:
-    # Shorter spans go over plain HTTP, which only knows committed files.
-    return place_of(span[-1]).end_byte - place_of(span[0]).start_byte >= XET_LEAST_BYTES
 
 
 def _in_order_of_source(prepared: Prepared, origin: Repo) -> list[FileEntry]:
@@ -150,14 +144,8 @@ def verify_staged(
 ) -> Generator[Progress, None, Verification]:
     """Let `reader` read the result again, and compare it with the digests in `records`, taken when it was made.
 
-    Yields progress. `read` are the tensors that were read back already, `kept` the shards of an earlier run.
-
-    If `origin` states hashes of its files, the bytes that were read are checked against them too:
-
-    - If the bytes were moved as they are, the result is read in the order of these files. It must give the same
-      SHA-256. A wrong read, now or in an earlier run, would give another one.
-    - If the bytes were cast or computed, the files of `origin` are read whole again. They must have these hashes, and
-      the earlier reads must match them.
+    Yields progress. `read` are the tensors that were read back already, `kept` the shards of an earlier run. If
+    `origin` states hashes of its files, the bytes that were read are checked against them too: see `verify.stated`.
     """
     started, plan = meter.seconds, prepared.plan
     staged = target.open_staged(records)
@@ -175,8 +163,8 @@ def verify_staged(
         if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
             originals = []  # the comparison below names the missing tensors
         if originals:
-            source = prepared.checkpoint
-            digests, wrong = yield from digest_as_stored(source, origin.sources[0], originals, staged, tensors, reader)
+            reading = digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, tensors, reader)
+            digests, wrong = yield from reading
             problems.extend(wrong)
         else:
             listed = {file.path: file.sha256 for file in staged.files}
@@ -194,12 +182,10 @@ def verify_staged(
     structure = "; structure checked by safetensors" if on_disk else ""
     where = "from the folder, through the page cache" if on_disk else "from the Hub"
     dtype = plan.options.dtype_made
-    as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
-    if plan.dequantized:
-        as_cast = f", dequantized ({plan.dequantized}){as_cast}"
-    if plan.merged:
-        as_cast = f", with {plan.merged.words} merged{as_cast}"
-    method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's{as_cast}"
+    method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's"
+    method += f", with {plan.merged.words} merged" if plan.merged else ""
+    method += f", dequantized ({plan.dequantized})" if plan.dequantized else ""
+    method += "" if dtype == "keep" else ", cast with tensor.to(dtype)"
     if originals:
         have = "should have" if problems else "have"
         method += f"; {len(originals)} of the source's files, put together again from the result, {have} the SHA-256 "
@@ -236,18 +222,15 @@ def compare_with_original(
 ) -> Generator[Progress, None, Verification]:
     """Return `verification` with the differences between the original and a copy that was loaded and saved.
 
-    Without safetensors in the source, it returns `verification` as it is. A missing name is no difference if a name
-    that is kept has the same bytes: the two were tied.
+    None if the source has no safetensors. A missing name is none if a name that is kept has the same bytes: they were
+    tied.
     """
     if not any(file.path.endswith(".safetensors") for file in loadable_files(origin)):
         return verification
-    digests = expected_digests(plan.shards, records)
-    side = Side(origin, read_checkpoint(origin))
+    digests, side = expected_digests(plan.shards, records), Side(origin, read_checkpoint(origin))
     yield from side.read()
-    original = side.digests
     kept = {digest.digest for digest in digests.values()}
-    missing = {name for name, digest in original.items() if name not in digests and digest.digest in kept}
-    wanted = {name: digest for name, digest in original.items() if name not in missing}
+    wanted = {name: one for name, one in side.digests.items() if name in digests or one.digest not in kept}
     method = f"{verification.method.removesuffix(_UNSTATED)}; every tensor compared with the original's"
     mismatches = (*verification.mismatches, *compare_digests(wanted, digests), *side.wrong)
     return replace(verification, method=method + side.remark, mismatches=mismatches, unstated=side.unstated)
