@@ -1,8 +1,4 @@
-"""Compare two checkpoints by what is known without reading weights: headers, and hashes that a Hub states. Pure.
-
-Headers say which tensors there are. They do not say which numbers these hold. A file with the SHA-256 of another file
-holds the same bytes, so the tensors in both are the same.
-"""
+"""Compare two checkpoints by what is known without reading weights: headers, and hashes that a Hub states. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,12 +17,8 @@ from sharding.verify.digests import compare
 from sharding.verify.verify import compare_listed
 
 Verdict = Literal["different", "converted", "same-structure", "same-files"]
-"""What is known of a copy without reading weights.
-
-- different: it has other tensors than the original.
-- converted: it has the names and shapes of the original, cast or dequantized. The numbers are unknown.
-- same-structure: it has the names, shapes and dtypes of the original. Some numbers are unknown.
-- same-files: the Hub states for all its weight files the SHA-256 of files of the original.
+"""What is known of a copy without reading weights: it has other tensors; the names and shapes of the original, cast or
+dequantized; its dtypes too; or the Hub states for all its weight files the SHA-256 of files of the original.
 """
 
 Kind = Literal["missing", "added", "shape", "dtype", "file"]
@@ -53,10 +45,7 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What the digests say that two results store. Whoever uploaded a result may have written any digests.
-
-    `equal` counts the tensors with equal digests. `differing` names the others.
-    """
+    """How many tensors have equal digests in two results, and the names of the others. Anybody may have written it."""
 
     equal: int
     differing: tuple[str, ...]
@@ -68,9 +57,8 @@ class Likeness:
 
     `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy. `dequantized` says how
     the original is quantized, if it must be dequantized for that. With `keeps_others`, its other tensors keep their
-    dtype. `tensors` counts those of the original after both.
-    `in_same_files` of them are in files with equal hashes, so their bytes are equal. `bytes` are those of the tensors
-    of both. `unread` are weight files of the copy that are not part of the comparison. `claims` is never a proof.
+    dtype. `tensors` counts those of the original after both; `in_same_files` of them are in files with equal hashes.
+    `bytes` are those of both. `unread` are weight files of the copy that are not compared. `claims` is never a proof.
     """
 
     verdict: Verdict
@@ -124,8 +112,7 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
     return Likeness(
         *(verdict, original.source, copy.source, original.variant, reading.dtype, reading.dequantized),
         *(len(reading.tensors), original.total_bytes + copy.total_bytes, same, (*contrasts, *beside)),
-        tuple(dict.fromkeys((*original.unreached, *copy.unreached))),
-        copy.other_weights,
+        *(tuple(dict.fromkeys((*original.unreached, *copy.unreached))), copy.other_weights),
         keeps_others=reading.keeps_others,
     )
 
@@ -192,23 +179,14 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     expected = {name: _expected(tensor, copy.get(name), dtype) for name, tensor in reading.tensors.items()}
     there = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in copy.values()}
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
-    if not mismatches:
-        return []
     ours, theirs = _by_place(reading.tensors.values(), copy), _by_place(copy.values(), reading.tensors)
     found = []
     for mismatch in mismatches:
         was, now = reading.tensors.get(mismatch.tensor), copy.get(mismatch.tensor)
-        kind, note = _kind_and_note(was, now, ours, theirs)
+        kind: Kind = "missing" if not now else "added" if not was else "dtype" if was.shape == now.shape else "shape"
+        note = "" if was and now else _tied(was or now, ours if was else theirs)
         found.append(Contrast(mismatch.tensor, kind, mismatch.problem, _form(was), _form(now), note))
     return found
-
-
-def _kind_and_note(
-    was: Tensor | None, now: Tensor | None, ours: Mapping[Stored, str], theirs: Mapping[Stored, str]
-) -> tuple[Kind, str]:
-    if was and now:
-        return ("dtype" if was.shape == now.shape else "shape"), ""
-    return ("missing", _tied(was, ours)) if was else ("added", _tied(now, theirs) if now else "")
 
 
 def _expected(tensor: Tensor, now: Tensor | None, dtype: TargetDtype) -> TensorDigest:
@@ -229,8 +207,8 @@ def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[S
     }
 
 
-def _tied(tensor: Tensor, places: Mapping[Stored, str]) -> str:
-    other = places.get(tensor.recipe) if isinstance(tensor.recipe, Stored) else None
+def _tied(tensor: Tensor | None, places: Mapping[Stored, str]) -> str:
+    other = places.get(tensor.recipe) if tensor and isinstance(tensor.recipe, Stored) else None
     return f"tied: its bytes are those of {other}, which both have" if other else ""
 
 
@@ -239,10 +217,7 @@ def _form(tensor: Tensor | None) -> str:
 
 
 def _in_same_files(original: Checkpoint, copy: Checkpoint) -> int:
-    """Return how many tensors of the original are in a file whose SHA-256 is that of their file in the copy.
-
-    They must lie at the same place in it.
-    """
+    """Return how many tensors of the original lie at the same place in a file with the same SHA-256 in the copy."""
     was, now = _evidence(original), _evidence(copy)
     return sum(now.get(name) == place for name, place in was.items())
 
@@ -250,12 +225,12 @@ def _in_same_files(original: Checkpoint, copy: Checkpoint) -> int:
 def _evidence(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
     """Return the SHA-256 of its file and the range in it, for each tensor that is stored in one file with a hash."""
     hashes = {(file.source, file.at): file.sha256 for file in checkpoint.weight_files}
-    found = {}
-    for tensor in checkpoint.tensors:
-        recipe = tensor.recipe
-        if isinstance(recipe, Stored) and (sha256 := hashes.get((recipe.source, recipe.file))):
-            found[tensor.name] = sha256, recipe.start_byte, recipe.end_byte
-    return found
+    places = ((tensor.name, tensor.recipe) for tensor in checkpoint.tensors)
+    return {
+        name: (sha256, place.start_byte, place.end_byte)
+        for name, place in places
+        if isinstance(place, Stored) and (sha256 := hashes.get((place.source, place.file)))
+    }
 
 
 def _beside(original: Checkpoint, copy: Checkpoint) -> tuple[list[Contrast], bool]:
