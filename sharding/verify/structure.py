@@ -179,6 +179,8 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     expected = {name: _expected(tensor, copy.get(name), dtype) for name, tensor in reading.tensors.items()}
     there = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in copy.values()}
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
+    if not mismatches:
+        return []
     ours, theirs = _by_place(reading.tensors.values(), copy), _by_place(copy.values(), reading.tensors)
     found = []
     for mismatch in mismatches:
