@@ -12,7 +12,7 @@ from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary
 from sharding.report.schema import Report
-from sharding.report.snippets import how_to_check, loading_code, pipeline_commands, pipeline_script
+from sharding.report.snippets import how_to_check, loading_code, pipeline_snippets
 
 TAGS = ("sharded", "shard-my-repo")
 _ORIGINAL = "<!-- the card of the original -->"
@@ -201,9 +201,10 @@ def _loading(report: Report) -> Iterable[str]:
     yield "## How to load it\n"
     if report.plan.rank is not None:
         yield "Each of the other machines needs its own part.\n"
-    if script := pipeline_script(report, repo):
+    if snippets := pipeline_snippets(report, repo):
+        script, commands = snippets.values()
         yield f"To load it as a pipeline, run this `pipeline.py` on every machine:\n\n```python\n{script}```\n"
-        yield f"```sh\n{pipeline_commands(report, repo)}```\n"
+        yield f"```sh\n{commands}```\n"
     if report.plan.rank is not None:
         return
     source = report.source
