@@ -22,10 +22,9 @@ _OF_THE_MIDDLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """What loading one of two checkpoints cost, over all `runs`.
+    """What loading one of two checkpoints cost: spreads over all `runs`, and the rest from the middle one.
 
-    Figures are spreads over the runs. The other fields, and `curve`, are from the middle run. `seconds` are by phase;
-    `working_seconds` are all phases except the imports.
+    `seconds` are by phase; `working_seconds` are all phases except the imports.
     """
 
     runs: Count

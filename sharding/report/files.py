@@ -47,10 +47,7 @@ def write_beside(
     original: ModelCard,
     hub: Hub,
 ) -> dict[str, bytes]:
-    """Return name to content of every file that this tool writes beside the shards.
-
-    A component has an index only if it needs one. `original` is the card of `origin`.
-    """
+    """Return name to content of every file that this tool writes beside the shards. `original` is `origin`'s card."""
     files = {
         CARD_NAME: _card(report, original, origin, hub).encode(),
         MAP_NAME: draw_plan(checkpoint, plan).encode(),
@@ -86,10 +83,9 @@ class Result:
 
 
 def read_result(place: str, *, endpoint: str, token: str | None = None) -> Result:
-    """Return the result in the repo at `place`: "owner/name[@revision]", or a link.
+    """Return the result in the repo at `place`: "owner/name[@revision]", or a link. Its report is untrusted.
 
-    The report is untrusted. It is read only up to a limit, and refused if it is not what this tool writes. Raises
-    SourceError.
+    Raises SourceError, also if the report is beyond a limit, or not what this tool writes.
     """
     link, address = Lookup(endpoint).link(place), parse_address(place, endpoint)
     if address.folder:
@@ -104,8 +100,7 @@ def read_result(place: str, *, endpoint: str, token: str | None = None) -> Resul
         )
     text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
     refuse_costly(text, source.ref.repo_id)
-    report = parse_report(text, source.ref.repo_id)
-    return Result(source.ref.repo_id, source.ref.revision, source.files, report)
+    return Result(source.ref.repo_id, source.ref.revision, source.files, parse_report(text, source.ref.repo_id))
 
 
 def refuse_costly(text: bytes, repo_id: str) -> None:

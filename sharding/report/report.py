@@ -15,6 +15,7 @@ from sharding.core.options import Engine
 from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, ShardRecord, TensorDigest, Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Compared, Comparison, Probed
+from sharding.loading.measure import stored_dtypes
 from sharding.planning.explain import sentence
 from sharding.planning.plan import identify_plan
 from sharding.recipes.stored import are_stored
@@ -46,10 +47,7 @@ def summarize_source(checkpoint: Checkpoint) -> Inspection:
 
 
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:
-    """Return which shard holds what. `findings` are those of the source; they come before the plan's.
-
-    Pass `plan_id` if you have it from `identify_plan` already.
-    """
+    """Return which shard holds what. `findings` of the source come before its own. `plan_id` may be known already."""
     return PlanSummary(
         max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
         strategy=plan.options.strategy,
@@ -111,15 +109,12 @@ def make_report(
 
 def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
     """Return the paths of all files that this tool writes for `plan`: shards, reports, indexes."""
-    shards, picture = (shard.file for shard in plan.shards), [PICTURE_NAME] if has_picture else []
-    return (*shards, CARD_NAME, MAP_NAME, *picture, DIGESTS_NAME, REPORT_NAME, *plan.indexes)
+    beside = (CARD_NAME, MAP_NAME, *([PICTURE_NAME] * has_picture), DIGESTS_NAME, REPORT_NAME)
+    return (*(shard.file for shard in plan.shards), *beside, *plan.indexes)
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of a SourceSummary."""
-    dtypes: dict[str, int] = {}
-    for tensor in checkpoint.tensors:
-        dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.bytes
     tensors_in = checkpoint.tensors_in
     return {
         "kind": checkpoint.source.kind,
@@ -135,7 +130,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "total_bytes": checkpoint.total_bytes,
         "total_parameters": sum(tensor.parameters for tensor in checkpoint.tensors),
         "tensors": len(checkpoint.tensors),
-        "dtypes": dtypes,
+        "dtypes": stored_dtypes(checkpoint.tensors),
         "components": tuple(
             ComponentSummary(folder=component.folder, base=component.stem, metadata=component.metadata)
             for component in checkpoint.components
@@ -165,10 +160,7 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Digests:
-    """The content of `sharding_digests.json`: SHA-256 of shard files and BLAKE3 of tensors, in hex.
-
-    `made` says how each tensor was made that was not copied from one file.
-    """
+    """The content of `sharding_digests.json`. `made` says how each tensor was made that was not copied."""
 
     schema: Literal[1]
     plan_id: str
