@@ -23,10 +23,7 @@ _BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-i
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Addresses on the Hub: of the source, the page that shows the result, the model that was trained, and the adapter.
-
-    None if there is no such address: a folder has none.
-    """
+    """Addresses on the Hub, None for a folder. `result` is the page that shows it, `base` is what was trained."""
 
     source: str | None = None
     result: str | None = None
@@ -40,9 +37,8 @@ def write_card(
     """Return the README.md of a result. `source` is the card of the original.
 
     The metadata keeps every key of `source`. `base_model` and `tags` are set, and a relative `license_link` becomes
-    absolute. If the source is a commit on no known branch, there is no `base_model`.
-
-    Pass `keeps_metadata=False` if the Hub does not accept the metadata of `source`. It then goes into the text.
+    absolute. A commit on no known branch is no `base_model`. Pass `keeps_metadata=False` if the Hub does not accept the
+    metadata of `source`. It then goes into the text.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -109,15 +105,11 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             f"pieces, in {len(report.source.weight_files)} files of its ranks. Here they are whole.\n"
         )
     if base := report.source.base:
-        name = (
-            f"[{_plain(base.name)}]({links.base.removesuffix(base.repo_id)}{base.tree})"
-            if links.base
-            else source_name(base.kind, f"`{_plain(base.repo_id)}`")
-        )
-        yield (
-            f"The files beside the weights (configuration, tokenizer, licence) come from {name}, the model that was "
-            "trained.\n"
-        )
+        name = source_name(base.kind, f"`{_plain(base.repo_id)}`")
+        if links.base:
+            name = f"[{_plain(base.name)}]({links.base.removesuffix(base.repo_id)}{base.tree})"
+        beside = "The files beside the weights (configuration, tokenizer, licence)"
+        yield f"{beside} come from {name}, the model that was trained.\n"
     if merge := report.plan.merged:
         if not merge.changed:
             yield "**The adapter changes no number: what it adds is zero, or is lost in the rounding.**\n"
@@ -146,8 +138,7 @@ def _adapter(merge: Merge, links: Links) -> str:
     name = _plain(merge.adapter.repo_id)
     if not links.adapter:
         return source_name(merge.adapter.kind, f"`{name}`")
-    folder = merge.file.rpartition("/")[0]
-    commit = merge.adapter.revision
+    folder, commit = merge.file.rpartition("/")[0], merge.adapter.revision
     inside = f" (folder {_plain(folder)})" if folder else ""
     return f"[{name}]({links.adapter}){inside} at commit [`{commit[:12]}`]({links.adapter}/tree/{commit})"
 
@@ -163,21 +154,17 @@ def _origin(report: Report, links: Links) -> str:
 def _proof(report: Report) -> str:
     count = f"{report.verification.tensors:,}"
     if report.engine != "stream":
-        return (
-            f"It was loaded and saved by transformers and accelerate. Then all {count} tensors were read again and "
-            "compared."
-        )
+        first = "It was loaded and saved by transformers and accelerate."
+        return f"{first} Then all {count} tensors were read again and compared."
     unstated = lost = ""
     dtype = report.plan.dtype
+    cast = "" if dtype == "keep" else f", cast to {dtype} as `tensor.to(dtype)` does"
     if report.plan.merged:
-        claim = "were equal to the original's with the adapter merged"
-        claim += "" if dtype == "keep" else f", cast to {dtype} as `tensor.to(dtype)` does"
+        claim = f"were equal to the original's with the adapter merged{cast}"
     elif report.plan.dequantized:
         claim = f"were equal to the original's numbers times their scales, in {dtype}"
-    elif dtype == "keep":
-        claim = "were bit-identical to the original's"
     else:
-        claim = f"were equal to the original's, cast to {dtype} as `tensor.to(dtype)` does"
+        claim = f"were equal to the original's{cast}" if cast else "were bit-identical to the original's"
     if report.verification.unstated:
         claim += ", as it was read"
         unstated = " Not all files of the original were compared with a hash that the Hub states."
@@ -234,24 +221,21 @@ def _stages(report: Report) -> Iterable[str]:
     cut = report.plan.pipeline
     if cut is None or not report.plan.stages:
         return
-    needs = [
-        f"- Stage {number} also needs `{tied.file}`: {_plain(tied.tensor)} in that file is "
-        f"{_plain(name_some(tied.used_as))} here too."
-        for number, stage in enumerate(report.plan.stages, start=1)
-        for tied in stage.also_needs
-    ]
-    besides = ", and the files that are named below the table" if needs else ""
-    yield f"## Pipeline stages\n\nA machine that computes one stage needs only the files of that stage{besides}."
-    yield f"The model is cut where transformers {cut.transformers} cuts it. Stage 1 is rank 0.\n"
-    rows = []
+    needs, rows = [], []
     for number, stage in enumerate(report.plan.stages, start=1):
         files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))
         between = f" ({len(stage.files):,} in all)" if len(stage.files) > 2 else ""
         size = format_bytes(stage.bytes)
         rows.append(f"| {number} | {size} | {len(stage.blocks):,} | {len(stage.others):,} | {files}{between} |")
+        for tied in stage.also_needs:
+            what = f"{_plain(tied.tensor)} in that file is {_plain(name_some(tied.used_as))} here too."
+            needs.append(f"- Stage {number} also needs `{tied.file}`: {what}")
+    besides = ", and the files that are named below the table" if needs else ""
+    yield f"## Pipeline stages\n\nA machine that computes one stage needs only the files of that stage{besides}."
+    yield f"The model is cut where transformers {cut.transformers} cuts it. Stage 1 is rank 0.\n"
     yield _table("| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|", rows)
     if needs:
-        more = [f"- and {len(needs) - _MOST_ROWS:,} more."] if len(needs) > _MOST_ROWS else []
+        more = [f"- and {len(needs) - _MOST_ROWS:,} more."] if needs[_MOST_ROWS:] else []
         stored = "Weights that two stages share are stored and counted once:\n"
         yield "\n".join([stored, *needs[:_MOST_ROWS], *more]) + "\n"
 
@@ -277,10 +261,10 @@ def _comparison(comparison: ComparisonSummary) -> Iterable[str]:
 def _making(report: Report, links: Links) -> Iterable[str]:
     cost, version = report.resources, report.tool.rpartition(" ")[2]
     yield "## How it was made\n"
+    shown = f", and [its page]({links.result}) shows it" if links.result else ""
     yield (
         f"Shard My Repo {version} made this copy on {report.finished:%Y-%m-%d} in {cost.seconds:.1f} s, with at most "
-        f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is in `sharding_report.json`"
-        + (f", and [its page]({links.result}) shows it.\n" if links.result else ".\n")
+        f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is in `sharding_report.json`{shown}.\n"
     )
     classic = report.comparison.classic if report.comparison else None
     if classic:

@@ -88,8 +88,7 @@ class ComparisonSummary:
         if not self.original:
             return ""
         settings = [self.method, self.dtype or "dtype as stored", f"cache {self.original.cache}"]
-        if not self.memory_mapping:
-            settings.append("memory mapping off")
+        settings += [] if self.memory_mapping else ["memory mapping off"]
         if self.memory_limit_bytes:
             by = self.original.memory_limited_by
             settings.append(f"limited to {format_bytes(self.memory_limit_bytes)}{by and f' by {by}' or ''}")
@@ -120,6 +119,7 @@ def _loads(costs: Sequence[LoadCost]) -> LoadSummary | None:
     if not costs:
         return None
     shown = middle_run(costs)
+    phases = [phase for phase in _PHASES if all(phase in cost.seconds for cost in costs)]
     same: dict[str, Any] = {name: getattr(shown, name) for name in _OF_THE_MIDDLE}
     figures: dict[str, Any] = {name: Spread.of([getattr(cost, name) for cost in costs]) for name in _FIGURES}
     return LoadSummary(
@@ -127,11 +127,7 @@ def _loads(costs: Sequence[LoadCost]) -> LoadSummary | None:
         outcome=next((cost.outcome for cost in costs if cost.outcome != "loaded"), "loaded"),
         message=next((cost.message for cost in costs if cost.message), ""),
         stored_dtypes=shown.stored_dtypes or {},
-        seconds={
-            phase: Spread.of([cost.seconds[phase] for cost in costs])
-            for phase in _PHASES
-            if all(phase in cost.seconds for cost in costs)
-        },
+        seconds={phase: Spread.of([cost.seconds[phase] for cost in costs]) for phase in phases},
         disk_bytes_read=Spread.of([cost.disk_bytes_read or 0 for cost in costs]),
         curve=tuple(moment._replace(seconds=round(moment.seconds, 3)) for moment in shown.curve),
         **same,
@@ -140,13 +136,12 @@ def _loads(costs: Sequence[LoadCost]) -> LoadSummary | None:
 
 
 def _cells(loads: LoadSummary) -> tuple[str, ...]:
+    def spread(figure: Spread, unit: float, name: str, digits: int) -> str:
+        middle, low, high = (f"{value / unit:.{digits}f}" for value in (figure.median, figure.low, figure.high))
+        return f"{middle} {name} ({low}-{high})"
+
     files = f"{loads.files:,} {loads.format}"
     if loads.outcome != "loaded":
         return (files, loads.outcome)
-    memory = (_with_spread(peak, 1e9, "GB", 2) for peak in (loads.peak_anon_bytes, loads.peak_file_bytes))
-    return (files, _with_spread(loads.working_seconds, 1, "s", 1), *memory)
-
-
-def _with_spread(figure: Spread, unit: float, name: str, digits: int) -> str:
-    middle, low, high = (f"{value / unit:.{digits}f}" for value in (figure.median, figure.low, figure.high))
-    return f"{middle} {name} ({low}-{high})"
+    memory = (spread(peak, 1e9, "GB", 2) for peak in (loads.peak_anon_bytes, loads.peak_file_bytes))
+    return (files, spread(loads.working_seconds, 1, "s", 1), *memory)
