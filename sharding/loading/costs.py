@@ -102,10 +102,9 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ClassicCost:
-    """The cost of making the same shards in the classic way: load everything, save it, load that again.
+    """The cost of making the same shards in the classic way, without downloads and uploads.
 
-    `seconds` is None if it was not run, and `reason_not_run` says why. Memory and disk are then predictions. Downloads
-    and uploads do not count.
+    `seconds` is None if it was not run, and `reason_not_run` says why. Memory and disk are then predictions.
     """
 
     seconds: Seconds | None
@@ -116,10 +115,7 @@ class ClassicCost:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Original and sharded copy loaded in turn. If `original` is empty, it holds predictions and the reason.
-
-    `classic` is the cost of the same job in the classic way, or None if nobody asked for it.
-    """
+    """Original and sharded copy loaded in turn. If `original` is empty, it holds predictions and the reason."""
 
     method: str
     dtype_asked: str | None

@@ -1,8 +1,8 @@
 """Measure loads of an original and its sharded copy in turn, or predict how much memory a load takes.
 
-A prediction reads headers only. It follows how transformers 5.23 loads. Memory-mapped weights cost page cache only. A
-cast makes a second set in anonymous memory. Without mapping, each whole file passes through memory. We measured its two
-constants. `bench/loading.py` prints predictions beside measurements, and a test compares them. It predicts no time.
+A prediction reads headers only, and predicts no time. It follows how transformers 5.23 loads: memory-mapped weights
+cost page cache only, a cast makes a second set in anonymous memory, and without mapping each whole file passes through
+memory. We measured its two constants. `bench/loading.py` prints predictions beside measurements.
 """
 
 import json
@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,10 +45,10 @@ class Load:
 
 
 def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[Probed]:
-    """Load both folders in turn, `rounds` times each, and yield every probe as it ends.
+    """Load both folders in turn, `rounds` times each after a warm-up, and yield every probe as it ends.
 
-    A warm-up of each comes first and does not count. Every second round has the opposite order, so that a machine that
-    becomes slower favours neither. If a load fails, the round is the last one, because it would fail again.
+    Every second round has the opposite order, so that a machine that becomes slower favours neither. A round in which a
+    load fails is the last one, because it would fail again.
     """
     sides: list[tuple[Literal["original", "sharded"], Path]] = [("original", original), ("sharded", sharded)]
     for number in range(rounds + 1):
@@ -62,18 +63,13 @@ def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[
 
 
 def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost:
-    """Load the checkpoint in `folder` in a fresh process and return the cost.
+    """Load the checkpoint in `folder` in a fresh process and return the cost, also of a load that fails.
 
-    A load that fails is a result as well. Raises ShardingError if the probe itself fails.
+    Raises ShardingError if the probe itself fails.
     """
-    options: list[tuple[str, object]] = [
-        ("--dtype", load.dtype),
-        ("--memory-limit", load.memory_limit_bytes),
-        ("--max-memory", load.max_memory_bytes),
-        ("--timeout", timeout_seconds),
-    ]
+    limits = {"memory-limit": load.memory_limit_bytes, "max-memory": load.max_memory_bytes, "timeout": timeout_seconds}
     command = child_command("sharding.loading.probe", str(folder), "--method", load.method)
-    command += [str(word) for name, value in options if value is not None for word in (name, value)]
+    command += [f"--{name}={value}" for name, value in {"dtype": load.dtype, **limits}.items() if value is not None]
     command += ["--no-mmap"] * (not load.with_mapping) + ["--cold"] * load.cold
     done = subprocess.run(command, capture_output=True, text=True, env=child_variables(), stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -83,7 +79,7 @@ def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost
 
 
 def free_memory_bytes() -> int:
-    """Return how many bytes a new process can take now without swapping and without other processes being killed."""
+    """Return how many bytes a new process can take now without swapping or killing others."""
     return int(psutil.virtual_memory().available)
 
 
@@ -99,29 +95,21 @@ def thin(curve: Sequence[Moment], most: int = CURVE_MOMENTS) -> tuple[Moment, ..
     """Return at most `most` moments of `curve` with the same shape: the highest of each stretch, in order."""
     if len(curve) <= most:
         return tuple(curve)
-    edges = [len(curve) * number // most for number in range(most + 1)]
-    return tuple(
-        max(curve[start:end], key=lambda moment: moment.anon_bytes)
-        for start, end in zip(edges, edges[1:], strict=False)
-    )
+    edges = pairwise(len(curve) * number // most for number in range(most + 1))
+    return tuple(max(curve[start:end], key=lambda moment: moment.anon_bytes) for start, end in edges)
 
 
 def _cost(document: dict[str, Any]) -> LoadCost:
-    limit = document.pop("memory_limit")
-    curve = tuple(Moment(*row) for row in document.pop("curve"))
     known = {key: value for key, value in document.items() if key in LoadCost.__dataclass_fields__}
-    known["tokens"] = tuple(known.get("tokens", ()))
-    known["base_anon_bytes"] = known.get("base_anon_bytes") or 0
-    return LoadCost(**known, memory_limited_by=limit["by"] if limit else None, curve=thin(curve))
+    known |= {"tokens": tuple(known.get("tokens", ())), "base_anon_bytes": known.get("base_anon_bytes") or 0}
+    known |= {"curve": thin([Moment(*row) for row in document["curve"]])}
+    return LoadCost(**known, memory_limited_by=document["memory_limit"] and document["memory_limit"]["by"])
 
 
 # --- Predictions ------------------------------------------------------------------------------------------
 
-BASE_ANON_BYTES = 275_000_000
-"""Anonymous memory of Python, torch 2.13 and transformers 5.23 alone, with a small forward pass."""
-
-BASE_FILE_BYTES = 110_000_000
-"""The mapped files of these libraries."""
+_BASE_ANON_BYTES, _BASE_FILE_BYTES = 275_000_000, 110_000_000
+"""Anonymous memory and mapped files of Python, torch 2.13 and transformers 5.23 alone, with a small forward pass."""
 
 
 def predict(
@@ -139,8 +127,8 @@ def predict(
         if dtype_asked and dtype in NUMBERS and BY_NAME[dtype].torch != dtype_asked
     )
     if with_mapping:
-        return Prediction(BASE_ANON_BYTES + cast, BASE_FILE_BYTES + stored)
-    return Prediction(BASE_ANON_BYTES + (cast or stored) + largest_file_bytes, BASE_FILE_BYTES)
+        return Prediction(_BASE_ANON_BYTES + cast, _BASE_FILE_BYTES + stored)
+    return Prediction(_BASE_ANON_BYTES + (cast or stored) + largest_file_bytes, _BASE_FILE_BYTES)
 
 
 def stored_dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
@@ -155,15 +143,11 @@ def predict_load(source: Files, files: Sequence[FileEntry], load: Load) -> Predi
     """Return the predicted cost of loading `files` of `source`, from headers and configuration."""
     weights = [file for file in files if file.path.endswith((".safetensors", ".bin"))]
     if weights[0].path.endswith(".bin"):
-        dtypes = {_configured_dtype(source): sum(file.bytes for file in weights)}
+        document = read_json(source, next((file for file in source.files if file.path == "config.json"), None))
+        name = (document.get("dtype") or document.get("torch_dtype")) if isinstance(document, dict) else None
+        dtype = BY_TORCH[name].name if isinstance(name, str) and name in BY_TORCH else "F32"
+        dtypes = {dtype: sum(file.bytes for file in weights)}
     else:
         dtypes = stored_dtypes(tensor for header in read_headers(source, weights) for tensor in header.tensors)
     largest = max(file.bytes for file in weights)
     return predict(dtypes, largest, load.dtype, with_mapping=load.with_mapping)
-
-
-def _configured_dtype(source: Files) -> str:
-    config = next((file for file in source.files if file.path == "config.json"), None)
-    document = read_json(source, config)
-    name = (document.get("dtype") or document.get("torch_dtype")) if isinstance(document, dict) else None
-    return BY_TORCH[name].name if isinstance(name, str) and name in BY_TORCH else "F32"
