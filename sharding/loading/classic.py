@@ -58,10 +58,7 @@ def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: P
 
 
 def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
-    """Load the checkpoint in `folder` as torch's `dtype` (None: as stored), save it in `out`, and load that again.
-
-    Raises SourceError if any of these fails.
-    """
+    """Load `folder` as torch's `dtype` (None: as stored), save it in `out`, and load that again. Raises SourceError."""
     started = time.monotonic()
     arguments = (str(folder), str(out), str(max_shard_bytes), dtype or "keep")
     command = child_command("sharding.loading.classic_child", *arguments)
@@ -89,18 +86,16 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
 
 @contextmanager
 def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
-    """Load `origin` and save it in a temporary folder; yield that folder as the source of a job, with accelerate's
-    shards.
+    """Load `origin` and save it in a temporary folder; yield that as the source of a job, with accelerate's shards.
 
     Raises SourceError with the figures if the model does not fit into memory or its copies do not fit on the disk.
     """
     files = loadable_files(origin)
     dtype = torch_name(options.dtype)
-    predicted = predict_load(origin, files, Load(dtype=dtype))
-    weight_bytes = sum(file.bytes for file in files)
-    cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)
+    memory_bytes = predict_load(origin, files, Load(dtype=dtype)).peak_anon_bytes
+    copy_bytes = max(sum(file.bytes for file in files), memory_bytes)
     with TemporaryDirectory(prefix="classic-") as scratch:
-        refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(scratch))
+        refuse_too_large(memory_bytes, download_bytes(origin, files) + copy_bytes, Path(scratch))
         folder = lay_out(origin, files, Path(scratch) / "original")
         cost = run_classic(folder, Path(scratch) / "saved", options.max_shard_bytes, dtype)
         saved = open_folder(str(Path(scratch) / "saved"))

@@ -139,9 +139,14 @@ def stored_dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
     return dtypes
 
 
+def is_loaded(path: str) -> bool:
+    """Return whether a file holds weights that transformers loads."""
+    return path.endswith((".safetensors", ".bin"))
+
+
 def predict_load(source: Files, files: Sequence[FileEntry], load: Load) -> Prediction:
     """Return the predicted cost of loading `files` of `source`, from headers and configuration."""
-    weights = [file for file in files if file.path.endswith((".safetensors", ".bin"))]
+    weights = [file for file in files if is_loaded(file.path)]
     if weights[0].path.endswith(".bin"):
         document = read_json(source, next((file for file in source.files if file.path == "config.json"), None))
         name = (document.get("dtype") or document.get("torch_dtype")) if isinstance(document, dict) else None
