@@ -22,10 +22,8 @@ win."""
 def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
     """Return an SVG of the memory of an original and of its sharded copy, with colours for light and for dark pages.
 
-    The filled line is anonymous memory, which the system cannot reclaim. The dashed line adds mapped files, which it
-    can.
+    The filled line is anonymous memory. The dashed line adds mapped files, which the system can reclaim.
     """
-    curves = dict(zip(_COLOURS, (original, sharded), strict=True))
     seconds = _nice(max((moment.seconds for moment in (*original, *sharded)), default=1.0))
     size = _nice(max((moment.total_bytes for moment in (*original, *sharded)), default=1.0))
     drawn = [
@@ -38,8 +36,7 @@ def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
         *_axes(seconds, size),
     ]
     x = _LEFT
-    for name, moments in curves.items():
-        colour = _COLOURS[name]
+    for (name, colour), moments in zip(_COLOURS.items(), (original, sharded), strict=True):
         peak = max((moment.anon_bytes for moment in moments), default=0)
         text = f"{name}: {format_bytes(peak)} anonymous at peak"
         drawn.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
@@ -91,6 +88,5 @@ def _nice(most: float) -> float:
     (16.0, 1.0)
     """
     unit = 10.0 ** floor(log10(max(most, 1e-9)))
-    return next(
-        (unit * step for step in (1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0) if unit * step >= most), 10 * unit
-    )
+    steps = (1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0, 10.0)
+    return next(unit * step for step in steps if unit * step >= most or step == 10.0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -78,12 +79,10 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
             lines = [json.loads(line) for line in pipe.read().splitlines()]
         errors.seek(0)
         tail = errors.read()[-2000:].decode(errors="replace").strip()
-    facts = {key: fact for line in lines for key, fact in line.items()}
+    facts = {key: fact for line in lines for key, fact in line.items() if key not in ("phase", "at")}
     phases: dict[str, float] = {line["phase"]: line["at"] for line in lines if "phase" in line}
-    facts.pop("phase", None)
-    facts.pop("at", None)
     if "outcome" not in facts:
-        facts |= _how_it_ended(status, timed_out, list(phases)[-1:] or ["start"], tail)
+        facts |= _how_it_ended(status, timed_out, repr(["start", *phases][-1]), tail)
     return {
         **facts,
         "method": arguments.method,
@@ -95,34 +94,29 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _how_it_ended(status: int, timed_out: bool, phase: list[str], tail: str) -> dict[str, str]:
+def _how_it_ended(status: int, timed_out: bool, phase: str, tail: str) -> dict[str, str]:
     if timed_out:
-        return {"outcome": "failed", "message": f"It took too long in the phase {phase[0]!r}."}
+        return {"outcome": "failed", "message": f"It took too long in the phase {phase}."}
     if status == _KILLED:
-        message = f"It used too much memory in the phase {phase[0]!r}, so the kernel killed it."
+        message = f"It used too much memory in the phase {phase}, so the kernel killed it."
         return {"outcome": "out-of-memory", "message": message}
-    return {"outcome": "failed", "message": f"It ended with status {status} in the phase {phase[0]!r}: {tail[-500:]}"}
+    return {"outcome": "failed", "message": f"It ended with status {status} in the phase {phase}: {tail[-500:]}"}
 
 
 def _seconds(phases: dict[str, float], started: float, end: float) -> dict[str, float]:
     """Return how long each finished phase took, and the whole process."""
-    order = list(phases.items())
-    spans = {name: later - at for (name, at), (_, later) in zip(order, order[1:], strict=False)}
-    return {"start": order[0][1] - started if order else end, **spans, "total": end}
+    spans = {name: later - at for (name, at), (_, later) in pairwise(phases.items())}
+    return {"start": min(phases.values()) - started if phases else end, **spans, "total": end}
 
 
 class _Samples:
     """The memory of one process over time."""
 
     def __init__(self, pid: int, started: float, cap: Cap | None) -> None:
-        self._process = psutil.Process(pid)
-        self._status = Path(f"/proc/{pid}/status")
-        self._has_proc = self._status.exists()
-        self._started = started
-        self._cap = cap
+        self._process, self._status = psutil.Process(pid), Path(f"/proc/{pid}/status")
+        self._has_proc, self._started, self._cap = self._status.exists(), started, cap
         self._curve: list[tuple[float, int, int, int]] = []
-        self._peak_cgroup = 0
-        self._peak_kernel = 0
+        self._peak_cgroup = self._peak_kernel = 0
         self.last = 0.0
 
     def take(self) -> None:
@@ -152,11 +146,8 @@ class _Samples:
     def _from_proc(self) -> tuple[int, int, int]:
         # proc(5): the kernel cannot drop RssAnon and read it again. VmHWM is the kernel's own peak of the sum. It also
         # counts memory that comes and goes between two samples.
-        lines = self._status.read_text().splitlines()
-        sizes = {
-            key: int(rest.split()[0]) * 1024
-            for key, _, rest in (line.partition(":") for line in lines if " kB" in line)
-        }
+        lines = (line.partition(":") for line in self._status.read_text().splitlines() if " kB" in line)
+        sizes = {key: int(rest.split()[0]) * 1024 for key, _, rest in lines}
         self._peak_kernel = max(self._peak_kernel, sizes["VmHWM"])
         return sizes["RssAnon"], sizes["RssFile"], sizes["RssAnon"] + sizes["RssFile"] + sizes["RssShmem"]
 

@@ -6,18 +6,20 @@ It runs no code of a repo. The model class is transformers' own, or the load is 
 import hashlib
 import inspect
 import json
+import math
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from sharding.core.allowance import load_allowance, memory_allowance
 from sharding.model_class.transformers_class import Unsupported, model_class
 
+_READ_BYTES = "/proc/self/io", "read_bytes"
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
 
 
@@ -60,11 +62,12 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
     torch.manual_seed(0)
     dtype = getattr(torch, asked["dtype"]) if asked["dtype"] else None
     stored = _stored_dtypes(files)
+    anon_kib = _proc_number("/proc/self/status", "RssAnon")
     with tempfile.TemporaryDirectory(prefix="offload-") as offload:
         say(
             phase="load",
             at=time.monotonic(),
-            base_anon_bytes=_own_anon_bytes(),
+            base_anon_bytes=anon_kib and 1024 * anon_kib,
             architecture=cls.__name__,
             weight_bytes=sum(file.stat().st_size for file in files),
             largest_file_bytes=max(file.stat().st_size for file in files),
@@ -73,7 +76,7 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
             stored_dtypes=stored,
             is_cast=asked["dtype"] is not None and bool(stored.keys() & _FLOATS - {asked["dtype"]}),
         )
-        read_bytes = _disk_bytes_read()
+        read_bytes = _proc_number(*_READ_BYTES)
         model = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload}).eval()
         say(phase="forward", at=time.monotonic(), **_weights(model, files))
         with torch.inference_mode():
@@ -81,32 +84,20 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
             say(phase="tokens", at=time.monotonic())
             if model.can_generate() and model.main_input_name == "input_ids" and asked["tokens"]:
                 _generate(model, asked["tokens"], say)
-        say(disk_bytes_read=None if read_bytes is None else (_disk_bytes_read() or 0) - read_bytes)
+        say(disk_bytes_read=None if read_bytes is None else (_proc_number(*_READ_BYTES) or 0) - read_bytes)
 
 
 # --- The methods ----------------------------------------------------------------------------------------
 
 
 def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
-    return _pretrained(cls, folder, dtype, disable_mmap=asked["no_mmap"] or None)
-
-
-def _offload(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
-    if not asked["max_memory"]:
-        raise Unsupported("Offloading needs a limit for the weights that stay in memory.")
-    max_memory = {"cpu": asked["max_memory"]}
-    return _pretrained(cls, folder, dtype, device_map="auto", max_memory=max_memory, offload_folder=asked["offload"])
-
-
-def _pretrained(cls: Any, folder: Path, dtype: Any, **options: Any) -> Any:
-    model, info = cls.from_pretrained(
-        folder,
-        dtype=dtype or "auto",
-        low_cpu_mem_usage=True,
-        output_loading_info=True,
-        local_files_only=True,
-        **options,
-    )
+    options: dict[str, Any] = {"disable_mmap": asked["no_mmap"] or None}
+    if asked["method"] == "offload":
+        if not asked["max_memory"]:
+            raise Unsupported("Offloading needs a limit for the weights that stay in memory.")
+        options = {"device_map": "auto", "max_memory": {"cpu": asked["max_memory"]}, "offload_folder": asked["offload"]}
+    options |= {"low_cpu_mem_usage": True, "output_loading_info": True, "local_files_only": True}
+    model, info = cls.from_pretrained(folder, dtype=dtype or "auto", **options)
     _refuse_missing(info["missing_keys"])
     return model
 
@@ -158,7 +149,7 @@ def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str
 METHODS: dict[str, Callable[[Any, Any, Path, Any, dict[str, Any]], Any]] = {
     "from_pretrained": _from_pretrained,
     "load_checkpoint_and_dispatch": _load_checkpoint_and_dispatch,
-    "offload": _offload,
+    "offload": _from_pretrained,
     "load_sharded_checkpoint": _load_sharded_checkpoint,
     "torch_load": _torch_load,
 }
@@ -177,10 +168,9 @@ def _on_meta(model: Any) -> list[str]:
     return [name for name, tensor in model.state_dict().items() if tensor.is_meta]
 
 
-def _refuse_missing(names: Any) -> None:
-    names = sorted(names)
+def _refuse_missing(names: Collection[str]) -> None:
     if names:
-        some = ", ".join(names[:3])
+        some = ", ".join(sorted(names)[:3])
         raise Unsupported(
             f"{len(names)} weights of the model are not in the files under their names ({some}). They are missing, or "
             "transformers renames or fuses them while loading, which this method does not do."
@@ -276,26 +266,18 @@ def _stored_dtypes(files: list[Path]) -> dict[str, int]:
     return dict(dtypes)
 
 
-def _own_anon_bytes() -> int | None:
-    return _proc_number("/proc/self/status", "RssAnon", 1024)
-
-
-def _disk_bytes_read() -> int | None:
-    return _proc_number("/proc/self/io", "read_bytes", 1)
-
-
-def _proc_number(path: str, key: str, unit: int) -> int | None:
+def _proc_number(path: str, key: str) -> int | None:
+    """Return a number that the kernel states of this process (proc(5)); None on systems without it."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * unit for line in lines if line.startswith(f"{key}:")), None)
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
 
 
 # --- The fixed input of a forward pass, for models of text, pictures and sound -----------------------------
 
-_TOKENS = 12
-_FIRST_TOKEN = 3
+_TOKENS, _FIRST_TOKEN = 12, 3
 _SOUND_SAMPLES = 4000
 
 
@@ -312,37 +294,28 @@ def _fixed_inputs(model: Any) -> dict[str, Any]:
     # Models with two towers, such as CLIP, need both inputs. Text models that accept pictures need only text.
     if "pixel_values" in known and not model.can_generate() and getattr(config, "vision_config", None):
         names |= {"pixel_values", "input_ids"} & set(known)
-    makers = {
-        "input_ids": lambda: tokens,
-        "pixel_values": lambda: _picture(config, model.dtype),
-        "input_values": lambda: _ramp((1, _SOUND_SAMPLES), model.dtype),
-        "input_features": lambda: _ramp(_spectrogram(config), model.dtype),
+    shapes: dict[str, Callable[[Any], tuple[int, ...]]] = {
+        "pixel_values": _picture,
+        "input_values": lambda _: (1, _SOUND_SAMPLES),
+        "input_features": lambda of: (1, getattr(of, "num_mel_bins", 80), 2 * getattr(of, "max_source_positions", 50)),
     }
-    inputs = {name: makers[name]() for name in sorted(names) if name in makers}
+    inputs = {name: _ramp(shapes[name](config), model.dtype) for name in sorted(names) if name in shapes}
+    inputs |= {"input_ids": tokens} if "input_ids" in names else {}
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in known:
         inputs["decoder_input_ids"] = tokens[:, :4]
     return inputs
 
 
-def _picture(config: Any, dtype: Any) -> Any:
+def _picture(config: Any) -> tuple[int, ...]:
     vision = getattr(config, "vision_config", None) or config
     size = getattr(vision, "image_size", 224)
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return _ramp((1, getattr(vision, "num_channels", 3), height, width), dtype)
-
-
-def _spectrogram(config: Any) -> tuple[int, int, int]:
-    length = 2 * getattr(config, "max_source_positions", 50)
-    return 1, getattr(config, "num_mel_bins", 80), length
+    return 1, getattr(vision, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size))
 
 
 def _ramp(shape: tuple[int, ...], dtype: Any) -> Any:
     import torch
 
-    count = 1
-    for length in shape:
-        count *= length
-    return torch.linspace(-1, 1, count).view(shape).to(dtype)
+    return torch.linspace(-1, 1, math.prod(shape)).view(shape).to(dtype)
 
 
 if __name__ == "__main__":

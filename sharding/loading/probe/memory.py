@@ -58,7 +58,11 @@ def memory_cap(limit_bytes: int, by: str | None) -> Iterator[Cap]:
         tasks = folder / "cgroup.procs"
         yield Cap("memory cgroup", lambda: tasks.write_text(str(os.getpid())), folder)
     finally:
-        _remove(folder)
+        for _ in range(100):  # a killed process may still be leaving
+            with suppress(OSError):
+                folder.rmdir()
+                break
+            time.sleep(0.02)
 
 
 def _make_cgroup(limit_bytes: int) -> Path:
@@ -72,14 +76,6 @@ def _make_cgroup(limit_bytes: int) -> Path:
         folder.rmdir()
         raise
     return folder
-
-
-def _remove(folder: Path) -> None:
-    for _ in range(100):  # a killed process may still be leaving
-        with suppress(OSError):
-            folder.rmdir()
-            return
-        time.sleep(0.02)
 
 
 def _own() -> Path:
