@@ -31,10 +31,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is known of the repo `copy`, in words. `verdict` says it in three; `tone` is its colour.
+    """What is known of the repo `copy`, in words that may be anybody's. `verdict` says it in three; `tone` colours it.
 
-    `steps` are the ladder of proofs, empty if the copy is proved wrong. `revision` is the one that was asked for, ""
-    for main. Texts may be anybody's.
+    `steps` are the ladder of proofs, empty if the copy is proved wrong. The `revision` was asked for, "" for main.
     """
 
     copy: str
@@ -49,11 +48,10 @@ class Certificate:
     @property
     def tail(self) -> str:
         """The end of its name, which is never cut: "@revision". A commit has 12 characters here."""
-        if not self.revision:
-            return ""
         if _COMMIT.fullmatch(self.revision):
             return f"@{self.revision[:12]}"
-        return f"@{self.revision[:_LONGEST]}{'…' if self.revision[_LONGEST:] else ''}"
+        more = "…" if self.revision[_LONGEST:] else ""
+        return f"@{self.revision[:_LONGEST]}{more}" if self.revision else ""
 
 
 # --- The badge ----------------------------------------------------------------------------------------
@@ -82,15 +80,9 @@ def draw_badge(certificate: Certificate) -> str:
     verdict = visible(f"{certificate.verdict} {certificate.tail}").rstrip()
     left, right = _badge_width(NAME), _badge_width(verdict)
     texts = _badge_text(NAME, left / 2, left) + _badge_text(verdict, left + right / 2, right)
-    return _BADGE.format(
-        width=left + right,
-        height=_BADGE_HEIGHT,
-        left=left,
-        right=right,
-        colour=_RIGHT[certificate.tone],
-        label=svg_text(f"{NAME}: {certificate.copy}{certificate.tail}, {certificate.verdict}"),
-        texts=texts,
-    )
+    label = svg_text(f"{NAME}: {certificate.copy}{certificate.tail}, {certificate.verdict}")
+    sizes = {"width": left + right, "height": _BADGE_HEIGHT, "left": left, "right": right}
+    return _BADGE.format(**sizes, colour=_RIGHT[certificate.tone], label=label, texts=texts)
 
 
 def _badge_width(text: str) -> int:
@@ -181,19 +173,17 @@ class _Brush:
         tail: str = "",
     ) -> None:
         """Write `text` and `tail` in the largest of `sizes` in which both fit. Cut `text` where they fit in none."""
-        largest, smallest = sizes
-        text, tail, size = _known(text), _known(tail), largest
-        while size > smallest and _font(size).getlength(text + tail) > most_pixels * _FINE:
+        size, smallest = sizes
+        text, tail, most = _known(text), _known(tail), most_pixels * _FINE
+        while size > smallest and _font(size).getlength(text + tail) > most:
             size -= 2
-        font, most = _font(size), most_pixels * _FINE
+        font = _font(size)
         if font.getlength(text + tail) > most:
-            ends = range(len(text))
-            text = text[: bisect_right(ends, most, key=lambda end: font.getlength(f"{text[:end]}…{tail}")) - 1]
-            text += "…"
-        text += tail
+            end = bisect_right(range(len(text)), most, key=lambda end: font.getlength(f"{text[:end]}…{tail}"))
+            text = f"{text[: end - 1]}…"
         x, y = (side * _FINE for side in at)
         weight = _FINE * size / 64 if is_bold else 0
-        self._draw.text((x, y), text, colour, font, anchor, stroke_width=weight)
+        self._draw.text((x, y), text + tail, colour, font, anchor, stroke_width=weight)
 
 
 @cache

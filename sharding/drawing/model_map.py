@@ -1,8 +1,8 @@
 """Lay a checkpoint out as a map: its files side by side, with their layers and tensors by size. Pure.
 
-A map has the same cells twice: at their place today, and at their place in the copy. Both are in a strip of `WIDTH` by
-`HEIGHT`. If there are too many tensors for a page, several become one cell. They have the same kind, the same files and
-neighbouring layers. Neighbouring files then become one column.
+A map has the same cells twice: at their place today, and in the copy. Both are in a strip of `WIDTH` by `HEIGHT`. If
+there are too many tensors for a page, several of a kind in the same files and neighbouring layers become one cell.
+Neighbouring files then become one column.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -78,21 +78,13 @@ class Cell(NamedTuple):
     @property
     def title(self) -> str:
         """The text that describes the cell."""
-        return f"{self._what}{self._change}"
-
-    @property
-    def _change(self) -> str:
-        if not self.changed:
-            return ""
-        return ", changes" if self.changed == self.tensors else f", {self.changed:,} of them change"
-
-    @property
-    def _what(self) -> str:
+        some = f", {self.changed:,} of them change" if self.changed else ""
+        change = ", changes" if self.changed == self.tensors else some
         if self.tensor:
             shape = " × ".join(map(str, self.tensor.shape)) or "scalar"
-            return f"{self.tensor.name}, {self.tensor.dtype}, {shape}"
+            return f"{self.tensor.name}, {self.tensor.dtype}, {shape}{change}"
         where = f" in {ends(self.layers)}" if self.layers else ""
-        return f"{count(self.tensors, f'{self.kind} tensor')}{where}"
+        return f"{count(self.tensors, f'{self.kind} tensor')}{where}{change}"
 
 
 class Machine(NamedTuple):
@@ -138,10 +130,8 @@ class ModelMap:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds in the map, those with the most bytes first."""
-        sizes: dict[Kind, int] = {}
-        for cell in self.cells:
-            sizes[cell.kind] = sizes.get(cell.kind, 0) + cell.bytes
-        return tuple(sorted(sizes, key=lambda kind: -sizes[kind]))
+        kinds = dict.fromkeys(cell.kind for cell in self.cells)
+        return tuple(sorted(kinds, key=lambda kind: -sum(cell.bytes for cell in self.cells if cell.kind == kind)))
 
 
 def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
@@ -153,18 +143,13 @@ def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
 def map_of_copy(
     copy: Checkpoint, original: Checkpoint | None, stages: Iterable[Stage] = (), changed: Collection[str] = ()
 ) -> ModelMap:
-    """Return the map of a copy with its `stages`, and of its `original` if that is known.
-
-    `changed` are the names of the tensors that a merge changes.
-    """
+    """Return the map of a copy with its `stages`, and of its `original` if known. A merge has `changed` tensors."""
     placed = [(tensor, tensor.file) for tensor in copy.tensors]
     return _map(placed, [file.path for file in copy.weight_files], original, stages, changed)
 
 
 @dataclass(slots=True)
 class _Group:
-    """The tensors of one cell."""
-
     first: Tensor
     layers: dict[str, None]
     tensors: int
@@ -174,10 +159,8 @@ class _Group:
 
 
 _Place = tuple[int, int, int, Kind, int]
-"""The place of a cell: its file today (-1: none), its file in the copy, its layer, and its kind.
-
-The last number is different for each cell if every cell is one tensor. (A plain tuple, because there are a hundred
-thousand of them.)"""
+"""The place of a cell: its file today (-1: none), its file in the copy, its layer, its kind, and a number that differs
+for each cell if every cell is one tensor. A plain tuple, because there are a hundred thousand of them."""
 
 _Groups = dict[_Place, _Group]
 
@@ -217,20 +200,13 @@ def _map(
     cells = []
     for ((was, column, _, kind, _), group), box_today, box in zip(groups, boxes_today, boxes, strict=True):
         assert box, "every tensor of a copy is in one of its files"
-        only = group.first if group.tensors == 1 else None
-        layers = tuple(group.layers)
-        sizes = group.today_bytes, group.bytes
-        cells.append(Cell(kind, only, group.tensors, layers, *sizes, box_today, was, box, column, group.changed))
+        what = kind, group.first if group.tensors == 1 else None, group.tensors, tuple(group.layers)
+        cells.append(Cell(*what, group.today_bytes, group.bytes, box_today, was, box, column, group.changed))
     column_of, column_today = (
         {file: index for index, column in enumerate(columns) for file in column.names} for columns in (after, today)
     )
     experts = expert_grid(
-        (
-            tensor.name,
-            column_of[file],
-            column_today.get(there[tensor.name][0], -1) if tensor.name in there else -1,
-            tensor.bytes,
-        )
+        (tensor.name, column_of[file], column_today.get(there.get(tensor.name, ("", 0))[0], -1), tensor.bytes)
         for tensor, file in placed
     )
     machines = []
@@ -248,10 +224,7 @@ def _grouped(
     there: Mapping[str, tuple[str, int]],
     changed: Collection[str],
 ) -> _Groups:
-    """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few.
-
-    `there` is today's file and bytes of each tensor.
-    """
+    """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few."""
     number, number_today = ({file: index for index, file in enumerate(names)} for names in (files, files_today))
     apart = len(placed) <= MOST_CELLS
     if apart:
@@ -260,25 +233,25 @@ def _grouped(
     layers = {layer: index for index, layer in enumerate(sorted(set(names), key=natural_key))}
     groups: _Groups = {}
     for index, ((tensor, file), layer) in enumerate(zip(placed, names, strict=True)):
-        was = there.get(tensor.name)
-        at = number_today.get(was[0], -1) if was else -1
-        place = (at, number[file], layers[layer], kind_of(tensor.name), index if apart else 0)
-        group = groups.get(place)
-        if group is None:
-            groups[place] = group = _Group(tensor, {layer: None} if layer else {}, 0, 0, 0, 0)
-        group.tensors += 1
-        group.today_bytes += was[1] if was else 0
-        group.bytes += tensor.bytes
-        group.changed += tensor.name in changed
+        was, today_bytes = there.get(tensor.name, ("", 0))
+        place = number_today.get(was, -1), number[file], layers[layer], kind_of(tensor.name), index if apart else 0
+        held = {layer: None} if layer else {}
+        _add(groups, place, _Group(tensor, held, 1, today_bytes, tensor.bytes, int(tensor.name in changed)))
     return groups
 
 
-def _few(fine: _Groups, step_today: int, files: int) -> tuple[list[tuple[_Place, _Group]], list[int]]:
-    """Return at most MOST_CELLS groups, and how many files of today, files of the copy and layers each of them
-    combines.
+def _add(groups: _Groups, place: _Place, group: _Group) -> None:
+    there = groups.setdefault(place, group)
+    if there is not group:
+        there.layers |= group.layers
+        there.tensors += group.tensors
+        there.today_bytes += group.today_bytes
+        there.bytes += group.bytes
+        there.changed += group.changed
 
-    A group combines at least `step_today` files of today.
-    """
+
+def _few(fine: _Groups, step_today: int, files: int) -> tuple[list[tuple[_Place, _Group]], list[int]]:
+    """Return at most MOST_CELLS groups, and how many files of today, files of the copy and layers each combines."""
     steps = [step_today, -(-files // MOST_COLUMNS) or 1, 1]
     groups = _merged(fine, steps)
     while len(groups) > MOST_CELLS:
@@ -294,20 +267,12 @@ def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
     merged: _Groups = {}
     for place, group in groups.items():
         today, after, layer = (number // step for number, step in zip(place[:3], steps, strict=True))
-        there = merged.setdefault((today, after, layer, *place[3:]), group)
-        if there is not group:
-            there.layers |= group.layers
-            there.tensors += group.tensors
-            there.today_bytes += group.today_bytes
-            there.bytes += group.bytes
-            there.changed += group.changed
+        _add(merged, (today, after, layer, *place[3:]), group)
     return merged
 
 
 def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]]) -> list[Column]:
-    """Return the columns of a strip, with `step` files in each. `contents` is (column, bytes, group) of all groups in
-    it.
-    """
+    """Return the columns of a strip, with `step` files in each. `contents` is (column, bytes, group) of all groups."""
     neighbours = [files[start : start + step] for start in range(0, len(files), step)]
     tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
     for column, size, group in contents:
@@ -322,9 +287,7 @@ def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int,
 
 
 def _boxes(columns: Sequence[Column], items: Sequence[tuple[int, int, int]]) -> list[Box | None]:
-    """Return the boxes of (column, layer, bytes): in a column, layers side by side, and the cells of a layer in a
-    stack.
-    """
+    """Return the boxes of (column, layer, bytes): layers side by side, and the cells of a layer in a stack."""
     layers: dict[int, dict[int, list[int]]] = {}
     for index, (column, layer, _) in enumerate(items):
         layers.setdefault(column, {}).setdefault(layer, []).append(index)

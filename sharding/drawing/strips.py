@@ -20,12 +20,8 @@ class Bracket(NamedTuple):
 def components(columns: Sequence[Column]) -> tuple[Bracket, ...]:
     """Return a bracket for each component of a pipeline of models, named after its folder. Plain models have none."""
     runs = [(folder, list(run)) for folder, run in groupby(columns, lambda column: folder_of(column.names[0]))]
-    if len(runs) == 1:
-        return ()
-    return tuple(
-        Bracket(folder.rstrip("/") or "top folder", run[0].x, run[-1].x + run[-1].width - run[0].x)
-        for folder, run in runs
-    )
+    names = ((folder.rstrip("/") or "top folder", run[0].x, run[-1]) for folder, run in runs if len(runs) > 1)
+    return tuple(Bracket(name, x, last.x + last.width - x) for name, x, last in names)
 
 
 def stretches(columns: Sequence[Column], spans: Iterator[tuple[int, int]]) -> Iterator[tuple[float, float]]:
@@ -59,19 +55,15 @@ def file_numbers(columns: Sequence[Column]) -> list[int]:
     numbers = []
     for column in columns:
         folder = folder_of(column.names[0])
-        numbers.append(before.get(folder, 0) + 1)
+        numbers.append((folder, before.get(folder, 0) + 1))
         before[folder] = before.get(folder, 0) + column.files
-    return [
-        0 if before[folder_of(column.names[0])] == 1 else number
-        for column, number in zip(columns, numbers, strict=True)
-    ]
+    return [0 if before[folder] == 1 else number for folder, number in numbers]
 
 
 class Flow(NamedTuple):
-    """The bytes that go from a column of today to a column of the copy, and the edges where they leave and arrive.
+    """The bytes that leave a column of today, and arrive in a column of the copy after a cast; and where they do so.
 
-    A cast makes `bytes`, which arrive, differ from `today_bytes`, which leave. An edge is as long as its share of its
-    column.
+    An edge is as long as its share of its column.
     """
 
     today_column: int
@@ -120,22 +112,14 @@ def script_data(drawn: ModelMap) -> dict[str, Any]:
     column, size, start and length of its edge today, and in the copy]. A run of experts is [experts, size, first and
     last column, first and last column of today].
     """
-    columns = {
-        side: [
-            [*column.names[:1], *column.names[-1:], count(column.tensors, "tensor"), format_bytes(column.bytes)]
-            + [column.files, number]
-            for column, number in zip(held, file_numbers(held), strict=True)
-        ]
-        for side, held in (("today", drawn.today), ("after", drawn.after))
-    }
-    return columns | {
-        "flows": [
-            [flow.today_column, flow.column, format_bytes(flow.bytes)]
-            + [round(side, 1) for side in (flow.today_x, flow.today_width, flow.x, flow.width)]
-            for flow in flows_of(drawn)
-        ],
-        "experts": [
-            [row.layer, [[run.experts, format_bytes(run.bytes), *run.place] for run in row.runs]]
-            for row in (drawn.experts.rows if drawn.experts else ())
-        ],
-    }
+    data: dict[str, Any] = {"today": [], "after": [], "flows": [], "experts": []}
+    for side, columns in (("today", drawn.today), ("after", drawn.after)):
+        for column, number in zip(columns, file_numbers(columns), strict=True):
+            held = count(column.tensors, "tensor"), format_bytes(column.bytes)
+            data[side].append([*column.names[:1], *column.names[-1:], *held, column.files, number])
+    for today, after, _, size, *edges in flows_of(drawn):
+        data["flows"].append([today, after, format_bytes(size), *(round(side, 1) for side in edges)])
+    for row in drawn.experts.rows if drawn.experts else ():
+        runs = [[run.experts, format_bytes(run.bytes), *run.place] for run in row.runs]
+        data["experts"].append([row.layer, runs])
+    return data
