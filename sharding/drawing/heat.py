@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil, inf
 
 from sharding.core.text import count
@@ -56,10 +57,7 @@ def level_of(difference: Difference) -> int:
     """
     if difference.equal is None:
         return NO_NUMBERS
-    if difference.equal == 1:
-        return EQUAL
-    distance = distance_of(difference)
-    return 1 + sum(distance > step for step in STEPS)
+    return EQUAL if difference.equal == 1 else 1 + sum(distance_of(difference) > step for step in STEPS)
 
 
 def distance_of(difference: Difference) -> float:
@@ -75,10 +73,7 @@ def distance_of(difference: Difference) -> float:
 
 
 def stacks_of(names: Iterable[str], differences: Iterable[Difference]) -> list[Stack]:
-    """Return the stacks of the tensors `names`, in natural order. Tensors without a difference are equal.
-
-    Only some stacks and parts fit into a picture. Those that differ most come first.
-    """
+    """Return the stacks of the tensors `names` in natural order, only those that differ most if there are too many."""
     by_name = {difference.tensor: difference for difference in differences}
     found: dict[str, dict[str, dict[str, list[str]]]] = {}
     for name in sorted({*names, *by_name}, key=natural_key):
@@ -87,18 +82,16 @@ def stacks_of(names: Iterable[str], differences: Iterable[Difference]) -> list[S
         part = _NUMBER.sub("*", name[len(layer) + 1 :]) if layer else name
         found.setdefault(stack, {}).setdefault(part, {}).setdefault(number, []).append(name)
     ordered = sorted(found, key=lambda stack: stack == "")  # what is outside of layers comes last
-    levels = {
-        stack: max(_level(held, by_name) for row in found[stack].values() for held in row.values()) for stack in found
-    }
+    levels = {stack: max(_level(row, by_name) for row in found[stack].values()) for stack in found}
     kept = set(sorted(ordered, key=lambda stack: -levels[stack])[:_MOST_STACKS])
     return [_stack(stack, found[stack], by_name) for stack in ordered if stack in kept]
 
 
 def draw_heat(names: Iterable[str], differences: Sequence[Difference]) -> str:
     """Return the SVG: a row for each part of a layer, a column for each layer. `names` are all tensors of both."""
-    names = [*names]
+    names = {*names}
     stacks = stacks_of(names, differences)
-    title = f"By how much the layers differ: {count(len(differences), 'tensor')} of {len({*names}):,}"
+    title = f"By how much the layers differ: {count(len(differences), 'tensor')} of {len(names):,}"
     y, drawn = 8.0, list[str]()
     for stack in stacks:
         drawn += _draw_stack(stack, y)
@@ -107,13 +100,12 @@ def draw_heat(names: Iterable[str], differences: Sequence[Difference]) -> str:
     widest = max((_LABEL + len(stack.columns) * _size(stack) for stack in stacks), default=0.0)
     width, height = max(widest, _LEGEND_WIDTH), y + 30
     place = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    head = f'<svg class="heat" xmlns="http://www.w3.org/2000/svg" {place} role="img">'
-    return "\n".join(
-        [head, f"<title>{svg_text(title)}</title>", f"<style>{_style()}</style>", _PATTERN, *drawn, "</svg>", ""]
-    )
+    head = f'<svg class="heat" xmlns="http://www.w3.org/2000/svg" {place} role="img">\n<title>{svg_text(title)}</title>'
+    return "\n".join([head, f"<style>{_style()}</style>", _PATTERN, *drawn, "</svg>", ""])
 
 
-def _level(names: Iterable[str], by_name: Mapping[str, Difference]) -> int:
+def _level(row: Mapping[str, Iterable[str]], by_name: Mapping[str, Difference]) -> int:
+    names = chain.from_iterable(row.values())
     return max((level_of(by_name[name]) for name in names if name in by_name), default=EQUAL)
 
 
@@ -122,7 +114,7 @@ def _stack(name: str, parts: Mapping[str, Mapping[str, Sequence[str]]], by_name:
     width = ceil(len(numbers) / _MOST_COLUMNS)
     groups = [numbers[start : start + width] for start in range(0, len(numbers), width)]
     column_of = {number: column for column, group in enumerate(groups) for number in group}
-    levels = {part: max(_level(held, by_name) for held in row.values()) for part, row in parts.items()}
+    levels = {part: _level(row, by_name) for part, row in parts.items()}
     kept = set(sorted(parts, key=lambda part: -levels[part])[: _MOST_PARTS - (len(parts) > _MOST_PARTS)])
     rows: dict[str, dict[int, list[str]]] = {}
     for part, row in parts.items():
@@ -137,8 +129,7 @@ def _stack(name: str, parts: Mapping[str, Mapping[str, Sequence[str]]], by_name:
 def _cell(names: Sequence[str], by_name: Mapping[str, Difference]) -> Cell:
     differing = [by_name[name] for name in names if name in by_name]
     if not differing:
-        words = "equal" if len(names) == 1 else f"all {len(names):,} equal"
-        return Cell(EQUAL, f"{names[0]}: {words}")
+        return Cell(EQUAL, f"{names[0]}: {'equal' if len(names) == 1 else f'all {len(names):,} equal'}")
     worst = max(differing, key=lambda one: (level_of(one), distance_of(one)))
     more = f" ({len(differing):,} of {len(names):,} differ; the worst)" if len(names) > 1 else ""
     return Cell(level_of(worst), f"{worst.tensor}{more}: {in_words(worst)}")

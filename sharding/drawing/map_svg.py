@@ -64,10 +64,7 @@ def draw_map(model_map: ModelMap, title: str) -> str:
 
 
 def files_caption(columns: Iterable[Column]) -> str:
-    """Return the number and total size of the files in `columns`.
-
-    If each file has its own column, it also names the size of the largest.
-    """
+    """Return the number and total size of the files in `columns`; also of the largest if each has its own column."""
     columns = list(columns)
     files, total = sum(column.files for column in columns), format_bytes(sum(column.bytes for column in columns))
     largest = f", the largest {format_bytes(max(column.bytes for column in columns))}"

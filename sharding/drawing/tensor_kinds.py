@@ -104,7 +104,7 @@ class ExpertGrid(NamedTuple):
 def expert_grid(tensors: Iterable[tuple[str, int, int, int]]) -> ExpertGrid | None:
     """Return the grid of a copy from the (name, column, column of today, bytes) of its tensors.
 
-    Return None if its experts are not separate tensors, or if they are too many or too mixed for a picture.
+    None if its experts are not separate tensors, or if they are too many or too mixed for a picture.
     """
     layers: dict[str, dict[int, tuple[Place, int]]] = {}
     for name, column, today, size in tensors:
