@@ -59,12 +59,11 @@ def compare_numbers(
     names = list(names)
     for name in names:
         one, other = first.tensors.get(name), second.tensors.get(name)
-        if one and other and not (note := _incomparable(one, other)):
-            ours.append(one)
-        elif one and other:
+        note = _incomparable(one, other) if one and other else f"only in the {'first' if one else 'second'}"
+        if note:
             known[name] = Difference(name, note=note)
-        else:
-            known[name] = Difference(name, note=f"only in the {'first' if one else 'second'}")
+        elif one:
+            ours.append(one)
     groups = [
         (shard, shard_of(shard.file, [second.tensors[tensor.name] for tensor in shard.tensors]))
         for shard in in_groups(sorted(ours, key=first_read))
@@ -139,8 +138,7 @@ def _compare(lanes: Lanes, sides: tuple[_Streams, ...]) -> list[Difference]:
 
 def _note(first: str, second: str, sums: "Sums") -> str:
     notes = [f"{first} in the first and {second} in the second"] if first != second else []
-    if first == second and sums.are_equal:
-        notes = ["the numbers are equal, the bytes differ"]
+    notes += ["the numbers are equal, the bytes differ"] if first == second and sums.are_equal else []
     if sums.not_finite:
         verbs = "differs is" if sums.not_finite == 1 else "differ are"
         notes.append(f"{count(sums.not_finite, 'number')} that {verbs} {NOT_FINITE}")

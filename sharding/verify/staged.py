@@ -126,9 +126,8 @@ def read_back_meanwhile(
 
 def _in_order_of_source(prepared: Prepared, origin: Repo) -> list[FileEntry]:
     """Return the source's files if the result is read in their order, [] if it is read in its own order."""
-    is_all = (
-        prepared.sources == origin.sources and are_stored(prepared.plan.tensors) and prepared.plan.options.rank is None
-    )
+    plan = prepared.plan
+    is_all = prepared.sources == origin.sources and are_stored(plan.tensors) and plan.options.rank is None
     return stated_files(origin.sources[0].files, prepared.checkpoint) if is_all else []
 
 
@@ -168,11 +167,8 @@ def verify_staged(
             problems.extend(wrong)
         else:
             listed = {file.path: file.sha256 for file in staged.files}
-            known = {
-                tensor.name: read[tensor]
-                for tensor in tensors
-                if tensor in read and listed[tensor.file] == records[tensor.file].sha256
-            }
+            as_made = {file for file, record in records.items() if listed.get(file) == record.sha256}
+            known = {one.name: read[one] for one in tensors if one in read and one.file in as_made}
             unknown = [tensor for tensor in tensors if tensor.name not in known]
             unread = sum(tensor.bytes for tensor in unknown)
             digests = yield from progress_of_part(reader.digest_tensors(staged, unknown), 0, unread + again)

@@ -24,16 +24,12 @@ dequantized; its dtypes too; or the Hub states for all its weight files the SHA-
 Kind = Literal["missing", "added", "shape", "dtype", "file"]
 """How a tensor differs. A "file" holds weights that lie beside the checkpoint, such as an adapter."""
 
-_KEPT = "F32"
-"""A cast may leave tensors in this dtype, because their model class needs it."""
+_KEPT = "F32"  # a cast may leave tensors in this dtype, because their model class needs it
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A tensor or file that differs, and the `problem` in the words of `verify`.
-
-    `original` and `copy` are its dtype and shape there, such as "F32 [2, 3]", or "" if it is missing. `note` says more.
-    """
+    """A tensor or file that differs. `original` and `copy` are its dtype and shape there, "" if it is missing."""
 
     tensor: str
     kind: Kind
@@ -88,8 +84,6 @@ class Likeness:
 
 
 class _Reading(NamedTuple):
-    """A way to read the original: as it is, cast, or dequantized. Then the others are cast too, or kept."""
-
     tensors: Mapping[str, Tensor]
     dtype: TargetDtype = "keep"
     dequantized: str = ""
@@ -101,8 +95,11 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
     now = _by_name(copy.tensors)
     readings = [(reading, _contrasts(reading, now)) for reading in _readings(original, now)]
     reading, contrasts = min(readings, key=lambda pair: len(pair[1]))
-    same = 0 if reading.dtype != "keep" else _in_same_files(original, copy)
-    beside, are_known = _beside(original, copy)
+    was, held = _evidence(original), _evidence(copy)
+    same = 0 if reading.dtype != "keep" else sum(held.get(name) == place for name, place in was.items())
+    mismatches, (ours, theirs) = compare_listed((original, copy))
+    beside = [Contrast(mismatch.tensor, "file", mismatch.problem) for mismatch in mismatches]
+    are_known = all(file.sha256 and file.sha256 == theirs[path].sha256 for path, file in ours.items())
     if contrasts or beside:
         verdict: Verdict = "different"
     elif reading.dtype != "keep":
@@ -119,19 +116,16 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
 
 def sentence_of(likeness: Likeness) -> str:
     """Return what is known in one or two sentences, which claim no more."""
-    match likeness.verdict:
-        case "different":
-            if not likeness.have_common:
-                return "These are different models: no tensor of one is in the other."
-            number = count(len(likeness.mismatches), "tensor")
-            return f"Not the same: the copy differs from the original in {number}."
-        case "converted":
-            how = "dequantized" if likeness.dequantized else "cast"
-            return f"Same names and shapes, {how} to {likeness.dtype}. Bytes not checked yet."
-        case "same-structure":
-            return "Same names, shapes and dtypes. Bytes not checked yet."
-        case "same-files":
-            return "The same files, by the hashes that the Hub states. Bytes not read yet."
+    if not likeness.have_common and likeness.verdict == "different":
+        return "These are different models: no tensor of one is in the other."
+    how, number = "dequantized" if likeness.dequantized else "cast", count(len(likeness.mismatches), "tensor")
+    sentences: dict[Verdict, str] = {
+        "different": f"Not the same: the copy differs from the original in {number}.",
+        "converted": f"Same names and shapes, {how} to {likeness.dtype}. Bytes not checked yet.",
+        "same-structure": "Same names, shapes and dtypes. Bytes not checked yet.",
+        "same-files": "The same files, by the hashes that the Hub states. Bytes not read yet.",
+    }
+    return sentences[likeness.verdict]
 
 
 def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDigest]) -> Claims:
@@ -177,7 +171,7 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
     dtype = "keep" if reading.keeps_others else reading.dtype
     expected = {name: _expected(tensor, copy.get(name), dtype) for name, tensor in reading.tensors.items()}
-    there = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in copy.values()}
+    there = {name: TensorDigest(tensor.dtype, tensor.shape, "") for name, tensor in copy.items()}
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
     if not mismatches:
         return []
@@ -218,12 +212,6 @@ def _form(tensor: Tensor | None) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}" if tensor else ""
 
 
-def _in_same_files(original: Checkpoint, copy: Checkpoint) -> int:
-    """Return how many tensors of the original lie at the same place in a file with the same SHA-256 in the copy."""
-    was, now = _evidence(original), _evidence(copy)
-    return sum(now.get(name) == place for name, place in was.items())
-
-
 def _evidence(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
     """Return the SHA-256 of its file and the range in it, for each tensor that is stored in one file with a hash."""
     hashes = {(file.source, file.at): file.sha256 for file in checkpoint.weight_files}
@@ -233,10 +221,3 @@ def _evidence(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
         for name, place in places
         if isinstance(place, Stored) and (sha256 := hashes.get((place.source, place.file)))
     }
-
-
-def _beside(original: Checkpoint, copy: Checkpoint) -> tuple[list[Contrast], bool]:
-    """Return the weight files beside both that differ, and whether the hashes of all others are known to be equal."""
-    mismatches, (ours, theirs) = compare_listed((original, copy))
-    are_known = all(file.sha256 and file.sha256 == theirs[path].sha256 for path, file in ours.items())
-    return [Contrast(mismatch.tensor, "file", mismatch.problem) for mismatch in mismatches], are_known

@@ -1,7 +1,6 @@
 """Say how far you can rely on a result, by comparing its report with the Hub and the headers. Pure.
 
-The owner of a repo can write any report into it. So the report is compared with the files, sizes and hashes that the
-Hub states, and with the headers of copy and source. Only a job that reads every byte can know more: see `Level`.
+The owner of a repo can write any report into it. Only a job that reads every byte can know more: see `Level`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,8 +71,8 @@ def judge(
 ) -> Trust:
     """Return "fits" or a worse level for the repo with `files`. `copy` is what its headers say.
 
-    `original` is what the headers of the source say, and those of the adapter that the report names. It is None if they
-    cannot be read, for the reason `why_not`. `known` are the stored names of names in memory, as `merged` takes them.
+    `original` is what the headers of the source and of the adapter say, None if they cannot be read, for the reason
+    `why_not`. `known` are the stored names of names in memory, as `merged` takes them.
     """
     unreached = (*copy.unreached, *(original.unreached if original else ()))
     against = [*_not_there(report, files), *_not_planned(report, copy)]

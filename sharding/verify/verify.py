@@ -1,7 +1,6 @@
 """Compare two checkpoints: by reading every byte, or by stored digests."""
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.documents import read_small
@@ -81,21 +80,17 @@ def verify(
         raise UsageError(message, WITHOUT_QUICK, READ_ALL)
     if quick and numeric:
         raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
-    meter = Meter()
-    hub = Hub(endpoint or hub_endpoint(), token)
-    sources = [open_source(original, hub, base, adapter), open_source(copy, hub)]
-    checkpoints = [
-        with_adapter(read_checkpoint(source, asked), source)
-        for source, asked in zip(sources, (variant, ""), strict=True)
-    ]
+    meter, hub = Meter(), Hub(endpoint or hub_endpoint(), token)
+    sources = open_source(original, hub, base, adapter), open_source(copy, hub)
+    checkpoints = with_adapter(read_checkpoint(sources[0], variant), sources[0]), read_checkpoint(sources[1])
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
         return
     plan = planned(checkpoints[0], options) if dtype != "keep" or adapter else None
     how, merge = (plan.dequantized, plan.merged) if plan else ("", None)
     sides = [Side(sources[0], checkpoints[0], plan), Side(sources[1], checkpoints[1])]
-    beside = [sum(file.bytes for file in checkpoint.copied_weights) for checkpoint in checkpoints]
-    total, done = sum(side.bytes for side in sides) + sum(beside), 0
+    beside = [file for checkpoint in checkpoints for file in checkpoint.copied_weights]
+    total, done = sum(part.bytes for part in (*sides, *beside)), 0
     for side in sides:
         yield from progress_of_part(side.read(), done, total)
         done += side.bytes
@@ -107,8 +102,8 @@ def verify(
     elif dtype != "keep":
         computed = f"dequantized ({how}) and " if how else ""
         method += f"; the original's were first {computed}cast with tensor.to(dtype)"
-    method += "".join(side.remark for side in sides if side.remark)
-    if any(beside):
+    method += "".join(side.remark for side in sides)
+    if any(file.bytes for file in beside):
         files = count(len(checkpoints[0].copied_weights), "weight file")
         method += f"; the SHA-256 of {files} beside them was compared"
     wrong = (mismatch for side in sides for mismatch in side.wrong)
@@ -128,13 +123,10 @@ def verify(
             method += f"; the numbers of {which} were compared in float64"
     outcome = Verification(
         *(len(sides[0].digests), checkpoints[1].total_bytes, meter.seconds, method, (*of_tensors, *wrong, *others)),
-        *(dtype, how, any(side.unstated for side in sides)),
-        differences=differences,
-        merged=merge,
-        within=within,
-        undecided=undecided,
+        *(dtype, how, any(side.unstated for side in sides), _unreached(checkpoints), UNCHECKED),
+        *(differences, merge, within, undecided),
     )
-    yield Verified(_of_weights(outcome, checkpoints))
+    yield Verified(outcome)
 
 
 def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
@@ -142,16 +134,16 @@ def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], 
     first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
     method, size = "stored digests were compared, no weights were read", checkpoints[1].total_bytes
     differ, (ours, theirs) = compare_listed(checkpoints)
-    mismatches = (*compare_digests(first, second), *differ)
     is_known = all(file.sha256 and theirs[path].sha256 for path, file in ours.items())
-    more = () if is_known else ("the bytes of weight files beside the weights",)
-    return _of_weights(Verification(len(first), size, meter.seconds, method, mismatches), checkpoints, more)
+    return Verification(
+        *(len(first), size, meter.seconds, method, (*compare_digests(first, second), *differ)),
+        unreached=_unreached(checkpoints),
+        unchecked=UNCHECKED if is_known else (*UNCHECKED, "the bytes of weight files beside the weights"),
+    )
 
 
-def _of_weights(outcome: Verification, checkpoints: Sequence[Checkpoint], more: tuple[str, ...] = ()) -> Verification:
-    """Return `outcome` with the things that it does not check: the usual ones, and `more`."""
-    unreached = tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
-    return replace(outcome, unreached=unreached, unchecked=(*UNCHECKED, *more))
+def _unreached(checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
+    return tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
 
 
 class Side:
@@ -232,17 +224,15 @@ def compare_listed(
     folders = {component.folder for component in checkpoints[0].components}
     mismatches, alike = list[Mismatch](), list[str]()
     for path in sorted(ours.keys() | theirs.keys()):
-        if path not in theirs:
+        file, other = ours.get(path), theirs.get(path)
+        if other is None:
             mismatches.append(Mismatch(path, "it is missing"))
-        elif path not in ours:
-            if folder_of(path) in folders:
-                mismatches.append(Mismatch(path, "it is not in the original"))
+        elif file is None:
+            mismatches += [Mismatch(path, "it is not in the original")] if folder_of(path) in folders else []
+        elif file.bytes != other.bytes or (file.sha256 and other.sha256 and file.sha256 != other.sha256):
+            mismatches.append(Mismatch(path, "its bytes differ"))
         else:
-            file, other = ours[path], theirs[path]
-            if file.bytes == other.bytes and not (file.sha256 and other.sha256 and file.sha256 != other.sha256):
-                alike.append(path)
-            else:
-                mismatches.append(Mismatch(path, "its bytes differ"))
+            alike.append(path)
     return mismatches, ({path: ours[path] for path in alike}, {path: theirs[path] for path in alike})
 
 
