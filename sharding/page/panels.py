@@ -15,8 +15,8 @@ from sharding.core.values import Address, Checkpoint, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.overview import Overview
+from sharding.drawing.map_svg import script_data, stretches
 from sharding.drawing.model_map import ModelMap, today_of
-from sharding.drawing.strips import script_data, stretches
 from sharding.page.form import size_label
 from sharding.page.remedies import help_with, in_page_words, without_options
 from sharding.page.render import render

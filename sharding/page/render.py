@@ -9,9 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sharding.core import text as words
-from sharding.drawing.map_svg import NAMES, files_caption, outline
+from sharding.drawing.map_svg import NAMES, components, files_caption, outline
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box
-from sharding.drawing.strips import components
 
 MOST_NAMED = 12
 """The most findings, names or differences that a page lists. It counts the rest: nobody reads three thousand."""

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.drawing.map_svg import components, file_numbers, position, stretches
 from sharding.drawing.model_map import WIDTH, Column
-from sharding.drawing.strips import components, file_numbers, position, stretches
 from tests.drawing.test_model_map import checkpoint, layers, planned
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import Options
+from sharding.drawing.map_svg import flows_of
 from sharding.drawing.model_map import map_of_copy, map_of_plan
-from sharding.drawing.strips import flows_of
 from sharding.planning.plan import plan_shards
 from tests.drawing.test_model_map import checkpoint, layers, planned
 from tests.tensors import stored_tensor
