@@ -26,7 +26,7 @@ from sharding.core.meter import anon_bytes
 from sharding.core.options import Options
 from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, FileEntry, Shard
+from sharding.core.values import FileEntry, Shard, Tensor
 from sharding.loading.costs import ClassicCost
 from sharding.loading.measure import Load, free_memory_bytes, predict_load
 from sharding.planning.plan import plan_components, written_configs
@@ -106,6 +106,11 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
         plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)
         by_path = {file.path: file for file in side_files}
         configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
+        written = written_configs(replace(checkpoint, configs=configs), options)
+        held = {file.path: list[Tensor]() for file in checkpoint.weight_files}
+        for tensor in checkpoint.tensors:
+            held[tensor.file].append(tensor)
+        shards = tuple(Shard(path, tuple(those), sum(one.bytes for one in those)) for path, those in held.items())
         yield Prepared(
             sources=(saved,),
             checkpoint=replace(
@@ -116,25 +121,11 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
                 findings=(*describe_source(origin), *checkpoint.findings),
                 unreached=origin.unreached,
             ),
-            plan=replace(
-                plan,
-                shards=_as_saved(checkpoint),
-                sources=(saved.ref,),
-                written=written_configs(replace(checkpoint, configs=configs), options),
-            ),
+            plan=replace(plan, shards=shards, sources=(saved.ref,), written=written),
             is_stated=all(file.sha256 or file.git_sha1 for file in files),
             peak_anon_bytes=cost.peak_anon_bytes,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),
         )
-
-
-def _as_saved(checkpoint: Checkpoint) -> tuple[Shard, ...]:
-    """Return each file of a checkpoint as a shard."""
-    shards = []
-    for file in checkpoint.weight_files:
-        tensors = tuple(tensor for tensor in checkpoint.tensors if tensor.file == file.path)
-        shards.append(Shard(file.path, tensors, sum(tensor.bytes for tensor in tensors)))
-    return tuple(shards)
 
 
 # --- A folder to load from ----------------------------------------------------------------------------------

@@ -75,7 +75,11 @@ def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost
     if done.returncode:
         message = f"The process that loads {folder.name} failed: {done.stderr.strip()[-300:]}"
         raise ShardingError(message, "Run it again.")
-    return _cost(json.loads(done.stdout))
+    said: dict[str, Any] = json.loads(done.stdout)
+    known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
+    known |= {"tokens": tuple(said.get("tokens", ())), "base_anon_bytes": said.get("base_anon_bytes") or 0}
+    known |= {"curve": thin([Moment(*row) for row in said["curve"]])}
+    return LoadCost(**known, memory_limited_by=said["memory_limit"] and said["memory_limit"]["by"])
 
 
 def free_memory_bytes() -> int:
@@ -97,13 +101,6 @@ def thin(curve: Sequence[Moment], most: int = CURVE_MOMENTS) -> tuple[Moment, ..
         return tuple(curve)
     edges = pairwise(len(curve) * number // most for number in range(most + 1))
     return tuple(max(curve[start:end], key=lambda moment: moment.anon_bytes) for start, end in edges)
-
-
-def _cost(document: dict[str, Any]) -> LoadCost:
-    known = {key: value for key, value in document.items() if key in LoadCost.__dataclass_fields__}
-    known |= {"tokens": tuple(known.get("tokens", ())), "base_anon_bytes": known.get("base_anon_bytes") or 0}
-    known |= {"curve": thin([Moment(*row) for row in document["curve"]])}
-    return LoadCost(**known, memory_limited_by=document["memory_limit"] and document["memory_limit"]["by"])
 
 
 # --- Predictions ------------------------------------------------------------------------------------------

@@ -99,19 +99,15 @@ class ComparisonSummary:
 def summarize_comparison(comparison: Comparison) -> ComparisonSummary:
     """Return a comparison with its runs summed up as spreads."""
     original, sharded = comparison.predicted
+    same = ("reason_not_measured", "verdict", "method", "memory_limit_bytes", "machine", "classic")
     return ComparisonSummary(
+        **{name: getattr(comparison, name) for name in same},
         measured=comparison.is_measured,
-        reason_not_measured=comparison.reason_not_measured,
-        verdict=comparison.verdict,
-        method=comparison.method,
         dtype=comparison.dtype_asked,
         memory_mapping=comparison.with_mapping,
-        memory_limit_bytes=comparison.memory_limit_bytes,
-        machine=comparison.machine,
         predicted={"original": original, "sharded": sharded},
         original=_loads(comparison.original),
         sharded=_loads(comparison.sharded),
-        classic=comparison.classic,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -116,18 +116,11 @@ def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of a SourceSummary."""
     tensors_in = checkpoint.tensors_in
+    same = ("architecture", "library", "variant", "other_variants", "base", "total_bytes")
     return {
-        "kind": checkpoint.source.kind,
-        "repo_id": checkpoint.source.repo_id,
-        "revision": checkpoint.source.revision,
-        "folder": checkpoint.source.folder,
-        "architecture": checkpoint.architecture,
-        "library": checkpoint.library,
-        "variant": checkpoint.variant,
-        "other_variants": checkpoint.other_variants,
+        **{name: getattr(checkpoint.source, name) for name in ("kind", "repo_id", "revision", "folder")},
+        **{name: getattr(checkpoint, name) for name in same},
         "in_pieces": len(checkpoint.in_pieces),
-        "base": checkpoint.base,
-        "total_bytes": checkpoint.total_bytes,
         "total_parameters": sum(tensor.parameters for tensor in checkpoint.tensors),
         "tensors": len(checkpoint.tensors),
         "dtypes": stored_dtypes(checkpoint.tensors),
@@ -260,7 +253,6 @@ def parse_event(line: Json) -> JobEvent:
     if kind is None:
         raise ValueError("no event of a job: its name is unknown")
     try:
-        event: JobEvent = adapter(kind).validate_python(payload)
+        return cast(JobEvent, adapter(kind).validate_python(payload))
     except ValidationError as error:
         raise ValueError(f"no event of a job: {first_problem(error)}") from error
-    return event

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError, WrapSerializer, model_validator
 from pydantic import SerializerFunctionWrapHandler as Dump
@@ -301,8 +301,7 @@ def to_json(value: Any, kind: Any = None) -> Json:
 
     `kind` is its type, if that is not just its class. A plan, or the plan in `value`, gets its weight map too.
     """
-    known: Any = kind or type(value)
-    document: Json = adapter(known).dump_python(value, mode="json", by_alias=True)
+    document: Json = adapter(kind or type(value)).dump_python(value, mode="json", by_alias=True)
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
     if plan is not None:
         summary = document if plan is value else document["plan"]
@@ -321,13 +320,12 @@ def parse_report(text: bytes | str, repo_id: str = "") -> Report:
     Raises SourceError if it is not what this tool writes. The error names the first thing that does not fit.
     """
     try:
-        report: Report = adapter(Report).validate_json(text, strict=True)
+        return cast(Report, adapter(Report).validate_json(text, strict=True))
     except ValidationError as error:
         name = f"{REPORT_NAME} of {repo_id}" if repo_id else REPORT_NAME
         message = f"{name} is not a report of this tool: {first_problem(error)}."
         hint = "Somebody may have written it by hand. Ask the owner of the repo to shard the model again."
         raise SourceError(message, hint) from error
-    return report
 
 
 def first_problem(error: ValidationError) -> str:

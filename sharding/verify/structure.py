@@ -170,7 +170,11 @@ def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
 def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
     dtype = "keep" if reading.keeps_others else reading.dtype
-    expected = {name: _expected(tensor, copy.get(name), dtype) for name, tensor in reading.tensors.items()}
+    expected = {}
+    for name, tensor in reading.tensors.items():
+        after = tensor.dtype if dtype == "keep" or tensor.dtype not in NUMBERS else BY_OPTION[dtype].name
+        is_kept = after != tensor.dtype and name in copy and copy[name].dtype == _KEPT
+        expected[name] = TensorDigest(_KEPT if is_kept else after, tensor.shape, "")
     there = {name: TensorDigest(tensor.dtype, tensor.shape, "") for name, tensor in copy.items()}
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
     if not mismatches:
@@ -183,15 +187,6 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
         note = "" if was and now else _tied(was or now, ours if was else theirs)
         found.append(Contrast(mismatch.tensor, kind, mismatch.problem, _form(was), _form(now), note))
     return found
-
-
-def _expected(tensor: Tensor, now: Tensor | None, dtype: TargetDtype) -> TensorDigest:
-    """Return what the copy should have for `tensor`. A cast to `dtype` may leave it in fp32."""
-    after = tensor.dtype
-    if dtype != "keep" and after in NUMBERS:
-        target = BY_OPTION[dtype].name
-        after = _KEPT if now and now.dtype == _KEPT and tensor.dtype != target else target
-    return TensorDigest(after, tensor.shape, "")
 
 
 def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[Stored, str]:

@@ -90,7 +90,7 @@ def verify(
     how, merge = (plan.dequantized, plan.merged) if plan else ("", None)
     sides = [Side(sources[0], checkpoints[0], plan), Side(sources[1], checkpoints[1])]
     beside = [file for checkpoint in checkpoints for file in checkpoint.copied_weights]
-    total, done = sum(part.bytes for part in (*sides, *beside)), 0
+    total, done = sum(side.bytes for side in sides) + sum(file.bytes for file in beside), 0
     for side in sides:
         yield from progress_of_part(side.read(), done, total)
         done += side.bytes

@@ -81,6 +81,8 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
         tail = errors.read()[-2000:].decode(errors="replace").strip()
     facts = {key: fact for line in lines for key, fact in line.items() if key not in ("phase", "at")}
     phases: dict[str, float] = {line["phase"]: line["at"] for line in lines if "phase" in line}
+    spans = {name: later - at for (name, at), (_, later) in pairwise(phases.items())}
+    first = next(iter(phases.values()), 0.0)
     if "outcome" not in facts:
         facts |= _how_it_ended(status, timed_out, repr(["start", *phases][-1]), tail)
     return {
@@ -89,7 +91,7 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
         "dtype_asked": arguments.dtype,
         "cache": cache,
         "memory_limit": {"bytes": arguments.memory_limit, "by": cap.by} if cap else None,
-        "seconds": _seconds(phases, started, samples.last),
+        "seconds": {"start": first - started if phases else samples.last, **spans, "total": samples.last},
         **samples.results(),
     }
 
@@ -101,12 +103,6 @@ def _how_it_ended(status: int, timed_out: bool, phase: str, tail: str) -> dict[s
         message = f"It used too much memory in the phase {phase}, so the kernel killed it."
         return {"outcome": "out-of-memory", "message": message}
     return {"outcome": "failed", "message": f"It ended with status {status} in the phase {phase}: {tail[-500:]}"}
-
-
-def _seconds(phases: dict[str, float], started: float, end: float) -> dict[str, float]:
-    """Return how long each finished phase took, and the whole process."""
-    spans = {name: later - at for (name, at), (_, later) in pairwise(phases.items())}
-    return {"start": min(phases.values()) - started if phases else end, **spans, "total": end}
 
 
 class _Samples:
