@@ -100,18 +100,16 @@ def _rectangle(box: Box) -> str:
 
 
 def _legend(model_map: ModelMap, y: float) -> Iterable[str]:
-    total = sum(cell.bytes for cell in model_map.cells)
-    x = float(_MARGIN)
-    for kind in model_map.kinds:
-        text = f"{NAMES[kind]} {share(sum(cell.bytes for cell in model_map.cells if cell.kind == kind), total)}"
-        yield f'<rect class="{kind}" x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>'
+    x, total = float(_MARGIN), sum(cell.bytes for cell in model_map.cells)
+    sizes = {kind: sum(cell.bytes for cell in model_map.cells if cell.kind == kind) for kind in model_map.kinds}
+    entries = [(f"{NAMES[kind]} {share(size, total)}", [f'class="{kind}"']) for kind, size in sizes.items()]
+    if model_map.changed:
+        changes = f"changes: {model_map.changed:,} of {count(model_map.tensors, 'tensor')}"
+        entries.append((changes, ['class="file"', 'fill="url(#hatch)"']))
+    for text, fills in entries:
+        yield from (f'<rect {fill} x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>' for fill in fills)
         yield f'<text x="{x + 19:.0f}" y="{y + 11}">{text}</text>'
         x += 46 + 7.6 * len(text)
-    if model_map.changed:
-        text = f"changes: {model_map.changed:,} of {count(model_map.tensors, 'tensor')}"
-        yield f'<rect class="file" x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>'
-        yield f'<rect fill="url(#hatch)" x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>'
-        yield f'<text x="{x + 19:.0f}" y="{y + 11}">{text}</text>'
 
 
 def _style() -> str:
@@ -214,11 +212,9 @@ def flows_of(drawn: ModelMap) -> tuple[Flow, ...]:
 
 def _edges(columns: Sequence[Column], flows: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
     """Return the start and length of the edge of each flow of (column, bytes)."""
-    starts = [column.x for column in columns]
-    edges = []
+    starts, edges = [column.x for column in columns], []
     for number, size in flows:
-        column = columns[number]
-        width = column.width * size / column.bytes if column.bytes else 0.0
+        width = columns[number].width * size / (columns[number].bytes or 1)
         edges.append((starts[number], width))
         starts[number] += width
     return edges

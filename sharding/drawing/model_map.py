@@ -59,8 +59,7 @@ class Column(NamedTuple):
 class Cell(NamedTuple):
     """A tensor, or several of a kind, and its place in the strips. Columns count from 0, and -1 means none.
 
-    `tensor` is the tensor of the copy, or None if the cell stands for several. `changed` of them get other numbers than
-    the source, because an adapter is merged.
+    `tensor` is that of the copy, None if the cell stands for several. A merge changes the numbers of `changed` of them.
     """
 
     kind: Kind
@@ -108,7 +107,7 @@ class Machine(NamedTuple):
 class ModelMap:
     """Cells, and the files that they are in today and in the copy. `today` is empty if the source is not known.
 
-    `machines` are the machines of a pipeline, if the copy was cut for one. `experts` are those of a mixture of experts.
+    `machines` are those of a pipeline, if the copy was cut for one.
     """
 
     cells: tuple[Cell, ...]
@@ -164,6 +163,9 @@ for each cell if every cell is one tensor. A plain tuple, because there are a hu
 
 _Groups = dict[_Place, _Group]
 
+_Placed = Sequence[tuple[Tensor, str]]
+"""The tensors of a copy, each with its file."""
+
 
 def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tuple[str, int]]:
     """Return today's file and bytes of the tensors of a copy with `names`.
@@ -181,7 +183,7 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
 
 
 def _map(
-    placed: Sequence[tuple[Tensor, str]],
+    placed: _Placed,
     files: Sequence[str],
     original: Checkpoint | None,
     stages: Iterable[Stage],
@@ -189,7 +191,8 @@ def _map(
 ) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
-    fine = _grouped(placed, files, files_today, there, changed)
+    numbers = [{file: index for index, file in enumerate(names)} for names in (files_today, files)]
+    fine = _grouped(placed, numbers, there, changed)
     # A tensor in pieces lies in many files. Today's files then become one column.
     step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
     groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
@@ -218,14 +221,10 @@ def _map(
 
 
 def _grouped(
-    placed: Sequence[tuple[Tensor, str]],
-    files: Sequence[str],
-    files_today: Sequence[str],
-    there: Mapping[str, tuple[str, int]],
-    changed: Collection[str],
+    placed: _Placed, numbers: Sequence[dict[str, int]], there: Mapping[str, tuple[str, int]], changed: Collection[str]
 ) -> _Groups:
     """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few."""
-    number, number_today = ({file: index for index, file in enumerate(names)} for names in (files, files_today))
+    number_today, number = numbers
     apart = len(placed) <= MOST_CELLS
     if apart:
         placed = sorted(placed, key=lambda pair: natural_key(pair[0].name))
@@ -279,11 +278,9 @@ def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int,
         if column >= 0:
             tensors[column] += group.tensors
             sizes[column] += size
-    gap = next(gap for most, gap in _GAPS if len(neighbours) <= most)
-    return [
-        Column(names, held, size, x, width)
-        for names, held, size, (x, width) in zip(neighbours, tensors, sizes, _split(0, WIDTH, sizes, gap), strict=True)
-    ]
+    places = _split(0, WIDTH, sizes, next(gap for most, gap in _GAPS if len(neighbours) <= most))
+    columns = zip(neighbours, tensors, sizes, places, strict=True)
+    return [Column(names, held, size, *place) for names, held, size, place in columns]
 
 
 def _boxes(columns: Sequence[Column], items: Sequence[tuple[int, int, int]]) -> list[Box | None]:
@@ -292,9 +289,8 @@ def _boxes(columns: Sequence[Column], items: Sequence[tuple[int, int, int]]) -> 
     for index, (column, layer, _) in enumerate(items):
         layers.setdefault(column, {}).setdefault(layer, []).append(index)
     boxes: list[Box | None] = [None] * len(items)
+    layers.pop(-1, None)
     for column, inside in layers.items():
-        if column < 0:
-            continue
         sizes = [sum(items[index][2] for index in indexes) for indexes in inside.values()]
         slices = _split(columns[column].x, columns[column].width, sizes, 0)
         for indexes, (x, width) in zip(inside.values(), slices, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sharding.core.text import format_bytes, name_some, source_name, unreached_sentence
+from sharding.core.text import format_bytes, name_some, share, source_name, unreached_sentence
 from sharding.core.values import Merge
 from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
@@ -53,7 +53,6 @@ def write_card(
     sections = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n",
         *_introduction(report, links, is_private),
-        *_check(report),
         *_loading(report),
         *_shards(report),
         *_stages(report),
@@ -177,14 +176,11 @@ def _proof(report: Report) -> str:
     )
 
 
-def _check(report: Report) -> Iterable[str]:
-    place = report.destination.repo_id if report.destination.kind == "hub" else "."
-    for command in how_to_check(report, place).values():
-        yield f"Anybody can write such a card. To check this one, read every byte of both:\n\n```sh\n{command}```\n"
-
-
 def _loading(report: Report) -> Iterable[str]:
-    repo = report.destination.repo_id if report.destination.kind == "hub" else f"./{report.destination.repo_id}"
+    is_repo, name = report.destination.kind == "hub", report.destination.repo_id
+    for command in how_to_check(report, name if is_repo else ".").values():
+        yield f"Anybody can write such a card. To check this one, read every byte of both:\n\n```sh\n{command}```\n"
+    repo = name if is_repo else f"./{name}"
     yield "## How to load it\n"
     if report.plan.rank is not None:
         yield "Each of the other machines needs its own part.\n"
@@ -192,11 +188,10 @@ def _loading(report: Report) -> Iterable[str]:
         script, commands = snippets.values()
         yield f"To load it as a pipeline, run this `pipeline.py` on every machine:\n\n```python\n{script}```\n"
         yield f"```sh\n{commands}```\n"
-    if report.plan.rank is not None:
-        return
-    source = report.source
-    code = loading_code(repo, source.library, source.architecture, source.variant, source.weights_name)
-    yield f"```python\n{code}\n```\n"
+    if report.plan.rank is None:
+        source = report.source
+        code = loading_code(repo, source.library, source.architecture, source.variant, source.weights_name)
+        yield f"```python\n{code}\n```\n"
 
 
 def _part(report: Report) -> str:
@@ -208,11 +203,11 @@ def _part(report: Report) -> str:
 
 
 def _shards(report: Report) -> Iterable[str]:
-    total = sum(shard.bytes for shard in report.plan.shards) or 1
+    total = sum(shard.bytes for shard in report.plan.shards)
     yield "## Shards\n"
     rows = [
-        f"| `{shard.file}` | {len(shard.tensors):,} | {format_bytes(shard.bytes)} | {100 * shard.bytes / total:.1f}% |"
-        for shard in report.plan.shards
+        f"| `{one.file}` | {len(one.tensors):,} | {format_bytes(one.bytes)} | {share(one.bytes, total)} |"
+        for one in report.plan.shards
     ]
     yield _table("| file | tensors | size | share |", "|---|---:|---:|---:|", rows)
 

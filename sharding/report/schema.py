@@ -301,7 +301,8 @@ def to_json(value: Any, kind: Any = None) -> Json:
 
     `kind` is its type, if that is not just its class. A plan, or the plan in `value`, gets its weight map too.
     """
-    document: Json = adapter(kind or type(value)).dump_python(value, mode="json", by_alias=True)
+    known: Any = kind or type(value)
+    document: Json = adapter(known).dump_python(value, mode="json", by_alias=True)
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
     if plan is not None:
         summary = document if plan is value else document["plan"]

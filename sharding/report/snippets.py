@@ -30,9 +30,7 @@ _PLACES = {
 
 
 def loading_code(place: str, library: Library, architecture: str | None, variant: str = "", base: str = "model") -> str:
-    """Return code that loads the model at `place`, a repo or a folder. `architecture` is the class that it names.
-
-    `base` is the name of its weight files, without number and ending.
+    """Return code that loads the model at `place`. `base` is the name of its weight files, without number and ending.
 
     >>> print(loading_code("me/small", "diffusers", "StableDiffusionPipeline", "fp16"))
     from diffusers import DiffusionPipeline
@@ -145,8 +143,7 @@ f"{{model.num_parameters():,}} parameters on {{model.device}}"
 def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
     """Return the script and the commands that run the model at `place` as a pipeline. Empty if it is cut otherwise.
 
-    The script loads the part of a rank, and computes with transformers' pipeline. It ends early if its version of
-    transformers cuts elsewhere. The commands give each machine its part, and start the script.
+    The script loads the part of a rank, and ends early if its version of transformers cuts elsewhere.
     """
     if cut := report.plan.pipeline:
         return {
@@ -201,10 +198,7 @@ def _commands(report: Report, ranks: int, place: str) -> str:
 
 
 def download_snippet(report: Report, place: str) -> Mapping[str, str]:
-    """Return the command that downloads the result at `place`, and for a single file the folder that it belongs in.
-
-    The folders are those that ComfyUI looks in (`folder_paths.py`).
-    """
+    """Return the command that downloads the result at `place`, and for one file the folder in which ComfyUI looks."""
     repo, _, revision = place.partition("@")
     name = repo.rpartition("/")[2]
     at = f" --revision {shlex.quote(revision)}" if revision else ""

@@ -21,6 +21,9 @@ from sharding.model_class.transformers_class import Unsupported, model_class
 
 _READ_BYTES = "/proc/self/io", "read_bytes"
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+_FLOATS = set(_NAMES.values())
+"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
 
 
 def main() -> None:
@@ -80,10 +83,15 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
         model = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload}).eval()
         say(phase="forward", at=time.monotonic(), **_weights(model, files))
         with torch.inference_mode():
-            _forward(model, say)
+            inputs, new = _fixed_inputs(model), asked["tokens"]
+            output = model(**inputs)[0].contiguous()
+            data = f"{output.dtype} {tuple(output.shape)} ".encode() + output.view(torch.uint8).numpy().tobytes()
+            say(logits_sha256=hashlib.sha256(data).hexdigest())
             say(phase="tokens", at=time.monotonic())
-            if model.can_generate() and model.main_input_name == "input_ids" and asked["tokens"]:
-                _generate(model, asked["tokens"], say)
+            if model.can_generate() and model.main_input_name == "input_ids" and new:
+                text = inputs["input_ids"]
+                made = model.generate(input_ids=text, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+                say(tokens=made[0].tolist())
         say(disk_bytes_read=None if read_bytes is None else (_proc_number(*_READ_BYTES) or 0) - read_bytes)
 
 
@@ -177,34 +185,19 @@ def _refuse_missing(names: Collection[str]) -> None:
         )
 
 
-# --- Facts about a loaded model ---------------------------------------------------------------------------
-
-
-def _forward(model: Any, say: Callable[..., None]) -> None:
-    import torch
-
-    output = model(**_fixed_inputs(model))[0].contiguous()
-    data = output.view(torch.uint8).numpy().tobytes()
-    say(logits_sha256=hashlib.sha256(f"{output.dtype} {tuple(output.shape)} ".encode() + data).hexdigest())
-
-
-def _generate(model: Any, count: int, say: Callable[..., None]) -> None:
-    text = _fixed_inputs(model)["input_ids"]
-    tokens = model.generate(input_ids=text, max_new_tokens=count, min_new_tokens=count, do_sample=False)
-    say(tokens=tokens[0].tolist())
+# --- Facts about a loaded model and its files ---------------------------------------------------------------
 
 
 def _weights(model: Any, files: list[Path]) -> dict[str, Any]:
     """Return the weights of a model: bytes, dtypes, and how many bytes are still in the mapped files."""
-    tensors = {tensor.data_ptr(): tensor for tensor in model.parameters() if not tensor.is_meta}.values()
+    tensors = {tensor.data_ptr(): tensor for tensor in model.parameters() if not tensor.is_meta}
     dtypes: Counter[str] = Counter()
-    for tensor in tensors:
+    for tensor in tensors.values():
         dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
-    mapped = _mapped_ranges(files)
     mapped_bytes = None
-    if mapped is not None:
-        addresses = ((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
-        mapped_bytes = sum(size for at, size in addresses if any(start <= at < end for start, end in mapped))
+    if (mapped := _mapped_ranges(files)) is not None:
+        among = (tensor for at, tensor in tensors.items() if any(start <= at < end for start, end in mapped))
+        mapped_bytes = sum(tensor.nbytes for tensor in among)
     return {"loaded_dtypes": dict(dtypes), "loaded_bytes": dtypes.total(), "mapped_bytes": mapped_bytes}
 
 
@@ -240,11 +233,6 @@ def weight_files(folder: Path, method: str) -> list[Path]:
 def _listed(index: Path) -> list[Path]:
     weight_map = json.loads(index.read_text())["weight_map"]
     return [index.parent / file for file in sorted(set(weight_map.values()))]
-
-
-_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-_FLOATS = set(_NAMES.values())
-"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
 
 
 def _stored_dtypes(files: list[Path]) -> dict[str, int]:
