@@ -187,7 +187,7 @@ def _map(
     files: Sequence[str],
     original: Checkpoint | None,
     stages: Iterable[Stage],
-    changed: Collection[str],
+    changed: Container[str],
 ) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
@@ -221,7 +221,7 @@ def _map(
 
 
 def _grouped(
-    placed: _Placed, numbers: Sequence[dict[str, int]], there: Mapping[str, tuple[str, int]], changed: Collection[str]
+    placed: _Placed, numbers: Sequence[dict[str, int]], there: Mapping[str, tuple[str, int]], changed: Container[str]
 ) -> _Groups:
     """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few."""
     number_today, number = numbers
