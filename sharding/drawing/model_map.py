@@ -183,11 +183,7 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
 
 
 def _map(
-    placed: _Placed,
-    files: Sequence[str],
-    original: Checkpoint | None,
-    stages: Iterable[Stage],
-    changed: Container[str],
+    placed: _Placed, files: Sequence[str], original: Checkpoint | None, stages: Iterable[Stage], changed: Container[str]
 ) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
