@@ -73,10 +73,7 @@ _BADGE = """\
 
 
 def draw_badge(certificate: Certificate) -> str:
-    """Return the SVG of a flat badge: the name of the product, then the verdict. The texts fit in any font.
-
-    If a revision was asked for, it stands behind the verdict.
-    """
+    """Return the SVG of a flat badge: the name of the product, then the verdict and revision. They fit in any font."""
     verdict = visible(f"{certificate.verdict} {certificate.tail}").rstrip()
     left, right = _badge_width(NAME), _badge_width(verdict)
     texts = _badge_text(NAME, left / 2, left) + _badge_text(verdict, left + right / 2, right)
@@ -114,10 +111,7 @@ _BOX_TOP, _BOX_HEIGHT = 382, 138
 
 
 def paint_certificate(certificate: Certificate) -> bytes:
-    """Return a PNG of `WIDTH` by `HEIGHT` pixels. Long names are set smaller, then cut.
-
-    It needs no font of this machine: Pillow has one, which knows no letters but English ones.
-    """
+    """Return a PNG of `WIDTH` by `HEIGHT` pixels in English letters. Long names are set smaller, then cut."""
     brush, inner = _Brush(), WIDTH - 2 * _MARGIN
     _paint_head(brush)
     brush.text(certificate.copy, (_MARGIN, _TITLE), (64, 32), inner, _INK, is_bold=True, tail=certificate.tail)

@@ -39,10 +39,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The layers of one list of modules. `rows` has the cells of each part of a layer, by the number of the column.
-
-    The stack without a name has the tensors outside of layers, in one column.
-    """
+    """The layers of one list of modules: cells of each part by number of the column. "" is what is outside."""
 
     name: str
     columns: tuple[str, ...]
@@ -61,10 +58,7 @@ def level_of(difference: Difference) -> int:
 
 
 def distance_of(difference: Difference) -> float:
-    """Return 1 − cosine, and 0 if all numbers are equal.
-
-    It is infinite if the numbers have no angle, as with a tensor of zeros, or if numbers that differ are not finite.
-    """
+    """Return 1 − cosine: 0 if all are equal, infinite if there is no angle or some that differ are not finite."""
     if difference.equal == 1:
         return 0.0
     if difference.cosine is None or NOT_FINITE in difference.note:

@@ -178,10 +178,7 @@ def file_numbers(columns: Sequence[Column]) -> list[int]:
 
 
 class Flow(NamedTuple):
-    """The bytes that leave a column of today, and arrive in a column of the copy after a cast; and where they do so.
-
-    An edge is as long as its share of its column.
-    """
+    """Bytes that leave a column of today and arrive in one of the copy. Edges are shares of their columns."""
 
     today_column: int
     column: int

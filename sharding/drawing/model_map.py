@@ -57,10 +57,7 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A tensor, or several of a kind, and its place in the strips. Columns count from 0, and -1 means none.
-
-    `tensor` is that of the copy, None if the cell stands for several. A merge changes the numbers of `changed` of them.
-    """
+    """A tensor of the copy, or several (`tensor` is None). Columns count from 0, -1 is none."""
 
     kind: Kind
     tensor: Tensor | None
@@ -105,10 +102,7 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelMap:
-    """Cells, and the files that they are in today and in the copy. `today` is empty if the source is not known.
-
-    `machines` are those of a pipeline, if the copy was cut for one.
-    """
+    """Cells, and the files that they are in today (empty if not known) and in the copy."""
 
     cells: tuple[Cell, ...]
     today: tuple[Column, ...]
@@ -168,10 +162,7 @@ _Placed = Sequence[tuple[Tensor, str]]
 
 
 def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tuple[str, int]]:
-    """Return today's file and bytes of the tensors of a copy with `names`.
-
-    A quantized weight is two or more `tensors`: its numbers, and the scales that are named after it.
-    """
+    """Return today's file and bytes of the tensors of a copy with `names`. Scales count to their weight."""
     places: dict[str, tuple[str, int]] = {}
     for tensor in tensors:
         name = tensor.name

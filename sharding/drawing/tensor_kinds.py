@@ -102,10 +102,7 @@ class ExpertGrid(NamedTuple):
 
 
 def expert_grid(tensors: Iterable[tuple[str, int, int, int]]) -> ExpertGrid | None:
-    """Return the grid of a copy from the (name, column, column of today, bytes) of its tensors.
-
-    None if its experts are not separate tensors, or if they are too many or too mixed for a picture.
-    """
+    """Return the grid from (name, column, column of today, bytes) of each tensor; None if it cannot be drawn."""
     layers: dict[str, dict[int, tuple[Place, int]]] = {}
     for name, column, today, size in tensors:
         match = _EXPERT.search(name)

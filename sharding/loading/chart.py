@@ -20,10 +20,7 @@ win."""
 
 
 def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
-    """Return an SVG of the memory of an original and of its sharded copy, with colours for light and for dark pages.
-
-    The filled line is anonymous memory. The dashed line adds mapped files, which the system can reclaim.
-    """
+    """Return an SVG of the memory of both loads. The line is anonymous memory, the dashed one adds mapped files."""
     seconds = _nice(max((moment.seconds for moment in (*original, *sharded)), default=1.0))
     size = _nice(max((moment.total_bytes for moment in (*original, *sharded)), default=1.0))
     drawn = [

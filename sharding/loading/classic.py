@@ -86,10 +86,7 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
 
 @contextmanager
 def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
-    """Load `origin` and save it in a temporary folder; yield that as the source of a job, with accelerate's shards.
-
-    Raises SourceError with the figures if the model does not fit into memory or its copies do not fit on the disk.
-    """
+    """Load `origin`, save it in a temporary folder and yield that as the source of a job. Raises SourceError."""
     files = loadable_files(origin)
     dtype = torch_name(options.dtype)
     memory_bytes = predict_load(origin, files, Load(dtype=dtype)).peak_anon_bytes
@@ -149,10 +146,7 @@ def refuse_without_room(folder: Path, needed_bytes: int) -> None:
 def lay_out(
     source: Files, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
 ) -> Path:
-    """Fill the new `folder` with `files` of `source` and with `written` (name to content), and return it.
-
-    Raises SourceError if a file cannot be read, or does not match the hash that the Hub states.
-    """
+    """Fill the new `folder` with `files` of `source` and `written` (name to content); return it. Raises SourceError."""
     folder.mkdir()
     for file in files:
         if path := source.path(file.path):

@@ -113,10 +113,7 @@ def how_to_load(
 
 
 def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
-    """Raise UsageError if the probes, which load with transformers, cannot load `checkpoint` of the source `origin`.
-
-    Raises Refused if transformers is not installed, and ModelRefused if the config.json contradicts the headers.
-    """
+    """Raise UsageError, Refused or ModelRefused if transformers cannot load `checkpoint` of `origin`."""
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.is_plain_model:
         what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"

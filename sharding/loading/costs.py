@@ -102,10 +102,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ClassicCost:
-    """The cost of making the same shards in the classic way, without downloads and uploads.
-
-    `seconds` is None if it was not run, and `reason_not_run` says why. Memory and disk are then predictions.
-    """
+    """What making the same shards in the classic way cost; predicted if `seconds` is None."""
 
     seconds: Seconds | None
     peak_anon_bytes: Count

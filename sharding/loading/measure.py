@@ -63,10 +63,7 @@ def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[
 
 
 def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost:
-    """Load the checkpoint in `folder` in a fresh process and return the cost, also of a load that fails.
-
-    Raises ShardingError if the probe itself fails.
-    """
+    """Load `folder` in a fresh process and return the cost. Raises ShardingError if the probe itself fails."""
     limits = {"memory-limit": load.memory_limit_bytes, "max-memory": load.max_memory_bytes, "timeout": timeout_seconds}
     command = child_command("sharding.loading.probe", str(folder), "--method", load.method)
     command += [f"--{name}={value}" for name, value in {"dtype": load.dtype, **limits}.items() if value is not None]

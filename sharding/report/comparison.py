@@ -22,10 +22,7 @@ _OF_THE_MIDDLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """What loading one of two checkpoints cost: spreads over all `runs`, and the rest from the middle one.
-
-    `seconds` are by phase; `working_seconds` are all phases except the imports.
-    """
+    """What loading one of two checkpoints cost: spreads over all `runs`, and the rest from the middle one."""
 
     runs: Count
     outcome: Word

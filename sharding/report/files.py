@@ -25,10 +25,7 @@ from sharding.storage.names import parse_address
 
 
 def read_card(origin: Files) -> ModelCard:
-    """Return the card of `origin`, an empty one if it has none. Raises SourceError if it cannot be fetched.
-
-    If the card comes from the model that was trained, it keeps only the metadata: its text describes another model.
-    """
+    """Return the card of `origin`, of a base only the metadata, an empty one if there is none. Raises SourceError."""
     file = next((file for file in origin.files if file.path == CARD_NAME), None)
     if file is None:
         return ModelCard()
@@ -83,10 +80,7 @@ class Result:
 
 
 def read_result(place: str, *, endpoint: str, token: str | None = None) -> Result:
-    """Return the result in the repo at `place`: "owner/name[@revision]", or a link. Its report is untrusted.
-
-    Raises SourceError, also if the report is beyond a limit, or not what this tool writes.
-    """
+    """Return the untrusted result in the repo at `place`: "owner/name[@revision]", or a link. Raises SourceError."""
     link, address = Lookup(endpoint).link(place), parse_address(place, endpoint)
     if address.folder:
         raise SourceError(f"{place[:200]} is a folder in a repo. A result is a whole repo.", "Name the repo alone.")

@@ -178,10 +178,7 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
 
 
 def parse_digests(text: bytes, name: str) -> Mapping[str, TensorDigest]:
-    """Return the tensor digests of the `sharding_digests.json` of `name`, which anybody may have written.
-
-    Raises SourceError if it is not what this tool writes.
-    """
+    """Return the tensor digests in the `sharding_digests.json` of `name`, which is untrusted. Raises SourceError."""
     try:
         digests: _Digests = adapter(_Digests).validate_json(text, strict=True)
     except ValidationError as error:

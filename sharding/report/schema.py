@@ -237,10 +237,7 @@ Proof = Annotated[Verification, WrapSerializer(_with_answer)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a job did and what it cost: its last event, and `sharding_report.json` in the result.
-
-    `overflowed` is tensor name to how many numbers a cast has made infinite. `fleet` is of a job on many machines.
-    """
+    """What a job did and what it cost. `overflowed` counts the numbers that a cast has made infinite, by tensor."""
 
     schema: Literal[1]  # it changes when a key changes its meaning
     tool: Word
@@ -297,10 +294,7 @@ class Report:
 
 
 def to_json(value: Any, kind: Any = None) -> Json:
-    """Return a dataclass as an object for JSON, with its keys in the order of its fields.
-
-    `kind` is its type, if that is not just its class. A plan, or the plan in `value`, gets its weight map too.
-    """
+    """Return a dataclass of a `kind`, if not just its class, as an object for JSON. Plans get their weight map too."""
     known: Any = kind or type(value)
     document: Json = adapter(known).dump_python(value, mode="json", by_alias=True)
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
@@ -316,10 +310,7 @@ def to_json(value: Any, kind: Any = None) -> Json:
 
 
 def parse_report(text: bytes | str, repo_id: str = "") -> Report:
-    """Return the report in the `sharding_report.json` of `repo_id`, which anybody may have written.
-
-    Raises SourceError if it is not what this tool writes. The error names the first thing that does not fit.
-    """
+    """Return the report in the `sharding_report.json` of `repo_id`, which is untrusted. Raises SourceError."""
     try:
         return cast(Report, adapter(Report).validate_json(text, strict=True))
     except ValidationError as error:

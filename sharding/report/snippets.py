@@ -141,10 +141,7 @@ f"{{model.num_parameters():,}} parameters on {{model.device}}"
 
 
 def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
-    """Return the script and the commands that run the model at `place` as a pipeline. Empty if it is cut otherwise.
-
-    The script loads the part of a rank, and ends early if its version of transformers cuts elsewhere.
-    """
+    """Return the script and the commands that run the model at `place` as a pipeline. Empty if it is cut otherwise."""
     if cut := report.plan.pipeline:
         return {
             "pipeline.py": _script(report, cut, place),
@@ -214,10 +211,7 @@ def download_snippet(report: Report, place: str) -> Mapping[str, str]:
 
 
 def how_to_check(report: Report, place: str) -> Mapping[str, str]:
-    """Return the command that compares the result at `place` with its source byte by byte.
-
-    Empty if that needs a folder, which only the maker of the result has, or if the result is the part of one rank.
-    """
+    """Return the command that compares the result at `place` with its source. Empty if nobody else can."""
     source, base, dtype = report.source, report.source.base, report.plan.dtype_asked
     if report.needs_folder or report.plan.rank is not None:
         return {}

@@ -51,10 +51,7 @@ class Numbers:
 def compare_numbers(
     names: Iterable[str], first: Numbers, second: Numbers
 ) -> Generator[Progress, None, tuple[Difference, ...]]:
-    """Return by how much each of `names` differs, in their order. Yield progress. Raises SourceError.
-
-    Both sides of a tensor are read at the same time, a few MiB of each. Memory does not grow with the model.
-    """
+    """Yield progress; return by how much each of `names` differs. Memory stays small. Raises SourceError."""
     known, ours = dict[str, Difference](), list[Tensor]()
     names = list(names)
     for name in names:

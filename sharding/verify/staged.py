@@ -216,11 +216,7 @@ def verify_staged(
 def compare_with_original(
     verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Repo
 ) -> Generator[Progress, None, Verification]:
-    """Return `verification` with the differences between the original and a copy that was loaded and saved.
-
-    None if the source has no safetensors. A missing name is none if a name that is kept has the same bytes: they were
-    tied.
-    """
+    """Return `verification` with the differences between the original, if it is safetensors, and the copy."""
     if not any(file.path.endswith(".safetensors") for file in loadable_files(origin)):
         return verification
     digests, side = expected_digests(plan.shards, records), Side(origin, read_checkpoint(origin))

@@ -43,10 +43,7 @@ def read_from_hub(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
 
 
 def sources_to_read(origin: Repo, noted: tuple[Source, ...], checkpoint: Checkpoint, plan: Plan) -> tuple[Source, ...]:
-    """Return the sources to read: `noted`, which record their reads, if only that can prove the reads; else `origin`'s.
-
-    One rank reads only a part of the files, so they are not read whole for a proof.
-    """
+    """Return `noted`, which record reads, if only that can prove reads of whole files; else `origin`'s."""
     is_moved = are_stored(plan.tensors) and bool(stated_files(origin.sources[0].files, checkpoint))
     return origin.sources if is_moved or plan.options.rank is not None else noted
 
@@ -86,11 +83,7 @@ def digest_as_stored(
     tensors: Iterable[Tensor],
     reader: Reader,
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
-    """Read `tensors` of the result in `staged`, in the order of the files of `origin`, whose headers are read again.
-
-    Yields progress; returns their digests by name, and where the rebuilt files are not as `stated`. Raises SourceError,
-    HeaderError.
-    """
+    """Read `tensors` of the result in the order of `origin`'s files; return digests, and what is not as `stated`."""
     place = {tensor.name: tensor for tensor in tensors}
     files = {file.path: file for file in stated}
     originals: dict[str, list[Tensor]] = {path: [] for path in files}

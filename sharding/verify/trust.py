@@ -32,10 +32,7 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A level, the reasons for it in sentences, and the caveats: what even the bytes that were read do not show.
-
-    `within` counts the tensors of a merged copy whose bits differ, by no more than the tolerance of a merge.
-    """
+    """A level, its reasons, caveats, and how many tensors differ `within` the tolerance of a merge."""
 
     level: Level
     reasons: tuple[str, ...]

@@ -199,10 +199,7 @@ class Side:
 def compare_beside(
     sources: Sequence[Repo], checkpoints: Sequence[Checkpoint]
 ) -> Generator[Progress, None, tuple[Mismatch, ...]]:
-    """Read the weight files beside both checkpoints; yield progress; return where the second differs.
-
-    Raises SourceError, also if the bytes from a Hub do not match the hash that it states.
-    """
+    """Read the weight files beside both; yield progress; return where the second differs. Raises SourceError."""
     mismatches, alike = compare_listed(checkpoints)
     digests = []
     for source, files in zip(sources, alike, strict=True):
@@ -239,10 +236,7 @@ def compare_listed(
 def stored_digests(
     source: Repo, checkpoint: Checkpoint, most_bytes: int, most_values: int | None = None
 ) -> Mapping[str, TensorDigest]:
-    """Return the digests that `source` stores, from a file of at most `most_bytes` and `most_values` JSON values.
-
-    Anybody may have written it. Raises SourceError if there are no valid ones, or if they do not describe `checkpoint`.
-    """
+    """Return the untrusted digests that `source` stores within these bounds. Raises SourceError."""
     name = source_name(source.ref.kind, source.ref.name)
     files = {file.path: file for file in source.files}
     if DIGESTS_NAME not in files:

@@ -90,10 +90,7 @@ def _own() -> Path:
 
 
 def drop(files: Iterable[Path]) -> str:
-    """Drop `files` from the page cache; return "cold", or "warm" with the reason.
-
-    posix_fadvise(2) with POSIX_FADV_DONTNEED needs no rights. It drops clean pages that no process has mapped.
-    """
+    """Drop `files` from the page cache (posix_fadvise(2) needs no rights); return "cold", or "warm" with the reason."""
     if not hasattr(os, "posix_fadvise"):
         return "warm: this system cannot drop a file from the page cache (it has no posix_fadvise)"
     kept = 0
