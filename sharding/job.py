@@ -38,7 +38,6 @@ from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
 from sharding.fleet.ray_workers import ray_workers
 from sharding.formats.safetensors_file import shard_header
-from sharding.loading.chart import draw_memory
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare_loads, compare_staged, how_to_load, refuse_incomparable
 from sharding.loading.costs import Compared, Probed, middle_run
@@ -48,6 +47,7 @@ from sharding.planning.adapters.merged import counted
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import identify_plan, planned
+from sharding.report.comparison import draw_memory
 from sharding.report.files import read_card, write_beside
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report, Resources

@@ -75,19 +75,16 @@ _BADGE = """\
 def draw_badge(certificate: Certificate) -> str:
     """Return the SVG of a flat badge: the name of the product, then the verdict and revision. They fit in any font."""
     verdict = visible(f"{certificate.verdict} {certificate.tail}").rstrip()
-    left, right = _badge_width(NAME), _badge_width(verdict)
-    texts = _badge_text(NAME, left / 2, left) + _badge_text(verdict, left + right / 2, right)
+    start, texts, widths = 0, "", list[int]()
+    for text in (NAME, verdict):
+        width = round(sum(_NARROW if letter in " fijlrt" else _LETTER for letter in text)) + _PAD
+        middle, length = start + width / 2, max(width - _PAD, 1)
+        texts += f'<text x="{middle:g}" y="14" textLength="{length}">{svg_text(text)}</text>'
+        start += width
+        widths.append(width)
     label = svg_text(f"{NAME}: {certificate.copy}{certificate.tail}, {certificate.verdict}")
-    sizes = {"width": left + right, "height": _BADGE_HEIGHT, "left": left, "right": right}
+    sizes = {"width": start, "height": _BADGE_HEIGHT, "left": widths[0], "right": widths[1]}
     return _BADGE.format(**sizes, colour=_RIGHT[certificate.tone], label=label, texts=texts)
-
-
-def _badge_width(text: str) -> int:
-    return round(sum(_NARROW if letter in " fijlrt" else _LETTER for letter in text)) + _PAD
-
-
-def _badge_text(text: str, middle: float, width: int) -> str:
-    return f'<text x="{middle:g}" y="14" textLength="{max(width - _PAD, 1)}">{svg_text(text)}</text>'
 
 
 # --- The picture --------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """The process of the classic engine: load with transformers, save with accelerate, load that again.
 
-It calls from_pretrained(low_cpu_mem_usage=True, dtype=…), Accelerator.save_model(max_shard_size=…) and
-load_checkpoint_and_dispatch, as the tutorials do. Arguments: folder, new folder, bytes of the largest shard, dtype or
-"keep". It runs no code of a repo.
+It does as the tutorials do, and runs no code of a repo. Arguments: folder, new folder, bytes of the largest shard,
+dtype or "keep".
 """
 
 import sys

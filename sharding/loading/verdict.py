@@ -72,10 +72,12 @@ def _because(cause: Cause, original: LoadCost, sharded: LoadCost) -> str:
         case "dtype":
             sides = (("the original", original), ("the copy", sharded))
             (cast_name, cast), (kept_name, kept) = sides if original.is_cast else sides[::-1]
+            dtypes = kept.stored_dtypes or {"an unknown dtype": 0}
+            dtype = max(dtypes, key=lambda dtype: dtypes[dtype])
             return (
                 f"The reason is the dtype on the disk, not the shard size. {_upper(_casts(cast_name, cast))} while "
                 "loading, which makes a second set of weights that cannot be memory-mapped. "
-                f"{_upper(kept_name)} is stored in {_stored(kept)} and needs no cast."
+                f"{_upper(kept_name)} is stored in {dtype} and needs no cast."
             )
         case "format":
             return f"The reason is the file format ({sharded.format} instead of {original.format}), not the shard size."
@@ -93,10 +95,18 @@ def _because(cause: Cause, original: LoadCost, sharded: LoadCost) -> str:
 
 
 def _no_difference(original: Sequence[LoadCost], sharded: Sequence[LoadCost], *, times_differ: bool) -> str:
+    one, other = _time(original), _time(sharded)
+    why = (
+        f"but the runs vary more than that: {one.low:.1f} to {one.high:.1f} s and {other.low:.1f} to {other.high:.1f} s"
+    )
+    if times_differ:
+        why = "which nothing in the checkpoints explains"
+    elif abs(one.median - other.median) < max(_LEAST_SECONDS, _LEAST_TIME_SHARE * max(one.median, other.median)):
+        why = "which is normal variation"
     sentence = (
         f"No meaningful difference: both need about {_bytes(sharded)} of anonymous memory. "
         f"To load and compute takes {_seconds(original)} with the original and {_seconds(sharded)} with the copy, "
-        f"{_why_times(original, sharded, times_differ)}."
+        f"{why}."
     )
     if original[0].is_cast and sharded[0].is_cast:
         casts = [_casts(name, cost) for name, cost in (("the original", original[0]), ("the copy", sharded[0]))]
@@ -106,16 +116,6 @@ def _no_difference(original: Sequence[LoadCost], sharded: Sequence[LoadCost], *,
         sentence += f" {_upper(both)} while loading. Weights stored in {sharded[0].dtype_asked} need no cast."
         sentence += " Another shard size does not help."
     return sentence
-
-
-def _why_times(original: Sequence[LoadCost], sharded: Sequence[LoadCost], times_differ: bool) -> str:
-    if times_differ:
-        return "which nothing in the checkpoints explains"
-    one, other = _time(original), _time(sharded)
-    if abs(one.median - other.median) < max(_LEAST_SECONDS, _LEAST_TIME_SHARE * max(one.median, other.median)):
-        return "which is normal variation"
-    ranges = f"{one.low:.1f} to {one.high:.1f} s and {other.low:.1f} to {other.high:.1f} s"
-    return f"but the runs vary more than that: {ranges}"
 
 
 def _casts(name: str, cost: LoadCost) -> str:
@@ -163,8 +163,3 @@ def _bytes(costs: Sequence[LoadCost]) -> str:
 
 def _seconds(costs: Sequence[LoadCost]) -> str:
     return f"{_time(costs).median:.1f} s"
-
-
-def _stored(cost: LoadCost) -> str:
-    dtypes = cost.stored_dtypes or {}
-    return max(dtypes, key=lambda dtype: dtypes[dtype], default="an unknown dtype")

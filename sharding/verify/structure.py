@@ -184,7 +184,11 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     for mismatch in mismatches:
         was, now = reading.tensors.get(mismatch.tensor), copy.get(mismatch.tensor)
         kind: Kind = "missing" if not now else "added" if not was else "dtype" if was.shape == now.shape else "shape"
-        note = "" if was and now else _tied(was or now, ours if was else theirs)
+        only, places = (was, ours) if was else (now, theirs)
+        tied = (
+            places.get(only.recipe) if kind in ("missing", "added") and only and isinstance(only.recipe, Stored) else ""
+        )
+        note = f"tied: its bytes are those of {tied}, which both have" if tied else ""
         found.append(Contrast(mismatch.tensor, kind, mismatch.problem, _form(was), _form(now), note))
     return found
 
