@@ -96,9 +96,8 @@ def _because(cause: Cause, original: LoadCost, sharded: LoadCost) -> str:
 
 def _no_difference(original: Sequence[LoadCost], sharded: Sequence[LoadCost], *, times_differ: bool) -> str:
     one, other = _time(original), _time(sharded)
-    why = (
-        f"but the runs vary more than that: {one.low:.1f} to {one.high:.1f} s and {other.low:.1f} to {other.high:.1f} s"
-    )
+    ranges = f"{one.low:.1f} to {one.high:.1f} s and {other.low:.1f} to {other.high:.1f} s"
+    why = f"but the runs vary more than that: {ranges}"
     if times_differ:
         why = "which nothing in the checkpoints explains"
     elif abs(one.median - other.median) < max(_LEAST_SECONDS, _LEAST_TIME_SHARE * max(one.median, other.median)):

@@ -61,10 +61,8 @@ def compare_numbers(
             known[name] = Difference(name, note=note)
         elif one:
             ours.append(one)
-    groups = [
-        (shard, shard_of(shard.file, [second.tensors[tensor.name] for tensor in shard.tensors]))
-        for shard in in_groups(sorted(ours, key=first_read))
-    ]
+    shards = in_groups(sorted(ours, key=first_read))
+    groups = [(one, shard_of(one.file, [second.tensors[tensor.name] for tensor in one.tensors])) for one in shards]
     is_far = any(source.ranges_at_once > 1 for side in (first, second) for source in side.sources)
     # From a network, one pair at a time and one request of each side: every open request takes memory of its own.
     width = 1 if is_far else THREADS
@@ -188,9 +186,8 @@ class Sums:
                 largest = sys.float_info.max
                 gaps = np.minimum(gaps, largest)
             self._largest = max(self._largest, largest)
-            (gaps, far), (one, high), (other, deep) = (
-                _scaled(array) if is_wide else (array, 0) for array in (gaps, one, other)
-            )
+            scaled = (_scaled(array) if is_wide else (array, 0) for array in (gaps, one, other))
+            (gaps, far), (one, high), (other, deep) = scaled
             self._distance += _exactly(gaps.sum(), far)
             # A product by BLAS would start a thread for every core, which takes longer than the product.
             self._product += _exactly((one * other).sum(), high + deep)

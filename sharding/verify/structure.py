@@ -185,9 +185,8 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
         was, now = reading.tensors.get(mismatch.tensor), copy.get(mismatch.tensor)
         kind: Kind = "missing" if not now else "added" if not was else "dtype" if was.shape == now.shape else "shape"
         only, places = (was, ours) if was else (now, theirs)
-        tied = (
-            places.get(only.recipe) if kind in ("missing", "added") and only and isinstance(only.recipe, Stored) else ""
-        )
+        recipe = only.recipe if only and not (was and now) else None
+        tied = places.get(recipe) if isinstance(recipe, Stored) else None
         note = f"tied: its bytes are those of {tied}, which both have" if tied else ""
         found.append(Contrast(mismatch.tensor, kind, mismatch.problem, _form(was), _form(now), note))
     return found

@@ -32,12 +32,8 @@ class Cap:
     @property
     def anon_bytes(self) -> int | None:
         """Anonymous memory that the cgroup counts now; None without a cgroup."""
-        if self.folder is None:
-            return None
-        for line in (self.folder / "memory.stat").read_text().splitlines():
-            if line.startswith("rss "):
-                return int(line.split()[1])
-        return None
+        lines = (self.folder / "memory.stat").read_text().splitlines() if self.folder else []
+        return next((int(line.split()[1]) for line in lines if line.startswith("rss ")), None)
 
 
 @contextmanager
@@ -106,10 +102,7 @@ def drop(files: Iterable[Path]) -> str:
 
 
 def _share_in_memory(descriptor: int) -> float:
-    """Return the share of a file's pages that are in the page cache: mincore(2), which reads none of them.
-
-    preadv2(2) with RWF_NOWAIT would start to read the page, and on a fast disk it would find its own page.
-    """
+    # mincore(2) reads no page; preadv2(2) with RWF_NOWAIT would start to, and on a fast disk find its own page.
     size = os.fstat(descriptor).st_size
     if not size:
         return 0.0
