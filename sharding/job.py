@@ -33,7 +33,7 @@ from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.repo import Repo
 from sharding.core.values import Address, Checkpoint, Plan, ShardRecord, StagedJob
-from sharding.drawing.picture import save_picture
+from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
 from sharding.fleet.ray_workers import ray_workers

@@ -9,7 +9,7 @@ from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
-from sharding.drawing.picture import svg_text, visible
+from sharding.drawing.map_svg import svg_text, visible
 
 NAME = "Shard My Repo"
 

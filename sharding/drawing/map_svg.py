@@ -1,16 +1,18 @@
-"""Draw the map of a checkpoint as a standalone SVG, with colours for light and for dark pages. Pure.
+"""Draw the map of a checkpoint as a standalone SVG, with colours for light and for dark pages.
 
 It also says what lies where in its strips, for a page: components, stages, and the bytes that go from file to file.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from sharding.core.errors import DestinationError
 from sharding.core.text import count, format_bytes, share, source_name
 from sharding.core.values import Checkpoint, Plan, folder_of
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box, Cell, Column, ModelMap, map_of_plan
-from sharding.drawing.picture import svg_text
 from sharding.drawing.tensor_kinds import Kind
 
 COLOURS: dict[Kind, tuple[str, str]] = {
@@ -235,3 +237,25 @@ def script_data(drawn: ModelMap) -> dict[str, Any]:
         runs = [[run.experts, format_bytes(run.bytes), *run.place] for run in row.runs]
         data["experts"].append([row.layer, runs])
     return data
+
+
+# --- Any picture -------------------------------------------------------------------------------------------
+
+
+def save_picture(path: str, svg: str) -> None:
+    """Write an SVG file. Raises DestinationError if it cannot be written."""
+    try:
+        Path(path).write_text(svg, encoding="utf-8")
+    except OSError as error:
+        hint = "Choose a file in an existing folder that you may write to."
+        raise DestinationError(f"The picture cannot be written to {path}: {error.strerror or error}.", hint) from error
+
+
+def visible(text: str) -> str:
+    """Return `text` with a question mark for each character that XML forbids or nobody sees."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def svg_text(text: str) -> str:
+    """Return any text, such as a name from a file of a stranger, as it stands in an SVG."""
+    return escape(visible(text))

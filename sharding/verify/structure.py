@@ -73,11 +73,6 @@ class Likeness:
     keeps_others: bool = False
 
     @property
-    def is_open(self) -> bool:
-        """Whether the structure fits, and the bytes of some tensors are unknown."""
-        return self.verdict in ("converted", "same-structure")
-
-    @property
     def have_common(self) -> bool:
         """Whether both have tensors of the same name, so that there are bytes to compare."""
         return sum(one.kind == "missing" for one in self.mismatches) < self.tensors
