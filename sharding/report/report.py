@@ -19,30 +19,14 @@ from sharding.loading.measure import stored_dtypes
 from sharding.planning.explain import sentence
 from sharding.planning.plan import identify_plan
 from sharding.recipes.stored import are_stored
+from sharding.report import schema
 from sharding.report.comparison import ComparisonSummary, summarize_comparison
-from sharding.report.schema import (
-    ComponentSummary,
-    FleetCost,
-    Inspection,
-    Json,
-    PlannedShard,
-    PlanSummary,
-    Proof,
-    Report,
-    Resources,
-    SideFile,
-    SourceSummary,
-    WeightFile,
-    WrittenShard,
-    adapter,
-    first_problem,
-    to_json,
-)
+from sharding.report.schema import Inspection, Json, PlannedShard, PlanSummary, Report, Resources, WrittenShard
 
 
 def summarize_source(checkpoint: Checkpoint) -> Inspection:
     """Return the facts in the headers of a source, and the files beside its weights."""
-    side_files = tuple(SideFile(file=file.path, bytes=file.bytes) for file in checkpoint.side_files)
+    side_files = tuple(schema.SideFile(file=file.path, bytes=file.bytes) for file in checkpoint.side_files)
     return Inspection(**_facts(checkpoint), side_files=side_files, findings=checkpoint.findings)
 
 
@@ -82,7 +66,7 @@ def make_report(
     engine: Engine,
     overflowed: Mapping[str, int],
     comparison: Comparison | None,
-    fleet: FleetCost | None = None,
+    fleet: schema.FleetCost | None = None,
 ) -> Report:
     """Return the report of a job that ends now."""
     written = [records[shard.file] for shard in plan.shards]
@@ -93,7 +77,7 @@ def make_report(
         tool=f"shard-my-repo {__version__}",
         finished=datetime.now(UTC).replace(microsecond=0),
         engine=engine,
-        source=SourceSummary(**_facts(checkpoint)),
+        source=schema.SourceSummary(**_facts(checkpoint)),
         destination=destination,
         plan=summarize_plan(plan, checkpoint.findings, plan_id),
         plan_id=plan_id,
@@ -125,11 +109,11 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "tensors": len(checkpoint.tensors),
         "dtypes": stored_dtypes(checkpoint.tensors),
         "components": tuple(
-            ComponentSummary(folder=component.folder, base=component.stem, metadata=component.metadata)
+            schema.ComponentSummary(folder=component.folder, base=component.stem, metadata=component.metadata)
             for component in checkpoint.components
         ),
         "weight_files": tuple(
-            WeightFile(file=file.path, bytes=file.bytes, tensors=tensors_in.get(file.path, 0))
+            schema.WeightFile(file=file.path, bytes=file.bytes, tensors=tensors_in.get(file.path, 0))
             for file in checkpoint.weight_files
         ),
     }
@@ -171,7 +155,7 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
         for tensor in shard.tensors:
             tensors[tensor.name] = _Tensor(tensor.dtype, tensor.shape, record.tensor_blake3[tensor.name])
     sentences = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
-    document = to_json(_Digests(1, plan_id, shards, tensors, sentences))
+    document = schema.to_json(_Digests(1, plan_id, shards, tensors, sentences))
     if not sentences:
         del document["made"]
     return document
@@ -180,9 +164,9 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
 def parse_digests(text: bytes, name: str) -> Mapping[str, TensorDigest]:
     """Return the tensor digests in the `sharding_digests.json` of `name`, which is untrusted. Raises SourceError."""
     try:
-        digests: _Digests = adapter(_Digests).validate_json(text, strict=True)
+        digests: _Digests = schema.adapter(_Digests).validate_json(text, strict=True)
     except ValidationError as error:
-        message = f"{DIGESTS_NAME} of {name} is not valid: {first_problem(error)}."
+        message = f"{DIGESTS_NAME} of {name} is not valid: {schema.first_problem(error)}."
         hint = "Leave out --quick to read and compare the weights."
         raise SourceError(message, hint, Remedy("read_every_byte")) from error
     return {name: TensorDigest(one.dtype, one.shape, one.blake3) for name, one in digests.tensors.items()}
@@ -224,7 +208,7 @@ _NAMES: dict[type, str] = {
     Published: "published",
     Report: "report",
 }
-_KINDS: dict[str, Any] = {name: kind for kind, name in _NAMES.items()} | {"verified": Proof}
+_KINDS: dict[str, Any] = {name: kind for kind, name in _NAMES.items()} | {"verified": schema.Proof}
 
 
 def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report) -> Json:
@@ -238,7 +222,7 @@ def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | C
         case Compared():
             payload = summarize_comparison(event.comparison)
     name = _NAMES[type(payload)]
-    line = {"event": name, **to_json(payload, _KINDS[name])}
+    line = {"event": name, **schema.to_json(payload, _KINDS[name])}
     if isinstance(event, Probed):
         del line["cost"]["curve"]  # the report has a curve for each side
     return line
@@ -250,6 +234,6 @@ def parse_event(line: Json) -> JobEvent:
     if kind is None:
         raise ValueError("no event of a job: its name is unknown")
     try:
-        return cast(JobEvent, adapter(kind).validate_python(payload))
+        return cast(JobEvent, schema.adapter(kind).validate_python(payload))
     except ValidationError as error:
-        raise ValueError(f"no event of a job: {first_problem(error)}") from error
+        raise ValueError(f"no event of a job: {schema.first_problem(error)}") from error

@@ -45,7 +45,7 @@ class Reader(ABC):
         """Make `shards` as if to write them, each after its `header`; yield progress; return their records."""
 
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        """Read `tensors` (in stored order); yield progress; return their digests by name."""
+        """Read `tensors` (in stored order); yield progress; return their digests by name. Raises SourceError."""
         files: dict[str, list[Tensor]] = {}
         for tensor in tensors:
             files.setdefault(tensor.file, []).append(tensor)
@@ -89,19 +89,11 @@ class ThisMachine(Reader):
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        return digest_tensors(source, tensors)
-
-
-def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
-    """Do as `ThisMachine` does. Raises SourceError if bytes cannot be read."""
-    parts = list(spans(tensors))
-    lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
-
-    def digests_of(span: list[Tensor]) -> dict[str, TensorDigest]:
-        return digest_span(source, span, partial(lanes.count, file=span[0].file))
-
-    by_span = yield from collected(lanes.run([partial(digests_of, span) for span in parts]))
-    return {name: digest for digests in by_span for name, digest in digests.items()}
+        parts = list(spans(tensors))
+        lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
+        work = [partial(digest_span, source, span, partial(lanes.count, file=span[0].file)) for span in parts]
+        by_span = yield from collected(lanes.run(work))
+        return {name: digest for digests in by_span for name, digest in digests.items()}
 
 
 def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:

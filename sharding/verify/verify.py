@@ -34,7 +34,7 @@ from sharding.storage.locate import open_source
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.progress import progress_of_part
 from sharding.verify.differences import Numbers, compare_numbers, compare_within
-from sharding.verify.digests import ThisMachine, digest_tensors, expected_digests, first_read, in_groups
+from sharding.verify.digests import ThisMachine, expected_digests, first_read, in_groups
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.stated import digest_as_stored, noting, prove_reads, read_from_hub, stated_files, stated_of
 
@@ -183,7 +183,7 @@ class Side:
             return
         reads: list[BytesRead] = []
         if are_stored(self._tensors):
-            self.digests = yield from digest_tensors(self._sources[0], self._tensors)
+            self.digests = yield from here.digest_tensors(self._sources[0], self._tensors)
         else:
             groups = list(in_groups(self._tensors))
             records = yield from here.digest_shards(groups, lambda _: b"", self._sources)
