@@ -80,13 +80,21 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
             is_cast=asked["dtype"] is not None and bool(stored.keys() & _FLOATS - {asked["dtype"]}),
         )
         read_bytes = _proc_number(*_READ_BYTES)
-        model = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload}).eval()
+        model, names = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload})
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            raise Unsupported(
+                f"{len(names)} weights of the model are not in the files under their names ({some}). They are missing, "
+                "or transformers renames or fuses them while loading, which this method does not do."
+            )
+        model.eval()
         say(phase="forward", at=time.monotonic(), **_weights(model, files))
         with torch.inference_mode():
             inputs, new = _fixed_inputs(model), asked["tokens"]
             output = model(**inputs)[0].contiguous()
             data = f"{output.dtype} {tuple(output.shape)} ".encode() + output.view(torch.uint8).numpy().tobytes()
             say(logits_sha256=hashlib.sha256(data).hexdigest())
+            del output, data  # they are no part of what generating costs
             say(phase="tokens", at=time.monotonic())
             if model.can_generate() and model.main_input_name == "input_ids" and new:
                 text = inputs["input_ids"]
@@ -97,8 +105,11 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
 
 # --- The methods ----------------------------------------------------------------------------------------
 
+_Loaded = tuple[Any, Collection[str]]
+"""A model, and the names of its weights that were in no file."""
 
-def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+
+def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
     options: dict[str, Any] = {"disable_mmap": asked["no_mmap"] or None}
     if asked["method"] == "offload":
         if not asked["max_memory"]:
@@ -106,11 +117,10 @@ def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dic
         options = {"device_map": "auto", "max_memory": {"cpu": asked["max_memory"]}, "offload_folder": asked["offload"]}
     options |= {"low_cpu_mem_usage": True, "output_loading_info": True, "local_files_only": True}
     model, info = cls.from_pretrained(folder, dtype=dtype or "auto", **options)
-    _refuse_missing(info["missing_keys"])
-    return model
+    return model, info["missing_keys"]
 
 
-def _load_checkpoint_and_dispatch(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+def _load_checkpoint_and_dispatch(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
     from accelerate import load_checkpoint_and_dispatch
 
     model = _empty(cls, config, dtype)
@@ -118,13 +128,12 @@ def _load_checkpoint_and_dispatch(cls: Any, config: Any, folder: Path, dtype: An
     try:
         load_checkpoint_and_dispatch(model, folder, {"": "cpu"}, no_split_module_classes=classes, dtype=dtype)
     except NotImplementedError:  # a weight that is in no file cannot leave the meta device
-        _refuse_missing(_on_meta(model))
-        raise
-    _refuse_missing(_on_meta(model))
-    return model
+        if not _on_meta(model):
+            raise
+    return model, _on_meta(model)
 
 
-def _load_sharded_checkpoint(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+def _load_sharded_checkpoint(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
     from transformers.initialization import no_init_weights
     from transformers.trainer_utils import load_sharded_checkpoint
 
@@ -136,11 +145,10 @@ def _load_sharded_checkpoint(cls: Any, config: Any, folder: Path, dtype: Any, as
     absent = load_sharded_checkpoint(model, str(folder), strict=False).missing_keys
     addresses = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     loaded = {address for name, address in addresses.items() if name not in absent}
-    _refuse_missing([name for name in absent if addresses[name] not in loaded])
-    return model
+    return model, [name for name in absent if addresses[name] not in loaded]
 
 
-def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
     import torch
 
     model = _empty(cls, config, dtype)
@@ -150,11 +158,10 @@ def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str
             state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
         model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
-    _refuse_missing(_on_meta(model))
-    return model
+    return model, _on_meta(model)
 
 
-METHODS: dict[str, Callable[[Any, Any, Path, Any, dict[str, Any]], Any]] = {
+METHODS: dict[str, Callable[[Any, Any, Path, Any, dict[str, Any]], _Loaded]] = {
     "from_pretrained": _from_pretrained,
     "load_checkpoint_and_dispatch": _load_checkpoint_and_dispatch,
     "offload": _from_pretrained,
@@ -174,15 +181,6 @@ def _empty(cls: Any, config: Any, dtype: Any) -> Any:
 
 def _on_meta(model: Any) -> list[str]:
     return [name for name, tensor in model.state_dict().items() if tensor.is_meta]
-
-
-def _refuse_missing(names: Collection[str]) -> None:
-    if names:
-        some = ", ".join(sorted(names)[:3])
-        raise Unsupported(
-            f"{len(names)} weights of the model are not in the files under their names ({some}). They are missing, or "
-            "transformers renames or fuses them while loading, which this method does not do."
-        )
 
 
 # --- Facts about a loaded model and its files ---------------------------------------------------------------
