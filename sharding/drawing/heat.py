@@ -20,13 +20,27 @@ EQUAL, STRONGEST, NO_NUMBERS = 0, len(STEPS) + 1, len(STEPS) + 2
 """Levels of a cell: no tensor differs, the strongest colour, and a tensor that has no numbers to compare."""
 
 _LEGEND = ("equal", "≤ 10⁻⁵", "≤ 10⁻³", "≤ 10⁻¹", "more", "not comparable")
-_LIGHT = ("#e1e6e8", "#c3e4e0", "#7cc3ba", "#2b9187", "#0a534d")
-_DARK = ("#273136", "#1c4643", "#22746c", "#36b3a5", "#a5efe6")
+_LIGHTS = ("#e1e6e8", "#c3e4e0", "#7cc3ba", "#2b9187", "#0a534d")
+_DARKS = ("#273136", "#1c4643", "#22746c", "#36b3a5", "#a5efe6")
 
 _MOST_STACKS, _MOST_PARTS, _MOST_COLUMNS = 6, 28, 128
 _WIDTH, _LABEL, _LEGEND_WIDTH, _ROW, _WIDEST = 1040.0, 236.0, 790.0, 20.0, 40.0
 _LABEL_CHARACTERS = 32
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+_PATTERN = (
+    f'<defs><pattern id="heat-none" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect class="h{EQUAL}" width="5" height="5"/><path class="line" d="M0 0v5"/></pattern></defs>'
+)
+_DAY, _DARK = ("".join(f"--heat-{level}:{colour};" for level, colour in enumerate(one)) for one in (_LIGHTS, _DARKS))
+_NIGHT = f"{_DARK}--heat-ink:#e9eef0;--heat-muted:#9fadb4"
+_FILLS = "".join(f".heat .h{level}{{fill:var(--heat-{level})}}" for level in range(STRONGEST + 1))
+_STYLE = (
+    f".heat{{{_DAY}--heat-ink:#14191c;--heat-muted:#55626a}}.heat text{{font:13px system-ui,sans-serif;"
+    "fill:var(--heat-muted)}.heat .name{font-weight:650;fill:var(--heat-ink)}.heat .axis{text-anchor:middle}"
+    f"{_FILLS}.heat .h{NO_NUMBERS}{{fill:url(#heat-none)}}.heat .line{{stroke:var(--heat-muted);stroke-width:2.4}}"
+    f".dark .heat{{{_NIGHT}}}@media(prefers-color-scheme:dark){{.heat:root{{{_NIGHT}}}}}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +104,17 @@ def draw_heat(names: Iterable[str], differences: Sequence[Difference]) -> str:
     for stack in stacks:
         drawn += _draw_stack(stack, y)
         y += 26 + _ROW * len(stack.rows) + 18
-    drawn += _draw_legend(y + 4)
+    drawn.append(f'<text x="0" y="{y + 16:.0f}">1 − cosine of both tensors</text>')
+    x = _LABEL
+    for level, words in enumerate(_LEGEND):
+        drawn.append(f'<rect class="h{level}" x="{x:.0f}" y="{y + 4:.0f}" width="14" height="14" rx="3"/>')
+        drawn.append(f'<text x="{x + 20:.0f}" y="{y + 16:.0f}">{words}</text>')
+        x += 42 + 7.2 * len(words)
     widest = max((_LABEL + len(stack.columns) * _size(stack) for stack in stacks), default=0.0)
     width, height = max(widest, _LEGEND_WIDTH), y + 30
     place = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     head = f'<svg class="heat" xmlns="http://www.w3.org/2000/svg" {place} role="img">\n<title>{svg_text(title)}</title>'
-    return "\n".join([head, f"<style>{_style()}</style>", _PATTERN, *drawn, "</svg>", ""])
+    return "\n".join([head, f"<style>{_STYLE}</style>", _PATTERN, *drawn, "</svg>", ""])
 
 
 def _level(row: Mapping[str, Iterable[str]], by_name: Mapping[str, Difference]) -> int:
@@ -166,33 +185,6 @@ def _draw_stack(stack: Stack, y: float) -> Iterator[str]:
         y += _ROW
 
 
-def _draw_legend(y: float) -> Iterator[str]:
-    yield f'<text x="0" y="{y + 12:.0f}">1 − cosine of both tensors</text>'
-    x = _LABEL
-    for level, words in enumerate(_LEGEND):
-        yield f'<rect class="h{level}" x="{x:.0f}" y="{y:.0f}" width="14" height="14" rx="3"/>'
-        yield f'<text x="{x + 20:.0f}" y="{y + 12:.0f}">{words}</text>'
-        x += 42 + 7.2 * len(words)
-
-
 def _short(label: str) -> str:
     """Return a label that fits beside its row. The end of a name says more than its start."""
     return label if len(label) <= _LABEL_CHARACTERS else f"…{label[1 - _LABEL_CHARACTERS :]}"
-
-
-_PATTERN = (
-    f'<defs><pattern id="heat-none" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<rect class="h{EQUAL}" width="5" height="5"/><path class="line" d="M0 0v5"/></pattern></defs>'
-)
-
-
-def _style() -> str:
-    light, dark = ("".join(f"--heat-{level}:{colour};" for level, colour in enumerate(one)) for one in (_LIGHT, _DARK))
-    night = f"{dark}--heat-ink:#e9eef0;--heat-muted:#9fadb4"
-    fills = "".join(f".heat .h{level}{{fill:var(--heat-{level})}}" for level in range(STRONGEST + 1))
-    return (
-        f".heat{{{light}--heat-ink:#14191c;--heat-muted:#55626a}}.heat text{{font:13px system-ui,sans-serif;"
-        "fill:var(--heat-muted)}.heat .name{font-weight:650;fill:var(--heat-ink)}.heat .axis{text-anchor:middle}"
-        f"{fills}.heat .h{NO_NUMBERS}{{fill:url(#heat-none)}}.heat .line{{stroke:var(--heat-muted);stroke-width:2.4}}"
-        f".dark .heat{{{night}}}@media(prefers-color-scheme:dark){{.heat:root{{{night}}}}}"
-    )

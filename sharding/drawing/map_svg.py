@@ -36,6 +36,14 @@ NAMES: dict[Kind, str] = {
 
 _MARGIN, _TITLE, _CAPTION, _STRIP, _SPACE, _LEGEND = 20, 52, 24, 120, 26, 36
 _STRETCH = _STRIP / HEIGHT
+_LIGHT, _DARK = ("".join(f".{kind}{{fill:{pair[side]}}}" for kind, pair in COLOURS.items()) for side in (0, 1))
+_STYLE = (
+    "text{font:14px system-ui,sans-serif;fill:#55626a}.title{font-size:20px;font-weight:650}.name{font-weight:650}"
+    ".title,.name{fill:#14191c}.ground{fill:#fff}.file{fill:#e1e6e8}"
+    "path{stroke:#fff;stroke-width:.7;stroke-opacity:.55;vector-effect:non-scaling-stroke}"
+    f"{_LIGHT}@media(prefers-color-scheme:dark){{text{{fill:#9fadb4}}.title,.name{{fill:#e9eef0}}"
+    f".ground{{fill:#161c1f}}.file{{fill:#273136}}path{{stroke:#161c1f}}{_DARK}}}"
+)
 _HATCH = (
     '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect class="ground" width="2" height="5"/></pattern></defs>'
@@ -58,7 +66,7 @@ def draw_map(model_map: ModelMap, title: str) -> str:
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img">',
         f"<title>{svg_text(title)}</title>",
-        f"<style>{_style()}</style>",
+        f"<style>{_STYLE}</style>",
         *([_HATCH] if model_map.changed else []),
         f'<rect class="ground" width="{width:.0f}" height="{height}" rx="12"/>',
         f'<text class="title" x="{_MARGIN}" y="36">{svg_text(title)}</text>',
@@ -112,17 +120,6 @@ def _legend(model_map: ModelMap, y: float) -> Iterable[str]:
         yield from (f'<rect {fill} x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>' for fill in fills)
         yield f'<text x="{x + 19:.0f}" y="{y + 11}">{text}</text>'
         x += 46 + 7.6 * len(text)
-
-
-def _style() -> str:
-    light, dark = ("".join(f".{kind}{{fill:{pair[side]}}}" for kind, pair in COLOURS.items()) for side in (0, 1))
-    return (
-        "text{font:14px system-ui,sans-serif;fill:#55626a}.title{font-size:20px;font-weight:650}.name{font-weight:650}"
-        ".title,.name{fill:#14191c}.ground{fill:#fff}.file{fill:#e1e6e8}"
-        "path{stroke:#fff;stroke-width:.7;stroke-opacity:.55;vector-effect:non-scaling-stroke}"
-        f"{light}@media(prefers-color-scheme:dark){{text{{fill:#9fadb4}}.title,.name{{fill:#e9eef0}}"
-        f".ground{{fill:#161c1f}}.file{{fill:#273136}}path{{stroke:#161c1f}}{dark}}}"
-    )
 
 
 # --- What lies where ---------------------------------------------------------------------------------------
