@@ -75,7 +75,7 @@ def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost
     said: dict[str, Any] = json.loads(done.stdout)
     known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
     known |= {"tokens": tuple(said.get("tokens", ())), "base_anon_bytes": said.get("base_anon_bytes") or 0}
-    known |= {"curve": thin([Moment(*row) for row in said["curve"]])}
+    known["curve"] = thin([Moment(*row) for row in said["curve"]])
     return LoadCost(**known, memory_limited_by=said["memory_limit"] and said["memory_limit"]["by"])
 
 

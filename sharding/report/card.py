@@ -77,11 +77,10 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
         metadata["base_model"] = origin.repo_id
         if report.plan.merged:
             metadata["base_model_relation"] = "finetune"
-    if page:
-        link = metadata.get("license_link")
-        if isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
-            path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
-            metadata["license_link"] = f"{page}/blob/{origin.revision}/{path}"
+    link = metadata.get("license_link")
+    if page and isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
+        path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
+        metadata["license_link"] = f"{page}/blob/{origin.revision}/{path}"
 
 
 def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[str]:

@@ -224,11 +224,10 @@ _RARE = ("unstated", "unreached", "unchecked", "merged", "within", "undecided")
 
 
 def _with_answer(verification: Verification, dump: Dump) -> Json:
+    left_out = {"differences"} if verification.differences is None else set()
+    left_out |= {key for key in _RARE if not getattr(verification, key)}
     document = {"identical": verification.identical, **dump(verification)}
-    document = {key: value for key, value in document.items() if value or key not in _RARE}
-    if verification.differences is None:
-        del document["differences"]
-    return document
+    return {key: value for key, value in document.items() if key not in left_out}
 
 
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]

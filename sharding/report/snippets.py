@@ -81,20 +81,16 @@ def _other_code(place: str, library: Library, base: str, variant: str) -> str:
     at = f"{'local-dir' if is_folder else 'hf-hub'}:{place}"
     folder = repr(place) if is_folder else f"snapshot_download({place!r})"
     load = "" if is_folder else "from huggingface_hub import snapshot_download\n"
-    match library:
-        case "timm":
-            return f"import timm\n\nmodel = timm.create_model({at!r}, pretrained=True)"
-        case "open_clip":
-            return f"import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms({at!r})"
-        case "spacy":
-            return f"{load}import spacy\n\nnlp = spacy.load({folder})"
-        case "pytorch_model_hub_mixin":
-            first = "# MyModel is the class of the model: class MyModel(torch.nn.Module, PyTorchModelHubMixin)\n"
-            return f"{first}model = MyModel.from_pretrained({place!r})"
-        case _:
-            files = f"{base}{'.' if variant else ''}{variant}*.safetensors"
-            load = f"from pathlib import Path\n\n{load}from safetensors.torch import load_file\n\nweights = {{}}\n"
-            return f"{load}for file in Path({folder}).glob({files!r}):\n    weights |= load_file(file)"
+    files = f"{base}{'.' if variant else ''}{variant}*.safetensors"
+    first = "# MyModel is the class of the model: class MyModel(torch.nn.Module, PyTorchModelHubMixin)\n"
+    codes: dict[Library, str] = {
+        "timm": f"import timm\n\nmodel = timm.create_model({at!r}, pretrained=True)",
+        "open_clip": f"import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms({at!r})",
+        "spacy": f"{load}import spacy\n\nnlp = spacy.load({folder})",
+        "pytorch_model_hub_mixin": f"{first}model = MyModel.from_pretrained({place!r})",
+    }
+    usual = f"from pathlib import Path\n\n{load}from safetensors.torch import load_file\n\nweights = {{}}\n"
+    return codes.get(library, f"{usual}for file in Path({folder}).glob({files!r}):\n    weights |= load_file(file)")
 
 
 def loading_snippets(

@@ -20,6 +20,7 @@ from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.stream import ReadingPhase, digest_shards
 
+HeaderOf = Callable[[Shard], bytes]
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
 
@@ -36,11 +37,7 @@ class Reader(ABC):
 
     @abstractmethod
     def digest_shards(
-        self,
-        shards: Sequence[Shard],
-        header: Callable[[Shard], bytes],
-        sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
+        self, shards: Sequence[Shard], header: HeaderOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make `shards` as if to write them, each after its `header`; yield progress; return their records."""
 
@@ -79,11 +76,7 @@ class ThisMachine(Reader):
 
     @override
     def digest_shards(
-        self,
-        shards: Sequence[Shard],
-        header: Callable[[Shard], bytes],
-        sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
+        self, shards: Sequence[Shard], header: HeaderOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         return digest_shards(shards, header, sources, phase)
 
