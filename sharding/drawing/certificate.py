@@ -5,7 +5,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -20,8 +20,7 @@ _LONGEST = 24
 """Characters of the name of a branch or a tag that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A step of the ladder of proofs: its title, and what it rests on."""
 
     title: str
@@ -53,8 +52,6 @@ class Certificate:
         more = "…" if self.revision[_LONGEST:] else ""
         return f"@{self.revision[:_LONGEST]}{more}" if self.revision else ""
 
-
-# --- The badge ----------------------------------------------------------------------------------------
 
 _RIGHT: dict[Tone, str] = {"good": "#0f766e", "plain": "#55626a", "bad": "#b42318"}
 _LETTER, _NARROW, _PAD, _BADGE_HEIGHT = 7.1, 4.2, 12, 20

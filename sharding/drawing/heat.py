@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import ceil, inf
+from typing import NamedTuple
 
 from sharding.core.text import count
 from sharding.core.values import NOT_FINITE, Difference
@@ -43,16 +43,14 @@ _STYLE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """The tensors of one part in one layer, or in several that share a column: their level, and words for a pointer."""
 
     level: int
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(NamedTuple):
     """The layers of one list of modules: cells of each part by number of the column. "" is what is outside."""
 
     name: str

@@ -236,9 +236,6 @@ def script_data(drawn: ModelMap) -> dict[str, Any]:
     return data
 
 
-# --- Any picture -------------------------------------------------------------------------------------------
-
-
 def save_picture(path: str, svg: str) -> None:
     """Write an SVG file. Raises DestinationError if it cannot be written."""
     try:

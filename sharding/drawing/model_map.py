@@ -1,8 +1,7 @@
 """Lay a checkpoint out as a map: its files side by side, with their layers and tensors by size. Pure.
 
-A map has the same cells twice: at their place today, and in the copy. Both are in a strip of `WIDTH` by `HEIGHT`. If
-there are too many tensors for a page, several of a kind in the same files and neighbouring layers become one cell.
-Neighbouring files then become one column.
+A map has the same cells twice, in strips of `WIDTH` by `HEIGHT`: at their place today, and in the copy. If there are
+too many, tensors of a kind in the same files and neighbouring layers become one cell, neighbouring files one column.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -192,9 +191,8 @@ def _map(
         assert box, "every tensor of a copy is in one of its files"
         what = kind, group.first if group.tensors == 1 else None, group.tensors, tuple(group.layers)
         cells.append(Cell(*what, group.today_bytes, group.bytes, box_today, was, box, column, group.changed))
-    column_of, column_today = (
-        {file: index for index, column in enumerate(columns) for file in column.names} for columns in (after, today)
-    )
+    columns_of = [{file: at for at, one in enumerate(columns) for file in one.names} for columns in (after, today)]
+    column_of, column_today = columns_of
     experts = expert_grid(
         (tensor.name, column_of[file], column_today.get(there.get(tensor.name, ("", 0))[0], -1), tensor.bytes)
         for tensor, file in placed

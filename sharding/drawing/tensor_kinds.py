@@ -69,8 +69,6 @@ def layer_of(name: str) -> str:
     return match[1] if match else ""
 
 
-# --- The experts ----------------------------------------------------------------------------------------
-
 _EXPERT = re.compile(r"experts?[._](\d{1,6})\.")
 MOST_ROWS, MOST_EXPERTS, MOST_RUNS = 200, 1000, 1000
 """Beyond these, a grid cannot be read, or it is too heavy for a page. Runs are many if files are mixed."""

@@ -137,10 +137,9 @@ def refuse_without_room(folder: Path, needed_bytes: int) -> None:
     """Raise SourceError if the disk of `folder` has no room for `needed_bytes`."""
     free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
     if needed_bytes > free_bytes:
-        raise SourceError(
-            f"The download needs {format_bytes(needed_bytes)}, but the disk has only {format_bytes(free_bytes)} free.",
-            "Free some disk space, or compare folders on this machine.",
-        )
+        needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
+        message = f"The download needs {needed}, but the disk has only {free} free."
+        raise SourceError(message, "Free some disk space, or compare folders on this machine.")
 
 
 def lay_out(

@@ -1,7 +1,6 @@
-"""The process of the classic engine: load with transformers, save with accelerate, load that again.
+"""The process of the classic engine: load with transformers, save with accelerate, load that again; run no repo's code.
 
-It does as the tutorials do, and runs no code of a repo. Arguments: folder, new folder, bytes of the largest shard,
-dtype or "keep".
+Arguments: folder, new folder, bytes of the largest shard, dtype or "keep".
 """
 
 import sys

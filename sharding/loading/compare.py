@@ -103,10 +103,8 @@ def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, e
 def how_to_load(
     method: Method = "from_pretrained", dtype: str = "keep", memory_limit: str = "", *, with_mapping: bool = True
 ) -> Load:
-    """Return how probes load. `dtype` is an option's value; `memory_limit` is a size, or "" for no limit.
-
-    With offload, half of the memory is for weights. Raises UsageError for an unknown choice or an invalid size.
-    """
+    """Return how probes load. `dtype` is an option's value, `memory_limit` a size or "". Raises UsageError."""
+    # With offload, half of the memory is for weights.
     limit = parse_bytes(memory_limit, "a memory limit") if memory_limit else None
     room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
     return Load(chosen("method", method, get_args(Method)), torch_name(dtype), with_mapping, limit, room)

@@ -45,10 +45,9 @@ class Load:
 
 
 def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[Probed]:
-    """Load both folders in turn, `rounds` times each after a warm-up, and yield every probe as it ends.
+    """Load both folders in turn, `rounds` times after a warm-up or until one fails; yield every probe as it ends.
 
-    Every second round has the opposite order, so that a machine that becomes slower favours neither. A round in which a
-    load fails is the last one, because it would fail again.
+    Every second round has the opposite order, so that a machine that becomes slower favours neither.
     """
     sides: list[tuple[Literal["original", "sharded"], Path]] = [("original", original), ("sharded", sharded)]
     for number in range(rounds + 1):
@@ -99,8 +98,6 @@ def thin(curve: Sequence[Moment], most: int = CURVE_MOMENTS) -> tuple[Moment, ..
     edges = pairwise(len(curve) * number // most for number in range(most + 1))
     return tuple(max(curve[start:end], key=lambda moment: moment.anon_bytes) for start, end in edges)
 
-
-# --- Predictions ------------------------------------------------------------------------------------------
 
 _BASE_ANON_BYTES, _BASE_FILE_BYTES = 275_000_000, 110_000_000
 """Anonymous memory and mapped files of Python, torch 2.13 and transformers 5.23 alone, with a small forward pass."""

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from sharding.core.text import format_bytes, name_some, share, source_name, unreached_sentence
@@ -21,8 +20,7 @@ _BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-i
 """The Hub publishes this badge for such links."""
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(NamedTuple):
     """Addresses on the Hub, None for a folder. `result` is the page that shows it, `base` is what was trained."""
 
     source: str | None = None
@@ -37,8 +35,7 @@ def write_card(
     """Return the README.md of a result. `source` is the card of the original.
 
     The metadata keeps every key of `source`. `base_model` and `tags` are set, and a relative `license_link` becomes
-    absolute. A commit on no known branch is no `base_model`. Pass `keeps_metadata=False` if the Hub does not accept the
-    metadata of `source`. It then goes into the text.
+    absolute. Pass `keeps_metadata=False` if the Hub does not accept the metadata of `source`: it goes into the text.
     """
     import yaml  # type: ignore[import-untyped]
 

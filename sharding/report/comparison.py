@@ -140,8 +140,6 @@ def _cells(loads: LoadSummary) -> tuple[str, ...]:
     return (files, spread(loads.working_seconds, 1, "s", 1), *memory)
 
 
-# --- Memory over time --------------------------------------------------------------------------------------
-
 _WIDTH, _HEIGHT = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 84, 48
 _COLOURS = {"original": "#c2571a", "sharded copy": "#2563eb"}
@@ -168,6 +166,11 @@ def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
         f'<text class="chart-title" x="{_LEFT}" y="28" font-size="16" font-weight="600">{_TITLE}</text>',
         *_axes(seconds, size),
     ]
+
+    def path(points: Iterable[tuple[float, float]]) -> str:
+        places = (_place(*point, seconds, size) for point in points)
+        return " L".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
     x = _LEFT
     for (name, colour), moments in zip(_COLOURS.items(), (original, sharded), strict=True):
         peak = max((moment.anon_bytes for moment in moments), default=0)
@@ -175,14 +178,14 @@ def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
         drawn.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
         drawn.append(f'<text x="{x + 18}" y="53">{text}</text>')
         x += 40 + 7 * len(text)
-        anon = _path(((moment.seconds, moment.anon_bytes) for moment in moments), seconds, size)
-        total = _path(((moment.seconds, moment.total_bytes) for moment in moments), seconds, size)
+        anon = path((moment.seconds, moment.anon_bytes) for moment in moments)
+        total = path((moment.seconds, moment.total_bytes) for moment in moments)
         if moments:
-            first, last = (_place(moment.seconds, 0, seconds, size) for moment in (moments[0], moments[-1]))
-            area = f"M{first[0]:.1f},{first[1]:.1f} L{anon[1:]} L{last[0]:.1f},{last[1]:.1f} Z"
+            area = f"M{path([(moments[0].seconds, 0)])} L{anon} L{path([(moments[-1].seconds, 0)])} Z"
             drawn.append(f'<path d="{area}" fill="{colour}" fill-opacity="0.12"/>')
-            drawn.append(f'<path d="{total}" fill="none" stroke="{colour}" stroke-width="1.2" stroke-dasharray="4 3"/>')
-            drawn.append(f'<path d="{anon}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
+            line = f'fill="none" stroke="{colour}" stroke-width'
+            drawn.append(f'<path d="M{total}" {line}="1.2" stroke-dasharray="4 3"/>')
+            drawn.append(f'<path d="M{anon}" {line}="2.2"/>')
     return "\n".join([*drawn, "</svg>", ""])
 
 
@@ -202,11 +205,6 @@ def _axes(seconds: float, size: float) -> list[str]:
     note = "filled: anonymous memory; dashed: plus mapped files, which the system can drop and read again"
     drawn.append(f'<text x="{_LEFT}" y="72" font-size="11">{note}</text>')
     return drawn
-
-
-def _path(points: Iterable[tuple[float, float]], seconds: float, size: float) -> str:
-    places = (_place(x, y, seconds, size) for x, y in points)
-    return "M" + " L".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
 def _place(at_seconds: float, at_bytes: float, seconds: float, size: float) -> tuple[float, float]:

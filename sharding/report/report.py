@@ -32,23 +32,17 @@ def summarize_source(checkpoint: Checkpoint) -> Inspection:
 
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:
     """Return which shard holds what. `findings` of the source come before its own. `plan_id` may be known already."""
+    same = ("dequantized", "merged", "total_bytes", "total_parameters", "stages", "pipeline")
     return PlanSummary(
+        **{name: getattr(plan, name) for name in same},
+        **{name: getattr(plan.options, name) for name in ("strategy", "order", "rank")},
         max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
-        strategy=plan.options.strategy,
-        order=plan.options.order,
         dtype=plan.options.dtype_made,
         keeps_others=plan.options.dtype == "keep" != plan.options.dtype_made,
-        dequantized=plan.dequantized,
-        merged=plan.merged,
-        total_bytes=plan.total_bytes,
-        total_parameters=plan.total_parameters,
         shards=tuple(
             PlannedShard(file=shard.file, bytes=shard.bytes, tensors=tuple(tensor.name for tensor in shard.tensors))
             for shard in plan.shards
         ),
-        stages=plan.stages,
-        pipeline=plan.pipeline,
-        rank=plan.options.rank,
         findings=(*findings, *plan.findings),
         plan_id=plan_id or identify_plan(plan),
     )
@@ -148,17 +142,15 @@ class _Digests:
 
 def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -> Json:
     """Return the digests of the shards of `plan` for JSON, in the order of the plan."""
-    shards, tensors = {}, {}
-    for shard in plan.shards:
-        record = records[shard.file]
-        shards[shard.file] = _FileDigest(record.bytes, record.sha256)
-        for tensor in shard.tensors:
-            tensors[tensor.name] = _Tensor(tensor.dtype, tensor.shape, record.tensor_blake3[tensor.name])
+    shards = {one.file: _FileDigest(records[one.file].bytes, records[one.file].sha256) for one in plan.shards}
+    tensors = {
+        tensor.name: _Tensor(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
+        for shard in plan.shards
+        for tensor in shard.tensors
+    }
     sentences = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
     document = schema.to_json(_Digests(1, plan_id, shards, tensors, sentences))
-    if not sentences:
-        del document["made"]
-    return document
+    return document if sentences else {key: value for key, value in document.items() if key != "made"}
 
 
 def parse_digests(text: bytes, name: str) -> Mapping[str, TensorDigest]:

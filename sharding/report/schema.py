@@ -93,10 +93,9 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSummary:
-    """The source of a job, and the facts in its headers. `dtypes` is dtype to bytes.
+    """The source of a job, and the facts in its headers. `dtypes` is dtype to bytes. `base` is what was trained.
 
-    `in_pieces` counts the tensors that are stored in pieces. `base` is the model that was trained. Only the `folder`
-    of the repo counts, if it is not "".
+    `in_pieces` counts the tensors that are stored in pieces. Only the `folder` of the repo counts, if it is not "".
     """
 
     kind: Literal["folder", "hub"]

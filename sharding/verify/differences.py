@@ -4,10 +4,9 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
@@ -40,8 +39,7 @@ _Streams = Iterable[tuple[Tensor, Iterator[Chunk]]]
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(NamedTuple):
     """One of two checkpoints whose numbers are compared: its tensors by name, made from `sources`."""
 
     tensors: Mapping[str, Tensor]

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -24,8 +24,7 @@ HeaderOf = Callable[[Shard], bytes]
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
 
-@dataclass(frozen=True, slots=True)
-class WholeFile:
+class WholeFile(NamedTuple):
     """The SHA-256 of a file and the BLAKE3 of ranges in it, in hex."""
 
     sha256: str

@@ -40,8 +40,7 @@ def check_kept(
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Return the shards of an earlier run that have not changed, and that `origin` still gives; yield progress.
 
-    A commit of a Hub never changes. A folder must be read again, because two states of it may have files of the same
-    names, sizes and times.
+    A commit of a Hub never changes. A folder is read again: two states may have files of the same names, sizes, times.
     """
     plan, records = prepared.plan, target.done(plan_id)
     # Check the records: everybody who can write to the destination can also write records.
@@ -163,8 +162,7 @@ def verify_staged(
             originals = []  # the comparison below names the missing tensors
         if originals:
             reading = digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, tensors, reader)
-            digests, wrong = yield from reading
-            problems.extend(wrong)
+            digests, problems = yield from reading
         else:
             listed = {file.path: file.sha256 for file in staged.files}
             as_made = {file for file, record in records.items() if listed.get(file) == record.sha256}
@@ -194,7 +192,7 @@ def verify_staged(
         reads += [read for noted in prepared.noted for read in noted.take()]
         proving = prove_reads(origin.sources, stated, reads, reader)
         wrong = yield from progress_of_part(proving, unread, unread + again)
-        problems.extend(wrong)
+        problems += wrong
         unstated = len(stated) < len(weights)
         have = "should have" if wrong else "have"
         method += f"; {len(stated)} of the source's {len(weights)} files, read whole once more, {have} the hash that "

@@ -55,12 +55,8 @@ def _is_stated(file: FileEntry) -> bool:
 def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
     """Return the weight files of `checkpoint` with the SHA-256 that `files` state, [] if a result cannot rebuild all.
 
-    It cannot if a tensor is made of several pieces or is in two files, or if a file
-
-    - belongs to the base, or an adapter is merged,
-    - has no SHA-256,
-    - holds other bytes than a header and the tensors after it, or
-    - belongs to one rank, so its names and metadata differ from the result's.
+    It cannot if a tensor is in pieces or in two files, if an adapter is merged, or if a file belongs to the base or to
+    one rank (with names and metadata of its own), has no SHA-256, or holds other bytes than a header and its tensors.
     """
     stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
@@ -85,12 +81,10 @@ def digest_as_stored(
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
     """Read `tensors` of the result in the order of `origin`'s files; return digests, and what is not as `stated`."""
     place = {tensor.name: tensor for tensor in tensors}
-    files = {file.path: file for file in stated}
-    originals: dict[str, list[Tensor]] = {path: [] for path in files}
+    files, headers = {file.path: file for file in stated}, dict[str, Header]()
+    originals, wrong = {path: list[Tensor]() for path in files}, list[Mismatch]()
     for tensor in checkpoint.tensors:
         originals[tensor.file].append(tensor)
-    headers: dict[str, Header] = {}
-    wrong: list[Mismatch] = []
 
     def header(shard: Shard) -> bytes:
         original = originals[shard.file]
@@ -123,8 +117,7 @@ def prove_reads(
 ) -> Generator[Progress, None, list[Mismatch]]:
     """Let `reader` read the `stated` files whole; return where they, or earlier `reads` of them, do not match the Hub.
 
-    A file in git has no SHA-256 but a name in git: the source compares that itself. Raises SourceError if a file cannot
-    be read.
+    The source itself compares the name in git of a file that has no SHA-256. Raises SourceError.
     """
     wrong, stated, reads = list[Mismatch](), list(stated), list(reads)
     for number, source in enumerate(sources):

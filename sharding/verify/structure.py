@@ -51,9 +51,8 @@ class Claims:
 class Likeness:
     """How alike two checkpoints are, as far as it is known without reading weights.
 
-    `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy. `dequantized` says how
-    the original is quantized, if it must be dequantized for that. With `keeps_others`, its other tensors keep their
-    dtype. `tensors` counts those of the original after both; `in_same_files` of them are in files with equal hashes.
+    `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy, once it is `dequantized`.
+    With `keeps_others`, its other tensors keep theirs. `in_same_files` of its `tensors` are in files with equal hashes.
     `bytes` are those of both. `unread` are weight files of the copy that are not compared. `claims` is never a proof.
     """
 

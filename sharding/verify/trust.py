@@ -66,10 +66,9 @@ def judge(
     why_not: str = "",
     known: Mapping[str, str] | None = None,
 ) -> Trust:
-    """Return "fits" or a worse level for the repo with `files`. `copy` is what its headers say.
+    """Return "fits" or a worse level for the repo with `files` and the headers of `copy`, its source and its adapter.
 
-    `original` is what the headers of the source and of the adapter say, None if they cannot be read, for the reason
-    `why_not`. `known` are the stored names of names in memory, as `merged` takes them.
+    `original` is None if these cannot be read: `why_not`. `known` are stored names of names in memory, as in `merged`.
     """
     unreached = (*copy.unreached, *(original.unreached if original else ()))
     against = [*_not_there(report, files), *_not_planned(report, copy)]

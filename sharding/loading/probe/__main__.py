@@ -84,7 +84,13 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
     spans = {name: later - at for (name, at), (_, later) in pairwise(phases.items())}
     first = next(iter(phases.values()), 0.0)
     if "outcome" not in facts:
-        facts |= _how_it_ended(status, timed_out, repr(["start", *phases][-1]), tail)
+        phase = repr(["start", *phases][-1])
+        facts |= {"outcome": "failed", "message": f"It ended with status {status} in the phase {phase}: {tail[-500:]}"}
+        if timed_out:
+            facts["message"] = f"It took too long in the phase {phase}."
+        elif status == _KILLED:
+            facts["outcome"] = "out-of-memory"
+            facts["message"] = f"It used too much memory in the phase {phase}, so the kernel killed it."
     return {
         **facts,
         "method": arguments.method,
@@ -94,15 +100,6 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
         "seconds": {"start": first - started if phases else samples.last, **spans, "total": samples.last},
         **samples.results(),
     }
-
-
-def _how_it_ended(status: int, timed_out: bool, phase: str, tail: str) -> dict[str, str]:
-    if timed_out:
-        return {"outcome": "failed", "message": f"It took too long in the phase {phase}."}
-    if status == _KILLED:
-        message = f"It used too much memory in the phase {phase}, so the kernel killed it."
-        return {"outcome": "out-of-memory", "message": message}
-    return {"outcome": "failed", "message": f"It ended with status {status} in the phase {phase}: {tail[-500:]}"}
 
 
 class _Samples:

@@ -1,9 +1,8 @@
 """Limit the memory of one process, and drop the files of a checkpoint from the page cache.
 
-A limit is a memory cgroup if one can be created, else RLIMIT_DATA. The cgroup (v1) counts as the kernel counts,
-including the page cache, which the kernel drops before it kills. RLIMIT_DATA counts private writable mappings, even
-those that nobody touches, such as weights that torch maps. A load that passes under it fits into memory. A load that
-fails under it might still fit.
+A limit is a memory cgroup (v1) if one can be created, else RLIMIT_DATA. The cgroup counts the page cache too, which the
+kernel drops before it kills. RLIMIT_DATA counts private writable mappings, even those that nobody touches, such as
+weights that torch maps: a load that passes under it fits into memory, and one that fails might still fit.
 """
 
 import ctypes
@@ -13,16 +12,15 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _MOUNT = Path("/sys/fs/cgroup/memory")
 _COLD = 0.05
 """Largest share of the pages of a file in memory at which it still counts as cold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cap:
+class Cap(NamedTuple):
     """A limit that is in force. `by` is its kind. The new process calls `enter` before its program starts."""
 
     by: str
