@@ -100,7 +100,6 @@ _COLOURS = 96
 
 _MARGIN, _GAP, _ROUND = 72, 20, 16
 _TITLE, _SENTENCE, _FACTS, _NOTE = 214, 280, 330, 578
-"""The lines on which text stands."""
 _BOX_TOP, _BOX_HEIGHT = 382, 138
 
 
