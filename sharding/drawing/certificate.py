@@ -5,7 +5,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -20,7 +20,8 @@ _LONGEST = 24
 """Characters of the name of a branch or a tag that are shown."""
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step:
     """A step of the ladder of proofs: its title, and what it rests on."""
 
     title: str
