@@ -33,12 +33,11 @@ from sharding.core.options import Options as Options
 from sharding.core.options import Request as Request
 from sharding.core.protocols import Destination, Discarded, Repo
 from sharding.core.values import Address, Checkpoint, Plan, ShardRecord, StagedJob
-from sharding.drawing.picture import save_picture
+from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
 from sharding.fleet.ray_workers import ray_workers
 from sharding.formats.safetensors_file import shard_header
-from sharding.loading.chart import draw_memory
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare_loads, compare_staged, refuse_incomparable
 from sharding.loading.compare import how_to_load as how_to_load
@@ -49,9 +48,10 @@ from sharding.planning.adapters.merged import counted
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import identify_plan, planned
+from sharding.report.comparison import draw_memory
+from sharding.report.files import read_card, write_beside
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report, Resources
-from sharding.report.write import read_card, write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder, parse_address

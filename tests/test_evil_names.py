@@ -46,8 +46,7 @@ from sharding.report.snippets import (
     how_to_check,
     loading_code,
     loading_snippets,
-    pipeline_commands,
-    pipeline_script,
+    pipeline_snippets,
 )
 from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.structure import compare_structure
@@ -87,7 +86,7 @@ def of_python(name: str) -> Iterable[str]:
         yield from loading_snippets("me/copy", name, library, name, name).values()
     for rank in (None, 1):
         report = planned(of(made(PIPED).report, architecture=name, variant=name), rank=rank)
-        yield pipeline_script(report, "me/copy")
+        yield pipeline_snippets(report, "me/copy")["pipeline.py"]
     yield device_snippet("LlamaForCausalLM", {name: "cpu", f"{name}.0": "cpu", f"{name}.1": "disk"}, Address(name))
 
 
@@ -117,7 +116,8 @@ def test_commands_hold_a_name_as_one_word(name: str) -> None:
     ]
     shard = replace(report.plan.shards[0], file=name)
     stages = (Stage((), (), (name,), 1, (TiedTensor("w", f"{name}.tied", ("v",)),)), *report.plan.stages[1:])
-    words = shlex.split(pipeline_commands(planned(report, stages=stages), "me/copy"), comments=True)
+    commands = pipeline_snippets(planned(report, stages=stages), "me/copy")["on each machine"]
+    words = shlex.split(commands, comments=True)
     assert [word for before, word in zip(words, words[1:], strict=False) if before == "--include"] == [
         *("*.json", "token*", name, f"{name}.tied"),
     ]

@@ -178,14 +178,13 @@ def plan(
     """Show which shards a checkpoint would be cut into. Moves no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
-        from sharding.drawing import map_svg
-        from sharding.drawing.picture import save_picture
+        from sharding.drawing.map_svg import draw_plan, save_picture
         from sharding.planning.explain import explained
         from sharding.report import report, schema
 
         checkpoint, plan = job.plan(source, Options(**chosen), token=hub_token())
         if picture:
-            save_picture(picture, map_svg.draw_plan(checkpoint, plan))
+            save_picture(picture, draw_plan(checkpoint, plan))
         recipes = explained(plan, explain) if explain else {}
         if as_json:
             document = schema.to_json(report.summarize_plan(plan, checkpoint.findings))
@@ -407,7 +406,7 @@ def _follow(
     events: "Generator[Event, None, None]", terminal: "Terminal", as_json: bool, as_events: bool
 ) -> "Event | None":
     from sharding.core.events import Progress
-    from sharding.report.events import event_json
+    from sharding.report.report import event_json
 
     event = None
     with closing(events):

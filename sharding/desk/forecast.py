@@ -13,7 +13,7 @@ from sharding.core.text import count, format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.gauge import Machine
 from sharding.desk.jobs import JobRecord
-from sharding.loading.predict import predict, stored_dtypes
+from sharding.loading.measure import predict, stored_dtypes
 
 HUB_JOB_ANON_BYTES = 427_000_000
 """Measured peak of anonymous memory in a job between two Hub repos. The job copied 3 GB in shards of 1 GB over a slow

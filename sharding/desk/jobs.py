@@ -18,7 +18,7 @@ from sharding.core.text import duration, format_bytes, undecided_sentence, withi
 from sharding.core.values import RepoRef, Verification
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
-from sharding.report.events import JobEvent, PlanMade, Problem, parse_event
+from sharding.report.report import JobEvent, PlanMade, Problem, parse_event
 from sharding.report.schema import Json, Proof, Report, SourceSummary
 
 KEEP_SECONDS = 24 * 3600

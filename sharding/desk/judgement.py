@@ -16,7 +16,7 @@ from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.desk.models import Models, fingerprint
 from sharding.planning.adapters.merged import unknown_names
 from sharding.planning.adapters.replaced import as_classifier
-from sharding.report.fetch import Result, read_result
+from sharding.report.files import Result, read_result
 from sharding.report.schema import Report
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered

@@ -36,8 +36,8 @@ from sharding.planning.plan import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source
-from sharding.verify.sides import stored_digests
 from sharding.verify.structure import Claims, Likeness, claims_of, compare_structure
+from sharding.verify.verify import stored_digests
 
 PAGE_WEIGHT_BYTES = 10_000_000
 """Bytes of such weights that a page reads for anybody at once."""

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from sharding.core.environment import child_command, reading_variables
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_OVERVIEW_BYTES
-from sharding.report.events import Problem
+from sharding.report.report import Problem, summarize_source
 from sharding.report.schema import Inspection
 
 OVERVIEW_SECONDS = 30.0
@@ -65,7 +65,6 @@ def main() -> int:
     from sharding.core.errors import ShardingError
     from sharding.drawing.map_svg import draw_map
     from sharding.drawing.model_map import map_of_copy
-    from sharding.report.report import summarize_source
 
     resource.setrlimit(resource.RLIMIT_AS, (OVERVIEW_BYTES, OVERVIEW_BYTES))
     source, variant, base, endpoint, token = _QUESTION.validate_json(sys.stdin.buffer.read())

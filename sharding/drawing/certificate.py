@@ -9,7 +9,7 @@ from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
-from sharding.drawing.picture import svg_text, visible
+from sharding.drawing.map_svg import svg_text, visible
 
 NAME = "Shard My Repo"
 
@@ -31,10 +31,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is known of the repo `copy`, in words. `verdict` says it in three; `tone` is its colour.
+    """What is known of the repo `copy`, in words that may be anybody's. `verdict` says it in three; `tone` colours it.
 
-    `steps` are the ladder of proofs, empty if the copy is proved wrong. `revision` is the one that was asked for, ""
-    for main. Texts may be anybody's.
+    `steps` are the ladder of proofs, empty if the copy is proved wrong. The `revision` was asked for, "" for main.
     """
 
     copy: str
@@ -49,14 +48,11 @@ class Certificate:
     @property
     def tail(self) -> str:
         """The end of its name, which is never cut: "@revision". A commit has 12 characters here."""
-        if not self.revision:
-            return ""
         if _COMMIT.fullmatch(self.revision):
             return f"@{self.revision[:12]}"
-        return f"@{self.revision[:_LONGEST]}{'…' if self.revision[_LONGEST:] else ''}"
+        more = "…" if self.revision[_LONGEST:] else ""
+        return f"@{self.revision[:_LONGEST]}{more}" if self.revision else ""
 
-
-# --- The badge ----------------------------------------------------------------------------------------
 
 _RIGHT: dict[Tone, str] = {"good": "#0f766e", "plain": "#55626a", "bad": "#b42318"}
 _LETTER, _NARROW, _PAD, _BADGE_HEIGHT = 7.1, 4.2, 12, 20
@@ -75,30 +71,18 @@ _BADGE = """\
 
 
 def draw_badge(certificate: Certificate) -> str:
-    """Return the SVG of a flat badge: the name of the product, then the verdict. The texts fit in any font.
-
-    If a revision was asked for, it stands behind the verdict.
-    """
+    """Return the SVG of a flat badge: the name of the product, then the verdict and revision. They fit in any font."""
     verdict = visible(f"{certificate.verdict} {certificate.tail}").rstrip()
-    left, right = _badge_width(NAME), _badge_width(verdict)
-    texts = _badge_text(NAME, left / 2, left) + _badge_text(verdict, left + right / 2, right)
-    return _BADGE.format(
-        width=left + right,
-        height=_BADGE_HEIGHT,
-        left=left,
-        right=right,
-        colour=_RIGHT[certificate.tone],
-        label=svg_text(f"{NAME}: {certificate.copy}{certificate.tail}, {certificate.verdict}"),
-        texts=texts,
-    )
-
-
-def _badge_width(text: str) -> int:
-    return round(sum(_NARROW if letter in " fijlrt" else _LETTER for letter in text)) + _PAD
-
-
-def _badge_text(text: str, middle: float, width: int) -> str:
-    return f'<text x="{middle:g}" y="14" textLength="{max(width - _PAD, 1)}">{svg_text(text)}</text>'
+    start, texts, widths = 0, "", list[int]()
+    for text in (NAME, verdict):
+        width = round(sum(_NARROW if letter in " fijlrt" else _LETTER for letter in text)) + _PAD
+        middle, length = start + width / 2, max(width - _PAD, 1)
+        texts += f'<text x="{middle:g}" y="14" textLength="{length}">{svg_text(text)}</text>'
+        start += width
+        widths.append(width)
+    label = svg_text(f"{NAME}: {certificate.copy}{certificate.tail}, {certificate.verdict}")
+    sizes = {"width": start, "height": _BADGE_HEIGHT, "left": widths[0], "right": widths[1]}
+    return _BADGE.format(**sizes, colour=_RIGHT[certificate.tone], label=label, texts=texts)
 
 
 # --- The picture --------------------------------------------------------------------------------------
@@ -117,15 +101,11 @@ _COLOURS = 96
 
 _MARGIN, _GAP, _ROUND = 72, 20, 16
 _TITLE, _SENTENCE, _FACTS, _NOTE = 214, 280, 330, 578
-"""The lines on which text stands."""
 _BOX_TOP, _BOX_HEIGHT = 382, 138
 
 
 def paint_certificate(certificate: Certificate) -> bytes:
-    """Return a PNG of `WIDTH` by `HEIGHT` pixels. Long names are set smaller, then cut.
-
-    It needs no font of this machine: Pillow has one, which knows no letters but English ones.
-    """
+    """Return a PNG of `WIDTH` by `HEIGHT` pixels in English letters. Long names are set smaller, then cut."""
     brush, inner = _Brush(), WIDTH - 2 * _MARGIN
     _paint_head(brush)
     brush.text(certificate.copy, (_MARGIN, _TITLE), (64, 32), inner, _INK, is_bold=True, tail=certificate.tail)
@@ -181,19 +161,17 @@ class _Brush:
         tail: str = "",
     ) -> None:
         """Write `text` and `tail` in the largest of `sizes` in which both fit. Cut `text` where they fit in none."""
-        largest, smallest = sizes
-        text, tail, size = _known(text), _known(tail), largest
-        while size > smallest and _font(size).getlength(text + tail) > most_pixels * _FINE:
+        size, smallest = sizes
+        text, tail, most = _known(text), _known(tail), most_pixels * _FINE
+        while size > smallest and _font(size).getlength(text + tail) > most:
             size -= 2
-        font, most = _font(size), most_pixels * _FINE
+        font = _font(size)
         if font.getlength(text + tail) > most:
-            ends = range(len(text))
-            text = text[: bisect_right(ends, most, key=lambda end: font.getlength(f"{text[:end]}…{tail}")) - 1]
-            text += "…"
-        text += tail
+            end = bisect_right(range(len(text)), most, key=lambda end: font.getlength(f"{text[:end]}…{tail}"))
+            text = f"{text[: end - 1]}…"
         x, y = (side * _FINE for side in at)
         weight = _FINE * size / 64 if is_bold else 0
-        self._draw.text((x, y), text, colour, font, anchor, stroke_width=weight)
+        self._draw.text((x, y), text + tail, colour, font, anchor, stroke_width=weight)
 
 
 @cache

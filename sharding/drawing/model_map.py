@@ -1,8 +1,7 @@
 """Lay a checkpoint out as a map: its files side by side, with their layers and tensors by size. Pure.
 
-A map has the same cells twice: at their place today, and at their place in the copy. Both are in a strip of `WIDTH` by
-`HEIGHT`. If there are too many tensors for a page, several become one cell. They have the same kind, the same files and
-neighbouring layers. Neighbouring files then become one column.
+A map has the same cells twice, in strips of `WIDTH` by `HEIGHT`: at their place today, and in the copy. If there are
+too many, tensors of a kind in the same files and neighbouring layers become one cell, neighbouring files one column.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -11,8 +10,7 @@ from typing import NamedTuple
 
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Checkpoint, Plan, Stage, Tensor
-from sharding.drawing.expert_grid import ExpertGrid, expert_grid
-from sharding.drawing.tensor_kinds import Kind, kind_of, layer_of
+from sharding.drawing.tensor_kinds import ExpertGrid, Kind, expert_grid, kind_of, layer_of
 from sharding.planning.adapters.merged import changed_names
 from sharding.planning.order import natural_key
 from sharding.planning.schemes import PARTS
@@ -58,11 +56,7 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A tensor, or several of a kind, and its place in the strips. Columns count from 0, and -1 means none.
-
-    `tensor` is the tensor of the copy, or None if the cell stands for several. `changed` of them get other numbers than
-    the source, because an adapter is merged.
-    """
+    """A tensor of the copy, or several (`tensor` is None). Columns count from 0, -1 is none."""
 
     kind: Kind
     tensor: Tensor | None
@@ -79,21 +73,13 @@ class Cell(NamedTuple):
     @property
     def title(self) -> str:
         """The text that describes the cell."""
-        return f"{self._what}{self._change}"
-
-    @property
-    def _change(self) -> str:
-        if not self.changed:
-            return ""
-        return ", changes" if self.changed == self.tensors else f", {self.changed:,} of them change"
-
-    @property
-    def _what(self) -> str:
+        some = f", {self.changed:,} of them change" if self.changed else ""
+        change = ", changes" if self.changed == self.tensors else some
         if self.tensor:
             shape = " × ".join(map(str, self.tensor.shape)) or "scalar"
-            return f"{self.tensor.name}, {self.tensor.dtype}, {shape}"
+            return f"{self.tensor.name}, {self.tensor.dtype}, {shape}{change}"
         where = f" in {ends(self.layers)}" if self.layers else ""
-        return f"{count(self.tensors, f'{self.kind} tensor')}{where}"
+        return f"{count(self.tensors, f'{self.kind} tensor')}{where}{change}"
 
 
 class Machine(NamedTuple):
@@ -115,10 +101,7 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelMap:
-    """Cells, and the files that they are in today and in the copy. `today` is empty if the source is not known.
-
-    `machines` are the machines of a pipeline, if the copy was cut for one. `experts` are those of a mixture of experts.
-    """
+    """Cells, and the files that they are in today (empty if not known) and in the copy."""
 
     cells: tuple[Cell, ...]
     today: tuple[Column, ...]
@@ -139,10 +122,8 @@ class ModelMap:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds in the map, those with the most bytes first."""
-        sizes: dict[Kind, int] = {}
-        for cell in self.cells:
-            sizes[cell.kind] = sizes.get(cell.kind, 0) + cell.bytes
-        return tuple(sorted(sizes, key=lambda kind: -sizes[kind]))
+        kinds = dict.fromkeys(cell.kind for cell in self.cells)
+        return tuple(sorted(kinds, key=lambda kind: -sum(cell.bytes for cell in self.cells if cell.kind == kind)))
 
 
 def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
@@ -154,18 +135,13 @@ def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
 def map_of_copy(
     copy: Checkpoint, original: Checkpoint | None, stages: Iterable[Stage] = (), changed: Collection[str] = ()
 ) -> ModelMap:
-    """Return the map of a copy with its `stages`, and of its `original` if that is known.
-
-    `changed` are the names of the tensors that a merge changes.
-    """
+    """Return the map of a copy with its `stages`, and of its `original` if known. A merge has `changed` tensors."""
     placed = [(tensor, tensor.file) for tensor in copy.tensors]
     return _map(placed, [file.path for file in copy.weight_files], original, stages, changed)
 
 
 @dataclass(slots=True)
 class _Group:
-    """The tensors of one cell."""
-
     first: Tensor
     layers: dict[str, None]
     tensors: int
@@ -175,19 +151,17 @@ class _Group:
 
 
 _Place = tuple[int, int, int, Kind, int]
-"""The place of a cell: its file today (-1: none), its file in the copy, its layer, and its kind.
-
-The last number is different for each cell if every cell is one tensor. (A plain tuple, because there are a hundred
-thousand of them.)"""
+"""The place of a cell: its file today (-1: none), its file in the copy, its layer, its kind, and a number that differs
+for each cell if every cell is one tensor. A plain tuple, because there are a hundred thousand of them."""
 
 _Groups = dict[_Place, _Group]
 
+_Placed = Sequence[tuple[Tensor, str]]
+"""The tensors of a copy, each with its file."""
+
 
 def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tuple[str, int]]:
-    """Return today's file and bytes of the tensors of a copy with `names`.
-
-    A quantized weight is two or more `tensors`: its numbers, and the scales that are named after it.
-    """
+    """Return today's file and bytes of the tensors of a copy with `names`. Scales count to their weight."""
     places: dict[str, tuple[str, int]] = {}
     for tensor in tensors:
         name = tensor.name
@@ -199,15 +173,12 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
 
 
 def _map(
-    placed: Sequence[tuple[Tensor, str]],
-    files: Sequence[str],
-    original: Checkpoint | None,
-    stages: Iterable[Stage],
-    changed: Collection[str],
+    placed: _Placed, files: Sequence[str], original: Checkpoint | None, stages: Iterable[Stage], changed: Container[str]
 ) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
-    fine = _grouped(placed, files, files_today, there, changed)
+    numbers = [{file: index for index, file in enumerate(names)} for names in (files_today, files)]
+    fine = _grouped(placed, numbers, there, changed)
     # A tensor in pieces lies in many files. Today's files then become one column.
     step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
     groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
@@ -218,20 +189,12 @@ def _map(
     cells = []
     for ((was, column, _, kind, _), group), box_today, box in zip(groups, boxes_today, boxes, strict=True):
         assert box, "every tensor of a copy is in one of its files"
-        only = group.first if group.tensors == 1 else None
-        layers = tuple(group.layers)
-        sizes = group.today_bytes, group.bytes
-        cells.append(Cell(kind, only, group.tensors, layers, *sizes, box_today, was, box, column, group.changed))
-    column_of, column_today = (
-        {file: index for index, column in enumerate(columns) for file in column.names} for columns in (after, today)
-    )
+        what = kind, group.first if group.tensors == 1 else None, group.tensors, tuple(group.layers)
+        cells.append(Cell(*what, group.today_bytes, group.bytes, box_today, was, box, column, group.changed))
+    columns_of = [{file: at for at, one in enumerate(columns) for file in one.names} for columns in (after, today)]
+    column_of, column_today = columns_of
     experts = expert_grid(
-        (
-            tensor.name,
-            column_of[file],
-            column_today.get(there[tensor.name][0], -1) if tensor.name in there else -1,
-            tensor.bytes,
-        )
+        (tensor.name, column_of[file], column_today.get(there.get(tensor.name, ("", 0))[0], -1), tensor.bytes)
         for tensor, file in placed
     )
     machines = []
@@ -243,17 +206,10 @@ def _map(
 
 
 def _grouped(
-    placed: Sequence[tuple[Tensor, str]],
-    files: Sequence[str],
-    files_today: Sequence[str],
-    there: Mapping[str, tuple[str, int]],
-    changed: Collection[str],
+    placed: _Placed, numbers: Sequence[dict[str, int]], there: Mapping[str, tuple[str, int]], changed: Container[str]
 ) -> _Groups:
-    """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few.
-
-    `there` is today's file and bytes of each tensor.
-    """
-    number, number_today = ({file: index for index, file in enumerate(names)} for names in (files, files_today))
+    """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few."""
+    number_today, number = numbers
     apart = len(placed) <= MOST_CELLS
     if apart:
         placed = sorted(placed, key=lambda pair: natural_key(pair[0].name))
@@ -261,25 +217,25 @@ def _grouped(
     layers = {layer: index for index, layer in enumerate(sorted(set(names), key=natural_key))}
     groups: _Groups = {}
     for index, ((tensor, file), layer) in enumerate(zip(placed, names, strict=True)):
-        was = there.get(tensor.name)
-        at = number_today.get(was[0], -1) if was else -1
-        place = (at, number[file], layers[layer], kind_of(tensor.name), index if apart else 0)
-        group = groups.get(place)
-        if group is None:
-            groups[place] = group = _Group(tensor, {layer: None} if layer else {}, 0, 0, 0, 0)
-        group.tensors += 1
-        group.today_bytes += was[1] if was else 0
-        group.bytes += tensor.bytes
-        group.changed += tensor.name in changed
+        was, today_bytes = there.get(tensor.name, ("", 0))
+        place = number_today.get(was, -1), number[file], layers[layer], kind_of(tensor.name), index if apart else 0
+        held = {layer: None} if layer else {}
+        _add(groups, place, _Group(tensor, held, 1, today_bytes, tensor.bytes, int(tensor.name in changed)))
     return groups
 
 
-def _few(fine: _Groups, step_today: int, files: int) -> tuple[list[tuple[_Place, _Group]], list[int]]:
-    """Return at most MOST_CELLS groups, and how many files of today, files of the copy and layers each of them
-    combines.
+def _add(groups: _Groups, place: _Place, group: _Group) -> None:
+    there = groups.setdefault(place, group)
+    if there is not group:
+        there.layers |= group.layers
+        there.tensors += group.tensors
+        there.today_bytes += group.today_bytes
+        there.bytes += group.bytes
+        there.changed += group.changed
 
-    A group combines at least `step_today` files of today.
-    """
+
+def _few(fine: _Groups, step_today: int, files: int) -> tuple[list[tuple[_Place, _Group]], list[int]]:
+    """Return at most MOST_CELLS groups, and how many files of today, files of the copy and layers each combines."""
     steps = [step_today, -(-files // MOST_COLUMNS) or 1, 1]
     groups = _merged(fine, steps)
     while len(groups) > MOST_CELLS:
@@ -295,44 +251,31 @@ def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
     merged: _Groups = {}
     for place, group in groups.items():
         today, after, layer = (number // step for number, step in zip(place[:3], steps, strict=True))
-        there = merged.setdefault((today, after, layer, *place[3:]), group)
-        if there is not group:
-            there.layers |= group.layers
-            there.tensors += group.tensors
-            there.today_bytes += group.today_bytes
-            there.bytes += group.bytes
-            there.changed += group.changed
+        _add(merged, (today, after, layer, *place[3:]), group)
     return merged
 
 
 def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]]) -> list[Column]:
-    """Return the columns of a strip, with `step` files in each. `contents` is (column, bytes, group) of all groups in
-    it.
-    """
+    """Return the columns of a strip, with `step` files in each. `contents` is (column, bytes, group) of all groups."""
     neighbours = [files[start : start + step] for start in range(0, len(files), step)]
     tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
     for column, size, group in contents:
         if column >= 0:
             tensors[column] += group.tensors
             sizes[column] += size
-    gap = next(gap for most, gap in _GAPS if len(neighbours) <= most)
-    return [
-        Column(names, held, size, x, width)
-        for names, held, size, (x, width) in zip(neighbours, tensors, sizes, _split(0, WIDTH, sizes, gap), strict=True)
-    ]
+    places = _split(0, WIDTH, sizes, next(gap for most, gap in _GAPS if len(neighbours) <= most))
+    columns = zip(neighbours, tensors, sizes, places, strict=True)
+    return [Column(names, held, size, *place) for names, held, size, place in columns]
 
 
 def _boxes(columns: Sequence[Column], items: Sequence[tuple[int, int, int]]) -> list[Box | None]:
-    """Return the boxes of (column, layer, bytes): in a column, layers side by side, and the cells of a layer in a
-    stack.
-    """
+    """Return the boxes of (column, layer, bytes): layers side by side, and the cells of a layer in a stack."""
     layers: dict[int, dict[int, list[int]]] = {}
     for index, (column, layer, _) in enumerate(items):
         layers.setdefault(column, {}).setdefault(layer, []).append(index)
     boxes: list[Box | None] = [None] * len(items)
+    layers.pop(-1, None)
     for column, inside in layers.items():
-        if column < 0:
-            continue
         sizes = [sum(items[index][2] for index in indexes) for indexes in inside.values()]
         slices = _split(columns[column].x, columns[column].width, sizes, 0)
         for indexes, (x, width) in zip(inside.values(), slices, strict=True):

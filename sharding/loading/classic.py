@@ -1,9 +1,12 @@
-"""Re-shard in the way of the tutorials: load the whole model in a child process and save it again."""
+"""Re-shard in the way of the tutorials: load the whole model in a child process and save it again.
+
+It also puts checkpoints into folders from which a library can load them.
+"""
 
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +24,9 @@ from sharding.core.meter import anon_bytes
 from sharding.core.options import Options
 from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Shard
+from sharding.core.values import FileEntry, Shard, Tensor
 from sharding.loading.costs import ClassicCost
-from sharding.loading.local_copy import download_bytes, lay_out
-from sharding.loading.measure import Load, free_memory_bytes
-from sharding.loading.predict import predict_load
+from sharding.loading.measure import Load, free_memory_bytes, predict_load
 from sharding.planning.plan import plan_components, written_configs
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.stream import Prepared
@@ -55,10 +56,7 @@ def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: P
 
 
 def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
-    """Load the checkpoint in `folder` as torch's `dtype` (None: as stored), save it in `out`, and load that again.
-
-    Raises SourceError if any of these fails.
-    """
+    """Load `folder` as torch's `dtype` (None: as stored), save it in `out`, and load that again. Raises SourceError."""
     started = time.monotonic()
     arguments = (str(folder), str(out), str(max_shard_bytes), dtype or "keep")
     command = child_command("sharding.loading.classic_child", *arguments)
@@ -86,18 +84,13 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
 
 @contextmanager
 def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
-    """Load `origin` and save it in a temporary folder; yield that folder as the source of a job, with accelerate's
-    shards.
-
-    Raises SourceError with the figures if the model does not fit into memory or its copies do not fit on the disk.
-    """
+    """Load `origin`, save it in a temporary folder and yield that as the source of a job. Raises SourceError."""
     files = loadable_files(origin)
     dtype = torch_name(options.dtype)
-    predicted = predict_load(origin, files, Load(dtype=dtype))
-    weight_bytes = sum(file.bytes for file in files)
-    cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)
+    memory_bytes = predict_load(origin, files, Load(dtype=dtype)).peak_anon_bytes
+    copy_bytes = max(sum(file.bytes for file in files), memory_bytes)
     with TemporaryDirectory(prefix="classic-") as scratch:
-        refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(scratch))
+        refuse_too_large(memory_bytes, download_bytes(origin, files) + copy_bytes, Path(scratch))
         folder = lay_out(origin, files, Path(scratch) / "original")
         cost = run_classic(folder, Path(scratch) / "saved", options.max_shard_bytes, dtype)
         saved = open_folder(str(Path(scratch) / "saved"))
@@ -108,6 +101,11 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
         plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)
         by_path = {file.path: file for file in side_files}
         configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
+        written = written_configs(replace(checkpoint, configs=configs), options)
+        held = {file.path: list[Tensor]() for file in checkpoint.weight_files}
+        for tensor in checkpoint.tensors:
+            held[tensor.file].append(tensor)
+        shards = tuple(Shard(path, tuple(those), sum(one.bytes for one in those)) for path, those in held.items())
         yield Prepared(
             sources=(saved,),
             checkpoint=replace(
@@ -118,22 +116,42 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
                 findings=(*describe_source(origin), *checkpoint.findings),
                 unreached=origin.unreached,
             ),
-            plan=replace(
-                plan,
-                shards=_as_saved(checkpoint),
-                sources=(saved.ref,),
-                written=written_configs(replace(checkpoint, configs=configs), options),
-            ),
+            plan=replace(plan, shards=shards, sources=(saved.ref,), written=written),
             is_stated=all(file.sha256 or file.git_sha1 for file in files),
             peak_anon_bytes=cost.peak_anon_bytes,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),
         )
 
 
-def _as_saved(checkpoint: Checkpoint) -> tuple[Shard, ...]:
-    """Return each file of a checkpoint as a shard."""
-    shards = []
-    for file in checkpoint.weight_files:
-        tensors = tuple(tensor for tensor in checkpoint.tensors if tensor.file == file.path)
-        shards.append(Shard(file.path, tensors, sum(tensor.bytes for tensor in tensors)))
-    return tuple(shards)
+# --- A folder to load from ----------------------------------------------------------------------------------
+
+
+def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
+    """Return how many bytes `lay_out` downloads."""
+    return sum(file.bytes for file in files if source.path(file.path) is None)
+
+
+def refuse_without_room(folder: Path, needed_bytes: int) -> None:
+    """Raise SourceError if the disk of `folder` has no room for `needed_bytes`."""
+    free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
+    if needed_bytes > free_bytes:
+        needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
+        message = f"The download needs {needed}, but the disk has only {free} free."
+        raise SourceError(message, "Free some disk space, or compare folders on this machine.")
+
+
+def lay_out(
+    source: Files, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
+) -> Path:
+    """Fill the new `folder` with `files` of `source` and `written` (name to content); return it. Raises SourceError."""
+    folder.mkdir()
+    for file in files:
+        if path := source.path(file.path):
+            (folder / file.path).symlink_to(path)
+        else:
+            with open(folder / file.path, "wb") as out:
+                out.writelines(source.read(file.path, 0, file.bytes))
+    for name, data in (written or {}).items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_bytes(data)
+    return folder

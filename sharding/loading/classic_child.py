@@ -1,8 +1,6 @@
-"""The process of the classic engine: load with transformers, save with accelerate, load that again.
+"""The process of the classic engine: load with transformers, save with accelerate, load that again; run no repo's code.
 
-It calls from_pretrained(low_cpu_mem_usage=True, dtype=…), Accelerator.save_model(max_shard_size=…) and
-load_checkpoint_and_dispatch, as the tutorials do. Arguments: folder, new folder, bytes of the largest shard, dtype or
-"keep". It runs no code of a repo.
+Arguments: folder, new folder, bytes of the largest shard, dtype or "keep".
 """
 
 import sys

@@ -1,9 +1,7 @@
-"""Compare the cost of loading an original with the cost of loading its sharded copy. Predict it if it cannot be
-measured.
-"""
+"""Compare the cost of loading an original and its sharded copy. Predict it if it cannot be measured."""
 
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,14 +15,12 @@ from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
 from sharding.core.protocols import Destination, Files
 from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
-from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
+from sharding.core.values import Checkpoint, Plan, ShardRecord
 from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
-from sharding.loading.classic import refuse_too_large, run_classic
-from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Prediction, Probed
-from sharding.loading.local_copy import download_bytes, lay_out, refuse_without_room
-from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure
-from sharding.loading.predict import predict_load
+from sharding.loading.classic import download_bytes, lay_out, refuse_too_large, refuse_without_room, run_classic
+from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Probed
+from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, is_loaded, measure, predict_load
 from sharding.loading.verdict import judge, judge_predicted
 from sharding.model_class.architecture import refuse_contradiction
 
@@ -43,15 +39,19 @@ def compare_loads(
 
     `written` are files of the sharded copy that are not stored yet: its index and its configuration. With
     `max_shard_bytes` it also makes the copy in the classic way and measures that. If the two do not fit on the disk or
-    into memory, the comparison holds predictions and the reason. The same holds if only code of the repo can load them.
-    Raises SourceError if there is nothing to compare.
+    into memory, or if only code of the repo can load them, the comparison holds predictions and the reason. Raises
+    SourceError if there is nothing to compare.
     """
     sides = [(source, loadable_files(source)) for source in (original, sharded)]
     predicted = [predict_load(source, files, load) for source, files in sides]
     costs: dict[str, list[LoadCost]] = {"original": [], "sharded": []}
-    reason = _reason_not_to(load, predicted)
-    expected = _expect_classic(*sides[0], predicted[0])
-    classic = None
+    needed, free = max(side.peak_anon_bytes for side in predicted), free_memory_bytes()
+    reason = ""
+    if load.memory_limit_bytes is None and needed > MEMORY_SHARE * free:
+        reason = f"Loading needs about {format_bytes(needed)} of memory, but only {format_bytes(free)} are free."
+    # In the classic way, the model is in memory, and its copy and the downloads on the disk.
+    disk_bytes = download_bytes(*sides[0]) + sum(file.bytes for file in sides[0][1] if is_loaded(file.path))
+    expected, classic = ClassicCost(None, predicted[0].peak_anon_bytes, disk_bytes), None
     with TemporaryDirectory(prefix="compare-") as scratch:
         try:
             refuse_without_room(Path(scratch), sum(download_bytes(*side) for side in sides))
@@ -65,89 +65,52 @@ def compare_loads(
             for probed in measure(folders[0], folders[1], load, rounds):
                 costs[probed.side].append(probed.cost)
                 yield probed
-            reason = _unsupported(costs)
+            runs = [run for side in costs.values() for run in side]
+            reason = runs[0].message if all(run.outcome == "unsupported" for run in runs) else ""
             if max_shard_bytes is not None:
                 classic = _classic(folders[0], Path(scratch) / "classic", max_shard_bytes, load.dtype, expected)
-    comparison = _conclude(load, costs, (predicted[0], predicted[1]), reason)
-    if max_shard_bytes is not None:
-        comparison = replace(comparison, classic=classic or replace(expected, reason_not_run=reason))
-    return comparison
-
-
-def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, expected: ClassicCost) -> ClassicCost:
-    """Make the copy in the classic way, measure the cost, and delete it."""
-    downloaded_bytes = expected.disk_bytes - _weight_bytes(folder)
-    try:
-        refuse_too_large(expected.peak_anon_bytes, _weight_bytes(folder), folder.parent)
-        cost = run_classic(folder, out, max_shard_bytes, dtype)
-    except SourceError as error:
-        return replace(expected, reason_not_run=error.message)
-    finally:
-        shutil.rmtree(out, ignore_errors=True)
-    return replace(cost, disk_bytes=cost.disk_bytes + downloaded_bytes)
-
-
-def _weight_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.name.endswith((".safetensors", ".bin")))
-
-
-def _expect_classic(source: Files, files: Sequence[FileEntry], predicted: Prediction) -> ClassicCost:
-    """Return a prediction for the classic way: the model in memory, and its copy and the downloads on the disk."""
-    copy_bytes = sum(file.bytes for file in files if file.path.endswith((".safetensors", ".bin")))
-    return ClassicCost(None, predicted.peak_anon_bytes, download_bytes(source, files) + copy_bytes)
-
-
-def _conclude(
-    load: Load, costs: Mapping[str, Sequence[LoadCost]], predicted: tuple[Prediction, Prediction], reason: str
-) -> Comparison:
     # The warm-up does not count, unless it is the only run.
-    original, sharded = (tuple(runs[1:] or runs) for runs in (costs["original"], costs["sharded"]))
+    originals, copies = (tuple(runs[1:] or runs) for runs in costs.values())
     return Comparison(
         method=load.method,
         dtype_asked=load.dtype,
         with_mapping=load.with_mapping,
         memory_limit_bytes=load.memory_limit_bytes,
-        original=() if reason else original,
-        sharded=() if reason else sharded,
-        verdict=judge_predicted(*predicted) if reason else judge(original, sharded),
-        predicted=predicted,
+        original=() if reason else originals,
+        sharded=() if reason else copies,
+        verdict=judge_predicted(*predicted) if reason else judge(originals, copies),
+        predicted=(predicted[0], predicted[1]),
         machine=describe_machine(),
         reason_not_measured=reason,
+        classic=None if max_shard_bytes is None else classic or replace(expected, reason_not_run=reason),
     )
 
 
-def _reason_not_to(load: Load, predicted: Sequence[Prediction]) -> str:
-    needed_bytes, free_bytes = max(side.peak_anon_bytes for side in predicted), free_memory_bytes()
-    if load.memory_limit_bytes is None and needed_bytes > MEMORY_SHARE * free_bytes:
-        needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
-        return f"Loading needs about {needed} of memory, but only {free} are free."
-    return ""
-
-
-def _unsupported(costs: Mapping[str, Sequence[LoadCost]]) -> str:
-    """Return why neither side can be loaded; "" if at least one can."""
-    runs = [run for side in costs.values() for run in side]
-    return runs[0].message if all(run.outcome == "unsupported" for run in runs) else ""
+def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, expected: ClassicCost) -> ClassicCost:
+    """Make the copy in the classic way, measure the cost, and delete it."""
+    weight_bytes = sum(path.stat().st_size for path in folder.iterdir() if is_loaded(path.name))
+    try:
+        refuse_too_large(expected.peak_anon_bytes, weight_bytes, folder.parent)
+        cost = run_classic(folder, out, max_shard_bytes, dtype)
+    except SourceError as error:
+        return replace(expected, reason_not_run=error.message)
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    return replace(cost, disk_bytes=cost.disk_bytes + expected.disk_bytes - weight_bytes)
 
 
 def how_to_load(
     method: Method = "from_pretrained", dtype: str = "keep", memory_limit: str = "", *, with_mapping: bool = True
 ) -> Load:
-    """Return how probes load. `dtype` is "keep", "fp32", "fp16" or "bf16"; `memory_limit` is a size, or "" for no
-    limit.
-
-    With offload, half of the memory is for weights. Raises UsageError for an unknown choice or an invalid size.
-    """
+    """Return how probes load. `dtype` is an option's value, `memory_limit` a size or "". Raises UsageError."""
+    # With offload, half of the memory is for weights.
     limit = parse_bytes(memory_limit, "a memory limit") if memory_limit else None
     room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
     return Load(chosen("method", method, get_args(Method)), torch_name(dtype), with_mapping, limit, room)
 
 
 def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
-    """Raise UsageError if the probes, which load with transformers, cannot load `checkpoint` of the source `origin`.
-
-    Raises Refused if transformers is not installed, and ModelRefused if the config.json contradicts the headers.
-    """
+    """Raise UsageError, Refused or ModelRefused if transformers cannot load `checkpoint` of `origin`."""
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.is_plain_model:
         what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"

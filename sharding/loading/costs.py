@@ -102,11 +102,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ClassicCost:
-    """The cost of making the same shards in the classic way: load everything, save it, load that again.
-
-    `seconds` is None if it was not run, and `reason_not_run` says why. Memory and disk are then predictions. Downloads
-    and uploads do not count.
-    """
+    """What making the same shards in the classic way cost; predicted if `seconds` is None."""
 
     seconds: Seconds | None
     peak_anon_bytes: Count
@@ -116,10 +112,7 @@ class ClassicCost:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Original and sharded copy loaded in turn. If `original` is empty, it holds predictions and the reason.
-
-    `classic` is the cost of the same job in the classic way, or None if nobody asked for it.
-    """
+    """Original and sharded copy loaded in turn. If `original` is empty, it holds predictions and the reason."""
 
     method: str
     dtype_asked: str | None

@@ -1,6 +1,6 @@
 """Explain the result of a comparison of loads in a few sentences. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sharding.core.dtypes import BY_NAME, NUMBERS
 from sharding.core.text import format_bytes
@@ -23,51 +23,36 @@ def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
         return _not_loaded(original, sharded)
     if len({cost.logits_sha256 for cost in (*original, *sharded)}) > 1:
         return Verdict("outputs-differ", None, "The two compute different logits, so they are not the same model.")
-    memory = _difference(original, sharded, lambda cost: cost.peak_anon_bytes, _LEAST_MEMORY_SHARE, _LEAST_MEMORY_BYTES)
-    time = _difference(original, sharded, lambda cost: cost.working_seconds, _LEAST_TIME_SHARE, _LEAST_SECONDS)
+    memory = _difference(_memory(original), _memory(sharded), _LEAST_MEMORY_SHARE, _LEAST_MEMORY_BYTES)
+    time = _difference(_time(original), _time(sharded), _LEAST_TIME_SHARE, _LEAST_SECONDS)
     cause = _cause(original_cost, sharded_cost) if memory <= 0 and time <= 0 else _cause(sharded_cost, original_cost)
     if not memory and (not time or cause == "unknown"):
         return Verdict("no-difference", None, _no_difference(original, sharded, times_differ=bool(time)))
     kind: Kind = "gain" if memory <= 0 and time <= 0 else "loss" if memory >= 0 and time >= 0 else "mixed"
-    reasons = []
-    if memory:
-        reasons.append(f"{_memory(sharded)} of anonymous memory instead of {_memory(original)}")
-    if time:
-        reasons.append(f"{_seconds(sharded)} instead of {_seconds(original)} to load and compute")
+    reasons = [f"{_bytes(sharded)} of anonymous memory instead of {_bytes(original)}"] if memory else []
+    reasons += [f"{_seconds(sharded)} instead of {_seconds(original)} to load and compute"] if time else []
     because = _because(cause, original_cost, sharded_cost)
     return Verdict(kind, cause, f"The sharded copy needs {' and '.join(reasons)}. {because}")
 
 
 def judge_predicted(original: Prediction, sharded: Prediction) -> Verdict:
     """Return the verdict on two predictions. Its first words say that they are predictions."""
-    memory = (format_bytes(original.peak_anon_bytes), format_bytes(sharded.peak_anon_bytes))
-    if abs(original.peak_anon_bytes - sharded.peak_anon_bytes) < _LEAST_MEMORY_SHARE * original.peak_anon_bytes:
-        sentence = f"Predicted, not measured: no meaningful difference, about {memory[0]} of anonymous memory for both."
-        return Verdict("no-difference", None, sentence)
-    sentence = (
-        f"Predicted, not measured: the sharded copy needs about {memory[1]} of anonymous memory instead of {memory[0]}."
-    )
-    return Verdict("gain" if sharded.peak_anon_bytes < original.peak_anon_bytes else "loss", None, sentence)
+    was, now = original.peak_anon_bytes, sharded.peak_anon_bytes
+    kind: Kind = "gain" if now < was else "loss"
+    what = f"the sharded copy needs about {format_bytes(now)} of anonymous memory instead of {format_bytes(was)}."
+    if abs(was - now) < _LEAST_MEMORY_SHARE * was:
+        kind, what = (
+            "no-difference",
+            f"no meaningful difference, about {format_bytes(was)} of anonymous memory for both.",
+        )
+    return Verdict(kind, None, f"Predicted, not measured: {what}")
 
 
-def _difference(
-    original: Sequence[LoadCost],
-    sharded: Sequence[LoadCost],
-    figure: Callable[[LoadCost], float],
-    least_share: float,
-    least: float,
-) -> int:
-    """Return -1 if the sharded copy needs clearly less, 1 if it needs clearly more, else 0.
-
-    A difference is clear only if the spreads do not overlap.
-    """
-    ours, theirs = (Spread.of([figure(cost) for cost in costs]) for costs in (sharded, original))
-    change = ours.median - theirs.median
-    if abs(change) < max(least, least_share * max(ours.median, theirs.median)):
+def _difference(theirs: Spread, ours: Spread, least_share: float, least: float) -> int:
+    """Return -1 if the sharded copy needs clearly less, 1 if it needs clearly more, 0 if the spreads overlap."""
+    if abs(ours.median - theirs.median) < max(least, least_share * max(ours.median, theirs.median)):
         return 0
-    if ours.high < theirs.low:
-        return -1
-    return 1 if ours.low > theirs.high else 0
+    return (ours.low > theirs.high) - (ours.high < theirs.low)
 
 
 def _cause(dear: LoadCost, cheap: LoadCost) -> Cause:
@@ -87,10 +72,12 @@ def _because(cause: Cause, original: LoadCost, sharded: LoadCost) -> str:
         case "dtype":
             sides = (("the original", original), ("the copy", sharded))
             (cast_name, cast), (kept_name, kept) = sides if original.is_cast else sides[::-1]
+            dtypes = kept.stored_dtypes or {"an unknown dtype": 0}
+            dtype = max(dtypes, key=lambda dtype: dtypes[dtype])
             return (
                 f"The reason is the dtype on the disk, not the shard size. {_upper(_casts(cast_name, cast))} while "
                 "loading, which makes a second set of weights that cannot be memory-mapped. "
-                f"{_upper(kept_name)} is stored in {_stored(kept)} and needs no cast."
+                f"{_upper(kept_name)} is stored in {dtype} and needs no cast."
             )
         case "format":
             return f"The reason is the file format ({sharded.format} instead of {original.format}), not the shard size."
@@ -103,46 +90,35 @@ def _because(cause: Cause, original: LoadCost, sharded: LoadCost) -> str:
         case "memory-mapping":
             return "The reason is that one of the two was memory-mapped and the other was not."
         case "unknown":
-            return (
-                "A cast, the file format and memory mapping do not explain it, so the reason is probably outside the "
-                "checkpoints."
-            )
+            unlike = "A cast, the file format and memory mapping do not explain it"
+            return f"{unlike}, so the reason is probably outside the checkpoints."
 
 
 def _no_difference(original: Sequence[LoadCost], sharded: Sequence[LoadCost], *, times_differ: bool) -> str:
+    one, other = _time(original), _time(sharded)
+    ranges = f"{one.low:.1f} to {one.high:.1f} s and {other.low:.1f} to {other.high:.1f} s"
+    why = f"but the runs vary more than that: {ranges}"
+    if times_differ:
+        why = "which nothing in the checkpoints explains"
+    elif abs(one.median - other.median) < max(_LEAST_SECONDS, _LEAST_TIME_SHARE * max(one.median, other.median)):
+        why = "which is normal variation"
     sentence = (
-        f"No meaningful difference: both need about {_memory(sharded)} of anonymous memory. "
+        f"No meaningful difference: both need about {_bytes(sharded)} of anonymous memory. "
         f"To load and compute takes {_seconds(original)} with the original and {_seconds(sharded)} with the copy, "
-        f"{_why_times(original, sharded, times_differ)}."
+        f"{why}."
     )
     if original[0].is_cast and sharded[0].is_cast:
         casts = [_casts(name, cost) for name, cost in (("the original", original[0]), ("the copy", sharded[0]))]
         both = _casts("each of the two", sharded[0])
         if casts[0].replace("the original", "the copy") != casts[1]:
             both = " and ".join(casts)
-        sentence += (
-            f" {_upper(both)} while loading. Weights stored in {sharded[0].dtype_asked} need no cast. Another shard "
-            "size does not help."
-        )
+        sentence += f" {_upper(both)} while loading. Weights stored in {sharded[0].dtype_asked} need no cast."
+        sentence += " Another shard size does not help."
     return sentence
 
 
-def _why_times(original: Sequence[LoadCost], sharded: Sequence[LoadCost], times_differ: bool) -> str:
-    if times_differ:
-        return "which nothing in the checkpoints explains"
-    one, other = (Spread.of([cost.working_seconds for cost in costs]) for costs in (original, sharded))
-    if abs(one.median - other.median) < max(_LEAST_SECONDS, _LEAST_TIME_SHARE * max(one.median, other.median)):
-        return "which is normal variation"
-    ranges = f"{one.low:.1f} to {one.high:.1f} s and {other.low:.1f} to {other.high:.1f} s"
-    return f"but the runs vary more than that: {ranges}"
-
-
 def _casts(name: str, cost: LoadCost) -> str:
-    """Return from which dtypes a checkpoint is cast, and how many of its bytes if not all.
-
-    A checkpoint may store most weights in the dtype that was asked for, and only some of them, such as norms, in
-    another.
-    """
+    """Return from which dtypes a checkpoint is cast, and how many of its bytes: it may be only some, such as norms."""
     stored = cost.stored_dtypes or {}
     cast = {dtype: size for dtype, size in stored.items() if dtype in _CAST and dtype != cost.dtype_asked}
     dtypes = " and ".join(sorted(cast, key=lambda dtype: -cast[dtype])) or "an unknown dtype"
@@ -151,40 +127,38 @@ def _casts(name: str, cost: LoadCost) -> str:
 
 
 def _not_loaded(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
-    failed = [next((cost for cost in costs if cost.outcome != "loaded"), None) for costs in (original, sharded)]
+    failed, lost = (next((cost for cost in costs if cost.outcome != "loaded"), None) for costs in (original, sharded))
     limits = {cost.memory_limited_by for cost in (*original, *sharded)} - {None}
     under = f" under the limit ({limits.pop()})" if limits else ""
-    match failed:
-        case [LoadCost() as original_cost, LoadCost() as sharded_cost]:
-            if original_cost.message == sharded_cost.message:
-                return Verdict("not-loaded", None, f"Neither loads{under}: {original_cost.message}")
-            messages = f"The original: {original_cost.message} The copy: {sharded_cost.message}"
-            return Verdict("not-loaded", None, f"Neither loads{under}. {messages}")
-        case [LoadCost() as original_cost, None] if original_cost.outcome != "out-of-memory":
-            return Verdict("gain", None, f"The sharded copy loads, but the original does not: {original_cost.message}")
-        case [LoadCost() as original_cost, None]:
-            cause = _cause(original_cost, sharded[0])
-            sentence = f"The sharded copy loads{under}, but the original does not."
-            because = _because(cause, original_cost, sharded[0]) if cause in ("dtype", "format", "file-size") else ""
-            return Verdict("gain", cause, f"{sentence} {because}".rstrip())
-        case [None, LoadCost() as sharded_cost]:
-            sentence = f"The original loads{under}, but the sharded copy does not: {sharded_cost.message}"
-            return Verdict("loss", None, sentence)
-    raise AssertionError("every load succeeded")
+    if failed and lost:
+        both = f". The original: {failed.message} The copy: {lost.message}"
+        both = f": {lost.message}" if failed.message == lost.message else both
+        return Verdict("not-loaded", None, f"Neither loads{under}{both}")
+    if lost:
+        return Verdict("loss", None, f"The original loads{under}, but the sharded copy does not: {lost.message}")
+    assert failed, "one of them failed"
+    if failed.outcome != "out-of-memory":
+        return Verdict("gain", None, f"The sharded copy loads, but the original does not: {failed.message}")
+    cause = _cause(failed, sharded[0])
+    because = f" {_because(cause, failed, sharded[0])}" if cause in ("dtype", "format", "file-size") else ""
+    return Verdict("gain", cause, f"The sharded copy loads{under}, but the original does not.{because}")
 
 
 def _upper(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _memory(costs: Sequence[LoadCost]) -> str:
-    return format_bytes(Spread.of([cost.peak_anon_bytes for cost in costs]).median)
+def _memory(costs: Sequence[LoadCost]) -> Spread:
+    return Spread.of([cost.peak_anon_bytes for cost in costs])
+
+
+def _time(costs: Sequence[LoadCost]) -> Spread:
+    return Spread.of([cost.working_seconds for cost in costs])
+
+
+def _bytes(costs: Sequence[LoadCost]) -> str:
+    return format_bytes(_memory(costs).median)
 
 
 def _seconds(costs: Sequence[LoadCost]) -> str:
-    return f"{Spread.of([cost.working_seconds for cost in costs]).median:.1f} s"
-
-
-def _stored(cost: LoadCost) -> str:
-    dtypes = cost.stored_dtypes or {}
-    return max(dtypes, key=lambda dtype: dtypes[dtype], default="an unknown dtype")
+    return f"{_time(costs).median:.1f} s"

@@ -141,7 +141,8 @@ def _facts(likeness: Likeness) -> Iterable[str]:
         how = f"The original is quantized ({likeness.dequantized})" if likeness.dequantized else "The dtypes differ"
         yield f"{how}. Reading every byte converts the original to {likeness.dtype} first, and compares the results."
     if claims := likeness.claims:
-        say = f"say that {count(len(claims.differing), 'tensor')} differ" if claims.differing else "are all equal"
+        verb = "differs" if len(claims.differing) == 1 else "differ"
+        say = f"say that {count(len(claims.differing), 'tensor')} {verb}" if claims.differing else "are all equal"
         yield (
             f"Claimed: the digests of tensors that both repos store {say}. Whoever uploaded them may have written any "
             "digests, so that proves nothing."

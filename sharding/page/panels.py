@@ -18,8 +18,7 @@ from sharding.core.values import Address, Checkpoint, Component, FileEntry, Find
 from sharding.desk import JobStatus
 from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.overview import Overview
-from sharding.drawing.brackets import stretches
-from sharding.drawing.flows import script_data
+from sharding.drawing.map_svg import script_data, stretches
 from sharding.drawing.model_map import ModelMap, map_of_plan, today_of
 from sharding.page.form import size_label
 from sharding.page.render import help_with, in_page_words, render, without_options

@@ -12,8 +12,7 @@ from markupsafe import Markup
 from sharding.core import text as words
 from sharding.core.errors import Remedy, RemedyKind
 from sharding.core.values import Finding
-from sharding.drawing.brackets import components
-from sharding.drawing.map_svg import NAMES, files_caption, outline
+from sharding.drawing.map_svg import NAMES, components, files_caption, outline
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box
 from sharding.page.links import Wish, query_of
 

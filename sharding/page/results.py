@@ -21,7 +21,7 @@ from sharding.page.render import SIGN_IN
 from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
 from sharding.page.site import Events, Login
 from sharding.planning.adapters.merged import changed_names
-from sharding.report.fetch import Result
+from sharding.report.files import Result
 from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
 

@@ -10,6 +10,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
+from sharding.core.text import count
 from sharding.recipes.cast import np, numbers, numpy_dtype, settle
 from sharding.recipes.product import Spread, product
 from sharding.recipes.stored import Stored, made_by
@@ -169,7 +170,7 @@ class LowRank(Recipe):
     @override
     def words(self, shape: tuple[int, ...]) -> str:
         first = self.updates[0]
-        more = f" and {len(self.updates) - 1} more updates" if len(self.updates) > 1 else ""
+        more = f" and {count(len(self.updates) - 1, 'more update')}" if len(self.updates) > 1 else ""
         return f"add({self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(first)}{more})"
 
 

@@ -2,17 +2,16 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from sharding.core.text import format_bytes, name_some, source_name, unreached_sentence
+from sharding.core.text import format_bytes, name_some, share, source_name, unreached_sentence
 from sharding.core.values import Merge
 from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary
 from sharding.report.schema import Report
-from sharding.report.snippets import how_to_check, loading_code, pipeline_commands, pipeline_script
+from sharding.report.snippets import how_to_check, loading_code, pipeline_snippets
 
 TAGS = ("sharded", "shard-my-repo")
 _ORIGINAL = "<!-- the card of the original -->"
@@ -21,12 +20,8 @@ _BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-i
 """The Hub publishes this badge for such links."""
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Addresses on the Hub: of the source, the page that shows the result, the model that was trained, and the adapter.
-
-    None if there is no such address: a folder has none.
-    """
+class Links(NamedTuple):
+    """Addresses on the Hub, None for a folder. `result` is the page that shows it, `base` is what was trained."""
 
     source: str | None = None
     result: str | None = None
@@ -40,9 +35,7 @@ def write_card(
     """Return the README.md of a result. `source` is the card of the original.
 
     The metadata keeps every key of `source`. `base_model` and `tags` are set, and a relative `license_link` becomes
-    absolute. If the source is a commit on no known branch, there is no `base_model`.
-
-    Pass `keeps_metadata=False` if the Hub does not accept the metadata of `source`. It then goes into the text.
+    absolute. Pass `keeps_metadata=False` if the Hub does not accept the metadata of `source`: it goes into the text.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -57,7 +50,6 @@ def write_card(
     sections = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n",
         *_introduction(report, links, is_private),
-        *_check(report),
         *_loading(report),
         *_shards(report),
         *_stages(report),
@@ -82,11 +74,10 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
         metadata["base_model"] = origin.repo_id
         if report.plan.merged:
             metadata["base_model_relation"] = "finetune"
-    if page:
-        link = metadata.get("license_link")
-        if isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
-            path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
-            metadata["license_link"] = f"{page}/blob/{origin.revision}/{path}"
+    link = metadata.get("license_link")
+    if page and isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
+        path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
+        metadata["license_link"] = f"{page}/blob/{origin.revision}/{path}"
 
 
 def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[str]:
@@ -109,15 +100,11 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             f"pieces, in {len(report.source.weight_files)} files of its ranks. Here they are whole.\n"
         )
     if base := report.source.base:
-        name = (
-            f"[{_plain(base.name)}]({links.base.removesuffix(base.repo_id)}{base.tree})"
-            if links.base
-            else source_name(base.kind, f"`{_plain(base.repo_id)}`")
-        )
-        yield (
-            f"The files beside the weights (configuration, tokenizer, licence) come from {name}, the model that was "
-            "trained.\n"
-        )
+        name = source_name(base.kind, f"`{_plain(base.repo_id)}`")
+        if links.base:
+            name = f"[{_plain(base.name)}]({links.base.removesuffix(base.repo_id)}{base.tree})"
+        beside = "The files beside the weights (configuration, tokenizer, licence)"
+        yield f"{beside} come from {name}, the model that was trained.\n"
     if merge := report.plan.merged:
         if not merge.changed:
             yield "**The adapter changes no number: what it adds is zero, or is lost in the rounding.**\n"
@@ -146,8 +133,7 @@ def _adapter(merge: Merge, links: Links) -> str:
     name = _plain(merge.adapter.repo_id)
     if not links.adapter:
         return source_name(merge.adapter.kind, f"`{name}`")
-    folder = merge.file.rpartition("/")[0]
-    commit = merge.adapter.revision
+    folder, commit = merge.file.rpartition("/")[0], merge.adapter.revision
     inside = f" (folder {_plain(folder)})" if folder else ""
     return f"[{name}]({links.adapter}){inside} at commit [`{commit[:12]}`]({links.adapter}/tree/{commit})"
 
@@ -163,21 +149,17 @@ def _origin(report: Report, links: Links) -> str:
 def _proof(report: Report) -> str:
     count = f"{report.verification.tensors:,}"
     if report.engine != "stream":
-        return (
-            f"It was loaded and saved by transformers and accelerate. Then all {count} tensors were read again and "
-            "compared."
-        )
+        first = "It was loaded and saved by transformers and accelerate."
+        return f"{first} Then all {count} tensors were read again and compared."
     unstated = lost = ""
     dtype = report.plan.dtype
+    cast = "" if dtype == "keep" else f", cast to {dtype} as `tensor.to(dtype)` does"
     if report.plan.merged:
-        claim = "were equal to the original's with the adapter merged"
-        claim += "" if dtype == "keep" else f", cast to {dtype} as `tensor.to(dtype)` does"
+        claim = f"were equal to the original's with the adapter merged{cast}"
     elif report.plan.dequantized:
         claim = f"were equal to the original's numbers times their scales, in {dtype}"
-    elif dtype == "keep":
-        claim = "were bit-identical to the original's"
     else:
-        claim = f"were equal to the original's, cast to {dtype} as `tensor.to(dtype)` does"
+        claim = f"were equal to the original's{cast}" if cast else "were bit-identical to the original's"
     if report.verification.unstated:
         claim += ", as it was read"
         unstated = " Not all files of the original were compared with a hash that the Hub states."
@@ -190,25 +172,22 @@ def _proof(report: Report) -> str:
     )
 
 
-def _check(report: Report) -> Iterable[str]:
-    place = report.destination.repo_id if report.destination.kind == "hub" else "."
-    for command in how_to_check(report, place).values():
-        yield f"Anybody can write such a card. To check this one, read every byte of both:\n\n```sh\n{command}```\n"
-
-
 def _loading(report: Report) -> Iterable[str]:
-    repo = report.destination.repo_id if report.destination.kind == "hub" else f"./{report.destination.repo_id}"
+    is_repo, name = report.destination.kind == "hub", report.destination.repo_id
+    for command in how_to_check(report, name if is_repo else ".").values():
+        yield f"Anybody can write such a card. To check this one, read every byte of both:\n\n```sh\n{command}```\n"
+    repo = name if is_repo else f"./{name}"
     yield "## How to load it\n"
     if report.plan.rank is not None:
         yield "Each of the other machines needs its own part.\n"
-    if script := pipeline_script(report, repo):
+    if snippets := pipeline_snippets(report, repo):
+        script, commands = snippets.values()
         yield f"To load it as a pipeline, run this `pipeline.py` on every machine:\n\n```python\n{script}```\n"
-        yield f"```sh\n{pipeline_commands(report, repo)}```\n"
-    if report.plan.rank is not None:
-        return
-    source = report.source
-    code = loading_code(repo, source.library, source.architecture, source.variant, source.weights_name)
-    yield f"```python\n{code}\n```\n"
+        yield f"```sh\n{commands}```\n"
+    if report.plan.rank is None:
+        source = report.source
+        code = loading_code(repo, source.library, source.architecture, source.variant, source.weights_name)
+        yield f"```python\n{code}\n```\n"
 
 
 def _part(report: Report) -> str:
@@ -220,11 +199,11 @@ def _part(report: Report) -> str:
 
 
 def _shards(report: Report) -> Iterable[str]:
-    total = sum(shard.bytes for shard in report.plan.shards) or 1
+    total = sum(shard.bytes for shard in report.plan.shards)
     yield "## Shards\n"
     rows = [
-        f"| `{shard.file}` | {len(shard.tensors):,} | {format_bytes(shard.bytes)} | {100 * shard.bytes / total:.1f}% |"
-        for shard in report.plan.shards
+        f"| `{one.file}` | {len(one.tensors):,} | {format_bytes(one.bytes)} | {share(one.bytes, total)} |"
+        for one in report.plan.shards
     ]
     yield _table("| file | tensors | size | share |", "|---|---:|---:|---:|", rows)
 
@@ -233,24 +212,21 @@ def _stages(report: Report) -> Iterable[str]:
     cut = report.plan.pipeline
     if cut is None or not report.plan.stages:
         return
-    needs = [
-        f"- Stage {number} also needs `{tied.file}`: {_plain(tied.tensor)} in that file is "
-        f"{_plain(name_some(tied.used_as))} here too."
-        for number, stage in enumerate(report.plan.stages, start=1)
-        for tied in stage.also_needs
-    ]
-    besides = ", and the files that are named below the table" if needs else ""
-    yield f"## Pipeline stages\n\nA machine that computes one stage needs only the files of that stage{besides}."
-    yield f"The model is cut where transformers {cut.transformers} cuts it. Stage 1 is rank 0.\n"
-    rows = []
+    needs, rows = [], []
     for number, stage in enumerate(report.plan.stages, start=1):
         files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))
         between = f" ({len(stage.files):,} in all)" if len(stage.files) > 2 else ""
         size = format_bytes(stage.bytes)
         rows.append(f"| {number} | {size} | {len(stage.blocks):,} | {len(stage.others):,} | {files}{between} |")
+        for tied in stage.also_needs:
+            what = f"{_plain(tied.tensor)} in that file is {_plain(name_some(tied.used_as))} here too."
+            needs.append(f"- Stage {number} also needs `{tied.file}`: {what}")
+    besides = ", and the files that are named below the table" if needs else ""
+    yield f"## Pipeline stages\n\nA machine that computes one stage needs only the files of that stage{besides}."
+    yield f"The model is cut where transformers {cut.transformers} cuts it. Stage 1 is rank 0.\n"
     yield _table("| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|", rows)
     if needs:
-        more = [f"- and {len(needs) - _MOST_ROWS:,} more."] if len(needs) > _MOST_ROWS else []
+        more = [f"- and {len(needs) - _MOST_ROWS:,} more."] if needs[_MOST_ROWS:] else []
         stored = "Weights that two stages share are stored and counted once:\n"
         yield "\n".join([stored, *needs[:_MOST_ROWS], *more]) + "\n"
 
@@ -276,10 +252,10 @@ def _comparison(comparison: ComparisonSummary) -> Iterable[str]:
 def _making(report: Report, links: Links) -> Iterable[str]:
     cost, version = report.resources, report.tool.rpartition(" ")[2]
     yield "## How it was made\n"
+    shown = f", and [its page]({links.result}) shows it" if links.result else ""
     yield (
         f"Shard My Repo {version} made this copy on {report.finished:%Y-%m-%d} in {cost.seconds:.1f} s, with at most "
-        f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is in `sharding_report.json`"
-        + (f", and [its page]({links.result}) shows it.\n" if links.result else ".\n")
+        f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is in `sharding_report.json`{shown}.\n"
     )
     classic = report.comparison.classic if report.comparison else None
     if classic:

@@ -1,59 +1,48 @@
-"""Sum up a job as the values that become JSON. Pure."""
+"""Sum up a job as the values that become JSON: report, digests, events. Read digests and events again. Pure."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, cast
+
+from pydantic import ValidationError
 
 from sharding import __version__
+from sharding.core.bounds import Blake3, Count, Sha256
+from sharding.core.errors import Remedy, SourceError
+from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.options import Engine
-from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, ShardRecord, Verification
+from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, ShardRecord, TensorDigest, Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
-from sharding.loading.costs import Comparison
+from sharding.loading.costs import Compared, Comparison, Probed
+from sharding.loading.measure import stored_dtypes
+from sharding.planning.explain import sentence
 from sharding.planning.plan import identify_plan
-from sharding.report.comparison import summarize_comparison
-from sharding.report.schema import (
-    ComponentSummary,
-    FleetCost,
-    Inspection,
-    PlannedShard,
-    PlanSummary,
-    Report,
-    Resources,
-    SideFile,
-    SourceSummary,
-    WeightFile,
-    WrittenShard,
-)
+from sharding.recipes.stored import are_stored
+from sharding.report import schema
+from sharding.report.comparison import ComparisonSummary, summarize_comparison
+from sharding.report.schema import Inspection, Json, PlannedShard, PlanSummary, Report, Resources, WrittenShard
 
 
 def summarize_source(checkpoint: Checkpoint) -> Inspection:
     """Return the facts in the headers of a source, and the files beside its weights."""
-    side_files = tuple(SideFile(file=file.path, bytes=file.bytes) for file in checkpoint.side_files)
+    side_files = tuple(schema.SideFile(file=file.path, bytes=file.bytes) for file in checkpoint.side_files)
     return Inspection(**_facts(checkpoint), side_files=side_files, findings=checkpoint.findings)
 
 
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:
-    """Return which shard holds what. `findings` are those of the source; they come before the plan's.
-
-    Pass `plan_id` if you have it from `identify_plan` already.
-    """
+    """Return which shard holds what. `findings` of the source come before its own. `plan_id` may be known already."""
+    same = ("dequantized", "merged", "total_bytes", "total_parameters", "stages", "pipeline")
     return PlanSummary(
+        **{name: getattr(plan, name) for name in same},
+        **{name: getattr(plan.options, name) for name in ("strategy", "order", "rank")},
         max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
-        strategy=plan.options.strategy,
-        order=plan.options.order,
         dtype=plan.options.dtype_made,
         keeps_others=plan.options.dtype == "keep" != plan.options.dtype_made,
-        dequantized=plan.dequantized,
-        merged=plan.merged,
-        total_bytes=plan.total_bytes,
-        total_parameters=plan.total_parameters,
         shards=tuple(
             PlannedShard(file=shard.file, bytes=shard.bytes, tensors=tuple(tensor.name for tensor in shard.tensors))
             for shard in plan.shards
         ),
-        stages=plan.stages,
-        pipeline=plan.pipeline,
-        rank=plan.options.rank,
         findings=(*findings, *plan.findings),
         plan_id=plan_id or identify_plan(plan),
     )
@@ -71,7 +60,7 @@ def make_report(
     engine: Engine,
     overflowed: Mapping[str, int],
     comparison: Comparison | None,
-    fleet: FleetCost | None = None,
+    fleet: schema.FleetCost | None = None,
 ) -> Report:
     """Return the report of a job that ends now."""
     written = [records[shard.file] for shard in plan.shards]
@@ -82,7 +71,7 @@ def make_report(
         tool=f"shard-my-repo {__version__}",
         finished=datetime.now(UTC).replace(microsecond=0),
         engine=engine,
-        source=SourceSummary(**_facts(checkpoint)),
+        source=schema.SourceSummary(**_facts(checkpoint)),
         destination=destination,
         plan=summarize_plan(plan, checkpoint.findings, plan_id),
         plan_id=plan_id,
@@ -98,37 +87,145 @@ def make_report(
 
 def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
     """Return the paths of all files that this tool writes for `plan`: shards, reports, indexes."""
-    shards, picture = (shard.file for shard in plan.shards), [PICTURE_NAME] if has_picture else []
-    return (*shards, CARD_NAME, MAP_NAME, *picture, DIGESTS_NAME, REPORT_NAME, *plan.indexes)
+    beside = (CARD_NAME, MAP_NAME, *([PICTURE_NAME] * has_picture), DIGESTS_NAME, REPORT_NAME)
+    return (*(shard.file for shard in plan.shards), *beside, *plan.indexes)
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of a SourceSummary."""
-    dtypes: dict[str, int] = {}
-    for tensor in checkpoint.tensors:
-        dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.bytes
     tensors_in = checkpoint.tensors_in
+    same = ("architecture", "library", "variant", "other_variants", "base", "total_bytes")
     return {
-        "kind": checkpoint.source.kind,
-        "repo_id": checkpoint.source.repo_id,
-        "revision": checkpoint.source.revision,
-        "folder": checkpoint.source.folder,
-        "architecture": checkpoint.architecture,
-        "library": checkpoint.library,
-        "variant": checkpoint.variant,
-        "other_variants": checkpoint.other_variants,
+        **{name: getattr(checkpoint.source, name) for name in ("kind", "repo_id", "revision", "folder")},
+        **{name: getattr(checkpoint, name) for name in same},
         "in_pieces": len(checkpoint.in_pieces),
-        "base": checkpoint.base,
-        "total_bytes": checkpoint.total_bytes,
         "total_parameters": sum(tensor.parameters for tensor in checkpoint.tensors),
         "tensors": len(checkpoint.tensors),
-        "dtypes": dtypes,
+        "dtypes": stored_dtypes(checkpoint.tensors),
         "components": tuple(
-            ComponentSummary(folder=component.folder, base=component.stem, metadata=component.metadata)
+            schema.ComponentSummary(folder=component.folder, base=component.stem, metadata=component.metadata)
             for component in checkpoint.components
         ),
         "weight_files": tuple(
-            WeightFile(file=file.path, bytes=file.bytes, tensors=tensors_in.get(file.path, 0))
+            schema.WeightFile(file=file.path, bytes=file.bytes, tensors=tensors_in.get(file.path, 0))
             for file in checkpoint.weight_files
         ),
     }
+
+
+# --- Digests ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FileDigest:
+    bytes: Count
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    dtype: str
+    shape: tuple[Count, ...]
+    blake3: Blake3
+
+
+@dataclass(frozen=True, slots=True)
+class _Digests:
+    """The content of `sharding_digests.json`. `made` says how each tensor was made that was not copied."""
+
+    schema: Literal[1]
+    plan_id: str
+    shards: Mapping[str, _FileDigest]
+    tensors: dict[str, _Tensor]
+    made: Mapping[str, str] = field(default_factory=dict)
+
+
+def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -> Json:
+    """Return the digests of the shards of `plan` for JSON, in the order of the plan."""
+    shards = {one.file: _FileDigest(records[one.file].bytes, records[one.file].sha256) for one in plan.shards}
+    tensors = {
+        tensor.name: _Tensor(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
+        for shard in plan.shards
+        for tensor in shard.tensors
+    }
+    sentences = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
+    document = schema.to_json(_Digests(1, plan_id, shards, tensors, sentences))
+    return document if sentences else {key: value for key, value in document.items() if key != "made"}
+
+
+def parse_digests(text: bytes, name: str) -> Mapping[str, TensorDigest]:
+    """Return the tensor digests in the `sharding_digests.json` of `name`, which is untrusted. Raises SourceError."""
+    try:
+        digests: _Digests = schema.adapter(_Digests).validate_json(text, strict=True)
+    except ValidationError as error:
+        message = f"{DIGESTS_NAME} of {name} is not valid: {schema.first_problem(error)}."
+        hint = "Leave out --quick to read and compare the weights."
+        raise SourceError(message, hint, Remedy("read_every_byte")) from error
+    return {name: TensorDigest(one.dtype, one.shape, one.blake3) for name, one in digests.tensors.items()}
+
+
+# --- Events ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """The content of a `planned` event."""
+
+    source: Inspection
+    plan: PlanSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error: its class, its message, and its hint. `remedy` is the hint as a value for programs."""
+
+    kind: str
+    message: str
+    hint: str
+    remedy: Remedy | None = None
+
+
+JobEvent = (
+    PlanMade | Progress | ShardFinished | Verification | Probed | ComparisonSummary | Published | Report | Problem
+)
+"""What `parse_event` returns."""
+
+_NAMES: dict[type, str] = {
+    PlanMade: "planned",
+    Progress: "progress",
+    ShardFinished: "shard-finished",
+    Verification: "verified",
+    Probed: "probed",
+    ComparisonSummary: "compared",
+    Published: "published",
+    Report: "report",
+}
+_KINDS: dict[str, Any] = {name: kind for kind, name in _NAMES.items()} | {"verified": schema.Proof}
+
+
+def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report) -> Json:
+    """Return one line of `--events`: the name of the event under the key `event`, and its fields."""
+    payload: Any = event
+    match event:
+        case Planned():
+            payload = PlanMade(summarize_source(event.checkpoint), summarize_plan(event.plan))
+        case Verified():
+            payload = event.verification
+        case Compared():
+            payload = summarize_comparison(event.comparison)
+    name = _NAMES[type(payload)]
+    line = {"event": name, **schema.to_json(payload, _KINDS[name])}
+    if isinstance(event, Probed):
+        del line["cost"]["curve"]  # the report has a curve for each side
+    return line
+
+
+def parse_event(line: Json) -> JobEvent:
+    """Return the event in a line of a job. Raises ValueError if the line is no event of a job."""
+    kind, payload = (Problem, line["error"]) if "error" in line else (_KINDS.get(str(line.get("event"))), line)
+    if kind is None:
+        raise ValueError("no event of a job: its name is unknown")
+    try:
+        return cast(JobEvent, schema.adapter(kind).validate_python(payload))
+    except ValidationError as error:
+        raise ValueError(f"no event of a job: {schema.first_problem(error)}") from error

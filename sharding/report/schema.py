@@ -1,8 +1,7 @@
 """Define the values that become JSON: reports, sources and plans. Pure.
 
-The same classes write and read them. A document may come from anybody, so reading checks it: names of repos and files,
-numbers, types, the schema. A document that does not fit is refused as a whole, in one sentence. A document that fits
-may still lie, so a page that shows it must say whose word it is.
+The same classes write and read them. A document may come from anybody, so reading checks names, numbers, types and the
+schema. A document that fits may still lie, so a page that shows it must say whose word it is.
 """
 
 import re
@@ -11,17 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import (
-    Field,
-    PlainSerializer,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    ValidationError,
-    WrapSerializer,
-    model_validator,
-)
+from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError, WrapSerializer, model_validator
+from pydantic import SerializerFunctionWrapHandler as Dump
 
 from sharding.core.bounds import Count, File, Line, OptionalFolder, Seconds, Sha256, Word
 from sharding.core.errors import SourceError
@@ -42,10 +34,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What a job used on one machine of a fleet: parts done, their bytes, and the total time of its workers.
-
-    `peak_anon_bytes` is the memory of the largest of these processes.
-    """
+    """What a job used on one machine of a fleet: in all, and the memory of the largest of its processes."""
 
     node: Line
     parts: Count
@@ -65,10 +54,7 @@ class FleetCost:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a job used: peak anonymous memory of its largest process, wall time, and the bytes that it moved.
-
-    The bytes read to prove the result are not counted.
-    """
+    """What a job used: memory of its largest process, time, bytes moved (without those read for the proof)."""
 
     peak_anon_bytes: Count
     seconds: Seconds
@@ -107,10 +93,9 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSummary:
-    """The source of a job, and the facts in its headers.
+    """The source of a job, and the facts in its headers. `dtypes` is dtype to bytes. `base` is what was trained.
 
-    `dtypes` is dtype to bytes. `in_pieces` counts the tensors that are stored in pieces. `base` is the model that was
-    trained. The `folder` is the only one in the repo that counts, if it is not "".
+    `in_pieces` counts the tensors that are stored in pieces. Only the `folder` of the repo counts, if it is not "".
     """
 
     kind: Literal["folder", "hub"]
@@ -178,8 +163,7 @@ class PlanSummary:
     """Which shard holds what. With a `rank`, the part that this rank of a `pipeline` of transformers loads.
 
     `dequantized` says how the weights were quantized, "" if none are computed. With `keeps_others`, those that were not
-    quantized keep their dtype. `merged` says which adapter is merged.
-    Plans with the same `plan_id` give the same shards, byte for byte.
+    quantized keep their dtype. Plans with the same `plan_id` give the same shards, byte for byte.
     """
 
     max_shard_bytes: Count
@@ -211,10 +195,7 @@ class PlanSummary:
 
     @property
     def has_ranks_of_its_pipeline(self) -> bool:
-        """Whether the pipeline is consistent: the layers of its ranks follow one another, and each rank has a stage.
-
-        Without a pipeline, whether there is no rank.
-        """
+        """Whether layers of ranks follow one another, and each has a stage. Without a pipeline, there is no rank."""
         if self.pipeline is None:
             return self.rank is None
         layers = self.pipeline.layers
@@ -225,10 +206,7 @@ class PlanSummary:
     @property
     def weight_map(self) -> dict[str, str]:
         """Tensor name to file name, as in an index."""
-        files: dict[str, str] = {}
-        for shard in self.shards:
-            files |= dict.fromkeys(shard.tensors, shard.file)
-        return files
+        return {name: shard.file for shard in self.shards for name in shard.tensors}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,29 +219,23 @@ class WrittenShard:
 
 
 _RARE = ("unstated", "unreached", "unchecked", "merged", "within", "undecided")
+"""Keys that are in the JSON only if their values are true or not empty."""
 
 
-def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler) -> Json:
+def _with_answer(verification: Verification, dump: Dump) -> Json:
+    left_out = {"differences"} if verification.differences is None else set()
+    left_out |= {key for key in _RARE if not getattr(verification, key)}
     document = {"identical": verification.identical, **dump(verification)}
-    asked = {"differences"} if verification.differences is None else set()
-    return {key: value for key, value in document.items() if (value or key not in _RARE) and key not in asked}
+    return {key: value for key, value in document.items() if key not in left_out}
 
 
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]
-"""A verification. In JSON, its first key is `identical`; a reader derives that from the mismatches instead.
-
-`unstated`, `unreached`, `unchecked`, `merged`, `within` and `undecided` are in the JSON only if they are true or not
-empty.
-"""
+"""A verification. In JSON, its first key is `identical`; a reader derives that from the mismatches instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a job did and what it cost: its last event, and `sharding_report.json` in the result.
-
-    `overflowed` is tensor name to how many numbers a cast has made infinite, if the job allowed that. `fleet` is there
-    only for a job on many machines.
-    """
+    """What a job did and what it cost. `overflowed` counts the numbers that a cast has made infinite, by tensor."""
 
     schema: Literal[1]  # it changes when a key changes its meaning
     tool: Word
@@ -291,33 +263,28 @@ class Report:
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        planned, proof = self.plan.shards, self.verification
-        names = sorted(name for shard in planned for name in shard.tensors)  # a set would cost five times as much
+        plan, proof, pairs = self.plan, self.verification, [*zip(self.shards, self.plan.shards, strict=False)]
+        planned, written = ([shard.file for shard in shards] for shards in (plan.shards, self.shards))
+        names = sorted(name for shard in plan.shards for name in shard.tensors)  # a set would cost five times as much
+        size, known = (len(names), plan.total_bytes), set(planned)
+        is_whole_as_stored = self.engine == "stream" and plan.dtype == "keep" and plan.rank is None and not plan.merged
         checks = {
-            "the written shards are not the planned ones": [shard.file for shard in planned]
-            == [shard.file for shard in self.shards],
+            "the written shards are not the planned ones": planned == written,
             "a tensor is planned twice": all(name != following for name, following in pairwise(names)),
-            "its shards do not add up to the plan's bytes": sum(shard.bytes for shard in planned)
-            == self.plan.total_bytes,
-            "a shard has fewer bytes than its tensors": all(
-                shard.bytes > plan.bytes for shard, plan in zip(self.shards, planned, strict=False)
-            ),
-            "a shard is not among the files": {shard.file for shard in self.shards} <= set(self.files),
-            "a stage has a file that is no shard": {file for stage in self.plan.stages for file in stage.files}
-            <= {shard.file for shard in planned},
+            "its shards do not add up to the plan's bytes": sum(shard.bytes for shard in plan.shards) == size[1],
+            "a shard has fewer bytes than its tensors": all(shard.bytes > tensors.bytes for shard, tensors in pairs),
+            "a shard is not among the files": set(written) <= set(self.files),
+            "a stage has a file that is no shard": all(known.issuperset(stage.files) for stage in plan.stages),
             "a job leaves nothing undecided": not proof.undecided,
             "the verification is of another plan": not proof.identical
-            or (proof.tensors, proof.bytes, proof.dtype) == (len(names), self.plan.total_bytes, self.plan.dtype),
-            "plan and verification disagree about dequantizing": proof.dequantized == self.plan.dequantized,
-            "plan and verification disagree about an adapter": proof.merged == self.plan.merged,
-            "it dequantizes without a dtype": not self.plan.dequantized or self.plan.dtype != "keep",
-            "the copy has another size than its source": self.engine != "stream"
-            or self.plan.dtype != "keep"
-            or self.plan.rank is not None
-            or self.plan.merged is not None
-            or (self.source.tensors, self.source.total_bytes) == (len(names), self.plan.total_bytes),
-            "its ranks do not make a pipeline": self.plan.has_ranks_of_its_pipeline,
-            "a repo cannot be the part of one rank": self.plan.rank is None or self.destination.kind == "folder",
+            or (proof.tensors, proof.bytes, proof.dtype) == (*size, plan.dtype),
+            "plan and verification disagree about dequantizing": proof.dequantized == plan.dequantized,
+            "plan and verification disagree about an adapter": proof.merged == plan.merged,
+            "it dequantizes without a dtype": not plan.dequantized or plan.dtype != "keep",
+            "the copy has another size than its source": not is_whole_as_stored
+            or (self.source.tensors, self.source.total_bytes) == size,
+            "its ranks do not make a pipeline": plan.has_ranks_of_its_pipeline,
+            "a repo cannot be the part of one rank": plan.rank is None or self.destination.kind == "folder",
         }
         if wrong := next((problem for problem, holds in checks.items() if not holds), None):
             raise ValueError(f"it contradicts itself: {wrong}")
@@ -325,10 +292,7 @@ class Report:
 
 
 def to_json(value: Any, kind: Any = None) -> Json:
-    """Return a dataclass as an object for JSON, with its keys in the order of its fields.
-
-    `kind` is its type, if that is not just its class. A plan, or the plan in `value`, gets its weight map too.
-    """
+    """Return a dataclass of a `kind`, if not just its class, as an object for JSON. Plans get their weight map too."""
     known: Any = kind or type(value)
     document: Json = adapter(known).dump_python(value, mode="json", by_alias=True)
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
@@ -344,19 +308,14 @@ def to_json(value: Any, kind: Any = None) -> Json:
 
 
 def parse_report(text: bytes | str, repo_id: str = "") -> Report:
-    """Return the report in a `sharding_report.json`, which anybody may have written: in the repo `repo_id`, if given.
-
-    Raises SourceError if it is not what this tool writes. The error names the first thing that does not fit.
-    """
+    """Return the report in the `sharding_report.json` of `repo_id`, which is untrusted. Raises SourceError."""
     try:
-        report: Report = adapter(Report).validate_json(text, strict=True)
+        return cast(Report, adapter(Report).validate_json(text, strict=True))
     except ValidationError as error:
-        message = (
-            f"{REPORT_NAME}{f' of {repo_id}' if repo_id else ''} is not a report of this tool: {first_problem(error)}."
-        )
+        name = f"{REPORT_NAME} of {repo_id}" if repo_id else REPORT_NAME
+        message = f"{name} is not a report of this tool: {first_problem(error)}."
         hint = "Somebody may have written it by hand. Ask the owner of the repo to shard the model again."
         raise SourceError(message, hint) from error
-    return report
 
 
 def first_problem(error: ValidationError) -> str:

@@ -4,18 +4,33 @@ import re
 import shlex
 from collections.abc import Mapping
 
+from sharding.core.hints import PipelineCut
 from sharding.core.values import Library
 from sharding.report.schema import Report
 
 _KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")
 """Names that diffusers looks for if you give none."""
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
+_AUTO = {
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+}
+_PLACES = {
+    "UNet": "diffusion_models",
+    "Transformer2DModel": "diffusion_models",
+    "Autoencoder": "vae",
+    "ControlNet": "controlnet",
+    "CLIPVision": "clip_vision",
+    "CLIPText": "text_encoders",
+    "T5Encoder": "text_encoders",
+}
+"""Parts of names of classes, and the folder in which ComfyUI looks for their weights, below `models`."""
 
 
 def loading_code(place: str, library: Library, architecture: str | None, variant: str = "", base: str = "model") -> str:
-    """Return code that loads the model at `place`, a repo or a folder. `architecture` is the class that it names.
-
-    `base` is the name of its weight files, without number and ending.
+    """Return code that loads the model at `place`. `base` is the name of its weight files, without number and ending.
 
     >>> print(loading_code("me/small", "diffusers", "StableDiffusionPipeline", "fp16"))
     from diffusers import DiffusionPipeline
@@ -52,9 +67,12 @@ def _adapter_code(place: str, base: str) -> str:
     if base not in _KNOWN_ADAPTERS:
         name = f", weight_name={base + '.safetensors'!r}"
         other = "\n# For a whole model, use from_single_file of its pipeline's class instead."
-    first = "from diffusers import DiffusionPipeline\n\n# the model that these weights were trained for\n"
-    pipeline = 'pipeline = DiffusionPipeline.from_pretrained("owner/base-model")'
-    return f"{first}{pipeline}\npipeline.{method}({place!r}{name}){other}"
+    return f"""\
+from diffusers import DiffusionPipeline
+
+# the model that these weights were trained for
+pipeline = DiffusionPipeline.from_pretrained("owner/base-model")
+pipeline.{method}({place!r}{name}){other}"""
 
 
 def _other_code(place: str, library: Library, base: str, variant: str) -> str:
@@ -63,29 +81,20 @@ def _other_code(place: str, library: Library, base: str, variant: str) -> str:
     at = f"{'local-dir' if is_folder else 'hf-hub'}:{place}"
     folder = repr(place) if is_folder else f"snapshot_download({place!r})"
     load = "" if is_folder else "from huggingface_hub import snapshot_download\n"
-    match library:
-        case "timm":
-            return f"import timm\n\nmodel = timm.create_model({at!r}, pretrained=True)"
-        case "open_clip":
-            return f"import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms({at!r})"
-        case "spacy":
-            return f"{load}import spacy\n\nnlp = spacy.load({folder})"
-        case "pytorch_model_hub_mixin":
-            return "# MyModel is the class of the model: class MyModel(torch.nn.Module, PyTorchModelHubMixin)\n" + (
-                f"model = MyModel.from_pretrained({place!r})"
-            )
-        case _:
-            files = f"{base}{'.' if variant else ''}{variant}*.safetensors"
-            load = f"from pathlib import Path\n\n{load}from safetensors.torch import load_file\n\nweights = {{}}\n"
-            return f"{load}for file in Path({folder}).glob({files!r}):\n    weights |= load_file(file)"
+    files = f"{base}{'.' if variant else ''}{variant}*.safetensors"
+    first = "# MyModel is the class of the model: class MyModel(torch.nn.Module, PyTorchModelHubMixin)\n"
+    codes: dict[Library, str] = {
+        "timm": f"import timm\n\nmodel = timm.create_model({at!r}, pretrained=True)",
+        "open_clip": f"import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms({at!r})",
+        "spacy": f"{load}import spacy\n\nnlp = spacy.load({folder})",
+        "pytorch_model_hub_mixin": f"{first}model = MyModel.from_pretrained({place!r})",
+    }
+    usual = f"from pathlib import Path\n\n{load}from safetensors.torch import load_file\n\nweights = {{}}\n"
+    return codes.get(library, f"{usual}for file in Path({folder}).glob({files!r}):\n    weights |= load_file(file)")
 
 
 def loading_snippets(
-    repo_id: str,
-    architecture: str | None,
-    library: Library = "transformers",
-    variant: str = "",
-    base: str = "model",
+    repo_id: str, architecture: str | None, library: Library = "transformers", variant: str = "", base: str = "model"
 ) -> Mapping[str, str]:
     """Return code that loads the model in `repo_id` onto any devices there are, by the name of the tool.
 
@@ -95,6 +104,9 @@ def loading_snippets(
     if library != "transformers" or variant:
         return {library: loading_code(repo_id, library, architecture, variant, base) + "\n"}
     model = _class_of(architecture)
+    empty = f"{model}(config).to(config.dtype)"
+    if model.startswith("Auto"):
+        empty = f"{model}.from_config(config, dtype=config.dtype)"
     return {
         "transformers": f"""\
 from transformers import {", ".join(sorted({model, "AutoTokenizer"}))}
@@ -110,7 +122,7 @@ from transformers import {", ".join(sorted({model, "AutoConfig"}))}
 folder = snapshot_download({repo_id!r})
 config = AutoConfig.from_pretrained(folder)
 with init_empty_weights():
-    model = {_from_config(model)}
+    model = {empty}
 model.tie_weights()
 model = load_checkpoint_and_dispatch(model, folder, device_map="auto")
 """,
@@ -124,14 +136,17 @@ f"{{model.num_parameters():,}} parameters on {{model.device}}"
     }
 
 
-def pipeline_script(report: Report, place: str) -> str:
-    """Return the script that loads each rank's part of the model at `place`, and computes with transformers' pipeline.
+def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
+    """Return the script and the commands that run the model at `place` as a pipeline. Empty if it is cut otherwise."""
+    if cut := report.plan.pipeline:
+        return {
+            "pipeline.py": _script(report, cut, place),
+            "on each machine": _commands(report, len(cut.layers), place),
+        }
+    return {}
 
-    "" if the model was not cut for a pipeline. The script ends early if its version of transformers cuts elsewhere.
-    """
-    cut = report.plan.pipeline
-    if cut is None:
-        return ""
+
+def _script(report: Report, cut: PipelineCut, place: str) -> str:
     ranks, layers = len(cut.layers), [tuple(part) for part in cut.layers]
     model = _class_of(report.source.architecture)
     part = report.source.variant
@@ -160,19 +175,9 @@ torch.distributed.destroy_process_group()
 """
 
 
-def pipeline_commands(report: Report, place: str) -> str:
-    """Return the commands that give each machine its part of the model at `place`, and start it.
-
-    "" if the model was not cut for a pipeline.
-    """
-    cut = report.plan.pipeline
-    if cut is None:
-        return ""
-    ranks = len(cut.layers)
-    start = (
-        f"torchrun --nnodes {ranks} --nproc-per-node 1 --node-rank RANK --master-addr FIRST_MACHINE "
-        "--master-port 29500 pipeline.py\n"
-    )
+def _commands(report: Report, ranks: int, place: str) -> str:
+    start = f"torchrun --nnodes {ranks} --nproc-per-node 1 --node-rank RANK --master-addr FIRST_MACHINE"
+    start += " --master-port 29500 pipeline.py\n"
     if report.plan.rank is not None or report.destination.kind != "hub":
         return start
     first = report.plan.stages[0]
@@ -185,48 +190,24 @@ def pipeline_commands(report: Report, place: str) -> str:
     )
 
 
-def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
-    """Return the script and the commands that run the model at `place` as a pipeline. Empty if it is cut otherwise."""
-    snippets = {"pipeline.py": pipeline_script(report, place), "on each machine": pipeline_commands(report, place)}
-    return {name: text for name, text in snippets.items() if text}
-
-
-_PLACES = (
-    ("UNet", "diffusion_models"),
-    ("Transformer2DModel", "diffusion_models"),
-    ("Autoencoder", "vae"),
-    ("ControlNet", "controlnet"),
-    ("CLIPVision", "clip_vision"),
-    ("CLIPText", "text_encoders"),
-    ("T5Encoder", "text_encoders"),
-)
-"""Parts of names of classes, and the folder in which ComfyUI looks for their weights, below `models`."""
-
-
 def download_snippet(report: Report, place: str) -> Mapping[str, str]:
-    """Return the command that downloads the result at `place`, and for a single file the folder that it belongs in.
-
-    The folders are those that ComfyUI looks in (`folder_paths.py`).
-    """
-    name = place.partition("@")[0].rpartition("/")[2]
+    """Return the command that downloads the result at `place`, and for one file the folder in which ComfyUI looks."""
     repo, _, revision = place.partition("@")
+    name = repo.rpartition("/")[2]
     at = f" --revision {shlex.quote(revision)}" if revision else ""
     whole = f"hf download {shlex.quote(repo)}{at} --local-dir {shlex.quote(name)}\n"
     if len(report.plan.shards) > 1:
         return {"download": whole}
     (shard,) = report.plan.shards
     file = f"hf download {shlex.quote(repo)} {shlex.quote(shard.file)}{at} --local-dir"
-    known = [folder for part, folder in _PLACES if part in (report.source.architecture or "")]
+    known = [folder for part, folder in _PLACES.items() if part in (report.source.architecture or "")]
     single = [f"# ComfyUI looks for it here:\n{file} ComfyUI/models/{known[0]}"] if known else []
     single += [f"# kohya and other tools take the path of one file:\n{file} {shlex.quote(name)}"]
     return {"download": "\n\n".join([f"# The whole repo:\n{whole.rstrip()}", *single]) + "\n"}
 
 
 def how_to_check(report: Report, place: str) -> Mapping[str, str]:
-    """Return the command that compares the result at `place` with its source byte by byte.
-
-    Empty if that needs a folder, which only the maker of the result has, or if the result is the part of one rank.
-    """
+    """Return the command that compares the result at `place` with its source. Empty if nobody else can."""
     source, base, dtype = report.source, report.source.base, report.plan.dtype_asked
     if report.needs_folder or report.plan.rank is not None:
         return {}
@@ -243,21 +224,4 @@ def _class_of(architecture: str | None) -> str:
     """Return the class to load with: an Auto class if there is one, else `architecture` itself."""
     if architecture is None or not re.fullmatch(r"[A-Z][A-Za-z0-9]{2,80}", architecture):
         return "AutoModel"
-    for task, auto in _AUTO.items():
-        if architecture.endswith(task):
-            return auto
-    return architecture
-
-
-def _from_config(model: str) -> str:
-    if model.startswith("Auto"):
-        return f"{model}.from_config(config, dtype=config.dtype)"
-    return f"{model}(config).to(config.dtype)"
-
-
-_AUTO = {
-    "ForCausalLM": "AutoModelForCausalLM",
-    "LMHeadModel": "AutoModelForCausalLM",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForMaskedLM": "AutoModelForMaskedLM",
-}
+    return next((auto for task, auto in _AUTO.items() if architecture.endswith(task)), architecture)

@@ -4,10 +4,9 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
@@ -26,14 +25,19 @@ _ELEMENTS = 1 << 13
 """Numbers that are compared at a time: 64 KiB of float64 for each side. They fit into a processor's cache, and for
 larger arrays the system maps fresh memory each time, which takes longer than the figures."""
 
-Streams = Iterable[tuple[Tensor, Iterator[Chunk]]]
+_MERGED_ELEMENTS = 1 << 16
+"""Numbers of merged tensors that are compared at a time."""
+
+_PAIR = "F64"
+"""A dtype of as many bits as the two numbers of a tolerance."""
+
+_Streams = Iterable[tuple[Tensor, Iterator[Chunk]]]
 """The tensors of a shard, each with its bytes as they are made."""
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(NamedTuple):
     """One of two checkpoints whose numbers are compared: its tensors by name, made from `sources`."""
 
     tensors: Mapping[str, Tensor]
@@ -43,24 +47,18 @@ class Numbers:
 def compare_numbers(
     names: Iterable[str], first: Numbers, second: Numbers
 ) -> Generator[Progress, None, tuple[Difference, ...]]:
-    """Return by how much each of `names` differs, in their order. Yield progress. Raises SourceError.
-
-    Both sides of a tensor are read at the same time, a few MiB of each. Memory does not grow with the model.
-    """
+    """Yield progress; return by how much each of `names` differs. Memory stays small. Raises SourceError."""
     known, ours = dict[str, Difference](), list[Tensor]()
     names = list(names)
     for name in names:
         one, other = first.tensors.get(name), second.tensors.get(name)
-        if one and other and not (note := _incomparable(one, other)):
-            ours.append(one)
-        elif one and other:
+        note = _incomparable(one, other) if one and other else f"only in the {'first' if one else 'second'}"
+        if note:
             known[name] = Difference(name, note=note)
-        else:
-            known[name] = Difference(name, note=f"only in the {'first' if one else 'second'}")
-    groups = [
-        (shard, shard_of(shard.file, [second.tensors[tensor.name] for tensor in shard.tensors]))
-        for shard in in_groups(sorted(ours, key=first_read))
-    ]
+        elif one:
+            ours.append(one)
+    shards = in_groups(sorted(ours, key=first_read))
+    groups = [(one, shard_of(one.file, [second.tensors[tensor.name] for tensor in one.tensors])) for one in shards]
     is_far = any(source.ranges_at_once > 1 for side in (first, second) for source in side.sources)
     # From a network, one pair at a time and one request of each side: every open request takes memory of its own.
     width = 1 if is_far else THREADS
@@ -75,21 +73,19 @@ def _side_by_side(
     width: int,
     groups: Sequence[tuple[Shard, ...]],
     sides: Sequence[Numbers],
-    compare: Callable[[Lanes, tuple[Streams, ...]], Result],
-) -> Generator[Progress, None, list[Result]]:
+    compare: Callable[[Lanes, tuple[_Streams, ...]], _Result],
+) -> Generator[Progress, None, list[_Result]]:
     """Make the shards of each group at the same time, one of each of `sides`; return what `compare` says of each."""
     room = Room(COMPARED_BYTES)
-    making = [
-        Making(lanes, shards, side.sources, room, width)
-        for shards, side in zip(zip(*groups, strict=True), sides, strict=False)
-    ]
+    of_sides = zip(zip(*groups, strict=True), sides, strict=False)
+    making = [Making(lanes, shards, side.sources, room, width) for shards, side in of_sides]
+
+    def compared(group: tuple[Shard, ...]) -> _Result:
+        return compare(lanes, tuple(side.made(shard) for side, shard in zip(making, group, strict=True)))
 
     def stop() -> None:
         for side in making:
             side.stop()
-
-    def compared(group: tuple[Shard, ...]) -> Result:
-        return compare(lanes, tuple(side.made(shard) for side, shard in zip(making, group, strict=True)))
 
     return (yield from collected(lanes.run([partial(compared, group) for group in groups], stop)))
 
@@ -120,7 +116,7 @@ def _pieces(
         deque(chunks, maxlen=0)  # a recipe ends before the next one reads
 
 
-def _compare(lanes: Lanes, sides: tuple[Streams, ...]) -> list[Difference]:
+def _compare(lanes: Lanes, sides: tuple[_Streams, ...]) -> list[Difference]:
     found = []
     for pair in zip(*sides, strict=True):
         (first, _), (second, _) = pair
@@ -132,15 +128,12 @@ def _compare(lanes: Lanes, sides: tuple[Streams, ...]) -> list[Difference]:
 
 
 def _note(first: str, second: str, sums: "Sums") -> str:
-    if first != second:
-        note = f"{first} in the first and {second} in the second"
-    else:
-        note = "the numbers are equal, the bytes differ" if sums.are_equal else ""
-    if not sums.not_finite:
-        return note
-    verb = "is" if sums.not_finite == 1 else "are"
-    unlike = f"{count(sums.not_finite, 'number')} that {'differs' if verb == 'is' else 'differ'} {verb} {NOT_FINITE}"
-    return f"{note}; {unlike}" if note else unlike
+    notes = [f"{first} in the first and {second} in the second"] if first != second else []
+    notes += ["the numbers are equal, the bytes differ"] if first == second and sums.are_equal else []
+    if sums.not_finite:
+        verbs = "differs is" if sums.not_finite == 1 else "differ are"
+        notes.append(f"{count(sums.not_finite, 'number')} that {verbs} {NOT_FINITE}")
+    return "; ".join(notes)
 
 
 class Sums:
@@ -159,8 +152,7 @@ class Sums:
     def __init__(self) -> None:
         """Know of no number."""
         self._count = self._equal = self._finite = 0
-        self.not_finite = 0
-        """Pairs that differ and have a NaN or an infinity."""
+        self.not_finite = 0  # pairs that differ and have a NaN or an infinity
         self._largest = 0.0
         # Fractions, because the squares of a float64 may exceed its range.
         self._distance = self._product = Fraction()
@@ -190,9 +182,8 @@ class Sums:
                 largest = sys.float_info.max
                 gaps = np.minimum(gaps, largest)
             self._largest = max(self._largest, largest)
-            (gaps, far), (one, high), (other, deep) = (
-                _scaled(array) if is_wide else (array, 0) for array in (gaps, one, other)
-            )
+            scaled = (_scaled(array) if is_wide else (array, 0) for array in (gaps, one, other))
+            (gaps, far), (one, high), (other, deep) = scaled
             self._distance += _exactly(gaps.sum(), far)
             # A product by BLAS would start a thread for every core, which takes longer than the product.
             self._product += _exactly((one * other).sum(), high + deep)
@@ -229,15 +220,6 @@ def _exactly(number: Any, exponent: int) -> Fraction:
     return Fraction(float(number)) * Fraction(2) ** exponent
 
 
-# --- Within the tolerance of a merge -----------------------------------------------------------------------
-
-_PAIR = "F64"
-"""A dtype of as many bits as the two numbers of a tolerance."""
-
-_MERGED_ELEMENTS = 1 << 16
-"""Numbers of merged tensors that are compared at a time."""
-
-
 def compare_within(
     mismatches: Iterable[Mismatch], first: Numbers, second: Numbers
 ) -> Generator[Progress, None, tuple[tuple[Mismatch, ...], int, int]]:
@@ -256,27 +238,20 @@ def compare_within(
         and (one.dtype, one.shape) == (other.dtype, other.shape)
     }
     lanes = Lanes("numbers", 2 * sum(tensors[0].bytes for tensors in groups.values()), 1)
-    shards = [tuple(_alone(tensor) for tensor in tensors) for tensors in groups.values()]
+    shards = [tuple(shard_of(tensor.name, [tensor]) for tensor in tensors) for tensors in groups.values()]
     found = yield from _side_by_side(lanes, 1, shards, (first, second, first), _beyond)
-    beyond = dict(zip(groups, found, strict=True))
-    left = tuple(
-        Mismatch(mismatch.tensor, _problem(beyond[mismatch.tensor][0])) if mismatch.tensor in beyond else mismatch
-        for mismatch in mismatches
-        if mismatch.tensor not in beyond or beyond[mismatch.tensor][0]
-    )
-    unsure = [number for wrong, number in beyond.values() if not wrong]
-    return left, unsure.count(0), len(unsure) - unsure.count(0)
+    left = {mismatch.tensor: mismatch for mismatch in mismatches}
+    for name, (wrong, _) in zip(groups, found, strict=True):
+        if wrong:
+            are = "is" if wrong == 1 else "are"
+            left[name] = Mismatch(name, f"{wrong:,} of its numbers {are} beyond the tolerance of a merge")
+        else:
+            del left[name]
+    unsure = [number for wrong, number in found if not wrong]
+    return tuple(left.values()), unsure.count(0), len(unsure) - unsure.count(0)
 
 
-def _problem(number: int) -> str:
-    return f"{number:,} of its numbers {'is' if number == 1 else 'are'} beyond the tolerance of a merge"
-
-
-def _alone(tensor: Tensor) -> Shard:
-    return Shard(tensor.name, (tensor,), tensor.bytes)
-
-
-def _beyond(lanes: Lanes, sides: tuple[Streams, ...]) -> tuple[int, int]:
+def _beyond(lanes: Lanes, sides: tuple[_Streams, ...]) -> tuple[int, int]:
     """Return how many numbers of a tensor differ by more than a merge can explain, and how many nobody can judge."""
     import numpy as np
 

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from blake3 import blake3
 from typing_extensions import override
@@ -20,14 +20,11 @@ from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.stream import ReadingPhase, digest_shards
 
+HeaderOf = Callable[[Shard], bytes]
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
-Ranges = Mapping[str, Collection[tuple[int, int]]]
-"""Parts of files by path. Each is `[start_byte, end_byte)`."""
 
-
-@dataclass(frozen=True, slots=True)
-class WholeFile:
+class WholeFile(NamedTuple):
     """The SHA-256 of a file and the BLAKE3 of ranges in it, in hex."""
 
     sha256: str
@@ -39,36 +36,32 @@ class Reader(ABC):
 
     @abstractmethod
     def digest_shards(
-        self,
-        shards: Sequence[Shard],
-        header: Callable[[Shard], bytes],
-        sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
+        self, shards: Sequence[Shard], header: HeaderOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make `shards` as if to write them, each after its `header`; yield progress; return their records."""
 
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        """Read `tensors` (in stored order); yield progress; return their digests by name."""
+        """Read `tensors` (in stored order); yield progress; return their digests by name. Raises SourceError."""
         files: dict[str, list[Tensor]] = {}
         for tensor in tensors:
             files.setdefault(tensor.file, []).append(tensor)
         shards = [shard_of(file, held) for file, held in files.items()]
-        return expected_digests(shards, (yield from self.digest_shards(shards, no_header, [source])))
+        return expected_digests(shards, (yield from self.digest_shards(shards, lambda _: b"", [source])))
 
     def digest_files(
         self,
         sources: Sequence[Source],
         files: Collection[FileEntry],
-        ranges: Ranges | None = None,
+        ranges: Mapping[str, Collection[tuple[int, int]]] | None = None,
         phase: ReadingPhase = "check",
     ) -> Generator[Progress, None, dict[str, WholeFile]]:
         """Read `files` of `sources` whole; yield progress; return the SHA-256 of each, and the BLAKE3 of its `ranges`.
 
-        Ranges that overlap are read again, because a shard is hashed one tensor after another.
+        A range is `[start_byte, end_byte)`. If some overlap, they are read again: a shard is hashed tensor by tensor.
         """
         asked = {file.path: set((ranges or {}).get(file.path, ())) for file in files}
         layers = [(file.path, layer) for file in files for layer in layers_of(file, asked[file.path])]
-        records = yield from self.digest_shards([layer for _, layer in layers], no_header, sources, phase)
+        records = yield from self.digest_shards([layer for _, layer in layers], lambda _: b"", sources, phase)
         found = {path: WholeFile(records[path].sha256, {}) for path in asked}
         for path, layer in layers:
             for tensor in layer.tensors:
@@ -78,40 +71,25 @@ class Reader(ABC):
 
 
 class ThisMachine(Reader):
-    """A reader on this machine. It makes two shards at a time, and reads tensors in long streams, two at a time."""
+    """A reader on this machine: two shards at a time, and tensors in long streams, two at a time."""
 
     @override
     def digest_shards(
-        self,
-        shards: Sequence[Shard],
-        header: Callable[[Shard], bytes],
-        sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
+        self, shards: Sequence[Shard], header: HeaderOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         return digest_shards(shards, header, sources, phase)
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        return digest_tensors(source, tensors)
-
-
-def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
-    """Read every tensor of `tensors` (in stored order); yield progress; return their digests by name.
-
-    Files are read in long streams, two at a time. Raises SourceError if bytes cannot be read.
-    """
-    parts = list(spans(tensors))
-    lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
-
-    def digests_of(span: list[Tensor]) -> dict[str, TensorDigest]:
-        return digest_span(source, span, partial(lanes.count, file=span[0].file))
-
-    by_span = yield from collected(lanes.run([partial(digests_of, span) for span in parts]))
-    return {name: digest for digests in by_span for name, digest in digests.items()}
+        parts = list(spans(tensors))
+        lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
+        work = [partial(digest_span, source, span, partial(lanes.count, file=span[0].file)) for span in parts]
+        by_span = yield from collected(lanes.run(work))
+        return {name: digest for digests in by_span for name, digest in digests.items()}
 
 
 def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
-    """Return the digests that the result must have, by name. They were taken while the source's bytes passed."""
+    """Return the digests that the result must have, by name, as taken while the source's bytes passed."""
     return {
         tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
         for shard in shards
@@ -144,33 +122,28 @@ def check_structure(path: Path, shard: Shard, metadata: Mapping[str, str]) -> tu
         actual, actual_metadata = structure_of(path, shard)
     except HeaderError as error:
         return (Mismatch(shard.file, error.message),)
-    planned = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in shard.tensors}
-    mismatches = compare(planned, actual)
-    same_metadata = actual_metadata == dict(metadata)
-    return mismatches if same_metadata else (*mismatches, Mismatch(shard.file, "its metadata differ"))
+    mismatches = compare({one.name: TensorDigest(one.dtype, one.shape, "") for one in shard.tensors}, actual)
+    differ = [] if actual_metadata == dict(metadata) else [Mismatch(shard.file, "its metadata differ")]
+    return (*mismatches, *differ)
 
 
 def spans(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yield `tensors` (in stored order) in groups without gaps between them, to read each group in one stream."""
     span: list[Tensor] = []
-    start = end = Stored(0, "", 0, 0)
     for tensor in tensors:
-        here = place_of(tensor)
-        follows = span and (here.file, here.start_byte) == (end.file, end.end_byte)
-        if span and not (follows and here.end_byte - start.start_byte <= SPAN_BYTES):
-            yield span
-            span = []
-        start, end = start if span else here, here
+        if span:
+            first, last, here = place_of(span[0]), place_of(span[-1]), place_of(tensor)
+            follows = (here.file, here.start_byte) == (last.file, last.end_byte)
+            if not follows or here.end_byte - first.start_byte > SPAN_BYTES:
+                yield span
+                span = []
         span.append(tensor)
     if span:
         yield span
 
 
 def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]) -> dict[str, TensorDigest]:
-    """Read tensors without gaps between them; return their digests by name.
-
-    Calls `count` with each number of bytes that is done.
-    """
+    """Read tensors without gaps between them; `count` the bytes that are done; return their digests by name."""
     first, last = place_of(span[0]), place_of(span[-1])
     chunks = source.read(first.file, first.start_byte, last.end_byte)
     digests = {}
@@ -190,8 +163,7 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
 def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
     """Yield shards that hold `ranges` of a file as tensors, so that no tensors in a shard overlap.
 
-    The first shard has the name of the file, and also holds the bytes between the ranges: together, the whole file. The
-    others hold the remaining ranges.
+    The first has the name of the file, and also the bytes between the ranges. The others hold the remaining ranges.
     """
     left, depth = sorted(ranges), 0
     while left or not depth:
@@ -208,18 +180,13 @@ def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Sh
         left, depth = later, depth + 1
 
 
-def no_header(_: Shard) -> bytes:
-    """Return the header of a shard that is only read: none."""
-    return b""
-
-
 def shard_of(file: str, tensors: Sequence[Tensor]) -> Shard:
     """Return a shard of these tensors."""
     return Shard(file, tuple(tensors), sum(tensor.bytes for tensor in tensors))
 
 
 def in_groups(tensors: Iterable[Tensor]) -> Iterator[Shard]:
-    """Yield `tensors` in groups of some MiB, which are made in parallel. A group is called by its number."""
+    """Yield `tensors` in groups of some MiB, each called by its number."""
     group, size, number = list[Tensor](), 0, 0
     for tensor in tensors:
         group.append(tensor)

@@ -1,27 +1,35 @@
-"""Verify a result before it is published."""
+"""Verify a result before it is published. Read it back from a Hub while other shards are still being uploaded."""
 
 from collections.abc import Generator, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from threading import Event
 
 from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.read import read_checkpoint, read_headers
+from sharding.core.errors import ShardingError
 from sharding.core.events import Progress, ShardFinished
+from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.meter import Meter
-from sharding.core.protocols import Destination, Repo
+from sharding.core.protocols import Destination, Repo, Source
 from sharding.core.text import count
-from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
-from sharding.formats.safetensors_file import shard_header
+from sharding.core.threads import readers
+from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, Tensor, TensorDigest, Verification
+from sharding.formats.safetensors_file import shard_header, written_tensors
 from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.stream import Prepared, Transfer
-from sharding.verify.digests import Reader, ThisMachine, check_structure, expected_digests
+from sharding.verify.digests import Reader, ThisMachine, check_structure, digest_span, expected_digests, spans
 from sharding.verify.digests import compare as compare_digests
-from sharding.verify.read_back import ReadBack, read_back_meanwhile
-from sharding.verify.sides import Side
 from sharding.verify.stated import digest_as_stored, prove_reads, read_from_hub, stated_files, stated_of
+from sharding.verify.verify import Side
 
 _UNSTATED = "; the source's bytes were not compared with a hash that the Hub states"
+
+ReadBack = dict[Tensor, TensorDigest]
+"""Tensors of the result, each with the digest of its bytes."""
 
 
 def check_kept(
@@ -29,18 +37,15 @@ def check_kept(
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Return the shards of an earlier run that have not changed, and that `origin` still gives; yield progress.
 
-    A commit of a Hub never changes. A folder must be read again, because two states of it may have files of the same
-    names, sizes and times.
+    A commit of a Hub never changes. A folder is read again: two states may have files of the same names, sizes, times.
     """
-    plan = prepared.plan
-    tensors = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
+    plan, records = prepared.plan, target.done(plan_id)
     # Check the records: everybody who can write to the destination can also write records.
-    records = target.done(plan_id)
     done = {
-        file: record
-        for file, record in records.items()
-        if file in tensors
-        and record.tensor_blake3.keys() == tensors[file]
+        shard.file: record
+        for shard in plan.shards
+        if (record := records.get(shard.file))
+        and record.tensor_blake3.keys() == {tensor.name for tensor in shard.tensors}
         # A plan has the same bytes whether it allows overflow or not.
         and (plan.options.allow_overflow or not record.overflowed)
     }
@@ -71,11 +76,54 @@ def reading_back(
     return (yield from read_back_meanwhile(moving, prepared.plan, target))
 
 
+def read_back_meanwhile(
+    moving: Transfer, plan: Plan, target: Destination
+) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
+    """Yield what `moving` yields; return its records, and the digests of the tensors that were read back meanwhile.
+
+    These may be some or none: the job does not wait for them, nor for a read that fails. The others are read later.
+    """
+    shards = {shard.file: shard for shard in plan.shards}
+    over = Event()
+    reading: list[Future[ReadBack]] = []
+
+    def go_on(_: int) -> None:
+        if over.is_set():
+            raise CancelledError
+
+    def read(source: Source, span: list[Tensor]) -> ReadBack:
+        go_on(0)
+        try:
+            digests = digest_span(source, span, go_on)
+        except ShardingError:
+            over.set()  # a Hub that shows no file before the commit will not show the others either
+            raise
+        return {tensor: digests[tensor.name] for tensor in span}
+
+    with readers(1) as pool, closing(moving):
+        try:
+            while True:
+                try:
+                    event = next(moving)
+                except StopIteration as end:
+                    records: dict[str, ShardRecord] = end.value
+                    break
+                if isinstance(event, ShardFinished) and not event.kept and (source := target.open_finished(event.file)):
+                    for span in spans(written_tensors(plan, shards[event.file], event.bytes)):
+                        # Shorter spans go over plain HTTP, which only knows committed files.
+                        if sum(tensor.bytes for tensor in span) >= XET_LEAST_BYTES:
+                            reading.append(pool.submit(read, source, span))
+                yield event
+        finally:
+            over.set()
+    done = [future for future in reading if future.done() and not future.cancelled() and not future.exception()]
+    return records, {tensor: digest for future in done for tensor, digest in future.result().items()}
+
+
 def _in_order_of_source(prepared: Prepared, origin: Repo) -> list[FileEntry]:
     """Return the source's files if the result is read in their order, [] if it is read in its own order."""
-    is_all = (
-        prepared.sources == origin.sources and are_stored(prepared.plan.tensors) and prepared.plan.options.rank is None
-    )
+    plan = prepared.plan
+    is_all = prepared.sources == origin.sources and are_stored(plan.tensors) and plan.options.rank is None
     return stated_files(origin.sources[0].files, prepared.checkpoint) if is_all else []
 
 
@@ -91,14 +139,8 @@ def verify_staged(
 ) -> Generator[Progress, None, Verification]:
     """Let `reader` read the result again, and compare it with the digests in `records`, taken when it was made.
 
-    Yields progress. `read` are the tensors that were read back already, `kept` the shards of an earlier run.
-
-    If `origin` states hashes of its files, the bytes that were read are checked against them too:
-
-    - If the bytes were moved as they are, the result is read in the order of these files. It must give the same
-      SHA-256. A wrong read, now or in an earlier run, would give another one.
-    - If the bytes were cast or computed, the files of `origin` are read whole again. They must have these hashes, and
-      the earlier reads must match them.
+    Yields progress. `read` are the tensors that were read back already, `kept` the shards of an earlier run. If
+    `origin` states hashes of its files, the bytes that were read are checked against them too: see `verify.stated`.
     """
     started, plan = meter.seconds, prepared.plan
     staged = target.open_staged(records)
@@ -116,16 +158,12 @@ def verify_staged(
         if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
             originals = []  # the comparison below names the missing tensors
         if originals:
-            source = prepared.checkpoint
-            digests, wrong = yield from digest_as_stored(source, origin.sources[0], originals, staged, tensors, reader)
-            problems.extend(wrong)
+            reading = digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, tensors, reader)
+            digests, problems = yield from reading
         else:
             listed = {file.path: file.sha256 for file in staged.files}
-            known = {
-                tensor.name: read[tensor]
-                for tensor in tensors
-                if tensor in read and listed[tensor.file] == records[tensor.file].sha256
-            }
+            as_made = {file for file, record in records.items() if listed.get(file) == record.sha256}
+            known = {one.name: read[one] for one in tensors if one in read and one.file in as_made}
             unknown = [tensor for tensor in tensors if tensor.name not in known]
             unread = sum(tensor.bytes for tensor in unknown)
             digests = yield from progress_of_part(reader.digest_tensors(staged, unknown), 0, unread + again)
@@ -135,12 +173,10 @@ def verify_staged(
     structure = "; structure checked by safetensors" if on_disk else ""
     where = "from the folder, through the page cache" if on_disk else "from the Hub"
     dtype = plan.options.dtype_made
-    as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
-    if plan.dequantized:
-        as_cast = f", dequantized ({plan.dequantized}){as_cast}"
-    if plan.merged:
-        as_cast = f", with {plan.merged.words} merged{as_cast}"
-    method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's{as_cast}"
+    method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's"
+    method += f", with {plan.merged.words} merged" if plan.merged else ""
+    method += f", dequantized ({plan.dequantized})" if plan.dequantized else ""
+    method += "" if dtype == "keep" else ", cast with tensor.to(dtype)"
     if originals:
         have = "should have" if problems else "have"
         method += f"; {len(originals)} of the source's files, put together again from the result, {have} the SHA-256 "
@@ -153,7 +189,7 @@ def verify_staged(
         reads += [read for noted in prepared.noted for read in noted.take()]
         proving = prove_reads(origin.sources, stated, reads, reader)
         wrong = yield from progress_of_part(proving, unread, unread + again)
-        problems.extend(wrong)
+        problems += wrong
         unstated = len(stated) < len(weights)
         have = "should have" if wrong else "have"
         method += f"; {len(stated)} of the source's {len(weights)} files, read whole once more, {have} the hash that "
@@ -175,20 +211,13 @@ def verify_staged(
 def compare_with_original(
     verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Repo
 ) -> Generator[Progress, None, Verification]:
-    """Return `verification` with the differences between the original and a copy that was loaded and saved.
-
-    Without safetensors in the source, it returns `verification` as it is. A missing name is no difference if a name
-    that is kept has the same bytes: the two were tied.
-    """
+    """Return `verification` with the differences between the original, if it is safetensors, and the copy."""
     if not any(file.path.endswith(".safetensors") for file in loadable_files(origin)):
         return verification
-    digests = expected_digests(plan.shards, records)
-    side = Side(origin, read_checkpoint(origin))
+    digests, side = expected_digests(plan.shards, records), Side(origin, read_checkpoint(origin))
     yield from side.read()
-    original = side.digests
     kept = {digest.digest for digest in digests.values()}
-    missing = {name for name, digest in original.items() if name not in digests and digest.digest in kept}
-    wanted = {name: digest for name, digest in original.items() if name not in missing}
+    wanted = {name: one for name, one in side.digests.items() if name in digests or one.digest not in kept}
     method = f"{verification.method.removesuffix(_UNSTATED)}; every tensor compared with the original's"
     mismatches = (*verification.mismatches, *compare_digests(wanted, digests), *side.wrong)
     return replace(verification, method=method + side.remark, mismatches=mismatches, unstated=side.unstated)

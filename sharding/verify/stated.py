@@ -1,31 +1,19 @@
 """Check what was read and made against the hashes that a Hub states for the source's files.
 
 A result is read again anyway before it is published. If its tensors were moved as they are, it is read in the order of
-the source's files, each after its header. That gives the bytes of these files again, and so their SHA-256. One pass
-proves what was read, moved and written, in this run or an earlier one. It costs one more hash.
-
-If tensors are cast, computed or put together, the result cannot rebuild the source's files. So a job notes the BLAKE3
-of every range that it reads. Then each file is read once more, from its first byte to its last. That gives its SHA-256,
-and the BLAKE3 of the same ranges.
+the source's files, each after its header. That gives their SHA-256, so one pass proves what was read, moved and
+written, in this run or an earlier one. If tensors are cast, computed or put together, a job notes the BLAKE3 of every
+range that it reads. Then each file is read once more as a whole: for its SHA-256, and the BLAKE3 of the same ranges.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 
 from sharding.checkpoint.read import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
 from sharding.core.protocols import Repo, Source
-from sharding.core.values import (
-    BytesRead,
-    Checkpoint,
-    FileEntry,
-    Mismatch,
-    Plan,
-    Shard,
-    Tensor,
-    TensorDigest,
-)
+from sharding.core.values import BytesRead, Checkpoint, FileEntry, Mismatch, Plan, Shard, Tensor, TensorDigest
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.safetensors_file import Header, parse_header
 from sharding.recipes.stored import are_stored, place_of
@@ -54,11 +42,7 @@ def read_from_hub(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
 
 
 def sources_to_read(origin: Repo, noted: tuple[Source, ...], checkpoint: Checkpoint, plan: Plan) -> tuple[Source, ...]:
-    """Return the sources to read: `noted`, which record their reads, if only that can prove the reads.
-
-    Else return the sources of `origin`. If all tensors are moved as they are, the proof rebuilds the source's files
-    instead. One rank reads only a part of the files, so they are not read whole for a proof.
-    """
+    """Return `noted`, which record reads, if only that can prove reads of whole files; else `origin`'s."""
     is_moved = are_stored(plan.tensors) and bool(stated_files(origin.sources[0].files, checkpoint))
     return origin.sources if is_moved or plan.options.rank is not None else noted
 
@@ -68,32 +52,22 @@ def _is_stated(file: FileEntry) -> bool:
 
 
 def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
-    """Return the weight files of `checkpoint` with the SHA-256 that `files` state, if a result can rebuild them all.
+    """Return the weight files of `checkpoint` with the SHA-256 that `files` state, [] if a result cannot rebuild all.
 
-    Else the list is empty. That is so if
-
-    - a tensor is made of several pieces, or is in two files,
-    - a file belongs to the base, or an adapter is merged,
-    - a file has no SHA-256,
-    - a file holds other bytes than a header and the tensors after it, or
-    - a file belongs to one rank, so its names and metadata differ from the result's.
+    It cannot if a tensor is in pieces or in two files, if an adapter is merged, or if a file belongs to the base or to
+    one rank (with names and metadata of its own), has no SHA-256, or holds other bytes than a header and its tensors.
     """
-    is_other = checkpoint.has_twice or checkpoint.adapter or any(file.source for file in checkpoint.weight_files)
-    if is_other or not are_stored(checkpoint.tensors):
-        return []
-    starts: dict[str, int] = {}
-    filled: dict[str, int] = {}
-    for tensor in checkpoint.tensors:
-        start = place_of(tensor).start_byte
-        starts[tensor.file] = min(start, starts.get(tensor.file, start))
-        filled[tensor.file] = filled.get(tensor.file, 0) + tensor.bytes
-    ends = {path: start + filled[path] for path, start in starts.items()}
     stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
-    complete = {file.path for file in weights if ends.get(file.path, file.bytes) == file.bytes}
-    if any(RANK_SHARD_NAME.fullmatch(file.path) for file in weights):
+    is_other = checkpoint.has_twice or checkpoint.adapter or any(file.source for file in checkpoint.weight_files)
+    is_other = is_other or len(weights) < len(checkpoint.weight_files)
+    if is_other or not are_stored(checkpoint.tensors) or any(RANK_SHARD_NAME.fullmatch(file.path) for file in weights):
         return []
-    return weights if complete >= ends.keys() and len(complete) == len(checkpoint.weight_files) else []
+    ends: dict[str, int] = {}
+    for tensor in sorted(checkpoint.tensors, key=lambda tensor: place_of(tensor).start_byte):
+        ends[tensor.file] = ends.get(tensor.file, place_of(tensor).start_byte) + tensor.bytes
+    sizes = {file.path: file.bytes for file in weights}
+    return weights if sizes | ends == sizes else []  # a file without tensors has no end
 
 
 def digest_as_stored(
@@ -104,18 +78,12 @@ def digest_as_stored(
     tensors: Iterable[Tensor],
     reader: Reader,
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
-    """Read `tensors` of the result in `staged`, in the order of the files of `origin`; yield progress.
-
-    Returns their digests by name, and where the rebuilt files are not as `stated`. Reads the headers of `checkpoint`
-    from `origin` again. Raises SourceError, HeaderError.
-    """
+    """Read `tensors` of the result in the order of `origin`'s files; return digests, and what is not as `stated`."""
     place = {tensor.name: tensor for tensor in tensors}
-    files = {file.path: file for file in stated}
-    originals: dict[str, list[Tensor]] = {path: [] for path in files}
+    files, headers = {file.path: file for file in stated}, dict[str, Header]()
+    originals, wrong = {path: list[Tensor]() for path in files}, list[Mismatch]()
     for tensor in checkpoint.tensors:
         originals[tensor.file].append(tensor)
-    headers: dict[str, Header] = {}
-    wrong: list[Mismatch] = []
 
     def header(shard: Shard) -> bytes:
         original = originals[shard.file]
@@ -148,35 +116,25 @@ def prove_reads(
 ) -> Generator[Progress, None, list[Mismatch]]:
     """Let `reader` read the `stated` files whole; return where they, or earlier `reads` of them, do not match the Hub.
 
-    A file in git has no SHA-256 but a name in git: the source compares that itself. Raises SourceError if a file cannot
-    be read.
+    The source itself compares the name in git of a file that has no SHA-256. Raises SourceError.
     """
     wrong, stated, reads = list[Mismatch](), list(stated), list(reads)
     for number, source in enumerate(sources):
         files = {file.path: file for file in stated if file.source == number}
         noted = [read for read in reads if read.source == number and read.file in files]
-        if files:
-            try:
-                wrong += yield from _prove(sources, files, noted, reader)
-            except DamagedError as error:
-                wrong.append(Mismatch(source.ref.repo_id, error.message))
+        ranges = {path: {(read.start_byte, read.end_byte) for read in noted if read.file == path} for path in files}
+        if not files:
+            continue
+        try:
+            whole = yield from reader.digest_files(sources, files.values(), ranges, "verify")
+        except DamagedError as error:
+            wrong.append(Mismatch(source.ref.repo_id, error.message))
+            continue
+        for path, file in files.items():
+            if file.sha256 and whole[path].sha256 != file.sha256:
+                wrong.append(Mismatch(path, "it does not have the SHA-256 that the Hub states"))
+        # Check each read on its own: of two reads of the same range, one may be right.
+        others = (read for read in noted if whole[read.file].ranges[read.start_byte, read.end_byte] != read.blake3)
+        for path in dict.fromkeys(read.file for read in others):
+            wrong.append(Mismatch(path, "an earlier read of it does not match the file on the Hub"))
     return wrong
-
-
-def _prove(
-    sources: Sequence[Source], files: Mapping[str, FileEntry], noted: Sequence[BytesRead], reader: Reader
-) -> Generator[Progress, None, list[Mismatch]]:
-    ranges = {path: {(read.start_byte, read.end_byte) for read in noted if read.file == path} for path in files}
-    whole_files = yield from reader.digest_files(sources, files.values(), ranges, "verify")
-    wrong = [
-        Mismatch(path, "it does not have the SHA-256 that the Hub states")
-        for path, file in files.items()
-        if file.sha256 and whole_files[path].sha256 != file.sha256
-    ]
-    # Check each read on its own: of two reads of the same range, one may be right.
-    other = {
-        read.file: None
-        for read in noted
-        if whole_files[read.file].ranges[read.start_byte, read.end_byte] != read.blake3
-    }
-    return [*wrong, *(Mismatch(path, "an earlier read of it does not match the file on the Hub") for path in other)]

@@ -1,8 +1,4 @@
-"""Compare two checkpoints by what is known without reading weights: headers, and hashes that a Hub states. Pure.
-
-Headers say which tensors there are. They do not say which numbers these hold. A file with the SHA-256 of another file
-holds the same bytes, so the tensors in both are the same.
-"""
+"""Compare two checkpoints by what is known without reading weights: headers, and hashes that a Hub states. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,30 +14,22 @@ from sharding.planning.dequantize import dequantized, in_bf16
 from sharding.planning.order import natural_key
 from sharding.recipes.stored import Stored
 from sharding.verify.digests import compare
-from sharding.verify.sides import compare_listed
+from sharding.verify.verify import compare_listed
 
 Verdict = Literal["different", "converted", "same-structure", "same-files"]
-"""What is known of a copy without reading weights.
-
-- different: it has other tensors than the original.
-- converted: it has the names and shapes of the original, cast or dequantized. The numbers are unknown.
-- same-structure: it has the names, shapes and dtypes of the original. Some numbers are unknown.
-- same-files: the Hub states for all its weight files the SHA-256 of files of the original.
+"""What is known of a copy without reading weights: it has other tensors; the names and shapes of the original, cast or
+dequantized; its dtypes too; or the Hub states for all its weight files the SHA-256 of files of the original.
 """
 
 Kind = Literal["missing", "added", "shape", "dtype", "file"]
 """How a tensor differs. A "file" holds weights that lie beside the checkpoint, such as an adapter."""
 
-_KEPT = "F32"
-"""A cast may leave tensors in this dtype, because their model class needs it."""
+_KEPT = "F32"  # a cast may leave tensors in this dtype, because their model class needs it
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A tensor or file that differs, and the `problem` in the words of `verify`.
-
-    `original` and `copy` are its dtype and shape there, such as "F32 [2, 3]", or "" if it is missing. `note` says more.
-    """
+    """A tensor or file that differs. `original` and `copy` are its dtype and shape there, "" if it is missing."""
 
     tensor: str
     kind: Kind
@@ -53,10 +41,7 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What the digests say that two results store. Whoever uploaded a result may have written any digests.
-
-    `equal` counts the tensors with equal digests. `differing` names the others.
-    """
+    """How many tensors have equal digests in two results, and the names of the others. Anybody may have written it."""
 
     equal: int
     differing: tuple[str, ...]
@@ -66,11 +51,9 @@ class Claims:
 class Likeness:
     """How alike two checkpoints are, as far as it is known without reading weights.
 
-    `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy. `dequantized` says how
-    the original is quantized, if it must be dequantized for that. With `keeps_others`, its other tensors keep their
-    dtype. `tensors` counts those of the original after both.
-    `in_same_files` of them are in files with equal hashes, so their bytes are equal. `bytes` are those of the tensors
-    of both. `unread` are weight files of the copy that are not part of the comparison. `claims` is never a proof.
+    `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy, once it is `dequantized`.
+    With `keeps_others`, its other tensors keep theirs. `in_same_files` of its `tensors` are in files with equal hashes.
+    `bytes` are those of both. `unread` are weight files of the copy that are not compared. `claims` is never a proof.
     """
 
     verdict: Verdict
@@ -89,19 +72,12 @@ class Likeness:
     keeps_others: bool = False
 
     @property
-    def is_open(self) -> bool:
-        """Whether the structure fits, and the bytes of some tensors are unknown."""
-        return self.verdict in ("converted", "same-structure")
-
-    @property
     def have_common(self) -> bool:
         """Whether both have tensors of the same name, so that there are bytes to compare."""
         return sum(one.kind == "missing" for one in self.mismatches) < self.tensors
 
 
 class _Reading(NamedTuple):
-    """A way to read the original: as it is, cast, or dequantized. Then the others are cast too, or kept."""
-
     tensors: Mapping[str, Tensor]
     dtype: TargetDtype = "keep"
     dequantized: str = ""
@@ -113,8 +89,11 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
     now = _by_name(copy.tensors)
     readings = [(reading, _contrasts(reading, now)) for reading in _readings(original, now)]
     reading, contrasts = min(readings, key=lambda pair: len(pair[1]))
-    same = 0 if reading.dtype != "keep" else _in_same_files(original, copy)
-    beside, are_known = _beside(original, copy)
+    was, held = _evidence(original), _evidence(copy)
+    same = 0 if reading.dtype != "keep" else sum(held.get(name) == place for name, place in was.items())
+    mismatches, (ours, theirs) = compare_listed((original, copy))
+    beside = [Contrast(mismatch.tensor, "file", mismatch.problem) for mismatch in mismatches]
+    are_known = all(file.sha256 and file.sha256 == theirs[path].sha256 for path, file in ours.items())
     if contrasts or beside:
         verdict: Verdict = "different"
     elif reading.dtype != "keep":
@@ -124,27 +103,23 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
     return Likeness(
         *(verdict, original.source, copy.source, original.variant, reading.dtype, reading.dequantized),
         *(len(reading.tensors), original.total_bytes + copy.total_bytes, same, (*contrasts, *beside)),
-        tuple(dict.fromkeys((*original.unreached, *copy.unreached))),
-        copy.other_weights,
+        *(tuple(dict.fromkeys((*original.unreached, *copy.unreached))), copy.other_weights),
         keeps_others=reading.keeps_others,
     )
 
 
 def sentence_of(likeness: Likeness) -> str:
     """Return what is known in one or two sentences, which claim no more."""
-    match likeness.verdict:
-        case "different":
-            if not likeness.have_common:
-                return "These are different models: no tensor of one is in the other."
-            number = count(len(likeness.mismatches), "tensor")
-            return f"Not the same: the copy differs from the original in {number}."
-        case "converted":
-            how = "dequantized" if likeness.dequantized else "cast"
-            return f"Same names and shapes, {how} to {likeness.dtype}. Bytes not checked yet."
-        case "same-structure":
-            return "Same names, shapes and dtypes. Bytes not checked yet."
-        case "same-files":
-            return "The same files, by the hashes that the Hub states. Bytes not read yet."
+    if not likeness.have_common and likeness.verdict == "different":
+        return "These are different models: no tensor of one is in the other."
+    how, number = "dequantized" if likeness.dequantized else "cast", count(len(likeness.mismatches), "tensor")
+    sentences: dict[Verdict, str] = {
+        "different": f"Not the same: the copy differs from the original in {number}.",
+        "converted": f"Same names and shapes, {how} to {likeness.dtype}. Bytes not checked yet.",
+        "same-structure": "Same names, shapes and dtypes. Bytes not checked yet.",
+        "same-files": "The same files, by the hashes that the Hub states. Bytes not read yet.",
+    }
+    return sentences[likeness.verdict]
 
 
 def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDigest]) -> Claims:
@@ -189,8 +164,12 @@ def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
 def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
     dtype = "keep" if reading.keeps_others else reading.dtype
-    expected = {name: _expected(tensor, copy.get(name), dtype) for name, tensor in reading.tensors.items()}
-    there = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in copy.values()}
+    expected = {}
+    for name, tensor in reading.tensors.items():
+        after = tensor.dtype if dtype == "keep" or tensor.dtype not in NUMBERS else BY_OPTION[dtype].name
+        is_kept = after != tensor.dtype and name in copy and copy[name].dtype == _KEPT
+        expected[name] = TensorDigest(_KEPT if is_kept else after, tensor.shape, "")
+    there = {name: TensorDigest(tensor.dtype, tensor.shape, "") for name, tensor in copy.items()}
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
     if not mismatches:
         return []
@@ -198,26 +177,13 @@ def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
     found = []
     for mismatch in mismatches:
         was, now = reading.tensors.get(mismatch.tensor), copy.get(mismatch.tensor)
-        kind, note = _kind_and_note(was, now, ours, theirs)
+        kind: Kind = "missing" if not now else "added" if not was else "dtype" if was.shape == now.shape else "shape"
+        only, places = (was, ours) if was else (now, theirs)
+        recipe = only.recipe if only and not (was and now) else None
+        tied = places.get(recipe) if isinstance(recipe, Stored) else None
+        note = f"tied: its bytes are those of {tied}, which both have" if tied else ""
         found.append(Contrast(mismatch.tensor, kind, mismatch.problem, _form(was), _form(now), note))
     return found
-
-
-def _kind_and_note(
-    was: Tensor | None, now: Tensor | None, ours: Mapping[Stored, str], theirs: Mapping[Stored, str]
-) -> tuple[Kind, str]:
-    if was and now:
-        return ("dtype" if was.shape == now.shape else "shape"), ""
-    return ("missing", _tied(was, ours)) if was else ("added", _tied(now, theirs) if now else "")
-
-
-def _expected(tensor: Tensor, now: Tensor | None, dtype: TargetDtype) -> TensorDigest:
-    """Return what the copy should have for `tensor`. A cast to `dtype` may leave it in fp32."""
-    after = tensor.dtype
-    if dtype != "keep" and after in NUMBERS:
-        target = BY_OPTION[dtype].name
-        after = _KEPT if now and now.dtype == _KEPT and tensor.dtype != target else target
-    return TensorDigest(after, tensor.shape, "")
 
 
 def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[Stored, str]:
@@ -229,8 +195,8 @@ def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[S
     }
 
 
-def _tied(tensor: Tensor, places: Mapping[Stored, str]) -> str:
-    other = places.get(tensor.recipe) if isinstance(tensor.recipe, Stored) else None
+def _tied(tensor: Tensor | None, places: Mapping[Stored, str]) -> str:
+    other = places.get(tensor.recipe) if tensor and isinstance(tensor.recipe, Stored) else None
     return f"tied: its bytes are those of {other}, which both have" if other else ""
 
 
@@ -238,28 +204,12 @@ def _form(tensor: Tensor | None) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}" if tensor else ""
 
 
-def _in_same_files(original: Checkpoint, copy: Checkpoint) -> int:
-    """Return how many tensors of the original are in a file whose SHA-256 is that of their file in the copy.
-
-    They must lie at the same place in it.
-    """
-    was, now = _evidence(original), _evidence(copy)
-    return sum(now.get(name) == place for name, place in was.items())
-
-
 def _evidence(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
     """Return the SHA-256 of its file and the range in it, for each tensor that is stored in one file with a hash."""
     hashes = {(file.source, file.at): file.sha256 for file in checkpoint.weight_files}
-    found = {}
-    for tensor in checkpoint.tensors:
-        recipe = tensor.recipe
-        if isinstance(recipe, Stored) and (sha256 := hashes.get((recipe.source, recipe.file))):
-            found[tensor.name] = sha256, recipe.start_byte, recipe.end_byte
-    return found
-
-
-def _beside(original: Checkpoint, copy: Checkpoint) -> tuple[list[Contrast], bool]:
-    """Return the weight files beside both that differ, and whether the hashes of all others are known to be equal."""
-    mismatches, (ours, theirs) = compare_listed((original, copy))
-    are_known = all(file.sha256 and file.sha256 == theirs[path].sha256 for path, file in ours.items())
-    return [Contrast(mismatch.tensor, "file", mismatch.problem) for mismatch in mismatches], are_known
+    places = ((tensor.name, tensor.recipe) for tensor in checkpoint.tensors)
+    return {
+        name: (sha256, place.start_byte, place.end_byte)
+        for name, place in places
+        if isinstance(place, Stored) and (sha256 := hashes.get((place.source, place.file)))
+    }

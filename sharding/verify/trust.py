@@ -1,7 +1,6 @@
 """Say how far you can rely on a result, by comparing its report with the Hub and the headers. Pure.
 
-The owner of a repo can write any report into it. So the report is compared with the files, sizes and hashes that the
-Hub states, and with the headers of copy and source. Only a job that reads every byte can know more: see `Level`.
+The owner of a repo can write any report into it. Only a job that reads every byte can know more: see `Level`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,10 +32,7 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A level, the reasons for it in sentences, and the caveats: what even the bytes that were read do not show.
-
-    `within` counts the tensors of a merged copy whose bits differ, by no more than the tolerance of a merge.
-    """
+    """A level, its reasons, caveats, and how many tensors differ `within` the tolerance of a merge."""
 
     level: Level
     reasons: tuple[str, ...]
@@ -45,14 +41,10 @@ class Trust:
 
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
-    """Return `trust`, lowered to "unreached" if there are `unreached` commits ("owner/name@commit").
-
-    A level of "contradicted" stays.
-    """
+    """Return `trust`, lowered to "unreached" if there are such commits ("owner/name@commit"); "contradicted" stays."""
     sentences = tuple(unreached_sentence(place) for place in dict.fromkeys(unreached))
-    if not sentences or trust.level == "contradicted":
-        return trust
-    return replace(trust, level="unreached", reasons=(*sentences, *trust.reasons))
+    is_lower = sentences and trust.level != "contradicted"
+    return replace(trust, level="unreached", reasons=(*sentences, *trust.reasons)) if is_lower else trust
 
 
 def claim(report: Report, files: Iterable[FileEntry]) -> Trust:
@@ -74,23 +66,11 @@ def judge(
     why_not: str = "",
     known: Mapping[str, str] | None = None,
 ) -> Trust:
-    """Return "fits" or a worse level for the repo with `files`. `copy` is what its headers say.
+    """Return "fits" or a worse level for the repo with `files` and the headers of `copy`, its source and its adapter.
 
-    `original` is what the headers of the source say, and those of the adapter that the report names. It is None if they
-    cannot be read, for the reason `why_not`. `known` are the stored names of names in memory, as `merged` takes them.
+    `original` is None if these cannot be read: `why_not`. `known` are stored names of names in memory, as in `merged`.
     """
-    compared = _compared(report, files, copy, original, why_not, known or {})
-    return lowered(compared, (*copy.unreached, *(original.unreached if original else ())))
-
-
-def _compared(
-    report: Report,
-    files: Iterable[FileEntry],
-    copy: Checkpoint,
-    original: Checkpoint | None,
-    why_not: str,
-    known: Mapping[str, str],
-) -> Trust:
+    unreached = (*copy.unreached, *(original.unreached if original else ()))
     against = [*_not_there(report, files), *_not_planned(report, copy)]
     if (report.source.kind, report.source.repo_id) == ("hub", copy.source.repo_id):
         against.append("The report names the repo itself as its source.")
@@ -99,7 +79,7 @@ def _compared(
         change = "its source is quantized" if report.plan.dequantized else "an adapter is merged"
         try:
             original = dequantized(original) if report.plan.dequantized else original
-            original = merged(original, may_overflow=True, known=known) if original.adapter else original
+            original = merged(original, may_overflow=True, known=known or {}) if original.adapter else original
         except (SourceError, UsageError) as error:
             against.append(f"The report says that {change}, but that does not fit: {error.message}")
         else:
@@ -107,17 +87,18 @@ def _compared(
     if against:
         return _contradicted(against)
     here = f"The {count(len(report.shards), 'file')} in the repo have the sizes and SHA-256 that its report names."
+    level: Level = "claims"
     if original is None:
-        return Trust("claims", (here, f"Its source cannot be compared: {why_not}"))
-    same = "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
-    merge, missing = report.plan.merged, len(original.tensors) - len(copy.tensors)
-    if missing:  # the classic engine's
+        both = f"Its source cannot be compared: {why_not}"
+    elif missing := len(original.tensors) - len(copy.tensors):  # the classic engine's
         both = f"The copy has {len(copy.tensors):,} of the {count(len(original.tensors), 'tensor')} of its source"
-        return Trust("claims", (here, f"{both}. Headers do not show whether the other {missing:,} were tied."))
-    once = " after dequantizing" if report.plan.dequantized else " once the adapter is merged" if merge else ""
-    return Trust(
-        "fits", (here, f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree.")
-    )
+        both += f". Headers do not show whether the other {missing:,} were tied."
+    else:
+        level, same = "fits", "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
+        merge = " once the adapter is merged" if report.plan.merged else ""
+        once = " after dequantizing" if report.plan.dequantized else merge
+        both = f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree."
+    return lowered(Trust(level, (here, both)), unreached)
 
 
 def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
@@ -140,10 +121,8 @@ def _not_planned(report: Report, copy: Checkpoint) -> Iterable[str]:
         names = name_some(sorted([*other, *planned]))
         yield f"The headers in the repo and the report disagree about which file holds these tensors: {names}."
     if copy.total_bytes != report.plan.total_bytes:
-        yield (
-            f"The tensors in the repo have {format_bytes(copy.total_bytes)}, but the report says "
-            f"{format_bytes(report.plan.total_bytes)}."
-        )
+        said = format_bytes(report.plan.total_bytes)
+        yield f"The tensors in the repo have {format_bytes(copy.total_bytes)}, but the report says {said}."
 
 
 def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
@@ -179,13 +158,7 @@ def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[
     both = was.keys() & now.keys()
     if other := sorted(name for name in both if was[name].shape != now[name].shape):
         yield f"Tensors have another shape than in the source: {name_some(other)}."
-    dtypes = _dtypes_after(report)
+    # A cast may give these dtypes to tensors: a model class keeps some in fp32.
+    dtypes = {BY_OPTION[report.plan.dtype].name, "F32"} if report.plan.dtype in BY_OPTION else set()
     if other := sorted(name for name in both if now[name].dtype not in {was[name].dtype, *dtypes}):
         yield f"Tensors have another dtype than in the source: {name_some(other)}."
-
-
-def _dtypes_after(report: Report) -> set[str]:
-    """Return the dtypes that a cast may give to tensors. A model class keeps some in fp32."""
-    if report.plan.dtype == "keep" or report.plan.dtype not in BY_OPTION:
-        return set()
-    return {BY_OPTION[report.plan.dtype].name, "F32"}

@@ -1,27 +1,45 @@
 """Compare two checkpoints: by reading every byte, or by stored digests."""
 
-from collections.abc import Generator, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from sharding.checkpoint.adapter import with_adapter
+from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import UsageError
+from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, Request, TargetDtype
 from sharding.core.protocols import Repo
-from sharding.core.text import count
-from sharding.core.values import UNCHECKED, Checkpoint, Verification
+from sharding.core.text import count, source_name, values_in
+from sharding.core.values import (
+    UNCHECKED,
+    BytesRead,
+    Checkpoint,
+    FileEntry,
+    Mismatch,
+    Plan,
+    TensorDigest,
+    Verification,
+    folder_of,
+)
+from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.order import natural_key
 from sharding.planning.plan import planned
+from sharding.recipes.stored import are_stored
+from sharding.report.report import parse_digests
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
 from sharding.transfer.lanes import progress_of_part
-from sharding.verify.differences import compare_numbers, compare_within
+from sharding.transfer.noting_source import NotingSource
+from sharding.verify.differences import Numbers, compare_numbers, compare_within
+from sharding.verify.digests import ThisMachine, expected_digests, first_read, in_groups
 from sharding.verify.digests import compare as compare_digests
-from sharding.verify.sides import READ_ALL, WITHOUT_QUICK, Side, compare_beside, compare_listed, stored_digests
+from sharding.verify.stated import digest_as_stored, noting, prove_reads, read_from_hub, stated_files, stated_of
+
+WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
+READ_ALL = Remedy("read_every_byte")
 
 
 def verify(
@@ -40,7 +58,7 @@ def verify(
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor, reading every byte of both.
 
-    Yields progress, and `Verified` last.
+    Yields progress, and `Verified` last. Raises UsageError, SourceError, Refused.
 
     - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
     - `dtype`: first cast the tensors of the original.
@@ -50,37 +68,29 @@ def verify(
     - `adapter`: first merge this LoRA into the original. If the bits of a merged tensor differ, its numbers
       are compared within the tolerance of a merge: see `recipes.tolerance`.
     - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`.
-
-    Raises UsageError, SourceError, Refused.
     """
     options = Options(
         dtype=dtype, variant=variant, base=base, allow_overflow=True, dequantize=dequantize, adapter=adapter
     )
     Request(original, copy, options).refuse_contradictions()
-    dtype, how = options.dtype_made, ""
+    dtype = options.dtype_made
     if quick and (dtype != "keep" or adapter):
         what = "cast" if dtype != "keep" else "merge"
         message = f"The stored digests cannot be compared, because a {what} changes the bytes."
         raise UsageError(message, WITHOUT_QUICK, READ_ALL)
     if quick and numeric:
         raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
-    meter = Meter()
-    hub = Hub(endpoint or hub_endpoint(), token)
-    sources = [open_source(original, hub, base, adapter), open_source(copy, hub)]
-    checkpoints = [
-        with_adapter(read_checkpoint(source, asked), source)
-        for source, asked in zip(sources, (variant, ""), strict=True)
-    ]
+    meter, hub = Meter(), Hub(endpoint or hub_endpoint(), token)
+    sources = open_source(original, hub, base, adapter), open_source(copy, hub)
+    checkpoints = with_adapter(read_checkpoint(sources[0], variant), sources[0]), read_checkpoint(sources[1])
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
         return
-    sides = [Side(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
-    merge = None
-    if dtype != "keep" or adapter:
-        plan = planned(checkpoints[0], options)
-        sides[0], how, merge = Side(sources[0], checkpoints[0], plan), plan.dequantized, plan.merged
-    beside = [sum(file.bytes for file in checkpoint.copied_weights) for checkpoint in checkpoints]
-    total, done = sum(side.bytes for side in sides) + sum(beside), 0
+    plan = planned(checkpoints[0], options) if dtype != "keep" or adapter else None
+    how, merge = (plan.dequantized, plan.merged) if plan else ("", None)
+    sides = [Side(sources[0], checkpoints[0], plan), Side(sources[1], checkpoints[1])]
+    beside = [file for checkpoint in checkpoints for file in checkpoint.copied_weights]
+    total, done = sum(side.bytes for side in sides) + sum(file.bytes for file in beside), 0
     for side in sides:
         yield from progress_of_part(side.read(), done, total)
         done += side.bytes
@@ -92,8 +102,8 @@ def verify(
     elif dtype != "keep":
         computed = f"dequantized ({how}) and " if how else ""
         method += f"; the original's were first {computed}cast with tensor.to(dtype)"
-    method += "".join(side.remark for side in sides if side.remark)
-    if any(beside):
+    method += "".join(side.remark for side in sides)
+    if any(file.bytes for file in beside):
         files = count(len(checkpoints[0].copied_weights), "weight file")
         method += f"; the SHA-256 of {files} beside them was compared"
     wrong = (mismatch for side in sides for mismatch in side.wrong)
@@ -102,10 +112,8 @@ def verify(
         of_tensors, within, undecided = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
         if within:
             equal = len(sides[0].digests) - len(of_tensors) - within - undecided
-            method += (
-                f"; bit-equal tensors: {equal:,}, within the tolerance of a merge: {within:,} (another processor or "
-            )
-            method += "library adds up in another order)"
+            method += f"; bit-equal tensors: {equal:,}, within the tolerance of a merge: {within:,}"
+            method += " (another processor or library adds up in another order)"
     differences = None
     if numeric:
         names = sorted((mismatch.tensor for mismatch in of_tensors), key=natural_key)
@@ -115,31 +123,129 @@ def verify(
             method += f"; the numbers of {which} were compared in float64"
     outcome = Verification(
         *(len(sides[0].digests), checkpoints[1].total_bytes, meter.seconds, method, (*of_tensors, *wrong, *others)),
-        *(dtype, how, any(side.unstated for side in sides)),
-        differences=differences,
-        merged=merge,
-        within=within,
-        undecided=undecided,
+        *(dtype, how, any(side.unstated for side in sides), _unreached(checkpoints), UNCHECKED),
+        *(differences, merge, within, undecided),
     )
-    yield Verified(_of_weights(outcome, checkpoints))
+    yield Verified(outcome)
 
 
 def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
-    """Return how the digests compare that this tool has stored with both. Raises SourceError, Refused."""
-    stored = [
-        stored_digests(source, checkpoint, MAX_REPORT_BYTES)
-        for source, checkpoint in zip(sources, checkpoints, strict=True)
-    ]
-    first, second = stored
+    """Return how the digests compare that this tool has stored with both. Raises SourceError."""
+    first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
     method, size = "stored digests were compared, no weights were read", checkpoints[1].total_bytes
     differ, (ours, theirs) = compare_listed(checkpoints)
-    mismatches = (*compare_digests(first, second), *differ)
     is_known = all(file.sha256 and theirs[path].sha256 for path, file in ours.items())
-    more = () if is_known else ("the bytes of weight files beside the weights",)
-    return _of_weights(Verification(len(first), size, meter.seconds, method, mismatches), checkpoints, more)
+    return Verification(
+        *(len(first), size, meter.seconds, method, (*compare_digests(first, second), *differ)),
+        unreached=_unreached(checkpoints),
+        unchecked=UNCHECKED if is_known else (*UNCHECKED, "the bytes of weight files beside the weights"),
+    )
 
 
-def _of_weights(outcome: Verification, checkpoints: Sequence[Checkpoint], more: tuple[str, ...] = ()) -> Verification:
-    """Return `outcome` with the things that it does not check: the usual ones, and `more`."""
-    unreached = tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
-    return replace(outcome, unreached=unreached, unchecked=(*UNCHECKED, *more))
+def _unreached(checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
+    return tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
+
+
+class Side:
+    """One of two checkpoints to compare. Its tensors are read, and checked against the hashes that a Hub states."""
+
+    def __init__(self, origin: Repo, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
+        """Take `checkpoint` of `origin`. With a `plan`, its tensors are made as the plan says."""
+        self._origin, self._checkpoint = origin, checkpoint
+        self._tensors = sorted(plan.tensors, key=first_read) if plan else list(checkpoint.tensors)
+        self._as_stored = stated_files(origin.sources[0].files, checkpoint) if plan is None else []
+        self._sources = origin.sources if self._as_stored else noting(origin.sources)
+        self._is_noted = self._sources != origin.sources
+        self._stated = stated_of(origin, checkpoint) if self._is_noted else []
+        self.digests: Mapping[str, TensorDigest] = {}
+        self.wrong: list[Mismatch] = []
+        self.unstated = bool(read_from_hub(origin, checkpoint)) and not self._as_stored and not self._is_noted
+        self.remark = ""
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes `read` counts: the tensors, and the files that are read again for their hash."""
+        return sum(tensor.bytes for tensor in self._tensors) + sum(file.bytes for file in self._stated)
+
+    @property
+    def numbers(self) -> Numbers:
+        """Its tensors, to compare their numbers."""
+        return Numbers({tensor.name: tensor for tensor in self._tensors}, self._origin.sources)
+
+    def read(self) -> Generator[Progress, None, None]:
+        """Read the checkpoint; yield progress; set `digests`, `wrong`, `unstated`, `remark`. Raises SourceError."""
+        origin, checkpoint, here = self._origin, self._checkpoint, ThisMachine()
+        (source, *_), name = origin.sources, origin.ref.repo_id
+        if self._as_stored:
+            reading = digest_as_stored(checkpoint, source, self._as_stored, source, checkpoint.tensors, here)
+            self.digests, self.wrong = yield from reading
+            self.remark = f"; {len(self._as_stored)} files of {name} were compared with the Hub's SHA-256"
+            return
+        reads: list[BytesRead] = []
+        if are_stored(self._tensors):
+            self.digests = yield from here.digest_tensors(self._sources[0], self._tensors)
+        else:
+            groups = list(in_groups(self._tensors))
+            records = yield from here.digest_shards(groups, lambda _: b"", self._sources)
+            self.digests = expected_digests(groups, records)
+            reads = [read for record in records.values() for read in record.reads]
+        if self._is_noted:
+            reads += [read for noted in self._sources if isinstance(noted, NotingSource) for read in noted.take()]
+            self.wrong = yield from prove_reads(origin.sources, self._stated, reads, here)
+            self.unstated = len(self._stated) < len(read_from_hub(origin, checkpoint))
+            self.remark = f"; {len(self._stated)} files of {name} were read whole and compared with the Hub's hash"
+
+
+def compare_beside(
+    sources: Sequence[Repo], checkpoints: Sequence[Checkpoint]
+) -> Generator[Progress, None, tuple[Mismatch, ...]]:
+    """Read the weight files beside both; yield progress; return where the second differs. Raises SourceError."""
+    mismatches, alike = compare_listed(checkpoints)
+    digests = []
+    for source, files in zip(sources, alike, strict=True):
+        digests.append((yield from ThisMachine().digest_files(source.sources, files.values())))
+    for path in alike[0]:
+        if digests[0][path].sha256 != digests[1][path].sha256:
+            mismatches.append(Mismatch(path, "its bytes differ"))
+    return tuple(mismatches)
+
+
+def compare_listed(
+    checkpoints: Sequence[Checkpoint],
+) -> tuple[list[Mismatch], tuple[Mapping[str, FileEntry], Mapping[str, FileEntry]]]:
+    """Compare the listed sizes and hashes. Return the differences, and the other files of both, by path.
+
+    A file that only the second has counts if it is in a folder of the model: there, libraries find it with the weights.
+    """
+    ours, theirs = ({file.path: file for file in checkpoint.copied_weights} for checkpoint in checkpoints)
+    folders = {component.folder for component in checkpoints[0].components}
+    mismatches, alike = list[Mismatch](), list[str]()
+    for path in sorted(ours.keys() | theirs.keys()):
+        file, other = ours.get(path), theirs.get(path)
+        if other is None:
+            mismatches.append(Mismatch(path, "it is missing"))
+        elif file is None:
+            mismatches += [Mismatch(path, "it is not in the original")] if folder_of(path) in folders else []
+        elif file.bytes != other.bytes or (file.sha256 and other.sha256 and file.sha256 != other.sha256):
+            mismatches.append(Mismatch(path, "its bytes differ"))
+        else:
+            alike.append(path)
+    return mismatches, ({path: ours[path] for path in alike}, {path: theirs[path] for path in alike})
+
+
+def stored_digests(
+    source: Repo, checkpoint: Checkpoint, most_bytes: int, most_values: int | None = None
+) -> Mapping[str, TensorDigest]:
+    """Return the untrusted digests that `source` stores within these bounds. Raises SourceError."""
+    name = source_name(source.ref.kind, source.ref.name)
+    files = {file.path: file for file in source.files}
+    if DIGESTS_NAME not in files:
+        raise SourceError(f"{name} has no {DIGESTS_NAME}.", WITHOUT_QUICK, READ_ALL)
+    text = read_small(source, files[DIGESTS_NAME], most_bytes)
+    if most_values is not None and values_in(text) > most_values:
+        raise SourceError(f"{DIGESTS_NAME} of {name} holds more than a page can show.", WITHOUT_QUICK, READ_ALL)
+    stored = parse_digests(text, name)
+    headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
+    if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.items()}:
+        raise SourceError(f"{DIGESTS_NAME} of {name} does not describe the weights beside it.", WITHOUT_QUICK, READ_ALL)
+    return stored

@@ -18,7 +18,7 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, JobStatus, Settings
 from sharding.desk.gauge import this_machine
 from sharding.desk.jobs import ACTIVE
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint

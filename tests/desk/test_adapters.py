@@ -23,7 +23,7 @@ from sharding.desk.models import Models
 from sharding.formats.names import REPORT_NAME
 from sharding.page.job_panels import job_panel, jobs_panel
 from sharding.page.result_panels import Places, is_proved, result_panel
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from sharding.verify.trust import Trust
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state, stop_short

@@ -13,7 +13,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry, RepoRef, Shard, Verification
 from sharding.desk.jobs import LOG_LINES, History, JobRecord, JobRequest, status_of
 from sharding.planning.plan import plan_shards
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from sharding.report.schema import to_json
 from tests.desk.actors import PROBED, PROGRESS
 from tests.tensors import stored_tensor

@@ -9,8 +9,8 @@ from sharding import job
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.desk.jobs import JobRecord, Reading, new_job_id, reading_of
-from sharding.report.events import event_json
-from sharding.report.fetch import read_result
+from sharding.report.files import read_result
+from sharding.report.report import event_json
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, state
 from tests.inhouse import InHouse

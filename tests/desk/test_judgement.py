@@ -14,7 +14,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint
 from sharding.desk.jobs import JobRecord, JobRequest, Reading, new_job_id, reading_of
 from sharding.desk.judgement import Results
-from sharding.report.fetch import Result, read_result
+from sharding.report.files import Result, read_result
 from sharding.verify.trust import Trust
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, push, shard

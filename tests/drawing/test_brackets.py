@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.drawing.brackets import components, file_numbers, position, stretches
+from sharding.drawing.map_svg import components, file_numbers, position, stretches
 from sharding.drawing.model_map import WIDTH, Column
 from tests.drawing.test_model_map import checkpoint, layers, planned
 

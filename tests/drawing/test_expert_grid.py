@@ -1,6 +1,6 @@
 """The experts of a model as a grid: each layer a row, each expert where its tensors lie today and in the copy."""
 
-from sharding.drawing.expert_grid import MOST_EXPERTS, MOST_ROWS, MOST_RUNS, Run, expert_grid
+from sharding.drawing.tensor_kinds import MOST_EXPERTS, MOST_ROWS, MOST_RUNS, Run, expert_grid
 from tests.drawing.test_model_map import checkpoint, planned
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import Options
-from sharding.drawing.flows import flows_of
+from sharding.drawing.map_svg import flows_of
 from sharding.drawing.model_map import map_of_copy, map_of_plan
 from sharding.planning.plan import plan_shards
 from tests.drawing.test_model_map import checkpoint, layers, planned

@@ -5,9 +5,9 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.loading.chart import draw_memory
 from sharding.loading.costs import Moment
 from sharding.loading.measure import thin
+from sharding.report.comparison import draw_memory
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=1000), st.integers(1, 200))

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.loading.measure import Load, probe
-from sharding.loading.predict import predict
+from sharding.loading.measure import Load, predict, probe
 
 
 @pytest.fixture(scope="module")

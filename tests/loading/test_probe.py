@@ -35,7 +35,7 @@ NEVER = 10**12
 
 def can_make_cgroups() -> bool:
     try:
-        from sharding.loading.probe.cap import memory_cap
+        from sharding.loading.probe.memory import memory_cap
 
         with memory_cap(NEVER, "cgroup"):
             return True

@@ -15,8 +15,8 @@ from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import Published, Verified
 from sharding.core.options import Options
 from sharding.job import Event
-from sharding.loading.chart import draw_memory
 from sharding.loading.costs import Compared, Probed, middle_run
+from sharding.report.comparison import draw_memory
 from sharding.report.schema import Report
 from tests import models
 from tests.conftest import in_two_files, listing

@@ -31,7 +31,7 @@ from sharding.page.results import Showing
 from sharding.page.serving.guard import guarded
 from sharding.page.serving.pictures import Judge, Pictures, certificate_of
 from sharding.page.site import Site
-from sharding.report.fetch import Result
+from sharding.report.files import Result
 from sharding.verify.trust import Level, Trust
 from tests.conftest import LONGEST_SECONDS, in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import download, propose, push, shard

@@ -237,7 +237,8 @@ def test_stored_digests_are_called_a_claim() -> None:
     assert "are all equal" in panel(likeness(claims=Claims(500, ()))) and "proves nothing" in panel(
         likeness(claims=Claims(500, ()))
     )
-    assert "say that 2 tensors differ" in panel(likeness(claims=Claims(498, ("a", "b"))))
+    assert "say that 2 tensors differ." in panel(likeness(claims=Claims(498, ("a", "b"))))
+    assert "say that 1 tensor differs." in panel(likeness(claims=Claims(499, ("a",))))
 
 
 def test_thousands_of_differences_are_counted_and_names_are_text() -> None:

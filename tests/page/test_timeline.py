@@ -13,7 +13,7 @@ from sharding.desk import JobStatus
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.page.job_panels import files_of, heading_of, job_panel, timeline_of
 from sharding.planning.plan import plan_shards
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from tests.tensors import stored_tensor
 
 MB = 1_000_000

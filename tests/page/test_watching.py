@@ -20,7 +20,7 @@ from sharding.desk.jobs import JobRecord, new_job_id, reading_of
 from sharding.page.job_panels import jobs_panel
 from sharding.page.jobs import Running
 from sharding.page.results import Showing
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint

@@ -218,7 +218,9 @@ def test_it_says_in_words_how_many_updates_it_adds() -> None:
     recipe = LowRank(Stored(0, "w", 0, 64), "BF16", (4, 8), (update,))
     assert recipe.words((4, 8)) == "add(BF16 [4, 8], w bytes 0–64; 2.5 × (b bytes 0–16 @ a bytes 0–32))"
     two = LowRank(recipe.of, "BF16", (8, 4), (update, update))
-    assert two.words((8, 4)).endswith("and 1 more updates)")
+    assert two.words((8, 4)).endswith(" and 1 more update)")
+    three = LowRank(recipe.of, "BF16", (8, 4), (update,) * 3)
+    assert three.words((8, 4)).endswith(" and 2 more updates)")
 
 
 @promise("docs/security.md#fill-a-job-s-memory-with")

@@ -43,7 +43,7 @@ from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.quantized import Fp8
 from sharding.recipes.stored import Stored
 from sharding.report.card import Links, write_card
-from sharding.report.fetch import Result
+from sharding.report.files import Result
 from sharding.report.schema import FleetCost, NodeCost
 from sharding.verify.structure import Claims, compare_structure
 from sharding.verify.trust import Level, Trust

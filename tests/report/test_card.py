@@ -22,7 +22,7 @@ from sharding.formats.model_card import parse_card
 from sharding.localhub.cards import find_errors, read_metadata
 from sharding.page.result_panels import Places, details_panel
 from sharding.report.card import TAGS, Links, write_card
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import Trust
 from tests import models

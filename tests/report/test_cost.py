@@ -11,7 +11,7 @@ import pytest
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
-from sharding.report.fetch import refuse_costly
+from sharding.report.files import refuse_costly
 from sharding.report.schema import to_json
 from tests.conftest import ROOT, environment
 from tests.report.results import made
@@ -45,7 +45,7 @@ def many_places(document: Json) -> None:
 SCRIPT = """
 import os, sys
 from sharding.page.result_panels import Places, details_panel, result_panel
-from sharding.report.fetch import refuse_costly
+from sharding.report.files import refuse_costly
 from sharding.report.schema import parse_report
 from sharding.verify.trust import Trust
 

@@ -17,10 +17,9 @@ from sharding.core.values import Finding, Mismatch, RepoRef, ShardRecord, Stage,
 from sharding.formats.model_card import ModelCard
 from sharding.planning.explain import sentence
 from sharding.planning.plan import identify_plan, plan_checkpoint
-from sharding.report.digests import digests_json, parse_digests
-from sharding.report.report import summarize_plan, summarize_source
+from sharding.report.files import read_card
+from sharding.report.report import digests_json, parse_digests, summarize_plan, summarize_source
 from sharding.report.schema import Report, parse_report, to_json
-from sharding.report.write import read_card
 from sharding.storage.folder_source import open_folder
 from tests.conftest import in_two_files
 from tests.report.results import LIMIT, OUT, made, planned, proved

@@ -11,8 +11,7 @@ from sharding import job
 from sharding.core.events import Planned, Verified
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed
 from sharding.report.comparison import summarize_comparison
-from sharding.report.events import JobEvent, PlanMade, event_json, parse_event
-from sharding.report.report import summarize_plan, summarize_source
+from sharding.report.report import JobEvent, PlanMade, event_json, parse_event, summarize_plan, summarize_source
 from tests.conftest import random_tensors, write_checkpoint
 from tests.report.test_schema import COMPARISONS, LOADS
 

@@ -8,7 +8,7 @@ import pytest
 
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.limits import MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
-from sharding.report.fetch import Result, read_result
+from sharding.report.files import Result, read_result
 from sharding.report.schema import to_json
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse, hub_in_house

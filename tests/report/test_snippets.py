@@ -9,14 +9,7 @@ from pathlib import Path
 from sharding import job
 from sharding.core.values import RepoRef
 from sharding.demo.samples import build_llama, build_t5
-from sharding.report.snippets import (
-    download_snippet,
-    how_to_check,
-    loading_snippets,
-    pipeline_commands,
-    pipeline_script,
-    pipeline_snippets,
-)
+from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from tests.conftest import environment
 from tests.hubs import TOKEN, push
 from tests.localhub.conftest import Server
@@ -76,6 +69,5 @@ def test_no_command_is_given_that_only_its_maker_could_run() -> None:
 
 def test_there_is_a_script_for_a_pipeline_only() -> None:
     report = made().report
-    assert pipeline_script(report, "me/copy") == pipeline_commands(report, "me/copy") == ""
     assert pipeline_snippets(report, "me/copy") == {}
     assert list(pipeline_snippets(made(PIPED).report, "me/copy")) == ["pipeline.py", "on each machine"]

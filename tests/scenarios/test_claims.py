@@ -14,7 +14,7 @@ from sharding.cli.terminal import Terminal
 from sharding.core.values import FileEntry
 from sharding.desk.jobs import History
 from sharding.page.result_panels import Places, result_panel
-from sharding.report.events import event_json
+from sharding.report.report import event_json
 from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet
 from sharding.storage.hub import source as hub_source

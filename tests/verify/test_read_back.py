@@ -16,8 +16,8 @@ from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.protocols import Destination
 from sharding.core.values import Plan, ShardRecord
 from sharding.storage.folder_source import FolderSource
-from sharding.verify.digests import digest_tensors
-from sharding.verify.read_back import ReadBack, read_back_meanwhile
+from sharding.verify.digests import ThisMachine
+from sharding.verify.staged import ReadBack, read_back_meanwhile
 from tests.conftest import write_checkpoint
 
 ELEMENTS = XET_LEAST_BYTES // 4
@@ -94,7 +94,7 @@ def test_what_is_read_back_are_the_tensors_where_they_lie(copy: tuple[Plan, Path
     assert events == told
     assert {told[0].file} <= {tensor.file for tensor in read}  # when the last is begun, all others are done
     for tensor, digest in read.items():
-        again = digest_tensors(stores[tensor.file], [tensor])
+        again = ThisMachine().digest_tensors(stores[tensor.file], [tensor])
         with pytest.raises(StopIteration) as end:
             while True:
                 next(again)

@@ -21,7 +21,7 @@ from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.stream import Prepared
-from sharding.verify.digests import Reader, ThisMachine, digest_tensors
+from sharding.verify.digests import Reader, ThisMachine
 from sharding.verify.staged import reading_back, verify_staged
 from sharding.verify.stated import stated_files
 from tests.conftest import in_two_files
@@ -175,7 +175,7 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
     place = Staged(tmp_path / "out")
     held = [FileEntry(record.file, record.bytes) for record in records.values()]
     tensors = [tensor for header in read_headers(place.open_staged(records), held) for tensor in header.tensors]
-    digests = result_of(digest_tensors(place.open_staged(records), tensors))
+    digests = result_of(ThisMachine().digest_tensors(place.open_staged(records), tensors))
     read = {tensor: digests[tensor.name] for tensor in tensors}
 
     def proof() -> Verification:

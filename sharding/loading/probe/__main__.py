@@ -2,11 +2,25 @@
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import time
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
+import psutil
+
+from sharding.core.environment import child_command, child_variables
 from sharding.loading.probe.child import METHODS
-from sharding.loading.probe.watch import watch
+from sharding.loading.probe.memory import Cap, drop, memory_cap
+
+_SAMPLE_SECONDS = 0.015
+_WEIGHTS = (".safetensors", ".bin")
+_KILLED = -9
 
 
 def main() -> None:
@@ -25,6 +39,118 @@ def main() -> None:
     arguments = parser.parse_args()
     json.dump(watch(arguments), sys.stdout)
     sys.stdout.write("\n")
+
+
+def watch(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Probe `arguments.folder` in a new process; return its facts, its cost and its memory over time."""
+    cache = "warm"
+    if arguments.cold:
+        cache = drop(path for path in arguments.folder.iterdir() if path.name.endswith(_WEIGHTS))
+    with ExitStack() as stack:
+        cap = None
+        if arguments.memory_limit:
+            cap = stack.enter_context(memory_cap(arguments.memory_limit, arguments.limit_by))
+        errors = stack.enter_context(TemporaryFile())
+        reading, writing = os.pipe()
+        asked = json.dumps({**vars(arguments), "said": writing}, default=str)
+        started = time.monotonic()
+        process = subprocess.Popen(
+            child_command("sharding.loading.probe.child", asked),
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env=child_variables(),
+            pass_fds=(writing,),
+            preexec_fn=cap.enter if cap else None,
+        )
+        os.close(writing)
+        samples, timed_out = _Samples(process.pid, started, cap), False
+        try:
+            while process.poll() is None:
+                samples.take()
+                timed_out = time.monotonic() - started > arguments.timeout
+                if timed_out:
+                    process.kill()
+                time.sleep(_SAMPLE_SECONDS)
+        finally:
+            process.kill()
+            status = process.wait()
+        with open(reading) as pipe:
+            lines = [json.loads(line) for line in pipe.read().splitlines()]
+        errors.seek(0)
+        tail = errors.read()[-2000:].decode(errors="replace").strip()
+    facts = {key: fact for line in lines for key, fact in line.items() if key not in ("phase", "at")}
+    phases: dict[str, float] = {line["phase"]: line["at"] for line in lines if "phase" in line}
+    spans = {name: later - at for (name, at), (_, later) in pairwise(phases.items())}
+    first = next(iter(phases.values()), 0.0)
+    if "outcome" not in facts:
+        phase = repr(["start", *phases][-1])
+        facts |= {"outcome": "failed", "message": f"It ended with status {status} in the phase {phase}: {tail[-500:]}"}
+        if timed_out:
+            facts["message"] = f"It took too long in the phase {phase}."
+        elif status == _KILLED:
+            facts["outcome"] = "out-of-memory"
+            facts["message"] = f"It used too much memory in the phase {phase}, so the kernel killed it."
+    return {
+        **facts,
+        "method": arguments.method,
+        "dtype_asked": arguments.dtype,
+        "cache": cache,
+        "memory_limit": {"bytes": arguments.memory_limit, "by": cap.by} if cap else None,
+        "seconds": {"start": first - started if phases else samples.last, **spans, "total": samples.last},
+        **samples.results(),
+    }
+
+
+class _Samples:
+    """The memory of one process over time."""
+
+    def __init__(self, pid: int, started: float, cap: Cap | None) -> None:
+        self._process, self._status = psutil.Process(pid), Path(f"/proc/{pid}/status")
+        self._has_proc, self._started, self._cap = self._status.exists(), started, cap
+        self._curve: list[tuple[float, int, int, int]] = []
+        self._peak_cgroup = self._peak_kernel = 0
+        self.last = 0.0
+
+    def take(self) -> None:
+        """Record the current anonymous, file-mapped and total memory."""
+        try:
+            anon, file, total = self._from_proc() if self._has_proc else self._from_psutil()
+        except (OSError, LookupError, psutil.Error):  # it has just ended
+            return
+        self.last = time.monotonic() - self._started
+        self._curve.append((round(self.last, 4), anon, file, total))
+        if self._cap:
+            self._peak_cgroup = max(self._peak_cgroup, self._cap.anon_bytes or 0)
+
+    def results(self) -> dict[str, Any]:
+        """Return the peaks and the curve: seconds, and bytes of anonymous, file-mapped and total memory."""
+        anon, file, total = (max((row[column] for row in self._curve), default=0) for column in (1, 2, 3))
+        return {
+            "peak_anon_bytes": anon,
+            "peak_file_bytes": file,
+            "peak_total_bytes": max(total, self._peak_kernel),
+            "cgroup_peak_anon_bytes": self._peak_cgroup or None,
+            "memory_by": "/proc/PID/status" if self._has_proc else "psutil: unique and resident set size",
+            "samples_per_second": round(len(self._curve) / self.last, 1) if self.last else 0.0,
+            "curve": self._curve,
+        }
+
+    def _from_proc(self) -> tuple[int, int, int]:
+        # proc(5): the kernel cannot drop RssAnon and read it again. VmHWM is the kernel's own peak of the sum. It also
+        # counts memory that comes and goes between two samples.
+        lines = (line.partition(":") for line in self._status.read_text().splitlines() if " kB" in line)
+        sizes = {key: int(rest.split()[0]) * 1024 for key, _, rest in lines}
+        self._peak_kernel = max(self._peak_kernel, sizes["VmHWM"])
+        return sizes["RssAnon"], sizes["RssFile"], sizes["RssAnon"] + sizes["RssFile"] + sizes["RssShmem"]
+
+    def _from_psutil(self) -> tuple[int, int, int]:
+        total = int(self._process.memory_info().rss)
+        try:
+            anon = int(self._process.memory_full_info().uss)
+        except psutil.AccessDenied:  # macOS shows it only to root
+            anon = total
+        return anon, total - anon, total
 
 
 if __name__ == "__main__":

@@ -4,20 +4,26 @@ It runs no code of a repo. The model class is transformers' own, or the load is 
 """
 
 import hashlib
+import inspect
 import json
+import math
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from sharding.core.allowance import load_allowance, memory_allowance
 from sharding.model_class.transformers_class import Unsupported, model_class
 
+_READ_BYTES = "/proc/self/io", "read_bytes"
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+_FLOATS = set(_NAMES.values())
+"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
 
 
 def main() -> None:
@@ -59,11 +65,12 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
     torch.manual_seed(0)
     dtype = getattr(torch, asked["dtype"]) if asked["dtype"] else None
     stored = _stored_dtypes(files)
+    anon_kib = _proc_number("/proc/self/status", "RssAnon")
     with tempfile.TemporaryDirectory(prefix="offload-") as offload:
         say(
             phase="load",
             at=time.monotonic(),
-            base_anon_bytes=_own_anon_bytes(),
+            base_anon_bytes=anon_kib and 1024 * anon_kib,
             architecture=cls.__name__,
             weight_bytes=sum(file.stat().st_size for file in files),
             largest_file_bytes=max(file.stat().st_size for file in files),
@@ -72,45 +79,48 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
             stored_dtypes=stored,
             is_cast=asked["dtype"] is not None and bool(stored.keys() & _FLOATS - {asked["dtype"]}),
         )
-        read_bytes = _disk_bytes_read()
-        model = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload}).eval()
+        read_bytes = _proc_number(*_READ_BYTES)
+        model, names = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload})
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            raise Unsupported(
+                f"{len(names)} weights of the model are not in the files under their names ({some}). They are missing, "
+                "or transformers renames or fuses them while loading, which this method does not do."
+            )
+        model.eval()
         say(phase="forward", at=time.monotonic(), **_weights(model, files))
         with torch.inference_mode():
-            _forward(model, say)
+            inputs, new = _fixed_inputs(model), asked["tokens"]
+            output = model(**inputs)[0].contiguous()
+            data = f"{output.dtype} {tuple(output.shape)} ".encode() + output.view(torch.uint8).numpy().tobytes()
+            say(logits_sha256=hashlib.sha256(data).hexdigest())
+            del output, data  # they are no part of what generating costs
             say(phase="tokens", at=time.monotonic())
-            if model.can_generate() and model.main_input_name == "input_ids" and asked["tokens"]:
-                _generate(model, asked["tokens"], say)
-        say(disk_bytes_read=None if read_bytes is None else (_disk_bytes_read() or 0) - read_bytes)
+            if model.can_generate() and model.main_input_name == "input_ids" and new:
+                text = inputs["input_ids"]
+                made = model.generate(input_ids=text, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+                say(tokens=made[0].tolist())
+        say(disk_bytes_read=None if read_bytes is None else (_proc_number(*_READ_BYTES) or 0) - read_bytes)
 
 
 # --- The methods ----------------------------------------------------------------------------------------
 
-
-def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
-    return _pretrained(cls, folder, dtype, disable_mmap=asked["no_mmap"] or None)
-
-
-def _offload(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
-    if not asked["max_memory"]:
-        raise Unsupported("Offloading needs a limit for the weights that stay in memory.")
-    max_memory = {"cpu": asked["max_memory"]}
-    return _pretrained(cls, folder, dtype, device_map="auto", max_memory=max_memory, offload_folder=asked["offload"])
+_Loaded = tuple[Any, Collection[str]]
+"""A model, and the names of its weights that were in no file."""
 
 
-def _pretrained(cls: Any, folder: Path, dtype: Any, **options: Any) -> Any:
-    model, info = cls.from_pretrained(
-        folder,
-        dtype=dtype or "auto",
-        low_cpu_mem_usage=True,
-        output_loading_info=True,
-        local_files_only=True,
-        **options,
-    )
-    _refuse_missing(info["missing_keys"])
-    return model
+def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
+    options: dict[str, Any] = {"disable_mmap": asked["no_mmap"] or None}
+    if asked["method"] == "offload":
+        if not asked["max_memory"]:
+            raise Unsupported("Offloading needs a limit for the weights that stay in memory.")
+        options = {"device_map": "auto", "max_memory": {"cpu": asked["max_memory"]}, "offload_folder": asked["offload"]}
+    options |= {"low_cpu_mem_usage": True, "output_loading_info": True, "local_files_only": True}
+    model, info = cls.from_pretrained(folder, dtype=dtype or "auto", **options)
+    return model, info["missing_keys"]
 
 
-def _load_checkpoint_and_dispatch(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+def _load_checkpoint_and_dispatch(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
     from accelerate import load_checkpoint_and_dispatch
 
     model = _empty(cls, config, dtype)
@@ -118,13 +128,12 @@ def _load_checkpoint_and_dispatch(cls: Any, config: Any, folder: Path, dtype: An
     try:
         load_checkpoint_and_dispatch(model, folder, {"": "cpu"}, no_split_module_classes=classes, dtype=dtype)
     except NotImplementedError:  # a weight that is in no file cannot leave the meta device
-        _refuse_missing(_on_meta(model))
-        raise
-    _refuse_missing(_on_meta(model))
-    return model
+        if not _on_meta(model):
+            raise
+    return model, _on_meta(model)
 
 
-def _load_sharded_checkpoint(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+def _load_sharded_checkpoint(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
     from transformers.initialization import no_init_weights
     from transformers.trainer_utils import load_sharded_checkpoint
 
@@ -136,11 +145,10 @@ def _load_sharded_checkpoint(cls: Any, config: Any, folder: Path, dtype: Any, as
     absent = load_sharded_checkpoint(model, str(folder), strict=False).missing_keys
     addresses = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     loaded = {address for name, address in addresses.items() if name not in absent}
-    _refuse_missing([name for name in absent if addresses[name] not in loaded])
-    return model
+    return model, [name for name in absent if addresses[name] not in loaded]
 
 
-def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
     import torch
 
     model = _empty(cls, config, dtype)
@@ -150,14 +158,13 @@ def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str
             state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
         model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
-    _refuse_missing(_on_meta(model))
-    return model
+    return model, _on_meta(model)
 
 
-METHODS: dict[str, Callable[[Any, Any, Path, Any, dict[str, Any]], Any]] = {
+METHODS: dict[str, Callable[[Any, Any, Path, Any, dict[str, Any]], _Loaded]] = {
     "from_pretrained": _from_pretrained,
     "load_checkpoint_and_dispatch": _load_checkpoint_and_dispatch,
-    "offload": _offload,
+    "offload": _from_pretrained,
     "load_sharded_checkpoint": _load_sharded_checkpoint,
     "torch_load": _torch_load,
 }
@@ -176,48 +183,19 @@ def _on_meta(model: Any) -> list[str]:
     return [name for name, tensor in model.state_dict().items() if tensor.is_meta]
 
 
-def _refuse_missing(names: Any) -> None:
-    names = sorted(names)
-    if names:
-        some = ", ".join(names[:3])
-        raise Unsupported(
-            f"{len(names)} weights of the model are not in the files under their names ({some}). They are missing, or "
-            "transformers renames or fuses them while loading, which this method does not do."
-        )
-
-
-# --- Facts about a loaded model ---------------------------------------------------------------------------
-
-
-def _forward(model: Any, say: Callable[..., None]) -> None:
-    import torch
-
-    from sharding.loading.probe.inputs import fixed_inputs
-
-    output = model(**fixed_inputs(model))[0].contiguous()
-    data = output.view(torch.uint8).numpy().tobytes()
-    say(logits_sha256=hashlib.sha256(f"{output.dtype} {tuple(output.shape)} ".encode() + data).hexdigest())
-
-
-def _generate(model: Any, count: int, say: Callable[..., None]) -> None:
-    from sharding.loading.probe.inputs import fixed_inputs
-
-    inputs = fixed_inputs(model)
-    tokens = model.generate(input_ids=inputs["input_ids"], max_new_tokens=count, min_new_tokens=count, do_sample=False)
-    say(tokens=tokens[0].tolist())
+# --- Facts about a loaded model and its files ---------------------------------------------------------------
 
 
 def _weights(model: Any, files: list[Path]) -> dict[str, Any]:
     """Return the weights of a model: bytes, dtypes, and how many bytes are still in the mapped files."""
-    tensors = {tensor.data_ptr(): tensor for tensor in model.parameters() if not tensor.is_meta}.values()
+    tensors = {tensor.data_ptr(): tensor for tensor in model.parameters() if not tensor.is_meta}
     dtypes: Counter[str] = Counter()
-    for tensor in tensors:
+    for tensor in tensors.values():
         dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
-    mapped = _mapped_ranges(files)
     mapped_bytes = None
-    if mapped is not None:
-        addresses = ((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
-        mapped_bytes = sum(size for at, size in addresses if any(start <= at < end for start, end in mapped))
+    if (mapped := _mapped_ranges(files)) is not None:
+        among = (tensor for at, tensor in tensors.items() if any(start <= at < end for start, end in mapped))
+        mapped_bytes = sum(tensor.nbytes for tensor in among)
     return {"loaded_dtypes": dict(dtypes), "loaded_bytes": dtypes.total(), "mapped_bytes": mapped_bytes}
 
 
@@ -255,11 +233,6 @@ def _listed(index: Path) -> list[Path]:
     return [index.parent / file for file in sorted(set(weight_map.values()))]
 
 
-_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-_FLOATS = set(_NAMES.values())
-"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
-
-
 def _stored_dtypes(files: list[Path]) -> dict[str, int]:
     """Return how many bytes each dtype has on the disk, from the headers."""
     dtypes: Counter[str] = Counter()
@@ -279,20 +252,56 @@ def _stored_dtypes(files: list[Path]) -> dict[str, int]:
     return dict(dtypes)
 
 
-def _own_anon_bytes() -> int | None:
-    return _proc_number("/proc/self/status", "RssAnon", 1024)
-
-
-def _disk_bytes_read() -> int | None:
-    return _proc_number("/proc/self/io", "read_bytes", 1)
-
-
-def _proc_number(path: str, key: str, unit: int) -> int | None:
+def _proc_number(path: str, key: str) -> int | None:
+    """Return a number that the kernel states of this process (proc(5)); None on systems without it."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * unit for line in lines if line.startswith(f"{key}:")), None)
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+
+
+# --- The fixed input of a forward pass, for models of text, pictures and sound -----------------------------
+
+_TOKENS, _FIRST_TOKEN = 12, 3
+_SOUND_SAMPLES = 4000
+
+
+def _fixed_inputs(model: Any) -> dict[str, Any]:
+    """Return the input that the forward pass of `model` needs. It is always the same for the same configuration."""
+    import torch
+
+    config = model.config
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    vocabulary = getattr(text, "vocab_size", None) or 100
+    tokens = (torch.arange(_FIRST_TOKEN, _FIRST_TOKEN + _TOKENS) % vocabulary).view(1, _TOKENS)
+    known = inspect.signature(model.forward).parameters
+    names = {model.main_input_name}
+    # Models with two towers, such as CLIP, need both inputs. Text models that accept pictures need only text.
+    if "pixel_values" in known and not model.can_generate() and getattr(config, "vision_config", None):
+        names |= {"pixel_values", "input_ids"} & set(known)
+    shapes: dict[str, Callable[[Any], tuple[int, ...]]] = {
+        "pixel_values": _picture,
+        "input_values": lambda _: (1, _SOUND_SAMPLES),
+        "input_features": lambda of: (1, getattr(of, "num_mel_bins", 80), 2 * getattr(of, "max_source_positions", 50)),
+    }
+    inputs = {name: _ramp(shapes[name](config), model.dtype) for name in sorted(names) if name in shapes}
+    inputs |= {"input_ids": tokens} if "input_ids" in names else {}
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in known:
+        inputs["decoder_input_ids"] = tokens[:, :4]
+    return inputs
+
+
+def _picture(config: Any) -> tuple[int, ...]:
+    vision = getattr(config, "vision_config", None) or config
+    size = getattr(vision, "image_size", 224)
+    return 1, getattr(vision, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size))
+
+
+def _ramp(shape: tuple[int, ...], dtype: Any) -> Any:
+    import torch
+
+    return torch.linspace(-1, 1, math.prod(shape)).view(shape).to(dtype)
 
 
 if __name__ == "__main__":

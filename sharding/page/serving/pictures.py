@@ -23,7 +23,7 @@ from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_ce
 from sharding.page.links import GOALS, Wish, read_wish
 from sharding.page.result_panels import CLAIMED, FITS, READ, adapter_name, is_proved, rung_of
 from sharding.page.site import BADGE, CERTIFICATE, Site
-from sharding.report.fetch import Result
+from sharding.report.files import Result
 from sharding.storage.hub.answers import UNREADABLE, OddAnswer, may_pass
 from sharding.storage.names import parse_address
 from sharding.verify.trust import Trust

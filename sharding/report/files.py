@@ -1,0 +1,105 @@
+"""Read and write what lies beside the shards of a result: report, card, pictures, index."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sharding.checkpoint.documents import read_small
+from sharding.core.environment import result_page
+from sharding.core.errors import DestinationError, Remedy, SourceError
+from sharding.core.limits import MAX_CARD_BYTES, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
+from sharding.core.protocols import Files, Repo
+from sharding.core.text import format_bytes, json_file, values_in
+from sharding.core.values import Checkpoint, FileEntry, Plan, RepoRef, ShardRecord
+from sharding.drawing.map_svg import draw_plan
+from sharding.formats.index import build_indexes
+from sharding.formats.model_card import ModelCard, parse_card
+from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
+from sharding.report.card import Links, write_card
+from sharding.report.report import digests_json
+from sharding.report.schema import Report, parse_report, to_json
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.lookup import Lookup
+from sharding.storage.locate import open_source
+from sharding.storage.names import parse_address
+
+
+def read_card(origin: Files) -> ModelCard:
+    """Return the card of `origin`, of a base only the metadata, an empty one if there is none. Raises SourceError."""
+    file = next((file for file in origin.files if file.path == CARD_NAME), None)
+    if file is None:
+        return ModelCard()
+    if file.bytes > MAX_CARD_BYTES:
+        return ModelCard(problem=f"the file is larger than {format_bytes(MAX_CARD_BYTES)}")
+    card = parse_card(read_small(origin, file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace"))
+    return replace(card, text="") if file.source else card
+
+
+def write_beside(
+    report: Report,
+    checkpoint: Checkpoint,
+    plan: Plan,
+    records: Mapping[str, ShardRecord],
+    origin: Repo,
+    original: ModelCard,
+    hub: Hub,
+) -> dict[str, bytes]:
+    """Return name to content of every file that this tool writes beside the shards. `original` is `origin`'s card."""
+    files = {
+        CARD_NAME: _card(report, original, origin, hub).encode(),
+        MAP_NAME: draw_plan(checkpoint, plan).encode(),
+        DIGESTS_NAME: json_file(digests_json(plan, report.plan_id, records)),
+        REPORT_NAME: json_file(to_json(report)),
+    }
+    if report.comparison and report.comparison.picture:
+        files[PICTURE_NAME] = report.comparison.picture.encode()
+    return files | build_indexes(plan) | dict(plan.written)
+
+
+def _card(report: Report, original: ModelCard, origin: Repo, hub: Hub) -> str:
+    def page(ref: RepoRef | None) -> str | None:
+        return hub.page(ref.repo_id) if ref and ref.kind == "hub" else None
+
+    target, merged = report.destination, report.plan.merged
+    result = result_page(target.repo_id) if target.kind == "hub" else None
+    links = Links(page(origin.ref), result, page(report.source.base), page(merged.adapter if merged else None))
+    card = write_card(report, original, links, is_private=bool(origin.is_private))
+    if target.kind == "hub" and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
+        return write_card(report, original, links, is_private=bool(origin.is_private), keeps_metadata=False)
+    return card
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A repo at one commit, its files, and the report in it."""
+
+    repo_id: str
+    revision: str
+    files: tuple[FileEntry, ...]
+    report: Report
+
+
+def read_result(place: str, *, endpoint: str, token: str | None = None) -> Result:
+    """Return the untrusted result in the repo at `place`: "owner/name[@revision]", or a link. Raises SourceError."""
+    link, address = Lookup(endpoint).link(place), parse_address(place, endpoint)
+    if address.folder:
+        raise SourceError(f"{place[:200]} is a folder in a repo. A result is a whole repo.", "Name the repo alone.")
+    source = open_source(link, Hub(endpoint, token))
+    entry = next((file for file in source.files if file.path == REPORT_NAME), None)
+    if entry is None:
+        raise SourceError(
+            f"{source.ref.repo_id} has no {REPORT_NAME}, so there is no result to show.",
+            "Only repos that this tool made have a result.",
+            Remedy("plan_repo", "@".join(filter(None, (source.ref.repo_id, address.revision)))),
+        )
+    text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
+    refuse_costly(text, source.ref.repo_id)
+    return Result(source.ref.repo_id, source.ref.revision, source.files, parse_report(text, source.ref.repo_id))
+
+
+def refuse_costly(text: bytes, repo_id: str) -> None:
+    """Raise SourceError if the report in `repo_id` has too many values: they need far more memory than its bytes."""
+    if values_in(text) > MAX_SHOWN_REPORT_VALUES:
+        raise SourceError(
+            f"The {REPORT_NAME} of {repo_id} holds more than a page can show.",
+            "Compare the models with `shard-my-repo verify`, which has no such limit.",
+        )
