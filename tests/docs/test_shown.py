@@ -23,6 +23,7 @@ from sharding import job
 from sharding.core.events import ShardFinished
 from sharding.demo import whole_job
 from sharding.demo.samples import BUILDERS
+from tests.commands import run_process
 from tests.conftest import ROOT, environment, write_checkpoint
 from tests.docs.pages import (
     API,
@@ -41,9 +42,9 @@ from tests.docs.pages import (
 )
 
 
-def test_what_the_readme_shows_of_a_job_is_what_a_job_prints(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+def test_what_the_readme_shows_of_a_job_is_what_a_job_prints(checkpoint: Path, tmp_path: Path) -> None:
     (shown,) = (block for block in blocks(README, "console") if block.startswith("$ .venv/bin/python"))
-    printed = run("shard", checkpoint, tmp_path / "mine", "-s", "70kB").stdout
+    printed = run_process("shard", checkpoint, tmp_path / "mine", "-s", "70kB").stdout  # its memory is its own
     count = printed.count("\nmodel-")
 
     def form(text: str) -> list[str]:
@@ -93,7 +94,7 @@ def measured_apart(line: str) -> str:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", SAMPLED)
 def test_what_a_page_shows_of_the_samples_is_what_is_printed(
-    run: Run, page: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(samples)
     for name in sorted(set(re.findall(r"\./samples/([\w-]+)", "".join(OF_SAMPLES[page])))):
@@ -101,7 +102,8 @@ def test_what_a_page_shows_of_the_samples_is_what_is_printed(
             BUILDERS[name](Path("samples", name))
     for example in "".join(OF_SAMPLES[page]).split("$ shard-my-repo ")[1:]:
         command, *shown = example.splitlines()
-        printed = "".join(f"{measured_apart(line)}\n" for line in run(*shlex.split(command)).stdout.splitlines())
+        lines = run_process(*shlex.split(command)).stdout.splitlines()  # its memory is its own
+        printed = "".join(f"{measured_apart(line)}\n" for line in lines)
         assert re.fullmatch(pattern(shown), printed), f"{page.name}: {command} prints:\n{printed}"
 
 
