@@ -174,7 +174,7 @@ def examples(command: str) -> Iterator[tuple[list[str], str]]:
 def without_costs(text: str, place: Path) -> str:
     """What is printed, but for seconds, memory, requests and the place."""
     text = re.sub(r"\d+\.\d s\b", "N s", text.replace(str(place), "…"))
-    text = re.sub(r"at most \S+ MB of anonymous memory; \S+ MB read in \d+ requests", "MEMORY AND REQUESTS", text)
+    text = re.sub(r"at most \S+ [MG]B of anonymous memory; \S+ MB read in \d+ requests", "MEMORY AND REQUESTS", text)
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
