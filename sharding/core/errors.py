@@ -1,8 +1,7 @@
 """Every error that ends a job without a result.
 
 An error has a message, which is one sentence about the problem, and a hint about what to do. Expected outcomes are
-values and no errors: a tensor that differs is a `values.Mismatch`, and one that is too large for a shard is a
-`values.Finding`.
+values. A tensor that differs is a `values.Mismatch`. A tensor that is too large for a shard is a `values.Finding`.
 """
 
 import traceback
