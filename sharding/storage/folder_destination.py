@@ -90,7 +90,7 @@ class FolderDestination(FolderSink, Destination):
             records = [parse_record(path.read_bytes()) for path in paths]
             by_file = {record.file: record for record in records if record}
             if len(by_file) == len(records):  # else one is damaged, and may have said what was read for all
-                return whole(by_file, lambda record: _size(self._place(record.file)) == record.bytes)
+                return whole(by_file, lambda record: self._size(record.file) == record.bytes)
         return {}
 
     @override
@@ -108,7 +108,7 @@ class FolderDestination(FolderSink, Destination):
         with explained(self._folder):
             self._refuse_names(ours, beside)
         stale = self._unfinished_parts()
-        self._refuse_without_room(new_bytes, sum(_size(path) or 0 for path in stale))
+        self._refuse_without_room(new_bytes, sum(map(_size_now, stale)))
         with explained(self._folder):
             missing = [folder for folder in (self._staging, *self._staging.parents) if not os.path.lexists(folder)]
             for folder in reversed(missing):
@@ -317,6 +317,10 @@ class FolderDestination(FolderSink, Destination):
         part = part_path(self._folder, file)
         return part if part.exists() else self._folder / file
 
+    def _size(self, file: str) -> int | None:
+        place = self._place(file)
+        return place.stat().st_size if place.is_file() else None
+
     def _inside(self, path: str) -> Path:
         if not leads_inside(self._folder, path):
             hint = "Rename the file in the source, or remove the link that its path follows in the destination."
@@ -339,7 +343,7 @@ class FolderDestination(FolderSink, Destination):
             self._staging.rmdir()
 
 
-def _size(path: Path) -> int | None:
+def _size_now(path: Path) -> int:
     with suppress(FileNotFoundError):  # until the folder is locked, another job may publish it
-        return path.stat().st_size if path.is_file() else None
-    return None
+        return path.lstat().st_size
+    return 0
