@@ -26,10 +26,8 @@ class Layout:
 
     library: Library
     folders: dict[str, Loader]
-    models: frozenset[str] = frozenset()
-    """Folders that hold a model according to the repo. Each needs weights."""
-    absent: frozenset[str] = frozenset()
-    """Folders of components that the pipeline lists as absent."""
+    models: frozenset[str] = frozenset()  # Folders that hold a model according to the repo. Each needs weights.
+    absent: frozenset[str] = frozenset()  # Folders of components that the pipeline lists as absent.
 
 
 def read_layout(source: Files, by_path: Mapping[str, FileEntry], inside: Folders) -> tuple[Documents, Layout]:

@@ -10,8 +10,7 @@ from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, SINGLE_NAME
 
 _BIN_NAME = "pytorch_model.bin"
 _WEIGHTS = (".safetensors", ".bin")
-_TEXTS = (".json", ".model", ".txt", ".jinja")
-"""Configuration and tokenizer."""
+_TEXTS = (".json", ".model", ".txt", ".jinja")  # Configuration and tokenizer.
 
 
 def loadable_files(source: Files) -> list[FileEntry]:

@@ -41,8 +41,7 @@ _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$
 _LONG = Lock()
 _LONG_BYTES = 2_000_000
 """Longer headers are parsed one at a time. Threads would not be faster, and parsing takes ten times the memory."""
-_FIRST_READ_BYTES = 64 << 10
-"""Most headers are shorter. A longer one takes a second read."""
+_FIRST_READ_BYTES = 64 << 10  # Most headers are shorter. A longer one takes a second read.
 
 
 def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Checkpoint:

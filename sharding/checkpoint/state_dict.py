@@ -19,15 +19,13 @@ _STATE_OR_MODULE = {
 """Keys that are training state if a wrapper stands beside them. Without a wrapper, they may be modules of the model."""
 _WRAPPERS = {"model", "module", "state_dict", "model_state_dict", "model_state"}
 """Keys under which trainers save the weights. Inside them, the keys above are modules."""
-_AROUND = {"app", "state"}
-"""Keys under which trainers save everything, model and state."""
+_AROUND = {"app", "state"}  # Keys under which trainers save everything, model and state.
 _WRAPPING_MODULES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Names that torch.compile, FSDP and activation checkpointing add when they wrap a module."""
 _MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
 """What optimizers keep for each tensor (torch 2.13). Everything under their key is training state."""
 
-Path = tuple[str, ...]
-"""The keys on the way to a tensor."""
+Path = tuple[str, ...]  # The keys on the way to a tensor.
 
 
 def state_in(paths: Mapping[str, Path]) -> set[str]:

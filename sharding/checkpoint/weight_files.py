@@ -25,8 +25,7 @@ class Selection:
     sets: tuple[WeightSet, ...]
     copied: frozenset[str]
     findings: tuple[Finding, ...]
-    passed_over: tuple[str, ...] = ()
-    """Variants that could be taken instead, "" for the plain weights."""
+    passed_over: tuple[str, ...] = ()  # Variants that could be taken instead, "" for the plain weights.
 
 
 def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant: str = "") -> Selection:

@@ -53,8 +53,7 @@ _ADAPTERS = ("pytorch_lora_weights", "learned_embeds", "pytorch_custom_diffusion
 _OPEN_CLIP = ("open_clip_model", "open_clip_pytorch_model")
 _DIFFUSION = {DIFFUSION_STEM: DIFFUSION_STEM}
 
-TRANSFORMERS = Loader(("model", DIFFUSION_STEM), _TORCH | _DIFFUSION)
-"""Also the loader for an unknown library."""
+TRANSFORMERS = Loader(("model", DIFFUSION_STEM), _TORCH | _DIFFUSION)  # Also the loader for an unknown library.
 DIFFUSERS = Loader((DIFFUSION_STEM, "model"), _DIFFUSION | _TORCH)
 PEFT = Loader(("adapter_model",), {"adapter_model": "adapter_model"}, is_whole=True)
 DIFFUSERS_ADAPTER = Loader(_ADAPTERS, is_whole=True, any_name=True)
@@ -97,8 +96,7 @@ def as_safetensors(path: str) -> str:
     return f"{folder}{slash}{OPEN_CLIP.pickled.get(match[1], match[1])}{match[2]}.safetensors" if match else path
 
 
-Folders = Mapping[str, Sequence[str]]
-"""The files in each folder."""
+Folders = Mapping[str, Sequence[str]]  # The files in each folder.
 
 
 @dataclass(slots=True)

@@ -65,8 +65,7 @@ class Files(Protocol):
     ref: RepoRef
     folder: Path | None  # Its folder on this disk, or None.
     is_private: bool | None  # Whether the repo is private or gated. None for a folder.
-    unreached: tuple[str, ...]
-    """Its commits ("owner/name@commit") that no known branch or tag of their repo contains."""
+    unreached: tuple[str, ...]  # Its commits ("owner/name@commit") that no known branch or tag of their repo contains.
     links_out: tuple[str, ...]
     """Links in it that are not followed: links that lead outside and, ending in "/", links to folders."""
     ranges_at_once: int  # How many ranges to request side by side.

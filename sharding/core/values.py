@@ -222,8 +222,7 @@ class Checkpoint:
     reconfigured: frozenset[str] = frozenset()  # The folders whose config.json was corrected.
     of_ranks: bool = False  # Whether the ranks of a training run saved it, so no library loads it as it is.
     base: RepoRef | None = None  # The model that was trained. The files beside the weights come from it.
-    other_variants: tuple[str, ...] = ()
-    """Other variants that the user could choose, "" for the plain weights."""
+    other_variants: tuple[str, ...] = ()  # Other variants that the user could choose, "" for the plain weights.
     other_weights: tuple[str, ...] = ()
     """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
     dequantized: str = ""  # How the weights are quantized, in words.

@@ -27,8 +27,7 @@ _VOCABULARY = 4096
 _TEXTS = 60
 _LFS = ("safetensors", "bin", "distcp")
 _FP8_BLOCK = 128
-_HIDDEN, _LAYERS = 512, 10
-"""Of the Mistral and of its adapter."""
+_HIDDEN, _LAYERS = 512, 10  # Of the Mistral and of its adapter.
 _LORA_RANK = 8
 _RANKS = 2
 _LOGIT = 30.0  # How sure the model is of its poem.

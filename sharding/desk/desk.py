@@ -55,12 +55,8 @@ visitor, that is half a megabyte a second."""
 SILENT_SECONDS = 30 * 60
 """Longest silence of a job before it counts as hung. The longest pause in a sound job is the commit at its end."""
 
-JOBS_REMEMBERED = 100
-"""Finished jobs that forecasts of cost are based on."""
-
-SWEEP_SECONDS = 60.0
-"""Time between two searches of the desk for data to delete."""
-
+JOBS_REMEMBERED = 100  # Finished jobs that forecasts of cost are based on.
+SWEEP_SECONDS = 60.0  # Time between two searches of the desk for data to delete.
 TIDY_SECONDS = 5.0
 """Time after which free memory is given back to the system. Three models of 95,000 tensors left 450 MB of it."""
 

@@ -25,20 +25,15 @@ HUB_JOB_BYTES_PER_SECOND = 250_000_000
 JOB_ANSWERS = 40
 """Requests of a job that wait for one another, as a Hub's log counts them: the login, both repos, branches, commits."""
 
-SHARD_ANSWERS = 2
-"""Requests of a job that wait for one another, for each file that it writes."""
-
-_SPREAD = sqrt(2)
-"""How far the ends of a range are from its middle: the upper end is twice the lower."""
-
+SHARD_ANSWERS = 2  # Requests of a job that wait for one another, for each file that it writes.
+_SPREAD = sqrt(2)  # How far the ends of a range are from its middle: the upper end is twice the lower.
 _STEPS = ((20, 1), (60, 2), (120, 5), (240, 10), (600, 30), (7200, 60), (inf, 600))
 """Upper ends, and what a range below each is rounded to. All in seconds."""
 
 CLASSIC_TIMES = 2.3
 """How many times as long loading and saving takes as streaming: 2.1 to 2.6 in bench/RESULTS.md, without a network."""
 
-MOST_SECONDS = 1e9
-"""No range is around a longer time, which no job takes. A broken rate may name any time."""
+MOST_SECONDS = 1e9  # No range is around a longer time, which no job takes. A broken rate may name any time.
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from sharding.core.environment import child_command, child_environment
 from sharding.core.limits import BATCH_BYTES, HUB_BATCH_BYTES, THREADS
 
-GAUGED_BYTES = 32 << 20
-"""Bytes that are stored and read to measure this machine. They take half a second."""
-
-GAUGE_SECONDS = 20.0
-"""Longest time to measure this machine. A sound one takes one to two seconds."""
+GAUGED_BYTES = 32 << 20  # Bytes that are stored and read to measure this machine. They take half a second.
+GAUGE_SECONDS = 20.0  # Longest time to measure this machine. A sound one takes one to two seconds.
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,12 @@ from sharding.report.comparison import ComparisonSummary
 from sharding.report.report import JobEvent, PlanMade, Problem, parse_event
 from sharding.report.schema import Json, Proof, Report, SourceSummary
 
-KEEP_SECONDS = 24 * 3600
-"""Time that the output of a job is kept, so that its link works the next day."""
-
+KEEP_SECONDS = 24 * 3600  # Time that the output of a job is kept, so that its link works the next day.
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
 
 _JOB_ID = re.compile(r"[\w-]{22}/([\w.-]+/[\w.-]+)", re.ASCII)
 
-ACTIVE: tuple[State, ...] = ("queued", "running", "cancelling")
-"""States of a job that has not ended."""
+ACTIVE: tuple[State, ...] = ("queued", "running", "cancelling")  # States of a job that has not ended.
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +175,7 @@ def destination_of(job_id: str) -> str | None:
     return match[1] if match else None
 
 
-LOG_LINES = 500
-"""Most lines of a job's log. The oldest are dropped first."""
+LOG_LINES = 500  # Most lines of a job's log. The oldest are dropped first.
 
 
 class History:

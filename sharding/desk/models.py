@@ -39,11 +39,8 @@ from sharding.storage.locate import open_source
 from sharding.verify.structure import Claims, Likeness, claims_of, compare_structure
 from sharding.verify.verify import stored_digests
 
-PAGE_WEIGHT_BYTES = 10_000_000
-"""Bytes of such weights that a page reads for anybody at once."""
-
-CACHED_CHECKPOINTS = 64
-"""Most checkpoints in the memory of the page."""
+PAGE_WEIGHT_BYTES = 10_000_000  # Bytes of such weights that a page reads for anybody at once.
+CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 
 
 @dataclass(frozen=True, slots=True)

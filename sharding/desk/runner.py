@@ -20,8 +20,7 @@ from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import History, JobRecord, JobRequest, State
 from sharding.storage.hub.lookup import Lookup
 
-STOP_SECONDS = 5.0
-"""Time that a job gets to stop before it is killed."""
+STOP_SECONDS = 5.0  # Time that a job gets to stop before it is killed.
 
 
 class Child:

@@ -16,8 +16,7 @@ NAME = "Shard My Repo"
 Tone = Literal["good", "plain", "bad"]
 
 _COMMIT = re.compile("[0-9a-f]{40}")
-_LONGEST = 24
-"""Characters of the name of a branch or a tag that are shown."""
+_LONGEST = 24  # Characters of the name of a branch or a tag that are shown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +86,12 @@ def draw_badge(certificate: Certificate) -> str:
 
 # --- The picture --------------------------------------------------------------------------------------
 
-WIDTH, HEIGHT = 1200, 630
-"""Pixels of the picture, as link previews show it (https://ogp.me)."""
-
+WIDTH, HEIGHT = 1200, 630  # Pixels of the picture, as link previews show it (https://ogp.me).
 _GROUND, _SURFACE, _INK, _MUTED, _LINE = "#f6f7f7", "#ffffff", "#14191c", "#55626a", "#d3d9dc"
 _ACCENT, _SOFT, _BRIGHT = "#0f766e", "#e3f2f0", "#14b8a6"
 _BAD, _BAD_SOFT = "#b42318", "#fdeceb"
-_FINE = 2
-"""It is painted so many times as large, then reduced, because Pillow draws shapes without smooth edges."""
-
-_COLOURS = 96
-"""Colours of the PNG, most of them on smooth edges: it has a third of the bytes of one with all."""
-
+_FINE = 2  # It is painted so many times as large, then reduced, because Pillow draws shapes without smooth edges.
+_COLOURS = 96  # Colours of the PNG, most of them on smooth edges: it has a third of the bytes of one with all.
 _MARGIN, _GAP, _ROUND = 72, 20, 16
 _TITLE, _SENTENCE, _FACTS, _NOTE = 214, 280, 330, 578
 _BOX_TOP, _BOX_HEIGHT = 382, 138

@@ -17,13 +17,9 @@ from sharding.planning.schemes import PARTS
 
 WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800
-MOST_COLUMNS = 240
-"""Most files side by side. On a page of 390 px, some of them are a pixel wide."""
-
-_GAPS = ((40, 4.0), (100, 2.0), (MOST_COLUMNS, 0.6))
-"""The gap between columns, for up to so many columns."""
-_LEAST = 0.7
-"""Smallest side of a rectangle, so that a norm is a visible line."""
+MOST_COLUMNS = 240  # Most files side by side. On a page of 390 px, some of them are a pixel wide.
+_GAPS = ((40, 4.0), (100, 2.0), (MOST_COLUMNS, 0.6))  # The gap between columns, for up to so many columns.
+_LEAST = 0.7  # Smallest side of a rectangle, so that a norm is a visible line.
 
 
 class Box(NamedTuple):
@@ -156,8 +152,7 @@ for each cell if every cell is one tensor. A plain tuple, because there are a hu
 
 _Groups = dict[_Place, _Group]
 
-_Placed = Sequence[tuple[Tensor, str]]
-"""The tensors of a copy, each with its file."""
+_Placed = Sequence[tuple[Tensor, str]]  # The tensors of a copy, each with its file.
 
 
 def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tuple[str, int]]:

@@ -31,9 +31,7 @@ from sharding.transfer.lanes import Done, Pace, collected
 from sharding.transfer.stream import Prepared, ReadingPhase, Transfer, in_plan_order
 from sharding.verify.digests import Reader
 
-ATTEMPTS = 3
-"""Attempts at a part whose worker dies or whose access expires. What fails three times is no accident."""
-
+ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
 WORKERS_SECONDS = 60.0
 """Longest time that a job waits for a cluster without any processor. After it, a job with no running part ends."""
 
@@ -200,5 +198,4 @@ _RAISED = (
     *(errors.UsageError, errors.SourceError, errors.HeaderError, errors.DamagedError, errors.OverflowRefused),
     *(errors.DestinationError, errors.Refused, errors.GrantExpired),
 )
-_KINDS = {kind.__name__: kind for kind in _RAISED}
-"""Errors of parts that are raised here with the same class."""
+_KINDS = {kind.__name__: kind for kind in _RAISED}  # Errors of parts that are raised here with the same class.

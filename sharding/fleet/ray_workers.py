@@ -13,11 +13,8 @@ from sharding.core.environment import prepare_for_ray, ray_address, without_logi
 from sharding.core.errors import Refused
 from sharding.fleet.parts import PartEvent, parse_event
 
-ANSWER_SECONDS = 10.0
-"""Longest time that the head node of a cluster may take to answer."""
-
-_OBJECT_STORE_BYTES = 80_000_000
-"""The least that Ray accepts. Messages about parts are short and do not need it."""
+ANSWER_SECONDS = 10.0  # Longest time that the head node of a cluster may take to answer.
+_OBJECT_STORE_BYTES = 80_000_000  # The least that Ray accepts. Messages about parts are short and do not need it.
 
 _HINT = (
     "On a machine of the cluster, set RAY_ADDRESS to auto, or to the head node with the port of its store (6379). From "

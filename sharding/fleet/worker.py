@@ -83,8 +83,7 @@ def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
 class GrantedHub(Hub):
     """A Hub that has given access to some files, or to a place for some."""
 
-    least_xet_bytes = 0
-    """Every file in the store is read from there, because HTTP might need a login."""
+    least_xet_bytes = 0  # Every file in the store is read from there, because HTTP might need a login.
 
     def __init__(self, lent: LentSource | LentDestination) -> None:
         """Use the access that was `lent`. Asks nothing."""

@@ -24,8 +24,7 @@ _EDGE_BYTES = 2 << 10
 """How many bytes of an archive are read at each end, and the limit for its pickle and its directory. With torch 2.13,
 the pickle has about 150 bytes and the directory has 463 bytes for 7 records. 44 records fit."""
 
-_JOIN_GAP_BYTES = 16 << 10
-"""Edges closer than this are read together. The edges of larger pieces are farther apart."""
+_JOIN_GAP_BYTES = 16 << 10  # Edges closer than this are read together. The edges of larger pieces are farther apart.
 _PIECES_AT_ONCE = 1000
 """Their edges stay in memory until all places are known. That is 4 KB per piece, plus the bytes in between."""
 _HINT = "Copy the files of all ranks into one folder. All of them must be from the same save."

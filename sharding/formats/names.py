@@ -16,14 +16,9 @@ MAP_NAME = "sharding_map.svg"
 CARD_NAME = "README.md"
 CONFIG_NAME = "config.json"
 
-ENTRANCES = ("model_index.json", "modules.json")
-"""Files that make a folder a pipeline or a sentence transformer."""
-
-STAGING_FOLDER = ".shard-my-repo"
-"""Folder in a destination that holds everything until it is published."""
-RECORDS_FOLDER = "sharding_records"
-"""Folder on a staging branch in which a job records its finished shards."""
-
+ENTRANCES = ("model_index.json", "modules.json")  # Files that make a folder a pipeline or a sentence transformer.
+STAGING_FOLDER = ".shard-my-repo"  # Folder in a destination that holds everything until it is published.
+RECORDS_FOLDER = "sharding_records"  # Folder on a staging branch in which a job records its finished shards.
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
 BIN_SHARD_NAME = re.compile(SHARD_NAME.pattern.replace("safetensors", "bin"))
 
@@ -39,8 +34,7 @@ _OTHER_FORMATS = (
     ".onnx_data", ".pb", ".tflite", ".mlmodel", ".mlpackage", ".ot", ".npz", ".npy", ".pdparams", ".pkl", ".pickle",
     ".nemo",
 )  # fmt: skip
-_DATA = (".npz", ".npy", ".pkl", ".pickle")
-"""Formats among these that can also hold data other than weights."""
+_DATA = (".npz", ".npy", ".pkl", ".pickle")  # Formats among these that can also hold data other than weights.
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
 _STEP = re.compile(r"(?:.*/)?(?:(?:checkpoint|epoch|step)[-_]\d+|last-checkpoint)/", re.ASCII)
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
@@ -221,11 +215,8 @@ def likely(path: str) -> str:
     return next((words for name, words in _LIKELY if re.fullmatch(name, stem)), "other weights")
 
 
-POINTER_BYTES = 1024
-"""A pointer of Git LFS is shorter (its specification, "The Pointer")."""
-
-USUAL_POINTER = range(120, 200)
-"""The bytes of a pointer with nothing but version, SHA-256 and size."""
+POINTER_BYTES = 1024  # A pointer of Git LFS is shorter (its specification, "The Pointer").
+USUAL_POINTER = range(120, 200)  # The bytes of a pointer with nothing but version, SHA-256 and size.
 _POINTER = rb"version https?://[\w.-]+/spec/"
 _STARTS = (
     (

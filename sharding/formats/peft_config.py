@@ -14,8 +14,7 @@ from sharding.core.limits import MAX_PATTERN_CHARACTERS, MAX_REPEATS
 from sharding.core.text import as_object
 
 ADAPTER_NAME = "adapter_config.json"
-ALL_LINEAR = "all-linear"
-"""As `target_modules`: every linear layer except the output head."""
+ALL_LINEAR = "all-linear"  # As `target_modules`: every linear layer except the output head.
 
 
 def _listed(value: Any) -> Any:
@@ -34,8 +33,7 @@ def _without_huge_repeats(pattern: str) -> str:
 
 
 _OrEmpty = BeforeValidator(lambda value: {} if value is None else value)
-Flag = Annotated[StrictBool, BeforeValidator(_flag)]
-"""PEFT takes null and 0 for false."""
+Flag = Annotated[StrictBool, BeforeValidator(_flag)]  # PEFT takes null and 0 for false.
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_without_huge_repeats)]
 Many = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=10_000)]
 Few = Annotated[tuple[Pattern, ...], BeforeValidator(_listed), Field(max_length=100)]
@@ -192,8 +190,7 @@ class LoraConfig(BaseModel):
     lora_B_layout: Any = None
     unsloth_fused_expert_lora: Any = None
     auto_mapping: Any = None
-    unknown: tuple[str, ...] = ()
-    """Keys that nobody here knows, and that may change the result of a merge."""
+    unknown: tuple[str, ...] = ()  # Keys that nobody here knows, and that may change the result of a merge.
 
     def groups_by_expert(self, parameter: str) -> bool:
         """Return whether the columns of `lora_B` are all of the first expert, then of the second.

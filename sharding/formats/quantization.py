@@ -11,8 +11,7 @@ from sharding.core.values import Tensor
 
 WEIGHTS_NAMED = "transformers_weights"
 """The key that names a weight file to load instead of the usual ones (transformers 5.23, `utils/hub.py`)."""
-_KEYS = ("quantization_config", "compression_config")
-"""Releases of compressed-tensors before 0.8 wrote the second key."""
+_KEYS = ("quantization_config", "compression_config")  # Releases of compressed-tensors before 0.8 wrote the second key.
 _QUANTIZED = re.compile(
     r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_(packed|scale(_inv)?|zero_point|global_scale)|qdata"
     r"|quant_state\.[\w.]+)"

@@ -20,8 +20,7 @@ from sharding.core.text import name_problem, shown_name
 from sharding.core.values import Component, Plan, Shard, Tensor, TensorDigest, folder_of
 from sharding.recipes.stored import Stored
 
-LENGTH_BYTES = 8
-"""The header's length comes first, as an unsigned 64-bit little-endian number."""
+LENGTH_BYTES = 8  # The header's length comes first, as an unsigned 64-bit little-endian number.
 _FIELDS = ("dtype", "shape", "data_offsets")
 _HINT = "The file is damaged, or safetensors did not write it. Download it again, or ask its author."
 
@@ -120,8 +119,7 @@ def _refuse_constant(word: str) -> float:
     raise ValueError(f"{word} is not a JSON number")
 
 
-_Entry = tuple[str, tuple[int, ...], int, int]
-"""The dtype, shape and data_offsets of a tensor."""
+_Entry = tuple[str, tuple[int, ...], int, int]  # The dtype, shape and data_offsets of a tensor.
 
 
 def _read_document(document: Any) -> tuple[dict[str, str] | None, dict[str, _Entry]]:

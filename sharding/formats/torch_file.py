@@ -33,8 +33,7 @@ _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
-_LOCAL = struct.Struct("<4s5H3L2H")
-"""A record's own header, without the name and the padding after it."""
+_LOCAL = struct.Struct("<4s5H3L2H")  # A record's own header, without the name and the padding after it.
 _MAX32 = (1 << 32) - 1
 _ENCRYPTED, _DESCRIBED_BEHIND = 1, 8
 
@@ -51,8 +50,7 @@ class Place:
     bytes: int
 
 
-Locate = Callable[[Iterable[Storage]], Mapping[str, Place]]
-"""Finds the places of storages, by key."""
+Locate = Callable[[Iterable[Storage]], Mapping[str, Place]]  # Finds the places of storages, by key.
 
 
 def open_bin(source: Files, file: FileEntry) -> tuple[Any, Locate]:

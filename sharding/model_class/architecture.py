@@ -55,8 +55,7 @@ class Architecture:
     trouble: str = ""
 
 
-ARCHITECTURE = TypeAdapter(Architecture)
-"""Reads the answer of `model_class.meta_model`."""
+ARCHITECTURE = TypeAdapter(Architecture)  # Reads the answer of `model_class.meta_model`.
 
 
 def ask_architecture(

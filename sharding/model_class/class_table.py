@@ -152,11 +152,8 @@ def always_ties(config: Any) -> bool:
     return bool(kind) and _table()["types"].get(kind, {}).get("ties") == "yyy"
 
 
-USUAL_HEAD = "lm_head.weight"
-"""What most classes of transformers call their output head."""
-
-_PARTS = ("text_config", "decoder")
-"""Keys of a configuration that hold the configuration of the part with the head."""
+USUAL_HEAD = "lm_head.weight"  # What most classes of transformers call their output head.
+_PARTS = ("text_config", "decoder")  # Keys of a configuration that hold the configuration of the part with the head.
 
 
 def _classes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -16,11 +16,8 @@ from sharding.page.result_panels import CLAIMED, FITS, READ, READ_HERE, Rung
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust
 
-_MOST_SHOWN = 100
-"""The most rows of a table of tensors. Nobody reads more, and `diff --json` has all."""
-
-_ASKED = "you named an original and a copy"
-"""What the first step of the ladder rests on."""
+_MOST_SHOWN = 100  # The most rows of a table of tensors. Nobody reads more, and `diff --json` has all.
+_ASKED = "you named an original and a copy"  # What the first step of the ladder rests on.
 
 _KINDS: Mapping[Kind, str] = {
     "missing": "only in the original",

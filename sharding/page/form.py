@@ -16,13 +16,10 @@ from sharding.planning.sizes import SizeStop
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 
-PIPELINE = "pp"
-"""The strategy that needs a number of machines."""
+PIPELINE = "pp"  # The strategy that needs a number of machines.
 PLAIN = "The plain weights"
 PRIVATE, PUBLIC = "Private", "Public"
-ONE_FILE = "one file"
-"""The word for SINGLE_FILE on the page."""
-
+ONE_FILE = "one file"  # The word for SINGLE_FILE on the page.
 HIDDEN: Literal["hidden"] = "hidden"
 """Hides fields that exist all the time.
 
@@ -30,11 +27,8 @@ Gradio builds a field with `visible=False` when it is first shown, and then sets
 one with a slow machine, would lose their input. (Gradio 6.31 can hide neither a column nor a single field like this.)
 """
 
-Values = Mapping[Any, Any]
-"""The values of fields of the form, by field, as Gradio passes them to an event."""
-Update = dict[Any, Any]
-"""What an event changes, by part of the form."""
-
+Values = Mapping[Any, Any]  # The values of fields of the form, by field, as Gradio passes them to an event.
+Update = dict[Any, Any]  # What an event changes, by part of the form.
 _FEWEST_MACHINES = 2
 _PRESETS = {
     "colab-t4": "Colab, one T4",

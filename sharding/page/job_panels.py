@@ -15,8 +15,7 @@ from sharding.page.links import Wish, query_of
 from sharding.page.panels import about
 from sharding.page.render import help_with, render, without_options
 
-_MOST_PERCENT = 99
-"""The bar is never full before the job is done."""
+_MOST_PERCENT = 99  # The bar is never full before the job is done.
 _READING, _NUMBERS = 9, 1
 """The parts of the bar for reading and for the numbers that differ. How many differ is not known while it reads."""
 

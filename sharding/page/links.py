@@ -13,11 +13,8 @@ from sharding.core.values import Checkpoint
 from sharding.planning.dequantize import ordinary
 from sharding.planning.sizes import colab_size, usual_size
 
-SAME = "is-this-copy-the-same"
-"""The goal of somebody who compares two repos, in a link. It has a form of its own."""
-
-MERGE = "merge-lora"
-"""The goal that has a field for an adapter."""
+SAME = "is-this-copy-the-same"  # The goal of somebody who compares two repos, in a link. It has a form of its own.
+MERGE = "merge-lora"  # The goal that has a field for an adapter.
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,7 @@ _LAYERS, _HIDDEN, _KEYS, _INNER, _WORDS = 32, 4096, 1024, 14336, 32000
 _ATTENTION = {"q": (_HIDDEN, _HIDDEN), "k": (_KEYS, _HIDDEN), "v": (_KEYS, _HIDDEN), "o": (_HIDDEN, _HIDDEN)}
 _MLP = {"gate": (_INNER, _HIDDEN), "up": (_INNER, _HIDDEN), "down": (_HIDDEN, _INNER)}
 _FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-_LAST_IN_FIRST = 22
-"""Of this layer only the attention is in the first file, and all layers after it are in the second."""
+_LAST_IN_FIRST = 22  # Of this layer only the attention is in the first file, and all layers after it are in the second.
 
 
 @cache
@@ -76,8 +75,7 @@ def _tensor(module: str, shape: tuple[int, ...], is_first: bool) -> Tensor:
 
 
 _MOST_TENSORS = 400
-_MANY = 40
-"""With more columns than this, a map can be searched and zoomed."""
+_MANY = 40  # With more columns than this, a map can be searched and zoomed.
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
 

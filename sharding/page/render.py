@@ -19,12 +19,8 @@ from sharding.page.links import Wish, query_of
 MOST_NAMED = 12
 """The most findings, names or differences that a page lists. It counts the rest: nobody reads three thousand."""
 
-MOST_ROWS = 200
-"""The most rows of a table. Nobody reads more, and every row costs the browser time."""
-
-MOST_STAGES = 64
-"""The most rows of a table of stages."""
-
+MOST_ROWS = 200  # The most rows of a table. Nobody reads more, and every row costs the browser time.
+MOST_STAGES = 64  # The most rows of a table of stages.
 _COMMIT = re.compile(r"@[0-9a-f]{40}(?=/|$)", re.ASCII)
 _AFTER_SEPARATOR = re.compile(r"(?<=\w[/_@-])(?=\w)|(?<=\w[.])(?=[^\W\d])")
 

@@ -17,11 +17,8 @@ from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from sharding.verify.trust import Level, Trust
 
-READ_HERE: tuple[Level, ...] = ("made-here", "read-now")
-"""Levels at which this page has read every byte itself."""
-
-CLAIMED, FITS, READ = 1, 2, 3
-"""The steps of the ladder of proofs."""
+READ_HERE: tuple[Level, ...] = ("made-here", "read-now")  # Levels at which this page has read every byte itself.
+CLAIMED, FITS, READ = 1, 2, 3  # The steps of the ladder of proofs.
 
 
 @dataclass(frozen=True, slots=True)

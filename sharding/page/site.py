@@ -87,10 +87,8 @@ def person(desk: Desk, token: str | None) -> Person | None:
     return desk.lookup.who(token) if token else None
 
 
-Login = gr.OAuthToken | None
-"""Who has signed in on a Space."""
-Refusal = tuple[str, str, Remedy | None]
-"""A message, a hint and a remedy."""
+Login = gr.OAuthToken | None  # Who has signed in on a Space.
+Refusal = tuple[str, str, Remedy | None]  # A message, a hint and a remedy.
 
 
 @dataclass(frozen=True, slots=True)

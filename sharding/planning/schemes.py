@@ -7,9 +7,7 @@ from typing import Any, Literal
 from sharding.core.errors import SourceError
 from sharding.formats.quantization import method_of
 
-Block = tuple[int, int]
-"""Rows and columns of numbers that share a scale; 0 means all of them."""
-
+Block = tuple[int, int]  # Rows and columns of numbers that share a scale; 0 means all of them.
 OF_ORIGIN = "Use the repo that it was quantized from. Its card usually names that repo as the base model."
 _BY_TRANSFORMERS = f"transformers may be able to dequantize it with %s(dequantize=True). Or: {OF_ORIGIN}"
 _HINTS = {

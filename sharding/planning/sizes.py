@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from sharding.core.options import SINGLE_FILE
 from sharding.core.text import duration, parse_bytes
 
-_COLAB_BYTES = 12_000_000_000
-"""Memory for weights on a free Colab machine: see `planning.devices.PRESETS`."""
+_COLAB_BYTES = 12_000_000_000  # Memory for weights on a free Colab machine: see `planning.devices.PRESETS`.
 
 
 @dataclass(frozen=True, slots=True)

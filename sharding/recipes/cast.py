@@ -40,8 +40,7 @@ def numpy_dtype(dtype: str) -> Any:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-PIECE_ELEMENTS = 32768
-"""Numbers to compute at a time. They fit into a processor's cache."""
+PIECE_ELEMENTS = 32768  # Numbers to compute at a time. They fit into a processor's cache.
 
 
 class _Fields(NamedTuple):

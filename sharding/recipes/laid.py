@@ -120,9 +120,7 @@ class Laid(Recipe):
                 yield box, (tuple(a - at for a, at in zip(starts, tile[0], strict=True)), lengths, first)
 
 
-_Tile = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a tile begins in its tensor, and its shape."""
-
+_Tile = tuple[tuple[int, ...], tuple[int, ...]]  # Where a tile begins in its tensor, and its shape.
 _Part = tuple[tuple[int, ...], tuple[int, ...], int]
 """Where a part of a box begins in a tile, its shape, and its first element, counted from the first of the box."""
 

@@ -61,12 +61,8 @@ def _of_numpy(first: Any, second: Any) -> Any:
 _FORMATS = {"F64": (52, -1022), "F32": (23, -126), "BF16": (7, -126), "F16": (10, -14)}
 """Bits of the fraction, and the least exponent of a normal number, of each dtype that can be cast (IEEE 754)."""
 
-MOST_UNITS = 4
-"""What another order of summation may explain without doubt, in units in the last place."""
-
-_UNSURE_UNITS = 64
-"""A usual spread of more units is worth a warning, if many numbers of a row have it."""
-
+MOST_UNITS = 4  # What another order of summation may explain without doubt, in units in the last place.
+_UNSURE_UNITS = 64  # A usual spread of more units is worth a warning, if many numbers of a row have it.
 _MANY = 0.01
 _SAMPLED = 64
 _TYPICAL = 2.0**-3

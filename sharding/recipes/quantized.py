@@ -115,9 +115,7 @@ def _table() -> Any:
     return numbers(bytes(range(256)), "F8_E4M3").astype(np.float32)
 
 
-GROUP, GROUP_BYTES = 32, 16
-"""How many numbers share a scale in MXFP4, and their bytes."""
-
+GROUP, GROUP_BYTES = 32, 16  # How many numbers share a scale in MXFP4, and their bytes.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The number for each four bits of E2M1 (OCP Microscaling Formats 1.0, table 5)."""
 

@@ -24,9 +24,7 @@ from sharding.core.values import Finding, Library, Merge, RepoRef, Stage, Verifi
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
 
-Json = dict[str, Any]
-"""An object ready for json.dumps."""
-
+Json = dict[str, Any]  # An object ready for json.dumps.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO_ID = re.compile(rf"{_NAME}(/{_NAME})?")
 _COMMIT = re.compile("[0-9a-f]{40}")

@@ -8,8 +8,7 @@ from sharding.core.hints import PipelineCut
 from sharding.core.values import Library
 from sharding.report.schema import Report
 
-_KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")
-"""Names that diffusers looks for if you give none."""
+_KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")  # Names that diffusers looks for if you give none.
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
 _AUTO = {
     "ForCausalLM": "AutoModelForCausalLM",

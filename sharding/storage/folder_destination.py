@@ -45,8 +45,7 @@ from sharding.storage.folder_writing import (
 from sharding.storage.journal import Journal
 from sharding.storage.records import parse_record, whole
 
-_BESIDE = "sharding_file{}.part"
-"""The names of the files beside the shards until they are published."""
+_BESIDE = "sharding_file{}.part"  # The names of the files beside the shards until they are published.
 
 
 class FolderDestination(FolderSink, Destination):

@@ -14,9 +14,7 @@ from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_plain, i
 from sharding.storage.folder_writing import sync_folders
 from sharding.storage.records import Earlier, parse_earlier
 
-TRIAL = "sharding_names"
-"""The folder, inside the staging folder, in which names are tried."""
-
+TRIAL = "sharding_names"  # The folder, inside the staging folder, in which names are tried.
 _NOT_THE_NAME = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk that have nothing to do with a name."""
 

@@ -27,13 +27,9 @@ from sharding.storage.records import parse_record, record_line
 FLUSH_BYTES = 32 << 20
 """Unwritten bytes that start a write-back to the disk, so that the sync at the end of a shard is short."""
 
-_LONGEST_NAME = 150
-"""Characters of a part's name. File systems take 255 bytes, and attempts and records add a suffix."""
-
-PART = ".part"
-"""The suffix of every file that is not published yet."""
-RECORD = f".record{PART}"
-"""The suffix of a record."""
+_LONGEST_NAME = 150  # Characters of a part's name. File systems take 255 bytes, and attempts and records add a suffix.
+PART = ".part"  # The suffix of every file that is not published yet.
+RECORD = f".record{PART}"  # The suffix of a record.
 
 
 def staging_in(folder: Path) -> Path:

@@ -14,8 +14,7 @@ from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, THREADS
 from sharding.core.threads import Threads
 
 _T = TypeVar("_T")
-_SAMPLES = 50
-"""With `PROGRESS_SECONDS` between two, the rate covers the last five seconds or more."""
+_SAMPLES = 50  # With `PROGRESS_SECONDS` between two, the rate covers the last five seconds or more.
 
 
 class Pace:
@@ -61,8 +60,7 @@ def progress_of_part(work: Generator[Progress, None, _T], before: int, total: in
         yield replace(progress, bytes_done=done, bytes_total=total, seconds_left=left)
 
 
-LAST_SECONDS = 2.0
-"""Longest time that a job which ends early waits for its threads. A disk or a Hub may hang."""
+LAST_SECONDS = 2.0  # Longest time that a job which ends early waits for its threads. A disk or a Hub may hang.
 
 
 @dataclass(frozen=True, slots=True)

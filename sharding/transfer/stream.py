@@ -48,9 +48,7 @@ class Prepared:
         return tuple(source for source in self.sources if isinstance(source, NotingSource))
 
 
-ReadingPhase = Literal["check", "verify"]
-"""Phases that only read: they hash the shards and write nothing."""
-
+ReadingPhase = Literal["check", "verify"]  # Phases that only read: they hash the shards and write nothing.
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
 

@@ -25,15 +25,9 @@ _ELEMENTS = 1 << 13
 """Numbers that are compared at a time: 64 KiB of float64 for each side. They fit into a processor's cache, and for
 larger arrays the system maps fresh memory each time, which takes longer than the figures."""
 
-_MERGED_ELEMENTS = 1 << 16
-"""Numbers of merged tensors that are compared at a time."""
-
-_PAIR = "F64"
-"""A dtype of as many bits as the two numbers of a tolerance."""
-
-_Streams = Iterable[tuple[Tensor, Iterator[Chunk]]]
-"""The tensors of a shard, each with its bytes as they are made."""
-
+_MERGED_ELEMENTS = 1 << 16  # Numbers of merged tensors that are compared at a time.
+_PAIR = "F64"  # A dtype of as many bits as the two numbers of a tolerance.
+_Streams = Iterable[tuple[Tensor, Iterator[Chunk]]]  # The tensors of a shard, each with its bytes as they are made.
 _Result = TypeVar("_Result")
 
 

@@ -28,8 +28,7 @@ from sharding.verify.verify import Side
 
 _UNSTATED = "; the source's bytes were not compared with a hash that the Hub states"
 
-ReadBack = dict[Tensor, TensorDigest]
-"""Tensors of the result, each with the digest of its bytes."""
+ReadBack = dict[Tensor, TensorDigest]  # Tensors of the result, each with the digest of its bytes.
 
 
 def check_kept(

@@ -105,8 +105,7 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
 
 # --- The methods ----------------------------------------------------------------------------------------
 
-_Loaded = tuple[Any, Collection[str]]
-"""A model, and the names of its weights that were in no file."""
+_Loaded = tuple[Any, Collection[str]]  # A model, and the names of its weights that were in no file.
 
 
 def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MOUNT = Path("/sys/fs/cgroup/memory")
-_COLD = 0.05
-"""Largest share of the pages of a file in memory at which it still counts as cold."""
+_COLD = 0.05  # Largest share of the pages of a file in memory at which it still counts as cold.
 
 
 class Cap(NamedTuple):

@@ -24,15 +24,9 @@ from starlette.requests import Request
 from sharding.core.errors import shortened
 from sharding.core.limits import MAX_SESSIONS_KEPT
 
-UNFETCHED_BYTES = 32_000_000
-"""Most bytes of answers that the page keeps until somebody fetches them."""
-
-UNFETCHED_SECONDS = 120.0
-"""Longest time that the page keeps answers that nobody fetches."""
-
-QUIET_SECONDS = 60.0
-"""Time after the last answer at which the page's stream of answers ends."""
-
+UNFETCHED_BYTES = 32_000_000  # Most bytes of answers that the page keeps until somebody fetches them.
+UNFETCHED_SECONDS = 120.0  # Longest time that the page keeps answers that nobody fetches.
+QUIET_SECONDS = 60.0  # Time after the last answer at which the page's stream of answers ends.
 _PRINTED_LINES = 200
 _STAYS_OPEN = "stays open"
 """Stands among the unfinished calls of a browser's session, so that Gradio does not end its stream."""

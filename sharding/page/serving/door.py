@@ -23,9 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.limits import MAX_BODY_BYTES, MAX_PATH_CHARACTERS, MAX_QUERY_BYTES, MAX_TOOL_BYTES, MAX_TOOL_CALLS
 
-BODY_SECONDS = 30.0
-"""Longest time that the body of a request may take to arrive."""
-
+BODY_SECONDS = 30.0  # Longest time that the body of a request may take to arrive.
 _LOG = logging.getLogger(__name__)
 _API = "/gradio_api"
 _NAME = r"[\w.-]{1,100}"

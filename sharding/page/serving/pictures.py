@@ -142,8 +142,7 @@ _UNSURE = "read, with caveats", "Matches what was read from", "read, but not all
 _NOTE = "Code, configuration and tokenizer are not checked."
 _UNSTATED = "The Hub states no hash for some of the files that were read."
 _UNSEEN_SECONDS = 60
-_UNSEEN_PLACES = 256
-"""The page remembers for this time, and for this number of places, that it found no result there."""
+_UNSEEN_PLACES = 256  # The page remembers for this time, and for this number of places, that it found no result there.
 _ALWAYS = {"X-Content-Type-Options": "nosniff"}
 _NOT_KEPT = {**_ALWAYS, "Cache-Control": "no-store"}
 _NO_SCRIPTS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}

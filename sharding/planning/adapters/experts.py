@@ -74,8 +74,7 @@ def _leaf_of(part: str) -> str:
     return "down_proj" if part in ("down_proj", "w2") else "gate_up_proj"
 
 
-_Single = tuple[int, str, Tensor, Tensor]
-"""The number of an expert, its part, and both matrices of its update."""
+_Single = tuple[int, str, Tensor, Tensor]  # The number of an expert, its part, and both matrices of its update.
 
 
 class Experts:

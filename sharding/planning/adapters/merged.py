@@ -33,8 +33,7 @@ _BY_COLUMNS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Types whose linear layers are transformers' Conv1D, which stores the transpose (transformers 5.23)."""
 _CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
 
-Kinds = Mapping[Kind, Tensor]
-"""The tensors of an adapter for one module, by what they are."""
+Kinds = Mapping[Kind, Tensor]  # The tensors of an adapter for one module, by what they are.
 
 
 def unknown_names(checkpoint: Checkpoint) -> list[str]:

@@ -20,17 +20,10 @@ from sharding.core.values import FileEntry
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
-NETWORK_TRIES = 6
-"""Attempts at a request, and attempts at a read after the last byte arrived."""
-
-NETWORK_WAIT_SECONDS = 0.25
-"""Half the wait before the second attempt. The wait doubles with each attempt."""
-
-BUSY = (408, 429, 500, 502, 503, 504)
-"""The status of an answer to a request that may succeed later."""
-
-UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
-"""The errors for an answer that is not JSON."""
+NETWORK_TRIES = 6  # Attempts at a request, and attempts at a read after the last byte arrived.
+NETWORK_WAIT_SECONDS = 0.25  # Half the wait before the second attempt. The wait doubles with each attempt.
+BUSY = (408, 429, 500, 502, 503, 504)  # The status of an answer to a request that may succeed later.
+UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)  # The errors for an answer that is not JSON.
 
 
 class GarbledAnswer(Exception):  # noqa: N818 - it is the answer that is garbled
@@ -40,8 +33,7 @@ class GarbledAnswer(Exception):  # noqa: N818 - it is the answer that is garbled
 class OddAnswer(Exception):  # noqa: N818 - it is the answer that is odd
     """An answer that no Hub sends, so the request is not repeated. The message is the end of a sentence."""
 
-    request = ""
-    """The request, if it is known."""
+    request = ""  # The request, if it is known.
 
 
 def may_pass(error: Exception) -> bool:
@@ -148,8 +140,7 @@ class Person:
 
     name: str
     namespaces: tuple[str, ...]
-    may_show_later: bool = True
-    """Whether this login may change the visibility of a repo that it has created."""
+    may_show_later: bool = True  # Whether this login may change the visibility of a repo that it has created.
 
     def own_id(self, name: str) -> str:
         """Return the full repo id for `name`. Without a namespace, the repo is in this person's own."""

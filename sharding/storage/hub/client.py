@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 _CLIENT = {"library_name": "shard-my-repo", "library_version": __version__}
 _T = TypeVar("_T")
 
-XET_BUFFER_BYTES = 64 << 20
-"""Bytes that hf-xet may fetch ahead."""
-
+XET_BUFFER_BYTES = 64 << 20  # Bytes that hf-xet may fetch ahead.
 XET_UPLOADS_AT_ONCE = 2
 """Packages that hf-xet may upload side by side. Each takes up to 64 MB of memory. Its default is up to 64 packages."""
 
@@ -60,8 +58,7 @@ that lacks one goes without it."""
 class Hub:
     """A Hub at `endpoint`, seen with `token` (None: as an anonymous visitor). Sends no request before one is needed."""
 
-    least_xet_bytes = XET_LEAST_BYTES
-    """Shorter ranges of files in the Xet store are read over HTTP."""
+    least_xet_bytes = XET_LEAST_BYTES  # Shorter ranges of files in the Xet store are read over HTTP.
 
     def __init__(self, endpoint: str, token: str | None) -> None:
         """Keep the address and the token. The token goes only into request headers."""

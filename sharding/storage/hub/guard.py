@@ -29,18 +29,14 @@ from sharding.storage.hub.answers import BUSY, UNREADABLE, GarbledAnswer, OddAns
 LONGEST_ANSWER_SECONDS = 300
 """Longest time that a Hub may take to send such an answer. 64 MB arrive in time at 1.7 Mbit/s."""
 
-LISTING_SECONDS = 1800
-"""Longest time for all pages of a list."""
-
+LISTING_SECONDS = 1800  # Longest time for all pages of a list.
 LEAST_SECONDS = 60
 """Time in which at least `LEAST_BYTES` of a file must arrive. If fewer arrive, they are requested again."""
 
 LONGEST_GRANT_SECONDS = 24 * 3600
 """Longest time that a grant is used, even if it states a longer one. The Hub's own are valid for minutes or hours."""
 
-_MARK = "X-Shard-My-Repo-Hub"
-"""Names the Hub of a request. The caller sets this header, and the hook below removes it."""
-
+_MARK = "X-Shard-My-Repo-Hub"  # Names the Hub of a request. The caller sets this header, and the hook below removes it.
 _OF_HUB, _OF_FILE = "shard_my_repo_hub", "shard_my_repo_file"
 """The marks of a request here: the endpoint of its Hub, and whether its answer is a file. Redirects keep both."""
 

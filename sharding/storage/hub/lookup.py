@@ -21,17 +21,12 @@ from sharding.storage.names import new_repo_id, parse_address
 REACHED_COMMITS = 5000
 """Most commits of a repo to search for a commit that somebody named. Few repos of models have thousands."""
 
-REACHED_REFS = 50
-"""Most branches and tags to search for that commit. Each takes at least one request."""
-
-ANSWERS_TIMED = 3
-"""Small questions to a Hub that are timed, one after another. The first may wait for a connection."""
-
+REACHED_REFS = 50  # Most branches and tags to search for that commit. Each takes at least one request.
+ANSWERS_TIMED = 3  # Small questions to a Hub that are timed, one after another. The first may wait for a connection.
 PERSON_SECONDS = 60.0
 """Time that the answer to "whose token is this?" is kept. A page needs it every second; the Hub is asked less often."""
 
-_LONGEST_NAME = 96
-"""Characters of a repo id, as huggingface_hub 2.4 checks it."""
+_LONGEST_NAME = 96  # Characters of a repo id, as huggingface_hub 2.4 checks it.
 
 
 @dataclass(frozen=True, slots=True)

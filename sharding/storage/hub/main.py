@@ -10,8 +10,7 @@ from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
 from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, is_alike
 from sharding.storage.records import parse_earlier
 
-OF_EVERY_NEW_REPO = {".gitattributes"}
-"""What the Hub itself puts into a new repo."""
+OF_EVERY_NEW_REPO = {".gitattributes"}  # What the Hub itself puts into a new repo.
 
 
 class MainBranch:

@@ -26,9 +26,7 @@ that repos keep in git are smaller. Beyond this limit the largest files go to th
 
 STAGING_BRANCH = "shard-my-repo-staging"
 
-_MODES_AT_ONCE, _COPIES_AT_ONCE = 256, 500
-"""Most files in one request, as huggingface_hub 2.4 sends them."""
-
+_MODES_AT_ONCE, _COPIES_AT_ONCE = 256, 500  # Most files in one request, as huggingface_hub 2.4 sends them.
 _T = TypeVar("_T")
 
 

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 HUB_JOIN_GAP_BYTES = 512 << 10
 """Largest gap between two ranges of a Hub's file that are read as one. Another request costs tens of milliseconds."""
 
-READ_TIMEOUT_SECONDS = 30
-"""Longest silence while a file is read. After it, a new connection continues the read."""
-
+READ_TIMEOUT_SECONDS = 30  # Longest silence while a file is read. After it, a new connection continues the read.
 _REF = TypeAdapter(RepoRef)
 
 
