@@ -77,8 +77,8 @@ def refuse_cast(checkpoint: Checkpoint) -> None:
         if stated and all(map(can_help, stated)):
             hint = "Keep the dtype. Or add --dequantize to compute ordinary weights with their scales."
             remedy = Remedy("dequantize")
-        message = f"This checkpoint is quantized{how}. It cannot be cast, because its numbers mean nothing without "
-        raise SourceError(f"{message}scales.", hint, remedy)
+        what = f"This checkpoint is quantized{how}."
+        raise SourceError(f"{what} It cannot be cast, because its numbers mean nothing without scales.", hint, remedy)
 
 
 def stated_dtypes(
