@@ -195,11 +195,6 @@ def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[S
     }
 
 
-def _tied(tensor: Tensor | None, places: Mapping[Stored, str]) -> str:
-    other = places.get(tensor.recipe) if tensor and isinstance(tensor.recipe, Stored) else None
-    return f"tied: its bytes are those of {other}, which both have" if other else ""
-
-
 def _form(tensor: Tensor | None) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}" if tensor else ""
 
