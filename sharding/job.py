@@ -31,8 +31,9 @@ from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, M
 from sharding.core.meter import Meter
 from sharding.core.options import Options as Options
 from sharding.core.options import Request as Request
-from sharding.core.protocols import Destination, Discarded, Repo
-from sharding.core.values import Address, Checkpoint, Plan, ShardRecord, StagedJob
+from sharding.core.origin import Place, Role
+from sharding.core.protocols import Destination, Discarded, Inputs
+from sharding.core.values import Checkpoint, Plan, ShardRecord, StagedJob
 from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
@@ -53,7 +54,7 @@ from sharding.report.files import read_card, write_beside
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report, Resources
 from sharding.storage.hub.client import Hub
-from sharding.storage.locate import find_destination, open_destination, open_source
+from sharding.storage.locate import find_destination, open_destination, open_inputs
 from sharding.storage.names import is_folder, parse_address
 from sharding.transfer.stream import Prepared, transfer
 from sharding.verify.digests import ThisMachine
@@ -66,28 +67,36 @@ _T = TypeVar("_T")
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
 
-def inspect(
-    source: str,
-    *,
+def inspect(source: str, *, endpoint: str | None = None, token: str | None = None, **chosen: Any) -> Checkpoint:
+    """Return the tensors, files and findings of `source`. Reads only headers, no weights.
+
+    - `source`: a folder, or `owner/name[@revision][/folder]` on the Hub at `endpoint`. `token` is your login there.
+    - `chosen`: options of `Options` by their names: `variant`, and those that name another input.
+
+    The headers of each other input are read too, and those of a base compared with the source's. If a merge depends on
+    it, the weights of an adapter whose SHA-256 nobody states are read, and a head of `source` that may be tied.
+
+    Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors, and UsageError for an input
+    that it does not need.
+    """
+    options = Options(**chosen)
+    return inspect_inputs({"model": source, **options.inputs}, options.variant, endpoint=endpoint, token=token)
+
+
+def inspect_inputs(
+    inputs: Mapping[Role, str],
     variant: str = "",
-    base: str = "",
-    adapter: str = "",
     most_tensors: int = MAX_TENSORS,
     most_bytes: int | None = None,
+    *,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Checkpoint:
-    """Return the tensors, files and findings of `source`. Reads only headers, no weights.
+    """Do what `inspect` does for the `inputs` by their roles, of at most `most_tensors`.
 
-    `variant` chooses among the weights of a repo, such as "fp16"; "" takes the plain ones. `base` is the model that was
-    trained, if the ranks of a training run saved `source`: its files beside the weights are taken, and both headers are
-    compared. `adapter` is a LoRA to merge, whose headers are read too. Its weights are read as well if nobody states
-    their SHA-256, and a head of `source` that may be tied. `most_bytes` limits that.
-
-    Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors if it has more than
-    `most_tensors`, and UsageError if you give a base that it does not need.
+    Raises WeightsNeeded if it takes reading more than `most_bytes` of weights.
     """
-    origin = open_source(source, _hub(endpoint, token), base, adapter)
+    origin = open_inputs(inputs, _hub(endpoint, token))
     return offering(_read(origin, variant, most_tensors, most_bytes))
 
 
@@ -105,8 +114,9 @@ def plan(
     options = Options(options) if isinstance(options, str) else options
     for what, extra in options.extras():
         require(what, extra)
-    Request(source, "", options).refuse_contradictions()
-    origin = open_source(source, _hub(endpoint, token), options.base, options.adapter)
+    request = Request(source, "", options)
+    request.refuse_contradictions()
+    origin = open_inputs(request.inputs, _hub(endpoint, token))
     checkpoint = offering(_read(origin, options.variant))
     return checkpoint, planned(checkpoint, options)
 
@@ -229,15 +239,14 @@ def devices(
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
-    origin = open_source(source, _hub(endpoint, token))
+    origin = open_inputs({"model": source}, _hub(endpoint, token))
     checkpoint = read_checkpoint(origin)
     if "" not in checkpoint.configs:
         raise SourceError(f"{source} has no config.json, so its model is unknown.", "Give the repo of a model.")
     architecture = ask_architecture(checkpoint, torch_name(dtype), budgets, limit_seconds)
-    place = Address(source)
-    if origin.ref.kind == "hub":
-        asked = parse_address(source, endpoint or hub_endpoint())
-        place = Address(origin.ref.repo_id, asked.revision, asked.folder)
+    place = Place("folder", source)
+    if origin.ref.is_pinned:
+        place = replace(parse_address(source, endpoint or hub_endpoint()), repo_id=origin.ref.repo_id)
     return plan_devices(architecture, checkpoint.tensors, budgets, place, torch_name(dtype))
 
 
@@ -259,7 +268,7 @@ def compare(
     """
     require("A comparison of loads")
     hub = _hub(endpoint, token)
-    sides = open_source(original, hub), open_source(sharded, hub)
+    sides = open_inputs({"model": original}, hub), open_inputs({"model": sharded}, hub)
     comparison = yield from compare_loads(*sides, load or Load(), rounds)
     if picture and comparison.is_measured:
         curves = (middle_run(costs).curve for costs in (comparison.original, comparison.sharded))
@@ -285,12 +294,12 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
         return target.discard()
 
 
-def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
-    options, private = request.options, request.private
-    origin = open_source(request.source, hub, options.base, options.adapter)
+def _open(request: Request, hub: Hub) -> tuple[Inputs, Destination]:
+    private = request.private
+    origin = open_inputs(request.inputs, hub)
     if origin.is_private and private is False and not request.confirmed:
-        named = (request.source, *filter(None, (options.base, options.adapter)))
-        hidden = next(name for name, source in zip(named, origin.sources, strict=True) if source.is_private)
+        named = zip(request.inputs.values(), origin.sources, strict=True)
+        hidden = next(name for name, source in named if source.is_private)
         message = f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody."
         hint = "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy."
         raise DestinationError(message, hint, Remedy("make_private"))
@@ -306,12 +315,13 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
     return origin, target
 
 
-def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Checkpoint:
+def _read(origin: Inputs, variant: str, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Checkpoint:
     """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
     checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
-    if origin.base is None:
+    base = origin.of("base")
+    if base is None:
         return checkpoint
-    trained = read_checkpoint(origin.base, most_tensors=most_tensors)
+    trained = read_checkpoint(base, most_tensors=most_tensors)
     return compare_with_base(checkpoint, trained, ordinary(trained))
 
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES
 from sharding.core.options import Options
-from sharding.core.values import FileEntry, RepoRef, Tensor
+from sharding.core.origin import Place
+from sharding.core.values import FileEntry, Tensor
 from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import plan_shards
 from sharding.recipes.stored import place_of
@@ -37,7 +38,7 @@ class Generated:
 
     def __init__(self, size: int) -> None:
         """Make `size` bytes out of a pool that is far larger than any tensor's row."""
-        self.ref = RepoRef("folder", "generated", str(size))
+        self.ref = Place("folder", "generated", str(size))
         self.files = (FileEntry(_FILE, size),)
         self.requests = 0
         self.bytes_read = 0

@@ -7,7 +7,8 @@ from typing import Any
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
-from sharding.core.values import Adapter, Checkpoint, Component, FileEntry, RepoRef, Tensor
+from sharding.core.origin import Place
+from sharding.core.values import Adapter, Checkpoint, Component, FileEntry, Tensor
 from sharding.planning.plan import planned
 from sharding.recipes.stored import Stored
 
@@ -61,7 +62,7 @@ def build(kind: str, number: int) -> Checkpoint:
     base = [*(f"{name}.weight" for name in dict.fromkeys(names)), *more]
     tensors = tuple(_tensors(((name, (8, 8)) for name in base), "model.safetensors", 0))
     held = tuple(_tensors(_of_adapter(modules), "adapter_model.safetensors", 1))
-    source, lora = RepoRef("hub", "a/base", "0" * 40), RepoRef("hub", "a/b", "1" * 40)
+    source, lora = Place("hub", "a/base", "0" * 40), Place("hub", "a/b", "1" * 40)
     adapter = Adapter(
         lora, FileEntry("adapter_model.safetensors", 1, "0" * 64, source=1), json.dumps(_CONFIG | config), held
     )

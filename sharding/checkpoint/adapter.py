@@ -14,16 +14,15 @@ from sharding.checkpoint.side_files import refuse_unfinished
 from sharding.checkpoint.state_dict import remarks_on
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.limits import MAX_TENSORS
-from sharding.core.protocols import Repo, Source
-from sharding.core.text import format_bytes, name_some, parsed_json, source_name
+from sharding.core.origin import Place
+from sharding.core.protocols import Inputs, Source
+from sharding.core.text import format_bytes, name_some, parsed_json
 from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor, folder_of
 from sharding.formats.names import likely, may_be_missed
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archive
 from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
 
-_NAMEABLE = re.compile(r"([^./\\<>\x00-\x1f\x7f-\x9f][^/\\<>\x00-\x1f\x7f-\x9f]*/)*adapter_model\.\w+")
-"""Paths that a report may name: see `bounds.File`."""
 _WORDS = re.compile(r"\.(?:lm_head|embed\w*|wte|shared)\.")
 """Names of an adapter's weights for embeddings or an output head."""
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -31,19 +30,19 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def with_adapter(
-    checkpoint: Checkpoint, origin: Repo, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
+    checkpoint: Checkpoint, origin: Inputs, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
 ) -> Checkpoint:
     """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `_read_adapter` does.
 
     Raises WeightsNeeded if more than `most_bytes` of weights would have to be read, and TooManyTensors if it has more
     than `most_tensors`.
     """
-    if origin.adapter is None:
+    source, number = origin.of("adapter"), origin.number("adapter")
+    if source is None or number is None:
         return checkpoint
-    place = len(origin.sources) - 1, origin.adapter_folder
-    adapter = _read_adapter(origin.adapter, *place, most_bytes, most_tensors)
+    adapter = _read_adapter(source, origin.places[number], number, most_bytes, most_tensors)
     adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin, adapter, most_bytes))
-    findings = [*checkpoint.findings, *_missed(origin.adapter, origin.adapter_folder)]
+    findings = [*checkpoint.findings, *_missed(source)]
     paths = [file.path for file in checkpoint.side_files]
     if own := [path for path in paths if path == ADAPTER_NAME or path.startswith("adapter_model.")]:
         message = f"Left out: {name_some(own)}, which transformers would load on top of the merged weights."
@@ -58,11 +57,11 @@ def with_adapter(
     )
 
 
-def _missed(source: Source, folder: str) -> Iterator[Finding]:
-    """Yield a warning for the weight files in the adapter's folder that a merge does not use."""
+def _missed(source: Source) -> Iterator[Finding]:
+    """Yield a warning for the weight files beside the adapter that a merge does not use."""
     missed: dict[str, list[str]] = {}
     for path in (file.path for file in source.files):
-        if folder_of(path) == folder and may_be_missed(path):
+        if not folder_of(path) and may_be_missed(path):
             missed.setdefault(likely(path), []).append(path)
     for what, paths in missed.items():
         message = f"The adapter's repo has weights that are not merged: {name_some(paths)} ({what})."
@@ -79,7 +78,7 @@ def stored_heads(config: Any) -> tuple[str, ...]:
     return head, f"language_model.{head}"
 
 
-def _head_is_copy(checkpoint: Checkpoint, origin: Repo, adapter: Adapter, most_bytes: int | None) -> bool | None:
+def _head_is_copy(checkpoint: Checkpoint, origin: Inputs, adapter: Adapter, most_bytes: int | None) -> bool | None:
     """Return whether a model that may tie its head to its embeddings stores both with the same bytes.
 
     transformers 5.23 ties them only then. Reads both, if both are there and the result may depend on it. Returns None
@@ -100,7 +99,7 @@ def _head_is_copy(checkpoint: Checkpoint, origin: Repo, adapter: Adapter, most_b
     return None
 
 
-def _digest(tensor: Tensor, origin: Repo) -> str:
+def _digest(tensor: Tensor, origin: Inputs) -> str:
     digest = blake3()
     for extent in tensor.recipe.reads():
         for chunk in origin.sources[extent.source].read(extent.file, extent.start_byte, extent.end_byte):
@@ -115,26 +114,24 @@ def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
         raise WeightsNeeded(message, "Merge the adapter on your own machine.")
 
 
-def _read_adapter(source: Source, number: int, folder: str, most_bytes: int | None, most_tensors: int) -> Adapter:
-    """Return the adapter in `folder` of `source` ("" or ending in "/"), which has `number` among the sources of a job.
+def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | None, most_tensors: int) -> Adapter:
+    """Return the adapter in `source`, which is at `place` and has `number` among the inputs of a job.
 
     Reads its configuration and its headers. If nobody states the SHA-256 of its weight file, it reads that file too.
     Raises SourceError if there is no adapter, or if there are several (it names their folders).
     """
     by_path = {file.path: file for file in source.files}
-    name = source_name(source.ref.kind, source.ref.repo_id) + (f"/{folder[:-1]}" if folder else "")
-    if folder + ADAPTER_NAME not in by_path:
-        raise _no_adapter(source, name, folder)
-    weights = [by_path[folder + path] for path in _WEIGHTS if folder + path in by_path]
+    name = place.words
+    if ADAPTER_NAME not in by_path:
+        raise _no_adapter(source, place)
+    weights = [by_path[path] for path in _WEIGHTS if path in by_path]
     if not weights:
         raise SourceError(f"{name} has {ADAPTER_NAME} but no {_WEIGHTS[0]}.", "Upload the weights of the adapter too.")
-    config = config_text(source, by_path[folder + ADAPTER_NAME])
+    config = config_text(source, by_path[ADAPTER_NAME])
     if config is None:
         raise SourceError(f"{ADAPTER_NAME} of {name} is far larger than usual.", "Save the adapter again with PEFT.")
     file = weights[0]
     refuse_unfinished(by_path, [file.path])
-    if not _NAMEABLE.fullmatch(file.path):
-        raise SourceError(f"The folder of {file.path!r} has a name that no report can hold.", "Give it another name.")
     if file.sha256 is None:
         _refuse_reading(f"the SHA-256 of {file.path}", file.bytes, most_bytes)
         digest = hashlib.sha256()
@@ -145,7 +142,7 @@ def _read_adapter(source: Source, number: int, folder: str, most_bytes: int | No
     tensors = _tensors(source, file, most_tensors)
     for remark in remarks_on(tensors):
         raise SourceError(f"The adapter cannot be merged. {remark.message}", remark.hint)
-    return Adapter(source.ref, file, config.decode(errors="replace"), tensors)
+    return Adapter(place, file, config.decode(errors="replace"), tensors)
 
 
 def _tensors(source: Source, file: FileEntry, most_tensors: int) -> tuple[Tensor, ...]:
@@ -157,13 +154,12 @@ def _tensors(source: Source, file: FileEntry, most_tensors: int) -> tuple[Tensor
     return tuple(tensor._replace(name=tensor.name.removeprefix(tensor.folder), folder="") for tensor in read)
 
 
-def _no_adapter(source: Source, name: str, folder: str) -> SourceError:
+def _no_adapter(source: Source, place: Place) -> SourceError:
     paths = [file.path for file in source.files]
-    below = [path.removesuffix(f"/{ADAPTER_NAME}") for path in paths if path.endswith(f"/{ADAPTER_NAME}")]
-    inside = sorted(path for path in below if path.startswith(folder))
+    inside = sorted(path.removesuffix(f"/{ADAPTER_NAME}") for path in paths if path.endswith(f"/{ADAPTER_NAME}"))
     if not inside:
-        message = f"{name} has no {ADAPTER_NAME}, so it is no adapter of PEFT."
+        message = f"{place.words} has no {ADAPTER_NAME}, so it is no adapter of PEFT."
         return SourceError(message, "Name the folder or the repo that holds this file.")
     several = f"several adapters, in {name_some(inside, 10)}" if len(inside) > 1 else f"its adapter in {inside[0]}"
-    example = f"{source.ref.repo_id}/{inside[0]}"
-    return SourceError(f"{name} has {several}.", f"Name one of them, such as {example}.")
+    example = f"{place.name}/{inside[0]}"
+    return SourceError(f"{place.words} has {several}.", f"Name one of them, such as {example}.")

@@ -4,7 +4,6 @@ from sharding.checkpoint.read import named_weights
 from sharding.checkpoint.side_files import refuse_links
 from sharding.core.errors import SourceError
 from sharding.core.protocols import Files
-from sharding.core.text import source_name
 from sharding.core.values import FileEntry
 from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, SINGLE_NAME
 
@@ -29,7 +28,7 @@ def loadable_files(source: Files) -> list[FileEntry]:
     usual = {name for name in names if name.endswith(suffix) and (name == single or single not in names)}
     weights = [file for file in top if file.path in (named or usual)]
     if not weights:
-        name = source_name(source.ref.kind, source.ref.name)
+        name = source.ref.words
         raise SourceError(f"transformers finds no weights in {name}.", "Use a model that has model.safetensors.")
     other = ".bin.index.json" if suffix == ".safetensors" else ".safetensors.index.json"
     return weights + [file for file in top if file.path.endswith(_TEXTS) and not file.path.endswith(other)]

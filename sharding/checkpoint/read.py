@@ -86,6 +86,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     _refuse_other_names(configs, taken)
     checkpoint = Checkpoint(
         source=source.ref,
+        beside=source.places[1:],
         tensors=tuple(tensors),
         components=tuple(components),
         weight_files=tuple(replace(file, path=file.at, place="") for file in weight_files),

@@ -10,7 +10,7 @@ from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DCP_BYTES
 from sharding.core.protocols import Files
-from sharding.core.text import count, format_bytes, name_some, source_name
+from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import Checkpoint, FileEntry, Finding, Tensor
 from sharding.formats import quantization
 from sharding.formats.dcp_archives import find_boxes
@@ -132,14 +132,14 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
     `ordinary` is that model without quantization, or None if it is not available. Raises SourceError if every tensor in
     pieces is shorter than in the base, because then the files of a rank are missing.
     """
-    name = source_name(base.source.kind, base.source.name)
+    name = base.source.words
     if any(quantization_of(config) is not None for config in checkpoint.configs.values()):
         ordinary = base  # both are quantized
     if ordinary is None:
         message = f"The weights of {name} are quantized, but these are not. Names and shapes are not compared."
         hint = "To compare them, use an unquantized version as the base."
         finding = Finding("info", "base-quantized", message, hint)
-        return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, finding))
+        return replace(checkpoint, findings=(*checkpoint.findings, finding))
     ours, theirs = ({tensor.name: tensor for tensor in model.tensors} for model in (checkpoint, ordinary))
     _refuse_cut_short(ours, theirs)
     _refuse_other_names(ours, theirs, name)
@@ -164,7 +164,7 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
     if dtypes[0] != dtypes[1]:
         message = f"The weights are {dtypes[0]} here and {dtypes[1]} in {name}. They stay {dtypes[0]}."
         findings.append(Finding("info", "base-dtype", message, "To convert them, choose a --dtype."))
-    return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, *findings))
+    return replace(checkpoint, findings=(*checkpoint.findings, *findings))
 
 
 def _refuse_other_names(ours: Collection[str], theirs: Collection[str], base: str) -> None:

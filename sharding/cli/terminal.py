@@ -18,7 +18,6 @@ from sharding.core.text import (
     ends,
     format_bytes,
     name_some,
-    source_name,
     unchecked_sentence,
     undecided_sentence,
     unreached_sentence,
@@ -62,7 +61,7 @@ class Terminal(AbstractContextManager["Terminal"]):
         dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors}))
         parameters = sum(tensor.parameters for tensor in checkpoint.tensors)
         tensors_in = checkpoint.tensors_in
-        name = source_name(checkpoint.source.kind, checkpoint.source.name)
+        name = checkpoint.source.words
         self._say(f"{name}: {checkpoint.architecture or 'no architecture named'}", "bold")
         size = format_bytes(checkpoint.total_bytes)
         self._say(f"{count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
@@ -78,7 +77,7 @@ class Terminal(AbstractContextManager["Terminal"]):
         if plan.dequantized:
             cast = f", dequantized from {plan.dequantized} to {dtype}"
         if merge := plan.merged:
-            cast = f", with {merge.path} merged{cast}"
+            cast = f", with {merge.adapter.text} merged{cast}"
         limit = "" if plan.options.is_single_file else f" of at most {format_bytes(plan.options.max_shard_bytes)}"
         self._say(f"{count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])

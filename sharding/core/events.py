@@ -8,7 +8,8 @@ from pydantic import Field
 
 from sharding.core.bounds import Amount, Count, File, Line, Seconds
 from sharding.core.limits import PROGRESS_FILES
-from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
+from sharding.core.origin import Place
+from sharding.core.values import Checkpoint, Plan, Verification
 
 Phase = Literal["check", "transfer", "verify", "numbers"]
 """The phase of a job: check the shards of an earlier run, write, read again, or compare numbers."""
@@ -80,6 +81,6 @@ class Verified:
 class Published:
     """The result is visible at `place`, a path or the address of a page. `remark` names what you still have to do."""
 
-    ref: RepoRef
+    ref: Place
     place: str
     remark: str = ""

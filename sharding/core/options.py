@@ -1,7 +1,7 @@
 """Declare every option of a copy or a job once, for all front ends. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from types import UnionType
@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 
 from sharding.core.errors import Remedy, RemedyKind, UsageError
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
+from sharding.core.origin import Place, Role
 from sharding.core.text import nearest, parse_bytes
 
 Strategy = str  # `size`, `blocks`, or `pp:N` with a number of ranks.
@@ -60,6 +61,7 @@ class Option:
     - `title`, `info`, `labels`: the label on the page, the line below it, and the labels of its choices.
     - `excludes`: options that contradict this one, each with the reason. `remedy` is to leave this option out.
     - `needs`: for a choice ("" for any), the extra of this package that it needs.
+    - `role`: the role of the input that it names. See `origin.Role`.
     - `since`: sorts the parameters of an endpoint. New options come last, so that callers need no change.
     """
 
@@ -82,6 +84,7 @@ class Option:
     excludes: Mapping[str, str] = field(default_factory=dict)
     remedy: RemedyKind | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
+    role: Role | None = None
     since: int = 0
 
     @property
@@ -129,6 +132,16 @@ def _option(default: Any, flags: str, help: str, **more: Any) -> Any:
 
 
 _of_job = partial(_option, group="Where", commands=("shard",), tools=("shard",))
+
+
+@cache
+def _declared(kind: type[Any]) -> Mapping[str, Option]:
+    hints, options = get_type_hints(kind), dict[str, Option]()
+    for one in fields(kind):
+        if option := one.metadata.get("option"):
+            names = {"tool_name": option.tool_name or one.name, "called": option.called or one.name}
+            options[one.name] = replace(option, name=one.name, kind=hints[one.name], **names)
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +251,7 @@ class Options:
         tools=("inspect", "plan", "shard"),
         metavar="SOURCE",
         since=2,
+        role="base",
     )
     dequantize: bool = _option(
         False,
@@ -263,11 +277,12 @@ class Options:
             "compare_rounds": "The merged model computes other numbers than its base, so their loads are not compared.",
         },
         since=4,
+        role="adapter",
     )
 
     def __post_init__(self) -> None:
         """Check every value."""
-        for name in ("variant", "base", "adapter"):
+        for name in ("variant", *(name for name, option in _declared(Options).items() if option.role)):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"The {name} is not a text.", "Give it one value.")
         if not self.is_single_file:
@@ -285,6 +300,12 @@ class Options:
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
         return (need for name, option in _declared(Options).items() for need in option.extras(getattr(self, name)))
+
+    @property
+    def inputs(self) -> dict[Role, str]:
+        """The inputs that they name beside the model, each by its role."""
+        named = ((option.role, getattr(self, name)) for name, option in _declared(Options).items())
+        return {role: text for role, text in named if role and text}
 
     @property
     def dtype_made(self) -> TargetDtype:
@@ -376,6 +397,11 @@ class Request:
         "", "--expect", "Refuse any plan but this one of plan --json", group="For machines", tools=(), metavar="PLAN_ID"
     )
 
+    @property
+    def inputs(self) -> dict[Role, str]:
+        """All that the job reads: the name of each input, by its role. The model comes first."""
+        return {"model": self.source, **self.options.inputs}
+
     @classmethod
     def of(cls, source: str, destination: str, chosen: Mapping[str, Any]) -> Self:
         """Return a request with the `chosen` options, given by name."""
@@ -411,18 +437,14 @@ class Request:
         return getattr(self.options if option.name in _declared(Options) else self, option.name)
 
 
-@cache
-def _declared(kind: type[Any]) -> Mapping[str, Option]:
-    hints, options = get_type_hints(kind), dict[str, Option]()
-    for one in fields(kind):
-        if option := one.metadata.get("option"):
-            names = {"tool_name": option.tool_name or one.name, "called": option.called or one.name}
-            options[one.name] = replace(option, name=one.name, kind=hints[one.name], **names)
-    return options
-
-
 OPTIONS: Mapping[str, Option] = {**_declared(Options), **_declared(Request)}
 """Every option, by its name. All other lists of options are made from this one."""
+
+
+def naming(places: Iterable[Place]) -> dict[str, Any]:
+    """Return the options that name these places, each with its value. The model is no option."""
+    by_role = {option.role: name for name, option in OPTIONS.items() if option.role}
+    return {by_role[place.role]: place.text for place in places if place.role in by_role}
 
 
 def of_command(command: str) -> list[Option]:

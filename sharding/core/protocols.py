@@ -4,14 +4,15 @@ What is lent to another machine lets it reach the files of a job without a login
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
 
 from sharding.core.events import Published
-from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob
+from sharding.core.origin import Place, Role
+from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class LentFile:
 class LentSource:
     """Some files of a source: a folder, or a repo of the Hub at `hub`."""
 
-    ref: RepoRef
+    ref: Place
     files: tuple[LentFile, ...]
     hub: str = ""
     grant: Grant | None = None
@@ -52,7 +53,7 @@ class LentSource:
 class LentDestination:
     """Where the shards of plan `plan_id` go: a folder that all machines share, or the store of the Hub at `hub`."""
 
-    ref: RepoRef
+    ref: Place
     plan_id: str
     folder: str = ""
     hub: str = ""
@@ -62,7 +63,7 @@ class LentDestination:
 class Files(Protocol):
     """The files of a checkpoint that does not change while it is read."""
 
-    ref: RepoRef
+    ref: Place
     folder: Path | None  # Its folder on this disk, or None.
     is_private: bool | None  # Whether the repo is private or gated. None for a folder.
     unreached: tuple[str, ...]  # Its commits ("owner/name@commit") that no known branch or tag of their repo contains.
@@ -70,6 +71,11 @@ class Files(Protocol):
     """Links in it that are not followed: links that lead outside and, ending in "/", links to folders."""
     ranges_at_once: int  # How many ranges to request side by side.
     files: tuple[FileEntry, ...]  # The files. A stated hash is the hash of the bytes that `read` yields.
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places that they come from, in the order of their numbers."""
+        return (self.ref,)
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size.
@@ -102,57 +108,47 @@ class Source(Files, Protocol):
         """Return what another machine needs to read `files` for a limited time without a login. Raises SourceError."""
 
 
-class Repo(Files):
-    """The files to copy. Each file names its source and its path there.
+class Inputs(Files):
+    """All that a job reads, each source by its role, the model first.
 
-    The first source is the one that the user named. Weights are read from the sources directly.
+    `files` are those to copy. Each names the number of its source and its path there. Weights are read from the sources
+    directly.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Mapping[Role, Source],
         files: Iterable[FileEntry] | None = None,
         links_out: Sequence[str] | None = None,
-        adapter_folder: str | None = None,
     ) -> None:
-        """Combine `files` and `links_out`. By default they are those of the first source.
-
-        With `adapter_folder` ("" or ending in "/"), the last source has an adapter there, to merge into the model.
-        """
-        first = sources[0]
-        self.sources = tuple(sources)
+        """Combine `files` and `links_out`. By default they are those of the model."""
+        self.sources = tuple(sources.values())
+        first = self.sources[0]
         self.ref, self.folder, self.ranges_at_once = first.ref, first.folder, first.ranges_at_once
         self.files = first.files if files is None else tuple(files)
         self.links_out = first.links_out if links_out is None else tuple(links_out)
-        self.unreached = tuple(place for source in sources for place in source.unreached)
-        hidden = {source.is_private for source in sources}
+        self.unreached = tuple(place for source in self.sources for place in source.unreached)
+        hidden = {source.is_private for source in self.sources}
         self.is_private = True if True in hidden else None if None in hidden else False
-        self._adapter_folder = adapter_folder
+        self._roles = tuple(sources)
         self._entries = {file.path: file for file in self.files}
 
     @property
-    def base(self) -> Source | None:
-        """The model that was trained, if it is a source too."""
-        others = self.sources[1 : None if self._adapter_folder is None else -1]
-        return others[0] if others else None
+    @override
+    def places(self) -> tuple[Place, ...]:
+        return tuple(replace(source.ref, role=role) for role, source in zip(self._roles, self.sources, strict=True))
 
-    @property
-    def adapter(self) -> Source | None:
-        """The repo of the adapter to merge, if it is a source too."""
-        return None if self._adapter_folder is None else self.sources[-1]
+    def number(self, role: Role) -> int | None:
+        """Return the number of the source in `role`, None if the job has none."""
+        return self._roles.index(role) if role in self._roles else None
 
-    @property
-    def adapter_folder(self) -> str:
-        """The folder of the adapter in its repo: "" or ending in "/"."""
-        return self._adapter_folder or ""
+    def of(self, role: Role) -> Source | None:
+        """Return the source in `role`, None if the job has none."""
+        return self.sources[self._roles.index(role)] if role in self._roles else None
 
-    def with_adapter(self, adapter: Source, folder: str) -> "Repo":
-        """Return the same files, with an adapter in `folder` of one more source."""
-        return Repo([*self.sources, adapter], self.files, self.links_out, folder)
-
-    def through(self, sources: Sequence[Source]) -> "Repo":
+    def through(self, sources: Sequence[Source]) -> "Inputs":
         """Return the same files, read through `sources`, which are views of the original sources."""
-        return Repo(sources, self.files, self.links_out, self._adapter_folder)
+        return Inputs(dict(zip(self._roles, sources, strict=True)), self.files, self.links_out)
 
     @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
@@ -225,7 +221,7 @@ class Discarded:
 class Destination(ShardSink, Protocol):
     """A place for the shards of a result. It shows them only when all are complete."""
 
-    ref: RepoRef
+    ref: Place
     findings: tuple[Finding, ...]  # Findings that a person should read before anything is written.
 
     @property
@@ -236,7 +232,7 @@ class Destination(ShardSink, Protocol):
     def has_finished_shards(self) -> bool:
         """Whether there are finished shards that a later run can keep."""
 
-    def check(self, source: RepoRef) -> None:
+    def check(self, source: Place) -> None:
         """Raise DestinationError if a copy of `source` may not be written here. It is called first and changes nothing.
 
         Raises ReplaceRefused if a copy of another model is here and nobody allowed its replacement.
@@ -278,7 +274,7 @@ class Destination(ShardSink, Protocol):
         self,
         records: Mapping[str, ShardRecord],
         side_files: Iterable[FileEntry],
-        origin: Repo,
+        origin: Inputs,
         written: Mapping[str, bytes],
     ) -> Published:
         """Show the shards of `records`, the `side_files` of `origin` and the files `written`. The index comes last."""

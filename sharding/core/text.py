@@ -74,11 +74,6 @@ def name_problem(name: str) -> str:
     return "" if name.isascii() or printable(name) == name else "is not UTF-8"
 
 
-def source_name(kind: str, name: str) -> str:
-    """Return the name of a source for a sentence. A folder is marked, because it may have the name of a repo."""
-    return name if kind == "hub" else f"the folder {name}"
-
-
 def unchecked_sentence(things: Sequence[str]) -> str:
     """Return the sentence that names what a comparison did not check."""
     return f"Not checked: {', '.join(things[:-1])} and {things[-1]}."

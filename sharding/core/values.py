@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
-from urllib.parse import quote
 
-from sharding.core.bounds import Count, File, Files, Line, OptionalFolder, Seconds, Sha256, Word
+from sharding.core.bounds import Count, File, Files, Line, Seconds, Sha256, Word
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.recipe import Recipe
 
 Library = Literal[
@@ -81,44 +81,6 @@ class Tensor(NamedTuple):
         return prod(self.shape)
 
 
-class Address(NamedTuple):
-    """A repo, its revision (None: not given), and a folder in it: "" or ending in "/"."""
-
-    repo_id: str
-    revision: str | None = None
-    folder: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RepoRef:
-    """The name of a source or destination, and the state of it that a job is pinned to.
-
-    `revision` is a commit of a Hub repo. For a folder that is read, it is a digest of the names, sizes and modification
-    times of its weight files. Two jobs with the same revision read the same bytes. With a `folder` (ending in "/"),
-    only that folder of a Hub repo counts, as if it were a repo.
-    """
-
-    kind: Literal["folder", "hub"]
-    repo_id: Word
-    revision: Word
-    folder: OptionalFolder = ""
-
-    @property
-    def name(self) -> str:
-        """Its name in a sentence: "owner/name/sub"."""
-        return f"{self.repo_id}/{self.folder}".removesuffix("/")
-
-    @property
-    def tree(self) -> str:
-        """Its page, below the address of its Hub: "owner/name/tree/commit/sub"."""
-        return f"{self.repo_id}/tree/{self.revision}/{quote(self.folder)}".removesuffix("/")
-
-    @property
-    def pinned(self) -> str:
-        """What a command takes for exactly this state of a Hub repo: "owner/name@commit/sub"."""
-        return f"{self.repo_id}@{self.revision}/{self.folder}".removesuffix("/")
-
-
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A LoRA adapter to merge into a model: its weight `file`, with the SHA-256, and the tensors in it.
@@ -127,7 +89,7 @@ class Adapter:
     the embeddings that it is tied to, with the same bytes. None: it does not store both.
     """
 
-    source: RepoRef
+    source: Place
     file: FileEntry
     config: str
     tensors: tuple[Tensor, ...]
@@ -142,7 +104,7 @@ class Merge:
     `named_base` is the base that the adapter's configuration names. It decides nothing.
     """
 
-    adapter: RepoRef
+    adapter: Place
     file: File
     sha256: Sha256
     changed: Count
@@ -150,16 +112,9 @@ class Merge:
     named_base: Line = ""
 
     @property
-    def path(self) -> str:
-        """The adapter as an argument of a command: "owner/name@commit/sub", or the folder."""
-        at = f"@{self.adapter.revision}" if self.adapter.kind == "hub" else ""
-        folder = folder_of(self.file)
-        return f"{self.adapter.repo_id}{at}{'/' if folder else ''}{folder.removesuffix('/')}"
-
-    @property
     def words(self) -> str:
         """The adapter in a sentence."""
-        return f"the adapter {self.path}" if self.adapter.kind == "hub" else f"the adapter in {self.path}"
+        return f"the adapter {'' if self.adapter.is_pinned else 'in '}{self.adapter.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +162,7 @@ class Component:
 class Checkpoint:
     """The content of a source's headers: the tensors in stored order, and the files beside the weights."""
 
-    source: RepoRef
+    source: Place
     tensors: tuple[Tensor, ...]
     components: tuple[Component, ...]
     weight_files: tuple[FileEntry, ...]
@@ -221,7 +176,7 @@ class Checkpoint:
     """The text of config.json in the folder of each component that has one, corrected to match the tensors."""
     reconfigured: frozenset[str] = frozenset()  # The folders whose config.json was corrected.
     of_ranks: bool = False  # Whether the ranks of a training run saved it, so no library loads it as it is.
-    base: RepoRef | None = None  # The model that was trained. The files beside the weights come from it.
+    beside: tuple[Place, ...] = ()  # The other inputs of the job, in the order of their numbers.
     other_variants: tuple[str, ...] = ()  # Other variants that the user could choose, "" for the plain weights.
     other_weights: tuple[str, ...] = ()
     """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
@@ -237,6 +192,11 @@ class Checkpoint:
     def total_bytes(self) -> int:
         """Bytes of all tensors, without headers."""
         return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def inputs(self) -> tuple[Place, ...]:
+        """All places that a job reads. Recipes refer to them by number."""
+        return (self.source, *self.beside)
 
     @property
     def input_bytes(self) -> int:
@@ -340,7 +300,7 @@ class Plan:
     pipeline: PipelineCut | None = None
     dequantized: str = ""
     merged: Merge | None = None
-    sources: tuple[RepoRef, ...] = ()
+    sources: tuple[Place, ...] = ()
     written: Mapping[str, bytes] = field(default_factory=dict)
     unfit: frozenset[str] = frozenset()
 
@@ -387,7 +347,7 @@ class StagedJob:
     """
 
     plan_id: str
-    source: RepoRef
+    source: Place
     options: Options
     private: bool | None = None
     created: bool | None = None

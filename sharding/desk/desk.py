@@ -9,12 +9,12 @@ from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from typing import Self
+from typing import Any, Self
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
 from sharding.core.limits import MAX_ACTIVE_JOBS
-from sharding.core.options import Options
+from sharding.core.options import Options, naming
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import (
@@ -34,17 +34,17 @@ from sharding.desk.jobs import (
     JobRecord,
     JobRequest,
     JobStatus,
+    Reading,
     Settings,
     destination_of,
     new_job_id,
-    reading_of,
     status_of,
 )
 from sharding.desk.judgement import Results
 from sharding.desk.models import Models
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
 from sharding.planning.plan import identify_plan
-from sharding.report.report import summarize_source
+from sharding.report.report import asked_of
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
 
@@ -139,17 +139,11 @@ class Desk:
             hint = "Look at the new plan, then start again."
             raise Refused("The model or your choices have changed since this plan was made.", hint)
         self._refuse_large(max(checkpoint.input_bytes, plan.total_bytes), who)
-        pinned = checkpoint.source.pinned
-        base = checkpoint.base.pinned if checkpoint.base else ""
-        adapter = plan.merged.path if plan.merged else ""
-        linked = replace(
-            request.options,
-            base=self.lookup.link(base) if base else "",
-            adapter=self.lookup.link(adapter) if adapter else "",
-        )
-        asked = replace(request, source=self.lookup.link(pinned), destination=destination, options=linked)
-        job.check(asked, endpoint=self._settings.endpoint, token=token)
-        options = replace(request.options, base=base, adapter=adapter)
+        pinned, beside = checkpoint.source.text, naming(checkpoint.beside)
+        links: dict[str, Any] = {name: self.lookup.link(text) for name, text in beside.items()}
+        linked = replace(request, source=self.lookup.link(pinned), options=replace(request.options, **links))
+        job.check(replace(linked, destination=destination), endpoint=self._settings.endpoint, token=token)
+        options = replace(request.options, **beside)
         request = replace(request, source=pinned, destination=destination, options=options)
         return self._queue_up(request, checkpoint, plan, who, token)
 
@@ -157,7 +151,8 @@ class Desk:
         self, request: JobRequest, original: Checkpoint, made: Plan | Checkpoint, who: Person, token: str
     ) -> str:
         """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
-        adapter = original.adapter
+        options = request.options
+        dequantizes = bool(made.dequantized) if isinstance(made, Plan) else options.dequantize
         record = JobRecord(
             new_job_id(request.destination.partition("@")[0]),
             who.name,
@@ -166,12 +161,7 @@ class Desk:
             self._clock(),
             expected_seconds=expected_seconds(work_of(original, made), self._rates(original, made)),
             unreached=tuple(dict.fromkeys((*original.unreached, *(() if isinstance(made, Plan) else made.unreached)))),
-            read=reading_of(
-                summarize_source(original),
-                request.options.dtype,
-                (adapter.source, adapter.file.path) if adapter else None,
-                dequantizes=bool(made.dequantized) if isinstance(made, Plan) else request.options.dequantize,
-            ),
+            read=Reading(original.inputs, original.variant, options.dtype, dequantizes),
         )
         with self._lock:
             self._refuse_busy(who.name)
@@ -188,22 +178,12 @@ class Desk:
     def submit_check(self, place: str, who: Person, token: str) -> str:
         """Accept a job that reads every byte of the result in `place` and of its source. Raises as `submit`."""
         result = self.results.read(place, token)
-        source, plan = result.report.source, result.report.plan
         if result.report.needs_folder:
             hint = "Run `shard-my-repo verify` on the machine that has the folder."
             raise Refused("The result was made from a folder, which is not on this machine.", hint)
-        adapter = plan.merged.path if plan.merged else ""
-        original, copy = source.ref.pinned, f"{result.repo_id}@{result.revision}"
-        base = source.base.pinned if source.base and source.base.kind == "hub" else ""
+        (original, options), copy = asked_of(result.report), f"{result.repo_id}@{result.revision}"
         inspect = self.models.inspect
-        read = inspect(original, source.variant, token, base, adapter), inspect(copy, "", token)
-        options = Options(
-            dtype=plan.dtype_asked,
-            variant=source.variant,
-            base=base,
-            dequantize=bool(plan.dequantized),
-            adapter=adapter,
-        )
+        read = inspect(original, options.variant, token, options.inputs), inspect(copy, "", token)
         request = JobRequest(original, copy, options, kind="verify", of_result=True)
         self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
         return self._queue_up(request, *read, who, token)
@@ -213,7 +193,7 @@ class Desk:
         likeness = self.models.compare(original, copy, variant, token)
         dtype = "keep" if likeness.keeps_others else likeness.dtype
         options = Options(dtype=dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
-        pinned = likeness.original.pinned, likeness.copy.pinned
+        pinned = likeness.original.text, likeness.copy.text
         read = self.models.inspect(pinned[0], variant, token), self.models.inspect(pinned[1], "", token)
         request = JobRequest(*pinned, options, kind="verify")
         self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
@@ -256,10 +236,10 @@ class Desk:
     def unfinished(self, repo_id: str, token: str) -> JobRequest | None:
         """Return the request that resumes the unfinished job in `repo_id`, if there is one. Raises DestinationError."""
         staged = job.find_unfinished(repo_id, endpoint=self._settings.endpoint, token=token)
-        if staged is None or staged.source.kind != "hub":
+        if staged is None or not staged.source.is_pinned:
             return None
         return JobRequest(
-            source=staged.source.pinned,
+            source=staged.source.text,
             destination=repo_id,
             options=staged.options,
             private=staged.private,

@@ -14,12 +14,13 @@ from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import MAX_FILES
 from sharding.core.options import Request, TargetDtype
+from sharding.core.origin import Place
 from sharding.core.text import duration, format_bytes, undecided_sentence, within_words, without_revision
-from sharding.core.values import RepoRef, Verification
+from sharding.core.values import Verification
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
 from sharding.report.report import JobEvent, PlanMade, Problem, parse_event
-from sharding.report.schema import Json, Proof, Report, SourceSummary
+from sharding.report.schema import Json, Proof, Report
 
 KEEP_SECONDS = 24 * 3600  # Time that the output of a job is kept, so that its link works the next day.
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
@@ -61,19 +62,10 @@ class JobRequest(Request):
 class Reading:
     """All that decides which numbers a job held a copy to. `dtype` is the option, not what it made."""
 
-    original: RepoRef
-    base: RepoRef | None
-    adapter: tuple[RepoRef, str] | None
+    inputs: tuple[Place, ...]
     variant: str
     dtype: TargetDtype
     dequantizes: bool
-
-
-def reading_of(
-    source: SourceSummary, dtype: TargetDtype, adapter: tuple[RepoRef, str] | None = None, *, dequantizes: bool = False
-) -> Reading:
-    """Return how a job reads `source`. A record proves only a report that gives the same."""
-    return Reading(source.ref, source.base, adapter, source.variant, dtype, dequantizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +244,7 @@ class History:
                     cast = "" if event.dtype == "keep" else f", {how} to {event.dtype}"
                     same = "match what was read from" if event.unstated else "are bit-identical to"
                     same += " the source" if event.unstated else " the source's"
-                    adapter = f", with {event.merged.path} merged" if event.merged else ""
+                    adapter = f", with {event.merged.adapter.text} merged" if event.merged else ""
                     return f"Verified: all {event.tensors:,} tensors {same}{adapter}{cast}."
                 if event.is_undecided:
                     return undecided_sentence(event.undecided)

@@ -1,7 +1,7 @@
 """Judge how far you can trust a result or a copy: by this desk's own records if there are some."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
@@ -12,7 +12,7 @@ from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED
 from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import JobRecord, Reading, reading_of
+from sharding.desk.jobs import JobRecord, Reading
 from sharding.desk.models import Models, fingerprint
 from sharding.planning.adapters.merged import unknown_names
 from sharding.planning.adapters.replaced import as_classifier
@@ -47,37 +47,33 @@ class Results:
 
     def trust(self, result: Result, token: str | None) -> Trust:
         """Return how far you can trust a result. Raises SourceError if its headers cannot be read."""
-        source, merge, copy = result.report.source, result.report.plan.merged, f"{result.repo_id}@{result.revision}"
+        report, copy = result.report, f"{result.repo_id}@{result.revision}"
         original, why_not, known = None, "", dict[str, str]()
-        # Only the headers of quantized weights need the configuration, and the base has it.
-        base = source.base if result.report.plan.dequantized else None
+        # Only the headers of quantized weights need the configuration, which a base may have.
+        read = [place for place in report.source.inputs if place.gives_numbers or report.plan.dequantized]
         inspect = partial(self.models.inspect, token=token)
         with readers(1) as pool:  # beside the source: a slow Hub takes as long for one as for both
             reading = pool.submit(inspect, copy)
-            if source.kind == "folder":
-                why_not = "the source was a folder on somebody's machine."
-            elif base and base.kind == "folder":
-                why_not = "the base model was a folder on somebody's machine."
-            elif merge and merge.adapter.kind == "folder":
-                why_not = "the adapter was a folder on somebody's machine."
+            if lost := next((place for place in read if not place.is_pinned), None):
+                why_not = f"the {lost.called} was a folder on somebody's machine."
             else:
                 try:
-                    beside = {"base": base.pinned if base else "", "adapter": merge.path if merge else ""}
-                    original = inspect(source.ref.pinned, source.variant, **beside)
+                    inputs = {place.role: place.text for place in read}
+                    original = inspect(inputs.pop("model"), report.source.variant, inputs=inputs)
                     if original.adapter and unknown_names(original):
                         known = dict(self.models.names(as_classifier(original), fingerprint(token) or "trust"))
                 except SourceError as error:
                     why_not = error.message
             held = pool.result(reading)
-        judged = partial(judge, result.report, result.files, held, original, why_not, known)
+        judged = partial(judge, report, result.files, held, original, why_not, known)
         # All who ask for one result wait for the same answer, so the result itself is the caller.
         is_merged = original and original.adapter
         trust = self.models.in_turn(("trust", copy), copy, judged) if is_merged else judged()
         if trust.level != "contradicted":
-            for record in _decisive(self.shelf.records(), _read_for(result.report), copy):
+            for record in _decisive(self.shelf.records(), _read_for(report), copy):
                 now = (*held.unreached, *(original.unreached if original else ()))
                 return lowered(_own(record, held.other_weights), (*record.unreached, *now))
-        return lowered(trust, result.report.verification.unreached)  # it may name commits, of its base for example
+        return lowered(trust, report.verification.unreached)  # it may name commits, of its base for example
 
     def compare(
         self, original: str, copy: str, token: str | None, session: str | None = None, variant: str = ""
@@ -99,8 +95,8 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
     A record counts only if it is about these commits, read in the same way. Headers show at most "fits".
     """
     dtype: TargetDtype = "keep" if likeness.keeps_others else likeness.dtype
-    read = Reading(likeness.original, None, None, likeness.variant, dtype, bool(likeness.dequantized))
-    for record in _decisive(records, read, likeness.copy.pinned):
+    read = Reading((likeness.original,), likeness.variant, dtype, bool(likeness.dequantized))
+    for record in _decisive(records, read, likeness.copy.text):
         if likeness.verdict != "different" or record.state != "done":
             return lowered(_own(record, likeness.unread), (*record.unreached, *likeness.unreached))
     level: Level = "contradicted" if likeness.verdict == "different" else "fits"
@@ -110,12 +106,10 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
 
 def _read_for(report: Report) -> Reading:
     """Return what a job must have read to prove what `report` claims."""
-    plan = report.plan
-    adapter = (plan.merged.adapter, plan.merged.file) if plan.merged else None
-    source, base = report.source, report.source.base
-    if base and base.kind == "folder" and not report.needs_folder:
-        source = replace(source, base=None)  # no number depends on it, and no job here can read it
-    return reading_of(source, plan.dtype_asked, adapter, dequantizes=bool(plan.dequantized))
+    source, plan, inputs = report.source, report.plan, report.source.inputs
+    if not report.needs_folder:  # no number depends on an input in a folder, and no job here can read it
+        inputs = tuple(place for place in inputs if place.is_pinned)
+    return Reading(inputs, source.variant, plan.dtype_asked, bool(plan.dequantized))
 
 
 def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[JobRecord]:

@@ -25,6 +25,7 @@ from sharding.core.limits import (
     QUESTION_SECONDS,
 )
 from sharding.core.options import Options, Request
+from sharding.core.origin import Role
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.gauge import this_machine
@@ -35,7 +36,7 @@ from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
-from sharding.storage.locate import open_source
+from sharding.storage.locate import open_inputs
 from sharding.verify.structure import Claims, Likeness, claims_of, compare_structure
 from sharding.verify.verify import stored_digests
 
@@ -68,16 +69,15 @@ class Headers:
         source: str,
         token: str | None,
         variant: str = "",
-        base: str = "",
-        adapter: str = "",
+        beside: Mapping[Role, str] | None = None,
         most_bytes: int = PAGE_WEIGHT_BYTES,
     ) -> Checkpoint:
-        """Return the checkpoint in `source` with its `base` and `adapter`, as the owner of `token` may see them.
+        """Return the checkpoint in `source` with the inputs `beside` it, as the owner of `token` may see them.
 
-        All three are links to repos. It reads at most `most_bytes` of weights. A failure is not cached. Raises as
+        All of them are links to repos. It reads at most `most_bytes` of weights. A failure is not cached. Raises as
         `job.inspect` does, and Later while another visitor reads it.
         """
-        key = source, variant, base, adapter, fingerprint(token)
+        key = source, variant, *(beside or {}).values(), fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
@@ -90,9 +90,9 @@ class Headers:
         if entry:
             return result_of(key, entry.reading)
         try:
-            read = partial(job.inspect, variant=variant, base=base, adapter=adapter)
-            limited = partial(read, most_tensors=MAX_PAGE_TENSORS, most_bytes=most_bytes)
-            mine.set_result(limited(source, endpoint=self._endpoint, token=token))
+            inputs = {"model": source, **(beside or {})}
+            read = partial(job.inspect_inputs, inputs, variant, MAX_PAGE_TENSORS, most_bytes)
+            mine.set_result(read(endpoint=self._endpoint, token=token))
         except BaseException as error:
             mine.set_exception(error)
             with self._lock:
@@ -150,19 +150,21 @@ class Models:
         source: str,
         variant: str = "",
         token: str | None = None,
-        base: str = "",
-        adapter: str = "",
+        inputs: Mapping[Role, str] | None = None,
         session: str | None = None,
     ) -> Checkpoint:
-        """Return the contents of a repo, as `job.inspect` does. Raises also Refused if too many wait for weights."""
-        beside = self._link(base) if base else "", self._link(adapter) if adapter else ""
-        read = partial(self._headers.read, self._link(source), token, variant, *beside)
+        """Return the contents of a repo and the `inputs` beside it, as `job.inspect` does.
+
+        Raises also Refused if too many wait for weights.
+        """
+        beside = {role: self._link(text) for role, text in (inputs or {}).items()}
+        read = partial(self._headers.read, self._link(source), token, variant, beside)
         try:
             return read()
         except WeightsNeeded:
-            origin = open_source(self._link(source), Hub(self._endpoint, token), *beside)
+            origin = open_inputs({"model": self._link(source), **beside}, Hub(self._endpoint, token))
             owner = "" if origin.is_private is False else fingerprint(token)
-            key = "weights", variant, tuple(part.ref for part in origin.sources), origin.adapter_folder, owner
+            key = "weights", variant, origin.places, owner
             ask = partial(read, most_bytes=MAX_PAGE_WEIGHT_BYTES)
             return self._weights.ask(key, _caller(token, session), ask, weight=None)
 
@@ -175,7 +177,7 @@ class Models:
         """
         Request(source, "", options).refuse_contradictions()
         this_machine()  # is measured while the headers are read
-        checkpoint = self.inspect(source, options.variant, token, options.base, options.adapter, session)
+        checkpoint = self.inspect(source, options.variant, token, options.inputs, session)
         caller = _caller(token, session)
         is_large = checkpoint.adapter is not None or checkpoint.input_tensors >= LARGE_PLAN_TENSORS
 
@@ -215,7 +217,7 @@ class Models:
         found = []
         try:
             for side in sides:
-                source = open_source(self._link(side.source.pinned), Hub(self._endpoint, token))
+                source = open_inputs({"model": self._link(side.source.text)}, Hub(self._endpoint, token))
                 found.append(stored_digests(source, side, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_DIGESTS_VALUES))
         except SourceError:
             return None
@@ -253,9 +255,8 @@ class Models:
 
 
 def _weights(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
-    """Return what identifies the weights of a checkpoint: commits, variants, and the file of the adapter."""
-    adapter = (checkpoint.adapter.source, checkpoint.adapter.file) if checkpoint.adapter else ()
-    return (checkpoint.source, checkpoint.base, tuple(part.variant for part in checkpoint.components), *adapter)
+    """Return what identifies the weights of a checkpoint: commits and variants."""
+    return (checkpoint.inputs, tuple(part.variant for part in checkpoint.components))
 
 
 def _caller(token: str | None, session: str | None) -> str:

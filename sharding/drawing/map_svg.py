@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sharding.core.errors import DestinationError
-from sharding.core.text import count, format_bytes, share, source_name
+from sharding.core.text import count, format_bytes, share
 from sharding.core.values import Checkpoint, Plan, folder_of
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box, Cell, Column, ModelMap, map_of_plan
 from sharding.drawing.tensor_kinds import Kind
@@ -52,7 +52,7 @@ _HATCH = (
 
 def draw_plan(checkpoint: Checkpoint, plan: Plan) -> str:
     """Return the SVG of the shards that `plan` makes of a checkpoint."""
-    name = source_name(checkpoint.source.kind, checkpoint.source.name)
+    name = checkpoint.source.words
     title = f"{name}: {count(len(checkpoint.weight_files), 'file')} → {len(plan.shards):,}"
     return draw_map(map_of_plan(checkpoint, plan), title)
 

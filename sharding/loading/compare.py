@@ -14,7 +14,7 @@ from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
 from sharding.core.protocols import Destination, Files
-from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
+from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Checkpoint, Plan, ShardRecord
 from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
@@ -116,7 +116,7 @@ def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
         what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"
         what = f"is the variant {checkpoint.variant}" if checkpoint.variant else what
         what = "is in the pieces of a training run" if checkpoint.of_ranks else what
-        name = source_name(checkpoint.source.kind, checkpoint.source.name)
+        name = checkpoint.source.words
         raise UsageError(f"A comparison cannot load {name}, which {what}.", "Leave --compare out.", _LEAVE_OUT)
     try:
         loadable_files(origin)

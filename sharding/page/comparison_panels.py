@@ -45,7 +45,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     return render(
         "same",
         likeness=likeness,
-        pages=[f"{endpoint}/{side.tree}" for side in (likeness.original, likeness.copy)],
+        pages=[side.page(endpoint) for side in (likeness.original, likeness.copy)],
         headline=headline,
         tone="good" if is_read and not trust.caveats else "bad" if trust.level == "contradicted" else "",
         rung=_rung(likeness, is_read, was_read),
@@ -69,7 +69,7 @@ def outcome_panel(status: JobStatus) -> str:
         unreached=status.unreached,
         unstated=bool(proof and proof.unstated),
         within=f"They are {within_words(proof.tensors, proof.within)}" if proof and proof.within else "",
-        adapter=proof.merged.path if proof and proof.merged else "",
+        adapter=proof.merged.adapter.text if proof and proof.merged else "",
         rung=Rung(READ),
     )
 
@@ -163,6 +163,6 @@ def _counts(mismatches: Iterable[Contrast]) -> list[str]:
 
 
 def _command(likeness: Likeness) -> str:
-    words = ["shard-my-repo", "diff", likeness.original.pinned, likeness.copy.pinned]
+    words = ["shard-my-repo", "diff", likeness.original.text, likeness.copy.text]
     words += ["--variant", likeness.variant] if likeness.variant else []
     return shlex.join([*words, "--json"])

@@ -13,8 +13,9 @@ from markupsafe import Markup
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import Remedy, ShardingError
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, parameters, time_range
-from sharding.core.values import Address, Checkpoint, Component, FileEntry, Finding, Plan, RepoRef, Tensor
+from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.overview import Overview
@@ -42,7 +43,7 @@ def hero() -> str:
     """Return the picture: the two files of Mistral-7B-v0.1 (bf16) today, and their copy."""
     tensors = tuple(_tensors())
     files = tuple(FileEntry(file, sum(tensor.bytes for tensor in tensors if tensor.file == file)) for file in _FILES)
-    ref = RepoRef("hub", _NAME, "")
+    ref = Place("hub", _NAME)
     model = Checkpoint(ref, tensors, (Component(),), files, side_files=(), findings=())
     plan = plan_shards(tensors, Options(_SIZE))
     return render(
@@ -203,7 +204,7 @@ def findings_panel(findings: Sequence[Finding]) -> str:
 def devices_panel(plan: DevicePlan, copy: str) -> str:
     """Return which part of a model goes on which device, and the code that loads `copy`, or the original, like that."""
     is_of_copy = copy and not plan.trouble
-    snippet = device_snippet(plan.class_name, plan.device_map, Address(copy)) if is_of_copy else plan.snippet
+    snippet = device_snippet(plan.class_name, plan.device_map, Place("hub", copy)) if is_of_copy else plan.snippet
     longest = max((load.budget_bytes or load.bytes for load in plan.devices), default=0) or 1
     return render("devices", plan=plan, copy=copy, snippet=snippet, longest=longest)
 

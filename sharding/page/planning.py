@@ -160,7 +160,7 @@ class Planning(Events):
             of_ranks = needs_base(checkpoint)
             values = {**values, form.base: base if of_ranks else ""}
             if of_ranks and base:
-                checkpoint = self.desk.models.inspect(source, taken, token, base)
+                checkpoint = self.desk.models.inspect(source, taken, token, {"base": base})
             if values[form.shown].choices == self._choices(values, checkpoint):
                 return {form.repo_message: remark}  # asked twice, for example by a click that also leaves the field
             card = self.desk.lookup.card(source, token)

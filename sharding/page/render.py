@@ -51,7 +51,7 @@ def _templates() -> Environment:
     templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
-    templates.globals |= {"source_name": words.source_name, "time_range": words.time_range}
+    templates.globals |= {"time_range": words.time_range}
     templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_ROWS": MOST_ROWS, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
     templates.globals |= {"place": _place, "corners": _corners, "outline": outline, "components": components}

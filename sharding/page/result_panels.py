@@ -1,18 +1,17 @@
 """Turn the report of a result into panels that claim no more than is known. Pure."""
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 from markupsafe import Markup
 
 from sharding.core.errors import UsageError
-from sharding.core.options import SINGLE_FILE, Options, Order
-from sharding.core.text import count, format_bytes, source_name, time_range, within_words
-from sharding.core.values import Merge, folder_of
+from sharding.core.origin import Place
+from sharding.core.text import count, format_bytes, time_range, within_words
 from sharding.desk import Forecast
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
+from sharding.report.report import asked_of
 from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from sharding.verify.trust import Level, Trust
@@ -39,18 +38,21 @@ def rung_of(trust: Trust) -> Rung:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a result is: its repo and `page` on the Hub, its `link` to this page, and the pages of its sources.
+    """Where a result is: its repo on the Hub at `endpoint`, and its `link` to this page.
 
     `revision` is the commit that is shown, "" if the page does not name it. `badge` is "" if no other site can show it.
     """
 
     repo_id: str
-    page: str
+    endpoint: str
     link: str
-    source: str | None
     revision: str = ""
     badge: str = ""
-    adapter: str | None = None
+
+    @property
+    def page(self) -> str:
+        """The address of its page on the Hub."""
+        return f"{self.endpoint}/{self.repo_id}"
 
     def file(self, name: str) -> str:
         """Return the address of the page of a file in the result."""
@@ -72,7 +74,6 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         infinite=sum(report.overflowed.values()),
         documents={title: places.file(name) for name, title in documents.items() if name in report.files},
         again=_again(report),
-        folder=folder_of(report.plan.merged.file).removesuffix("/") if report.plan.merged else "",
     )
 
 
@@ -130,32 +131,22 @@ def _next_step(report: Report) -> str:
         return f"Load it by its name. It takes the memory of {report.plan.dtype} weights."
     if report.plan.merged:
         return "Load it by its name, like any model. It needs no PEFT and no adapter."
-    if report.source.base:
+    if report.source.of("base"):
         return "Load it by its name, like the model that was trained."
     return "Load it by its name. If a download breaks, you lose at most one file."
 
 
 def _again(report: Report) -> str:
-    """Return the link to the plan of another copy like this one, or "" if its source or adapter was a folder."""
-    source, plan = report.source, report.plan
-    if source.kind != "hub" or (plan.merged and plan.merged.adapter.kind != "hub"):
+    """Return the link to the plan of another copy like this one, or "" if it was made from a folder."""
+    name = report.source.place.name
+    if not all(place.is_pinned for place in report.source.inputs if place.gives_numbers):
         return ""
-    base = source.base.pinned if source.base and source.base.kind == "hub" else ""
-    is_one = len(plan.shards) == 1 and plan.max_shard_bytes == plan.total_bytes
     try:
-        options = Options(
-            SINGLE_FILE if is_one else _written(plan.max_shard_bytes),
-            strategy=plan.strategy,
-            order=cast("Order", plan.order),  # Options checks it
-            dtype=plan.dtype_asked,
-            variant=source.variant,
-            base=base,
-            dequantize=bool(plan.dequantized),
-            adapter=plan.merged.path if plan.merged else "",
-        )
-    except UsageError:  # the report may be anybody's, or of a version that had other choices
-        return query_of(Wish(source.ref.name, sized=False))
-    return query_of(Wish(source.ref.name, options))
+        _, options = asked_of(report)
+    except UsageError:
+        return query_of(Wish(name, sized=False))
+    size = options.max_shard_size
+    return query_of(Wish(name, replace(options, max_shard_size=_written(size) if isinstance(size, int) else size)))
 
 
 def _written(size: int) -> str:
@@ -168,21 +159,18 @@ def _written(size: int) -> str:
     return next((f"{size // unit}{name}" for name, unit in units if size and size % unit == 0), str(size))
 
 
-def adapter_name(merge: Merge) -> str:
-    """Return the name of an adapter, with the first letters of its commit if it has one."""
-    folder = folder_of(merge.file).removesuffix("/")
-    commit = f"@{merge.adapter.revision[:12]}" if merge.adapter.kind == "hub" else ""
-    return source_name(merge.adapter.kind, merge.adapter.repo_id) + commit + (f"/{folder}" if folder else "")
+def named(place: Place) -> str:
+    """Return the name of an input, with the first letters of its commit if it has one."""
+    return replace(place, revision=place.revision[:12]).text if place.is_pinned else place.words
 
 
 def _verdict(report: Report, trust: Trust) -> str:
     """Return the headline, which claims no more than is known."""
-    proof, source = report.verification, source_name(report.source.kind, report.source.ref.name)
-    source += f"@{report.source.revision[:12]}" if report.source.kind == "hub" else ""
+    proof, source = report.verification, named(report.source.place)
     source += f", variant {report.source.variant}" if report.source.variant else ""
     change = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
     change = f", dequantized to {proof.dtype} ({proof.dequantized})" if proof.dequantized else change
-    change = f" with {adapter_name(proof.merged)} merged{change}" if proof.merged else change
+    change = f" with {named(proof.merged.adapter)} merged{change}" if proof.merged else change
     if not proof.holds:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     within = max(proof.within, trust.within)

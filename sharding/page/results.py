@@ -6,7 +6,6 @@ from contextlib import suppress
 import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError, VariantMissing
-from sharding.core.options import Options
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint
@@ -22,6 +21,7 @@ from sharding.page.result_panels import READ_HERE, Places, details_panel, result
 from sharding.page.site import Events, Login
 from sharding.planning.adapters.merged import changed_names
 from sharding.report.files import Result
+from sharding.report.report import asked_of
 from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
 
@@ -88,15 +88,14 @@ class Showing(Events):
 
     def _both(self, result: Result, token: str | None) -> tuple[Checkpoint, Checkpoint | None, frozenset[str]]:
         """Return the copy, its source if that can be read, and the names of the tensors that a merge changes."""
-        source, copy, merge = result.report.source, f"{result.repo_id}@{result.revision}", result.report.plan.merged
+        report, copy = result.report, f"{result.repo_id}@{result.revision}"
         original, changed = None, frozenset[str]()
-        if source.kind == "hub":
-            pinned = source.ref.pinned
+        if report.source.place.is_pinned:
+            pinned = report.source.place.text
             with suppress(ShardingError):
-                original = self.desk.models.inspect(pinned, source.variant, token)
-                if merge and merge.changed and merge.adapter.kind == "hub":
-                    options = Options(variant=source.variant, adapter=merge.path)
-                    changed = changed_names(self.desk.models.plan(pinned, options, token)[1])
+                original = self.desk.models.inspect(pinned, report.source.variant, token)
+                if report.plan.merged and report.plan.merged.changed and not report.needs_folder:
+                    changed = changed_names(self.desk.models.plan(*asked_of(report), token)[1])
         return self.desk.models.inspect(copy, "", token), original, changed
 
 
@@ -154,7 +153,7 @@ class Comparing(Events):
             return {form.likeness: problem(error), form.compared: (), form.query: asked}
         # Differences can be read again, to see their numbers.
         can_read = likeness.have_common and trust.level not in READ_HERE
-        names = [side.pinned for side in (likeness.original, likeness.copy)]
+        names = [side.text for side in (likeness.original, likeness.copy)]
         return {
             form.likeness: likeness_panel(likeness, trust, self.site.endpoint),
             form.read: gr.Button(_read_words(likeness), visible=can_read, interactive=token is not None),

@@ -6,7 +6,6 @@ import gradio as gr
 
 from sharding.core.environment import hub_endpoint, hub_token, space_hosts, space_id
 from sharding.core.errors import Refused, Remedy
-from sharding.core.values import folder_of
 from sharding.desk import Desk
 from sharding.page.form import Form, Update
 from sharding.page.links import Wish, query_of
@@ -111,13 +110,8 @@ class Events:
     ) -> Places:
         """Return where the result in `repo_id` is. If it `is_pinned`, its links name the `revision`."""
         endpoint, place = self.site.endpoint, f"{repo_id}@{revision}" if is_pinned else repo_id
-        source = f"{endpoint}/{report.source.ref.tree}" if report.source.kind == "hub" else None
         link, badge = self.site.address(request) + query_of(Wish(result=place)), self.site.badge(place)
-        merge, adapter = report.plan.merged, None
-        if merge and merge.adapter.kind == "hub":
-            folder = folder_of(merge.file)
-            adapter = f"{endpoint}/{merge.adapter.repo_id}/tree/{merge.adapter.revision}/{folder}".rstrip("/")
-        return Places(repo_id, f"{endpoint}/{repo_id}", link, source, revision, badge, adapter)
+        return Places(repo_id, endpoint, link, revision, badge)
 
     def taken(self, job: str) -> Update:
         """Show the part of the page with a job that the desk has taken. Its address becomes that of the job."""

@@ -7,8 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from sharding.core.errors import UsageError
+from sharding.core.origin import Place
 from sharding.core.text import format_bytes, parse_bytes
-from sharding.core.values import Address, Tensor
+from sharding.core.values import Tensor
 from sharding.model_class.architecture import Architecture
 
 PRESETS = {
@@ -74,7 +75,7 @@ def parse_budgets(text: str) -> dict[str, int]:
 
 
 def plan_devices(
-    architecture: Architecture, tensors: Iterable[Tensor], budgets: Mapping[str, int], place: Address, dtype: str | None
+    architecture: Architecture, tensors: Iterable[Tensor], budgets: Mapping[str, int], place: Place, dtype: str | None
 ) -> DevicePlan:
     """Return the plan for a checkpoint of `tensors`, from accelerate's device map in `architecture`.
 
@@ -117,17 +118,17 @@ def _stored_name(name: str, stored: Mapping[str, str]) -> str | None:
     return next((other for other in stored if other.endswith(f".{name}")), None)
 
 
-def device_snippet(class_name: str, device_map: Mapping[str, str], place: Address, dtype: str | None = None) -> str:
+def device_snippet(class_name: str, device_map: Mapping[str, str], place: Place, dtype: str | None = None) -> str:
     """Return the Python that loads the model in `place` by a device map, in `dtype` (None: "auto")."""
-    name, revision, folder = place
-    where = f"    revision={revision!r},\n" if revision else ""
-    where += f"    subfolder={folder[:-1]!r},\n" if folder else ""
+    where = f"    revision={place.revision!r},\n" if place.revision else ""
+    where += f"    subfolder={place.inside[:-1]!r},\n" if place.inside else ""
     offload = '    offload_folder="offload",\n' if DISK in device_map.values() else ""
     lines = "".join(f"        {line},\n" for line in _map_lines(device_map))
     return (
         f"from transformers import {class_name}\n\n"
         f"model = {class_name}.from_pretrained(\n"
-        f'    {name!r},\n{where}    dtype="{dtype or "auto"}",\n    device_map={{\n{lines}    }},\n{offload})\n'
+        f'    {place.repo_id!r},\n{where}    dtype="{dtype or "auto"}",\n'
+        f"    device_map={{\n{lines}    }},\n{offload})\n"
     )
 
 

@@ -162,7 +162,7 @@ def identify_plan(plan: Plan) -> str:
     # The kinds of fields in records count too, so that a resumed job does not mix two kinds of records.
     sha256 = hashlib.sha256(b"blake3, reads, overflowed\0")
     for source in plan.sources:
-        sha256.update(f"{source.kind} {source.name} {source.revision}\0".encode())
+        sha256.update(f"{source.store} {source.name} {source.revision}\0".encode())
     if plan.merged:
         sha256.update(f"{plan.merged.file} {plan.merged.sha256} unchanged\0".encode())
     for shard in plan.shards:

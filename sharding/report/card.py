@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
-from sharding.core.text import format_bytes, name_some, share, source_name, unreached_sentence
-from sharding.core.values import Merge
+from sharding.core.origin import Place
+from sharding.core.text import format_bytes, name_some, share, unreached_sentence
 from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary
@@ -20,19 +21,16 @@ _BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-i
 """The Hub publishes this badge for such links."""
 
 
-class Links(NamedTuple):
-    """Addresses on the Hub, None for a folder. `result` is the page that shows it, `base` is what was trained."""
-
-    source: str | None = None
-    result: str | None = None
-    base: str | None = None
-    adapter: str | None = None
-
-
 def write_card(
-    report: Report, source: ModelCard, links: Links, *, is_private: bool, keeps_metadata: bool = True
+    report: Report,
+    source: ModelCard,
+    endpoint: str,
+    result: str | None,
+    *,
+    is_private: bool,
+    keeps_metadata: bool = True,
 ) -> str:
-    """Return the README.md of a result. `source` is the card of the original.
+    """Return the README.md of a result, which the page at `result` shows. `source` is the card of the original.
 
     The metadata keeps every key of `source`. `base_model` and `tags` are set, and a relative `license_link` becomes
     absolute. Pass `keeps_metadata=False` if the Hub does not accept the metadata of `source`: it goes into the text.
@@ -46,52 +44,53 @@ def write_card(
         refused = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).replace("`", "'")
         body = f"The Hub does not accept the metadata of this card:\n\n```yaml\n{refused}```\n\n{body}"
         metadata = {}
-    _mark(metadata, report, links)
+    _mark(metadata, report, endpoint)
     sections = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n",
-        *_introduction(report, links, is_private),
+        *_introduction(report, endpoint, result, is_private),
         *_loading(report),
         *_shards(report),
         *_stages(report),
         *(_comparison(report.comparison) if report.comparison else ()),
-        *_making(report, links),
+        *_making(report, result),
     ]
     if body:
         sections += [_ORIGINAL, "## The original's card\n", body]
     return "\n".join(sections).rstrip() + "\n"
 
 
-def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
+def _mark(metadata: dict[str, Any], report: Report, endpoint: str) -> None:
     tags = metadata.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, list) else []
     metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
-    origin, page = (report.source.base, links.base) if report.source.base else (report.source, links.source)
-    if report.source.base or report.verification.unreached or report.plan.merged:
+    base = report.source.of("base")
+    origin = base or report.source.place
+    if base or report.verification.unreached or report.plan.merged:
         metadata.pop("base_model_relation", None)  # it says how the base was made, for example by quantizing
     if report.verification.unreached:
         metadata.pop("base_model", None)  # anybody may have written it
-    elif page:
+    elif origin.is_pinned:
         metadata["base_model"] = origin.repo_id
         if report.plan.merged:
             metadata["base_model_relation"] = "finetune"
     link = metadata.get("license_link")
-    if page and isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
+    if origin.is_pinned and isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
         path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
-        metadata["license_link"] = f"{page}/blob/{origin.revision}/{path}"
+        metadata["license_link"] = f"{endpoint}/{origin.repo_id}/blob/{origin.revision}/{path}"
 
 
-def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[str]:
+def _introduction(report: Report, endpoint: str, result: str | None, is_private: bool) -> Iterable[str]:
     yield f"# {report.destination.repo_id.rpartition('/')[2]}\n"
-    if links.result:
-        yield f"[![See and check it on its page]({_BADGE})]({links.result})\n"
+    if result:
+        yield f"[![See and check it on its page]({_BADGE})]({result})\n"
     for place in report.verification.unreached:
         yield f"**{_plain(unreached_sentence(place))}**\n"
     count = len(report.plan.shards)
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
-    origin = _origin(report, links)
+    origin = _link(report.source.place, endpoint)
     what = f"a copy of {origin}" if report.plan.rank is None else f"the part of {origin} for {_part(report)}"
     if merge := report.plan.merged:
-        what += f", with the adapter {_adapter(merge, links)} merged into it,"
+        what += f", with the adapter {_link(merge.adapter, endpoint)} merged into it,"
     proved = f" in {files}. {_proof(report)}" if report.verification.identical else "."
     yield f"This is {what}{proved}\n"
     if count := report.source.in_pieces:
@@ -99,12 +98,9 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             f"The source was saved by a training run: {count:,} of its {report.source.tensors:,} tensors were in "
             f"pieces, in {len(report.source.weight_files)} files of its ranks. Here they are whole.\n"
         )
-    if base := report.source.base:
-        name = source_name(base.kind, f"`{_plain(base.repo_id)}`")
-        if links.base:
-            name = f"[{_plain(base.name)}]({links.base.removesuffix(base.repo_id)}{base.tree})"
+    if base := report.source.of("base"):
         beside = "The files beside the weights (configuration, tokenizer, licence)"
-        yield f"{beside} come from {name}, the model that was trained.\n"
+        yield f"{beside} come from {_link(base, endpoint)}, the model that was trained.\n"
     if merge := report.plan.merged:
         if not merge.changed:
             yield "**The adapter changes no number: what it adds is zero, or is lost in the rounding.**\n"
@@ -123,27 +119,18 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
     yield f"![A map of all tensors, sized by their bytes, in the files of the original and of the copy]({MAP_NAME})\n"
     if is_private and report.plan.merged:
         yield "The original or the adapter is gated or private. Their terms hold for this copy too.\n"
-    elif is_private and links.source:
-        yield f"The original is gated or private. The terms on [its page]({links.source}) hold for this copy too.\n"
-    if report.source.kind == "folder":
+    elif is_private and (page := replace(report.source.place, revision="", inside="").page(endpoint)):
+        yield f"The original is gated or private. The terms on [its page]({page}) hold for this copy too.\n"
+    if not report.source.place.is_pinned:
         yield "The original is a folder, so there is no page to link to.\n"
 
 
-def _adapter(merge: Merge, links: Links) -> str:
-    name = _plain(merge.adapter.repo_id)
-    if not links.adapter:
-        return source_name(merge.adapter.kind, f"`{name}`")
-    folder, commit = merge.file.rpartition("/")[0], merge.adapter.revision
-    inside = f" (folder {_plain(folder)})" if folder else ""
-    return f"[{name}]({links.adapter}){inside} at commit [`{commit[:12]}`]({links.adapter}/tree/{commit})"
-
-
-def _origin(report: Report, links: Links) -> str:
-    source = report.source
-    if not links.source:
-        return source_name(source.kind, f"`{_plain(source.ref.name)}`")
-    commit = f"[`{source.revision[:12]}`]({links.source.removesuffix(source.repo_id)}{source.ref.tree})"
-    return f"[{_plain(source.ref.name)}]({links.source}) at commit {commit}"
+def _link(place: Place, endpoint: str) -> str:
+    """Return the name of an input with a link to the commit that was read. A folder has no page."""
+    if not place.is_pinned:
+        return f"the folder `{_plain(place.name)}`"
+    page = replace(place, revision="", inside="").page(endpoint)
+    return f"[{_plain(place.name)}]({page}) at commit [`{place.revision[:12]}`]({place.page(endpoint)})"
 
 
 def _proof(report: Report) -> str:
@@ -173,7 +160,7 @@ def _proof(report: Report) -> str:
 
 
 def _loading(report: Report) -> Iterable[str]:
-    is_repo, name = report.destination.kind == "hub", report.destination.repo_id
+    is_repo, name = report.destination.is_pinned, report.destination.repo_id
     for command in how_to_check(report, name if is_repo else ".").values():
         yield f"Anybody can write such a card. To check this one, read every byte of both:\n\n```sh\n{command}```\n"
     repo = name if is_repo else f"./{name}"
@@ -249,10 +236,10 @@ def _comparison(comparison: ComparisonSummary) -> Iterable[str]:
     yield "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{comparison.how}\n"
 
 
-def _making(report: Report, links: Links) -> Iterable[str]:
+def _making(report: Report, result: str | None) -> Iterable[str]:
     cost, version = report.resources, report.tool.rpartition(" ")[2]
     yield "## How it was made\n"
-    shown = f", and [its page]({links.result}) shows it" if links.result else ""
+    shown = f", and [its page]({result}) shows it" if result else ""
     yield (
         f"Shard My Repo {version} made this copy on {report.finished:%Y-%m-%d} in {cost.seconds:.1f} s, with at most "
         f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is in `sharding_report.json`{shown}.\n"

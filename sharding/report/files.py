@@ -7,19 +7,19 @@ from sharding.checkpoint.documents import read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError, Remedy, SourceError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
-from sharding.core.protocols import Files, Repo
+from sharding.core.protocols import Files, Inputs
 from sharding.core.text import format_bytes, json_file, values_in
-from sharding.core.values import Checkpoint, FileEntry, Plan, RepoRef, ShardRecord
+from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.drawing.map_svg import draw_plan
 from sharding.formats.index import build_indexes
 from sharding.formats.model_card import ModelCard, parse_card
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
-from sharding.report.card import Links, write_card
+from sharding.report.card import write_card
 from sharding.report.report import digests_json
 from sharding.report.schema import Report, parse_report, to_json
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
-from sharding.storage.locate import open_source
+from sharding.storage.locate import open_inputs
 from sharding.storage.names import parse_address
 
 
@@ -39,7 +39,7 @@ def write_beside(
     checkpoint: Checkpoint,
     plan: Plan,
     records: Mapping[str, ShardRecord],
-    origin: Repo,
+    origin: Inputs,
     original: ModelCard,
     hub: Hub,
 ) -> dict[str, bytes]:
@@ -55,16 +55,14 @@ def write_beside(
     return files | build_indexes(plan) | dict(plan.written)
 
 
-def _card(report: Report, original: ModelCard, origin: Repo, hub: Hub) -> str:
-    def page(ref: RepoRef | None) -> str | None:
-        return hub.page(ref.repo_id) if ref and ref.kind == "hub" else None
-
-    target, merged = report.destination, report.plan.merged
-    result = result_page(target.repo_id) if target.kind == "hub" else None
-    links = Links(page(origin.ref), result, page(report.source.base), page(merged.adapter if merged else None))
-    card = write_card(report, original, links, is_private=bool(origin.is_private))
-    if target.kind == "hub" and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
-        return write_card(report, original, links, is_private=bool(origin.is_private), keeps_metadata=False)
+def _card(report: Report, original: ModelCard, origin: Inputs, hub: Hub) -> str:
+    target = report.destination
+    result = result_page(target.repo_id) if target.is_pinned else None
+    card = write_card(report, original, hub.endpoint, result, is_private=bool(origin.is_private))
+    if target.is_pinned and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
+        return write_card(
+            report, original, hub.endpoint, result, is_private=bool(origin.is_private), keeps_metadata=False
+        )
     return card
 
 
@@ -81,15 +79,15 @@ class Result:
 def read_result(place: str, *, endpoint: str, token: str | None = None) -> Result:
     """Return the untrusted result in the repo at `place`: "owner/name[@revision]", or a link. Raises SourceError."""
     link, address = Lookup(endpoint).link(place), parse_address(place, endpoint)
-    if address.folder:
+    if address.inside:
         raise SourceError(f"{place[:200]} is a folder in a repo. A result is a whole repo.", "Name the repo alone.")
-    source = open_source(link, Hub(endpoint, token))
+    source = open_inputs({"model": link}, Hub(endpoint, token))
     entry = next((file for file in source.files if file.path == REPORT_NAME), None)
     if entry is None:
         raise SourceError(
             f"{source.ref.repo_id} has no {REPORT_NAME}, so there is no result to show.",
             "Only repos that this tool made have a result.",
-            Remedy("plan_repo", "@".join(filter(None, (source.ref.repo_id, address.revision)))),
+            Remedy("plan_repo", replace(address, repo_id=source.ref.repo_id).text),
         )
     text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
     refuse_costly(text, source.ref.repo_id)

@@ -11,8 +11,9 @@ from sharding import __version__
 from sharding.core.bounds import Blake3, Count, Sha256
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.options import Engine
-from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, ShardRecord, TensorDigest, Verification
+from sharding.core.options import SINGLE_FILE, Engine, Options, Order, naming
+from sharding.core.origin import Place
+from sharding.core.values import Checkpoint, Finding, Plan, ShardRecord, TensorDigest, Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.loading.measure import stored_dtypes
@@ -56,7 +57,7 @@ def make_report(
     verification: Verification,
     resources: Resources,
     *,
-    destination: RepoRef,
+    destination: Place,
     engine: Engine,
     overflowed: Mapping[str, int],
     comparison: Comparison | None,
@@ -85,6 +86,25 @@ def make_report(
     )
 
 
+def asked_of(report: Report) -> tuple[str, Options]:
+    """Return the source and the options that give this copy again, each input pinned. Raises UsageError.
+
+    The report may be anybody's, or of a version that had other choices.
+    """
+    source, plan = report.source, report.plan
+    is_one = len(plan.shards) == 1 and plan.max_shard_bytes == plan.total_bytes
+    return source.place.text, Options(
+        SINGLE_FILE if is_one else plan.max_shard_bytes,
+        strategy=plan.strategy,
+        order=cast("Order", plan.order),  # Options checks it
+        dtype=plan.dtype_asked,
+        variant=source.variant,
+        rank=plan.rank,
+        dequantize=bool(plan.dequantized),
+        **naming(place for place in source.beside if place.is_pinned),
+    )
+
+
 def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
     """Return the paths of all files that this tool writes for `plan`: shards, reports, indexes."""
     beside = (CARD_NAME, MAP_NAME, *([PICTURE_NAME] * has_picture), DIGESTS_NAME, REPORT_NAME)
@@ -94,9 +114,9 @@ def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of a SourceSummary."""
     tensors_in = checkpoint.tensors_in
-    same = ("architecture", "library", "variant", "other_variants", "base", "total_bytes")
+    same = ("architecture", "library", "variant", "other_variants", "beside", "total_bytes")
     return {
-        **{name: getattr(checkpoint.source, name) for name in ("kind", "repo_id", "revision", "folder")},
+        **{name: getattr(checkpoint.source, name) for name in ("store", "repo_id", "revision", "inside")},
         **{name: getattr(checkpoint, name) for name in same},
         "in_pieces": len(checkpoint.in_pieces),
         "total_parameters": sum(tensor.parameters for tensor in checkpoint.tensors),

@@ -20,7 +20,8 @@ from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_FILES
 from sharding.core.options import Engine, TargetDtype
-from sharding.core.values import Finding, Library, Merge, RepoRef, Stage, Verification
+from sharding.core.origin import Place, Role, Store
+from sharding.core.values import Finding, Library, Merge, Stage, Verification
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
 
@@ -91,21 +92,21 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSummary:
-    """The source of a job, and the facts in its headers. `dtypes` is dtype to bytes. `base` is what was trained.
+    """The source of a job, and the facts in its headers. `dtypes` is dtype to bytes. `beside` are the other inputs.
 
-    `in_pieces` counts the tensors that are stored in pieces. Only the `folder` of the repo counts, if it is not "".
+    The first four fields are those of its `Place`. `in_pieces` counts the tensors that are stored in pieces.
     """
 
-    kind: Literal["folder", "hub"]
+    store: Store
     repo_id: Word
     revision: Word
-    folder: OptionalFolder = ""
+    inside: OptionalFolder = ""
     architecture: Line | None
     library: Library = "transformers"
     variant: Word = ""
     other_variants: tuple[Word, ...] = ()
     in_pieces: Count = 0
-    base: RepoRef | None = None
+    beside: tuple[Place, ...] = ()
     total_bytes: Count
     total_parameters: Count
     tensors: Count
@@ -114,9 +115,18 @@ class SourceSummary:
     weight_files: Annotated[tuple[WeightFile, ...], Field(max_length=MAX_FILES)]
 
     @property
-    def ref(self) -> RepoRef:
+    def place(self) -> Place:
         """The repo or folder, and the state of it."""
-        return RepoRef(self.kind, self.repo_id, self.revision, self.folder)
+        return Place(self.store, self.repo_id, self.revision, self.inside)
+
+    @property
+    def inputs(self) -> tuple[Place, ...]:
+        """All inputs of the job."""
+        return (self.place, *self.beside)
+
+    def of(self, role: Role) -> Place | None:
+        """Return the input in `role`, None if the job had none."""
+        return next((place for place in self.inputs if place.role == role), None)
 
     @property
     def weights_name(self) -> str:
@@ -125,17 +135,18 @@ class SourceSummary:
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
-        _refuse_unnamed(self.ref)
-        if self.base:
-            _refuse_unnamed(self.base)
+        for place in self.inputs:
+            _refuse_unnamed(place)
+        if len({place.role for place in self.inputs}) < len(self.inputs):
+            raise ValueError("two inputs in one role")
         return self
 
 
-def _refuse_unnamed(ref: RepoRef) -> None:
+def _refuse_unnamed(place: Place) -> None:
     """Raise ValueError for a repo without a proper name and commit, and for a folder without a name or in another."""
-    if ref.kind == "hub" and not (_REPO_ID.fullmatch(ref.repo_id) and _COMMIT.fullmatch(ref.revision)):
+    if place.is_pinned and not (_REPO_ID.fullmatch(place.repo_id) and _COMMIT.fullmatch(place.revision)):
         raise ValueError("not the name and commit of a repo")
-    if ref.kind == "folder" and (ref.folder or ref.repo_id in ("", ".", "..") or "/" in ref.repo_id):
+    if not place.is_pinned and (place.inside or place.repo_id in ("", ".", "..") or "/" in place.repo_id):
         raise ValueError("not the name of a folder on a disk")
 
 
@@ -179,12 +190,6 @@ class PlanSummary:
     rank: Count | None = None
     findings: tuple[Finding, ...] = ()
     plan_id: Word = ""
-
-    @model_validator(mode="after")
-    def _is_named(self) -> Self:
-        if self.merged:
-            _refuse_unnamed(self.merged.adapter)
-        return self
 
     @property
     def dtype_asked(self) -> TargetDtype:
@@ -240,7 +245,7 @@ class Report:
     finished: Annotated[datetime, PlainSerializer(lambda time: time.isoformat(timespec="seconds"))]
     engine: Engine = "stream"
     source: SourceSummary
-    destination: RepoRef
+    destination: Place
     plan: PlanSummary
     plan_id: Word
     shards: tuple[WrittenShard, ...]
@@ -253,11 +258,9 @@ class Report:
 
     @property
     def needs_folder(self) -> bool:
-        """Whether checking it needs a folder: its source, its adapter, or the base, which a cast depends on."""
-        base = self.source.base
-        of_base = base is not None and base.kind == "folder" and self.plan.dtype != "keep"
-        of_adapter = self.plan.merged is not None and self.plan.merged.adapter.kind == "folder"
-        return self.source.kind == "folder" or of_base or of_adapter
+        """Whether checking it needs a folder on a disk. A cast depends on each input, because of its configuration."""
+        decisive = (place for place in self.source.inputs if place.gives_numbers or self.plan.dtype != "keep")
+        return not all(place.is_pinned for place in decisive)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -278,11 +281,13 @@ class Report:
             or (proof.tensors, proof.bytes, proof.dtype) == (*size, plan.dtype),
             "plan and verification disagree about dequantizing": proof.dequantized == plan.dequantized,
             "plan and verification disagree about an adapter": proof.merged == plan.merged,
+            "an input is merged that it does not name": plan.merged is None
+            or plan.merged.adapter in self.source.beside,
             "it dequantizes without a dtype": not plan.dequantized or plan.dtype != "keep",
             "the copy has another size than its source": not is_whole_as_stored
             or (self.source.tensors, self.source.total_bytes) == size,
             "its ranks do not make a pipeline": plan.has_ranks_of_its_pipeline,
-            "a repo cannot be the part of one rank": plan.rank is None or self.destination.kind == "folder",
+            "a repo cannot be the part of one rank": plan.rank is None or not self.destination.is_pinned,
         }
         if wrong := next((problem for problem, holds in checks.items() if not holds), None):
             raise ValueError(f"it contradicts itself: {wrong}")

@@ -5,7 +5,9 @@ import shlex
 from collections.abc import Mapping
 
 from sharding.core.hints import PipelineCut
+from sharding.core.options import Request
 from sharding.core.values import Library
+from sharding.report.report import asked_of
 from sharding.report.schema import Report
 
 _KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")  # Names that diffusers looks for if you give none.
@@ -177,7 +179,7 @@ torch.distributed.destroy_process_group()
 def _commands(report: Report, ranks: int, place: str) -> str:
     start = f"torchrun --nnodes {ranks} --nproc-per-node 1 --node-rank RANK --master-addr FIRST_MACHINE"
     start += " --master-port 29500 pipeline.py\n"
-    if report.plan.rank is not None or report.destination.kind != "hub":
+    if report.plan.rank is not None or not report.destination.is_pinned:
         return start
     first = report.plan.stages[0]
     files = dict.fromkeys(("*.json", "token*", *first.files, *(tied.file for tied in first.also_needs)))
@@ -207,16 +209,11 @@ def download_snippet(report: Report, place: str) -> Mapping[str, str]:
 
 def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     """Return the command that compares the result at `place` with its source. Empty if nobody else can."""
-    source, base, dtype = report.source, report.source.base, report.plan.dtype_asked
     if report.needs_folder or report.plan.rank is not None:
         return {}
-    words = ["shard-my-repo verify", shlex.quote(source.ref.pinned), place]
-    words += ["--dequantize"] if report.plan.dequantized else []
-    words += [f"--dtype {shlex.quote(dtype)}"] if dtype != "keep" else []
-    words += [f"--variant {shlex.quote(source.variant)}"] if source.variant else []
-    words += [f"--adapter {shlex.quote(report.plan.merged.path)}"] if report.plan.merged else []
-    words += [f"--base {shlex.quote(base.pinned)}"] if base and base.kind == "hub" else []
-    return {"check every byte": " ".join(words) + "\n"}
+    source, options = asked_of(report)
+    words = ["shard-my-repo", "verify", source, place, *Request(source, place, options).words("verify")]
+    return {"check every byte": shlex.join(words) + "\n"}
 
 
 def _class_of(architecture: str | None) -> str:

@@ -16,9 +16,10 @@ from typing_extensions import override
 from sharding.core.errors import DestinationError, Remedy, ReplaceRefused
 from sharding.core.events import Published
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS
-from sharding.core.protocols import Destination, Discarded, LentDestination, Repo
-from sharding.core.text import format_bytes, name_some, printable, source_name
-from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of, folders_around
+from sharding.core.origin import Place
+from sharding.core.protocols import Destination, Discarded, Inputs, LentDestination
+from sharding.core.text import format_bytes, name_some, printable
+from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob, folder_of, folders_around
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_names import (
     by_removal,
@@ -62,7 +63,7 @@ class FolderDestination(FolderSink, Destination):
         interrupted run left. A folder that `is_shared` is not locked: other machines will write to it too.
         """
         super().__init__(folder)
-        self.ref = RepoRef("folder", printable(folder.name), "")
+        self.ref = Place("folder", printable(folder.name), "")
         self._overwrite, self._restart = overwrite, restart
         self._journal = Journal(self._staging, is_shared=is_shared)
         self._is_prepared = self._is_begun = False
@@ -76,7 +77,7 @@ class FolderDestination(FolderSink, Destination):
         return bool(self._finished)
 
     @override
-    def check(self, source: RepoRef) -> None:
+    def check(self, source: Place) -> None:
         with explained(self._folder):
             self._refuse_foreign(source)
 
@@ -151,7 +152,7 @@ class FolderDestination(FolderSink, Destination):
         self,
         records: Mapping[str, ShardRecord],
         side_files: Iterable[FileEntry],
-        origin: Repo,
+        origin: Inputs,
         written: Mapping[str, bytes],
     ) -> Published:
         """Show the result, and last the files that make it a checkpoint. If killed, the same job finishes it later."""
@@ -243,7 +244,7 @@ class FolderDestination(FolderSink, Destination):
                     f"container, start again after {LEASE_SECONDS:.0f} s.",
                 ) from error
 
-    def _refuse_foreign(self, source: RepoRef) -> None:
+    def _refuse_foreign(self, source: Place) -> None:
         if not self._folder.exists():
             return
         if not self._folder.is_dir():
@@ -252,7 +253,7 @@ class FolderDestination(FolderSink, Destination):
         self._earlier = [file for file in earlier.files if is_inside(file)] if earlier else []
         if self._overwrite:
             return
-        name = source_name(source.kind, source.name)
+        name = source.words
         if earlier and earlier.source != name:
             raise ReplaceRefused(f"The folder {self._folder}", earlier.source, name)
         if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):

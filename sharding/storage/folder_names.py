@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.core.protocols import Files, Repo
+from sharding.core.protocols import Inputs
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_plain, is_reserved, is_weights
 from sharding.storage.folder_writing import sync_folders
 from sharding.storage.records import Earlier, parse_earlier
@@ -19,14 +19,12 @@ _NOT_THE_NAME = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk that have nothing to do with a name."""
 
 
-def refuse_overlap(folder: Path, name: str, source: Files) -> None:
-    """Raise DestinationError if `folder` lies inside a folder of `source`, or the other way round."""
-    adapter = source.adapter if isinstance(source, Repo) else None
-    for number, each in enumerate(source.sources if isinstance(source, Repo) else [source]):
-        if each.folder and (lies_in(folder, each.folder) or lies_in(each.folder, folder)):
-            what = "adapter" if each is adapter else "base" if number else "source"
-            message = f"The destination {name} lies inside the {what}, or the {what} lies inside it."
-            raise DestinationError(message, f"Choose a folder beside the {what}.")
+def refuse_overlap(folder: Path, name: str, inputs: Inputs) -> None:
+    """Raise DestinationError if `folder` lies inside the folder of one of `inputs`, or the other way round."""
+    for place, source in zip(inputs.places, inputs.sources, strict=True):
+        if source.folder and (lies_in(folder, source.folder) or lies_in(source.folder, folder)):
+            message = f"The destination {name} lies inside the {place.called}, or the {place.called} lies inside it."
+            raise DestinationError(message, f"Choose a folder beside the {place.called}.")
 
 
 def lies_in(inner: Path, outer: Path) -> bool:

@@ -16,9 +16,10 @@ from typing_extensions import override
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES, MAX_HEADER_BYTES
+from sharding.core.origin import Place
 from sharding.core.protocols import LentFile, LentSource, Source
 from sharding.core.text import name_problem, printable, shown_name
-from sharding.core.values import FileEntry, RepoRef
+from sharding.core.values import FileEntry
 from sharding.formats.names import DCP_METADATA_NAME, STAGING_FOLDER
 from sharding.formats.safetensors_file import LENGTH_BYTES
 
@@ -96,7 +97,7 @@ class FolderSource(Source):
         self.files = tuple(
             FileEntry(file, stat.st_size, (stated or {}).get(file)) for file, stat in sorted(self._stats.items())
         )
-        self.ref = RepoRef("folder", printable(name), "")
+        self.ref = Place("folder", printable(name), "")
 
     def revision(self) -> str:
         """Return a digest of the pinned states and the headers of its weight files. Raises SourceError."""

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 from sharding.checkpoint.weight_sets import is_found_by_name
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
 from sharding.core.options import Request
-from sharding.core.protocols import Destination, Files, Repo, Source
+from sharding.core.origin import Role
+from sharding.core.protocols import Destination, Files, Inputs, Source
 from sharding.core.values import FileEntry
 from sharding.formats.names import CONFIG_NAME, is_duplicate, is_training_state, is_weights, trained_folder
 from sharding.formats.peft_config import ADAPTER_NAME
@@ -22,60 +24,58 @@ from sharding.storage.hub.source import open_repo
 from sharding.storage.names import is_folder, new_repo_id, parse_address
 
 
-def open_source(text: str, hub: Hub, base: str = "", adapter: str = "") -> Repo:
-    """Return the repo that `text` names: a folder, or `owner/name[@revision][/folder]` on `hub`, or a link to it.
+def open_inputs(named: Mapping[Role, str], hub: Hub) -> Inputs:
+    """Return the sources that are `named`, by their roles, the model first.
 
-    `adapter` names a LoRA to merge in the same way. The output of a training run counts as a repo, and `base` names the
-    model that was trained, whose files beside the weights are added. Raises SourceError, and UsageError for an empty
-    text, a GGUF file, or a `base` that is not needed.
+    Each name is a folder, or `owner/name[@revision][/folder]` on `hub`, or a link to it. The output of a training run
+    counts as a model, and the files that its base has beside the weights are added. Raises SourceError, and UsageError
+    for an empty name, a GGUF file, or a base that is not needed.
     """
-    repo = _open_with_base(text, hub, base)
-    if not adapter:
-        return repo
-    if is_folder(adapter):
-        return repo.with_adapter(_open(adapter, hub), "")
-    address = parse_address(adapter, hub.endpoint)
-    if "/" not in address.repo_id:
-        hint = "Write owner/name or owner/name/folder. For a folder on this disk, write ./name."
-        raise SourceError(f"{adapter[:200]!r} is not the complete name of an adapter.", hint)
-    return repo.with_adapter(open_repo(hub, address.repo_id, address.revision), address.folder)
+    sources: dict[Role, Source] = {}
+    for role, text in named.items():
+        if role == "adapter" and not is_folder(text) and "/" not in parse_address(text, hub.endpoint).repo_id:
+            hint = "Write owner/name or owner/name/folder. For a folder on this disk, write ./name."
+            raise SourceError(f"{text[:200]!r} is not the complete name of an adapter.", hint)
+        if role == "base":
+            _refuse_base(named["model"], text, sources["model"])
+        sources[role] = _open(text, hub)
+    folder = trained_folder([*(file.path for file in sources["model"].files), *sources["model"].links_out])
+    return Inputs(sources) if folder is None or not (folder or "base" in sources) else trained(sources, folder)
 
 
-def _open_with_base(text: str, hub: Hub, base: str) -> Repo:
-    source = _open(text, hub)
+def _refuse_base(text: str, base: str, source: Source) -> None:
+    """Raise UsageError unless `source`, which is named `text`, is what a training run saved, without configuration."""
     paths = [*(file.path for file in source.files), *source.links_out]
     folder = trained_folder(paths)
-    if base and ADAPTER_NAME in paths and folder is None:
+    if ADAPTER_NAME in paths and folder is None:
         hint = f"To merge it: shard-my-repo shard {shlex.quote(base)} ./merged --adapter {shlex.quote(text)}"
         raise UsageError(f"{text} is an adapter, not the output of a training run.", hint, Remedy("leave_base_out"))
-    if base and (folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
+    if folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}:
         message = f"{text} has a configuration of its own, or is not the output of a training run."
         hint = "Only a rank-sharded checkpoint without a configuration needs a base model. Leave out --base."
         raise UsageError(message, hint, Remedy("leave_base_out"))
-    if folder is None or not (folder or base):
-        return Repo([source])
-    return trained_repo(source, folder, _open(base, hub) if base else None)
 
 
 def _open(text: str, hub: Hub) -> Source:
     _refuse_gguf(text)
-    return open_folder(text) if is_folder(text) else open_repo(hub, *parse_address(text, hub.endpoint))
+    return open_folder(text) if is_folder(text) else open_repo(hub, parse_address(text, hub.endpoint))
 
 
-def open_destination(request: Request, hub: Hub, source: Files, private: bool | None) -> Destination:
-    """Return the destination of `request`, which may not be, hold or lie in `source`. Changes nothing."""
+def open_destination(request: Request, hub: Hub, inputs: Inputs, private: bool | None) -> Destination:
+    """Return the destination of `request`, which may not be, hold or lie in one of its `inputs`. Changes nothing."""
     text = request.destination
     if is_folder(text):
         folder = _folder_at(text)
-        refuse_overlap(folder, text, source)
-        for file in source.files:  # through a link, or because the base model is there
-            if (place := source.path(file.path)) and lies_in(place.resolve(), folder):
+        refuse_overlap(folder, text, inputs)
+        for file in inputs.files:  # through a link
+            if (place := inputs.path(file.path)) and lies_in(place.resolve(), folder):
                 message = f"The source's file {file.path} lies in the destination {text}."
                 raise DestinationError(message, "Choose another destination folder.")
     may = {"overwrite": request.overwrite, "restart": request.restart}
-    target = find_destination(text, hub, source=source, private=private, is_shared=bool(request.workers), **may)
-    if (source.ref.kind, source.ref.repo_id) == ("hub", target.ref.repo_id):
-        raise DestinationError("The destination is the source itself.", f"Choose another name, such as {text}-sharded.")
+    target = find_destination(text, hub, source=inputs, private=private, is_shared=bool(request.workers), **may)
+    if same := next((place for place in inputs.places if place.is_same(target.ref)), None):
+        message = f"The destination is the {same.called} itself."
+        raise DestinationError(message, f"Choose another name, such as {text}-sharded.")
     return target
 
 
@@ -119,8 +119,9 @@ def _folder_at(text: str) -> Path:
     return folder
 
 
-def trained_repo(source: Source, folder: str, base: Source | None) -> Repo:
-    """Return a repo whose top is `folder` of `source`, with the files that `base` has beside its weights."""
+def trained(sources: Mapping[Role, Source], folder: str) -> Inputs:
+    """Return the inputs with `folder` of the model as its top, and with the files that the base has beside weights."""
+    source, base = sources["model"], sources.get("base")
     files: dict[str, FileEntry] = {}
     links = [link.removeprefix(folder) for link in source.links_out]
     if base:
@@ -135,7 +136,7 @@ def trained_repo(source: Source, folder: str, base: Source | None) -> Repo:
             # Without the store's hash: a file that gets a new name is not copied on the server.
             file = replace(file, path=file.path.removeprefix(folder), place=file.path, xet_hash=None)
         files[file.path] = file
-    return Repo([source, *([base] if base else [])], (files[path] for path in sorted(files)), links)
+    return Inputs(sources, (files[path] for path in sorted(files)), links)
 
 
 def _is_beside(path: str) -> bool:

@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError, UsageError
 from sharding.core.limits import MAX_LINK_CHARACTERS
-from sharding.core.values import Address
+from sharding.core.origin import Place
 
 _REPO = re.compile(
     r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>(?:refs/\w+/)?[^@\s?#/]+))?(?P<folder>/[^?#]*)?", re.ASCII
@@ -36,7 +36,7 @@ def is_folder(text: str) -> bool:
         return False
 
 
-def parse_address(text: str, endpoint: str, family: type[ShardingError] = SourceError) -> Address:
+def parse_address(text: str, endpoint: str, family: type[ShardingError] = SourceError) -> Place:
     """Return what "owner/name[@revision][/folder]" means, or a link to a repo, or to a folder or a file in it.
 
     A file means its folder. A revision with a slash is written with %2F, or is one of the Hub's own, such as refs/pr/1.
@@ -44,9 +44,9 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
     for any other text, and UsageError for an empty one.
 
     >>> parse_address("https://hf.co/owner/name/blob/v2/config.json", "https://huggingface.co")
-    Address(repo_id='owner/name', revision='v2', folder='')
+    Place(store='hub', repo_id='owner/name', revision='v2', inside='', role='model')
     >>> parse_address("owner/name@v2/lora/small", "")
-    Address(repo_id='owner/name', revision='v2', folder='lora/small/')
+    Place(store='hub', repo_id='owner/name', revision='v2', inside='lora/small/', role='model')
     """
     text = text.strip()
     link_hint = "Write owner/name, or paste the repo's link."
@@ -68,7 +68,7 @@ def parse_address(text: str, endpoint: str, family: type[ShardingError] = Source
         raise family(f"{text[:200]!r} is not the name of a repo.", link_hint)
     if place.revision and {"", ".", ".."} & set(place.revision.split("/")):
         raise family(f"{text[:200]!r} does not name a valid revision.", "Write owner/name@revision.")
-    if place.folder and not all(map(_PLAIN.fullmatch, place.folder.split("/")[:-1])):
+    if place.inside and not all(map(_PLAIN.fullmatch, place.inside.split("/")[:-1])):
         raise family(f"{text[:200]!r} does not name a folder in a repo.", "Write owner/name/folder.")
     return place
 
@@ -80,20 +80,20 @@ def new_repo_id(text: str, endpoint: str) -> str:
 
     if text.strip().startswith("/") or text.strip().endswith("/"):
         raise DestinationError(f"{text[:200]!r} is not the complete name of a repo.", "Write owner/name.")
-    repo_id, revision, folder = parse_address(text, endpoint, DestinationError)
-    if revision or folder:
+    place = parse_address(text, endpoint, DestinationError)
+    if place.revision or place.inside:
         revised = "names a revision, but a result always goes to main"
         inside = "names a folder in a repo, but a result is always a whole repo"
-        raise DestinationError(f"{text[:200]!r} {revised if revision else inside}.", "Write owner/name.")
+        raise DestinationError(f"{text[:200]!r} {revised if place.revision else inside}.", "Write owner/name.")
     try:
-        validate_repo_id(repo_id)
+        validate_repo_id(place.repo_id)
     except HFValidationError as error:
         hint = (
             "Use at most 96 letters, digits, '-', '_' and '.', without '--', '..', and '.git' at the end. "
             "A name cannot start or end with '-' or '.'."
         )
-        raise DestinationError(f"The Hub does not accept the name {repo_id!r}.", hint) from error
-    return repo_id
+        raise DestinationError(f"The Hub does not accept the name {place.repo_id!r}.", hint) from error
+    return place.repo_id
 
 
 def _host_in(text: str, endpoint: str) -> str:
@@ -108,7 +108,7 @@ def _host_in(text: str, endpoint: str) -> str:
         return ""
 
 
-def _parse_own(text: str, family: type[ShardingError]) -> Address | None:
+def _parse_own(text: str, family: type[ShardingError]) -> Place | None:
     """Return what "owner/name@revision/folder" means, with or without "hf://". None for any other text."""
     scheme = _OWN_SCHEME.match(text)
     if scheme and (kind := _KIND.match(text[scheme.end() :])):
@@ -118,10 +118,10 @@ def _parse_own(text: str, family: type[ShardingError]) -> Address | None:
         return None
     folder = (match["folder"] or "").strip("/")
     folder = folder.rpartition("/")[0] if _FILE.search(folder) else folder
-    return Address(match["repo"], unquote(match["revision"] or "") or None, f"{folder}/" if folder else "")
+    return Place("hub", match["repo"], unquote(match["revision"] or ""), f"{folder}/" if folder else "")
 
 
-def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> Address | None:
+def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> Place | None:
     """Return what a link to the page of a repo, of a folder or of a file means. None for any other page."""
     from huggingface_hub import parse_hf_uri
     from huggingface_hub.errors import HfUriError
@@ -142,5 +142,5 @@ def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> Addres
             raise family(f"{uri.id} is a {uri.type}, not a model.", "Name a model repo.")
         is_file = re.search(r"/(?:blob|resolve|raw)/", link)
         folder = uri.path_in_repo.rpartition("/")[0] if is_file else uri.path_in_repo
-        return Address(uri.id.removeprefix(owner), uri.revision, f"{folder}/" if folder else "")
+        return Place("hub", uri.id.removeprefix(owner), uri.revision or "", f"{folder}/" if folder else "")
     return None

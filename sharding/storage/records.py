@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from sharding.core.errors import UsageError
-from sharding.core.text import source_name
+from sharding.core.origin import Place
 from sharding.core.values import ShardRecord, StagedJob
 
 _JOB = TypeAdapter(StagedJob)
@@ -66,7 +66,7 @@ def whole(records: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The contents of a result's report: its files, what it is a copy of (as by `text.source_name`), and its plan."""
+    """The contents of a result's report: its files, what it is a copy of (as by `Place.words`), and its plan."""
 
     files: tuple[str, ...]
     source: str
@@ -79,8 +79,7 @@ def parse_earlier(report: bytes) -> Earlier | None:
         document = json.loads(report)
         files = tuple(file for file in document["files"] if isinstance(file, str))
         told, plan_id = document["source"], str(document.get("plan_id", ""))
-        name = f"{told['repo_id']}/{told.get('folder', '')}".removesuffix("/")
-        source = source_name(str(told.get("kind", "hub")), name)
+        source = Place(told.get("store", "hub"), str(told["repo_id"]), inside=str(told.get("inside", ""))).words
         return Earlier(files, source, plan_id) if document["schema"] else None
     except (ValueError, RecursionError, LookupError, TypeError):
         return None

@@ -13,7 +13,7 @@ from sharding.core.errors import ShardingError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.meter import Meter
-from sharding.core.protocols import Destination, Repo, Source
+from sharding.core.protocols import Destination, Inputs, Source
 from sharding.core.text import count
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, Tensor, TensorDigest, Verification
@@ -32,7 +32,7 @@ ReadBack = dict[Tensor, TensorDigest]  # Tensors of the result, each with the di
 
 
 def check_kept(
-    target: Destination, prepared: Prepared, plan_id: str, origin: Repo, reader: Reader
+    target: Destination, prepared: Prepared, plan_id: str, origin: Inputs, reader: Reader
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Return the shards of an earlier run that have not changed, and that `origin` still gives; yield progress.
 
@@ -55,7 +55,7 @@ def check_kept(
     unknown = [FileEntry(file, record.bytes) for file, record in done.items() if known.get(file) is None]
     whole = yield from reader.digest_files([staged], unknown)
     kept = {file: record for file, record in done.items() if (known.get(file) or whole[file].sha256) == record.sha256}
-    if origin.ref.kind == "folder" and kept:
+    if kept and not origin.ref.states_hashes:
         shards = [shard for shard in plan.shards if shard.file in kept]
         fresh = yield from reader.digest_shards(shards, partial(shard_header, plan), origin.sources, "check")
         kept = {file: one for file, one in kept.items() if replace(one, reads=()) == replace(fresh[file], reads=())}
@@ -67,7 +67,7 @@ def check_kept(
 
 
 def reading_back(
-    moving: Transfer, prepared: Prepared, origin: Repo, target: Destination, reader: Reader
+    moving: Transfer, prepared: Prepared, origin: Inputs, target: Destination, reader: Reader
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
     """Do as `read_back_meanwhile` if this machine will later read one shard after another; else only run `moving`."""
     if not isinstance(reader, ThisMachine) or _in_order_of_source(prepared, origin):
@@ -119,7 +119,7 @@ def read_back_meanwhile(
     return records, {tensor: digest for future in done for tensor, digest in future.result().items()}
 
 
-def _in_order_of_source(prepared: Prepared, origin: Repo) -> list[FileEntry]:
+def _in_order_of_source(prepared: Prepared, origin: Inputs) -> list[FileEntry]:
     """Return the source's files if the result is read in their order, [] if it is read in its own order."""
     plan = prepared.plan
     is_all = prepared.sources == origin.sources and are_stored(plan.tensors) and plan.options.rank is None
@@ -128,7 +128,7 @@ def _in_order_of_source(prepared: Prepared, origin: Repo) -> list[FileEntry]:
 
 def verify_staged(
     prepared: Prepared,
-    origin: Repo,
+    origin: Inputs,
     records: Mapping[str, ShardRecord],
     read: ReadBack,
     target: Destination,
@@ -198,7 +198,7 @@ def verify_staged(
         method += "; the files that were downloaded and loaded have the hashes that the Hub states"
     elif unstated:
         method += _UNSTATED
-    if kept and origin.ref.kind == "folder":
+    if kept and not origin.ref.states_hashes:
         method += f"; {count(len(kept), 'shard')} of an earlier run compared with the source's tensors first"
     return Verification(
         *(len(digests), plan.total_bytes, meter.seconds - started, method, tuple(problems)),
@@ -208,7 +208,7 @@ def verify_staged(
 
 
 def compare_with_original(
-    verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Repo
+    verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Inputs
 ) -> Generator[Progress, None, Verification]:
     """Return `verification` with the differences between the original, if it is safetensors, and the copy."""
     if not any(file.path.endswith(".safetensors") for file in loadable_files(origin)):

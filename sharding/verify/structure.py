@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 from sharding.core.dtypes import BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import TargetDtype
+from sharding.core.origin import Place
 from sharding.core.text import count
-from sharding.core.values import Checkpoint, RepoRef, Tensor, TensorDigest
+from sharding.core.values import Checkpoint, Tensor, TensorDigest
 from sharding.planning.cast import refuse_cast
 from sharding.planning.dequantize import dequantized, in_bf16
 from sharding.planning.order import natural_key
@@ -57,8 +58,8 @@ class Likeness:
     """
 
     verdict: Verdict
-    original: RepoRef
-    copy: RepoRef
+    original: Place
+    copy: Place
     variant: str
     dtype: TargetDtype
     dequantized: str

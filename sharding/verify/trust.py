@@ -72,7 +72,7 @@ def judge(
     """
     unreached = (*copy.unreached, *(original.unreached if original else ()))
     against = [*_not_there(report, files), *_not_planned(report, copy)]
-    if (report.source.kind, report.source.repo_id) == ("hub", copy.source.repo_id):
+    if report.source.place.is_same(copy.source):
         against.append("The report names the repo itself as its source.")
     if original:
         against += _not_that_source(report, original)
@@ -131,7 +131,7 @@ def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
         yield f"{source.repo_id} has no commit {source.revision[:12]}."
     there = summarize_source(original)
     facts = ("architecture", "total_parameters", "total_bytes", "tensors", "dtypes", "in_pieces")
-    for fact in facts[1:] if source.base else facts:  # with a base, the architecture comes from there
+    for fact in facts[1:] if source.of("base") else facts:  # with a base, the architecture comes from there
         if report.engine == "stream" and getattr(source, fact) != getattr(there, fact):
             yield f"The report and the headers of {source.repo_id} disagree on {fact.replace('_', ' ')}."
     report_files = {file.file: (file.bytes, file.tensors) for file in report.source.weight_files}

@@ -11,8 +11,8 @@ from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, Request, TargetDtype
-from sharding.core.protocols import Repo
-from sharding.core.text import count, source_name, values_in
+from sharding.core.protocols import Inputs
+from sharding.core.text import count, values_in
 from sharding.core.values import (
     UNCHECKED,
     BytesRead,
@@ -30,7 +30,7 @@ from sharding.planning.plan import planned
 from sharding.recipes.stored import are_stored
 from sharding.report.report import parse_digests
 from sharding.storage.hub.client import Hub
-from sharding.storage.locate import open_source
+from sharding.storage.locate import open_inputs
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.noting_source import NotingSource
 from sharding.verify.differences import Numbers, compare_numbers, compare_within
@@ -72,7 +72,8 @@ def verify(
     options = Options(
         dtype=dtype, variant=variant, base=base, allow_overflow=True, dequantize=dequantize, adapter=adapter
     )
-    Request(original, copy, options).refuse_contradictions()
+    request = Request(original, copy, options)
+    request.refuse_contradictions()
     dtype = options.dtype_made
     if quick and (dtype != "keep" or adapter):
         what = "cast" if dtype != "keep" else "merge"
@@ -81,7 +82,7 @@ def verify(
     if quick and numeric:
         raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
     meter, hub = Meter(), Hub(endpoint or hub_endpoint(), token)
-    sources = open_source(original, hub, base, adapter), open_source(copy, hub)
+    sources = open_inputs(request.inputs, hub), open_inputs({"model": copy}, hub)
     checkpoints = with_adapter(read_checkpoint(sources[0], variant), sources[0]), read_checkpoint(sources[1])
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
@@ -129,7 +130,7 @@ def verify(
     yield Verified(outcome)
 
 
-def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
+def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
     """Return how the digests compare that this tool has stored with both. Raises SourceError."""
     first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
     method, size = "stored digests were compared, no weights were read", checkpoints[1].total_bytes
@@ -149,7 +150,7 @@ def _unreached(checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
 class Side:
     """One of two checkpoints to compare. Its tensors are read, and checked against the hashes that a Hub states."""
 
-    def __init__(self, origin: Repo, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
+    def __init__(self, origin: Inputs, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
         """Take `checkpoint` of `origin`. With a `plan`, its tensors are made as the plan says."""
         self._origin, self._checkpoint = origin, checkpoint
         self._tensors = sorted(plan.tensors, key=first_read) if plan else list(checkpoint.tensors)
@@ -197,7 +198,7 @@ class Side:
 
 
 def compare_beside(
-    sources: Sequence[Repo], checkpoints: Sequence[Checkpoint]
+    sources: Sequence[Inputs], checkpoints: Sequence[Checkpoint]
 ) -> Generator[Progress, None, tuple[Mismatch, ...]]:
     """Read the weight files beside both; yield progress; return where the second differs. Raises SourceError."""
     mismatches, alike = compare_listed(checkpoints)
@@ -234,10 +235,10 @@ def compare_listed(
 
 
 def stored_digests(
-    source: Repo, checkpoint: Checkpoint, most_bytes: int, most_values: int | None = None
+    source: Inputs, checkpoint: Checkpoint, most_bytes: int, most_values: int | None = None
 ) -> Mapping[str, TensorDigest]:
     """Return the untrusted digests that `source` stores within these bounds. Raises SourceError."""
-    name = source_name(source.ref.kind, source.ref.name)
+    name = source.ref.words
     files = {file.path: file for file in source.files}
     if DIGESTS_NAME not in files:
         raise SourceError(f"{name} has no {DIGESTS_NAME}.", WITHOUT_QUICK, READ_ALL)

@@ -17,11 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.errors import DamagedError, ShardingError, SourceError, UsageError
 from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS
-from sharding.core.text import count, format_bytes, source_name, unreached_sentence
+from sharding.core.text import count, format_bytes, unreached_sentence
 from sharding.desk.questions import Questions, patient
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
 from sharding.page.links import GOALS, Wish, read_wish
-from sharding.page.result_panels import CLAIMED, FITS, READ, adapter_name, is_proved, rung_of
+from sharding.page.result_panels import CLAIMED, FITS, READ, is_proved, named, rung_of
 from sharding.page.site import BADGE, CERTIFICATE, Site
 from sharding.report.files import Result
 from sharding.storage.hub.answers import UNREADABLE, OddAnswer, may_pass
@@ -77,9 +77,7 @@ def preview_of(wish: Wish) -> tuple[str, str]:
 def name_in(place: str) -> str:
     """Return the repo that `place` names in plain letters, or "": whoever writes a link would write the title too."""
     with suppress(ShardingError):
-        repo_id, revision, folder = parse_address(place, "")
-        name = f"{repo_id}@{revision}" if revision else repo_id
-        name += f"/{folder[:-1]}" if folder else ""
+        name = parse_address(place, "").text
         return name if _NAME.fullmatch(name) else ""
     return ""
 
@@ -274,11 +272,11 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     is_good = is_proved(report, trust)
     is_unsure = rung.reached == READ and not is_good
     verdict, relation, _ = _UNSURE if is_unsure else (_VERDICTS[rung.reached], _SENTENCES[rung.reached], "")
-    state = "at" if source.kind == "hub" else "in the state"
+    state = "at" if source.place.is_pinned else "in the state"
     cast = f", cast to {report.plan.dtype}" if report.plan.dtype != "keep" else ""
     cast = f", dequantized to {report.plan.dtype}" if report.plan.dequantized else cast
-    cast = f" merged with {adapter_name(report.plan.merged)}{cast}" if report.plan.merged else cast
-    name = f"{source_name(source.kind, source.ref.name)} {state} {source.revision[:12]}{cast}"
+    cast = f" merged with {named(report.plan.merged.adapter)}{cast}" if report.plan.merged else cast
+    name = f"{source.place.words} {state} {source.revision[:12]}{cast}"
     size = format_bytes(max(shard.bytes for shard in report.shards))
     files = f"{count(len(report.shards), 'file')} of {'at most ' if len(report.shards) > 1 else ''}{size}"
     # Headers and files were compared with these numbers, unlike with most others of a report.

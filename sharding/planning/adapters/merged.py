@@ -249,7 +249,7 @@ def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
     message = f"{merge.words} is merged into {merge.changed:,} of {count(merge.tensors, 'tensor')}."
     message += f" It names {merge.named_base} as its base." if merge.named_base else ""
     source = work.checkpoint.source
-    is_other = source.kind == "hub" and "/" in merge.named_base and merge.named_base != source.repo_id
+    is_other = source.is_pinned and "/" in merge.named_base and merge.named_base != source.repo_id
     message += f" It is merged into {source.repo_id}." if is_other else ""
     yield Finding("warning" if is_other else "info", "merge", message[0].upper() + message[1:])
     if unknown := work.config.unknown:

@@ -10,7 +10,7 @@ from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
-from sharding.core.text import format_bytes, parsed_json, source_name
+from sharding.core.text import format_bytes, parsed_json
 from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
@@ -227,7 +227,7 @@ class Merging:
 
     def other_base(self, name: str, by: str) -> SourceError:
         """Return the error for a tensor `by` of the adapter that needs a tensor `name`, which the model lacks."""
-        base = source_name(self.checkpoint.source.kind, self.checkpoint.source.name)
+        base = self.checkpoint.source.words
         told = f" The adapter names {self.named_base} as its base." if self.named_base else ""
         return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", self.hint)
 
@@ -245,7 +245,7 @@ class Merging:
     def hint(self) -> str:
         """What to do if the adapter does not fit: another base, unless this is the one that it names."""
         source = self.checkpoint.source
-        is_it = source.kind == "hub" and source.repo_id.lower() == self.named_base.lower()
+        is_it = source.is_pinned and source.repo_id.lower() == self.named_base.lower()
         return SAVE_AGAIN if is_it else OTHER_BASE
 
     def untargeted(self, name: str, why: str = "target_modules does not name it") -> SourceError:

@@ -16,9 +16,10 @@ from typing_extensions import override
 from sharding.core.errors import DestinationError, Remedy
 from sharding.core.events import Published
 from sharding.core.limits import THREADS
-from sharding.core.protocols import Destination, Discarded, Files, LentDestination, Repo, ShardWriter
+from sharding.core.origin import Place
+from sharding.core.protocols import Destination, Discarded, Files, Inputs, LentDestination, ShardWriter
 from sharding.core.text import name_some
-from sharding.core.values import FileEntry, Finding, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.answers import person_of
 from sharding.storage.hub.client import SIGN_IN, Hub
@@ -56,15 +57,15 @@ class HubDestination(StoreSink, Destination):
         self._asked_to_show = private is False
         self._job: StagedJob | None = None
         self._created = self._is_prepared = self._may_be_ours = self._is_public = False
-        self.ref = RepoRef("hub", name, "")
+        self.ref = Place("hub", name, "")
         if not hub.is_signed_in:
             hint = f"Sign in first. {SIGN_IN} To write to a folder, name it ./{name}."
             message = f"You are not signed in, so you cannot push to {name}."
             raise DestinationError(message, hint, Remedy("sign_in"))
         self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
-        self.ref = RepoRef("hub", self._me.own_id(name), "")
+        self.ref = Place("hub", self._me.own_id(name), "")
         self.findings = self._warn_of_namespace(name)
-        self._staged_ref = RepoRef("hub", self.ref.repo_id, STAGING_BRANCH)
+        self._staged_ref = Place("hub", self.ref.repo_id, STAGING_BRANCH)
         super().__init__(hub, self.ref.repo_id, STAGING_BRANCH)
         self._repo = HubRepo(hub, self.ref.repo_id, self._refuse_public, self._store)
         self._settings = f"{hub.page(self.ref.repo_id)}/settings"
@@ -87,7 +88,7 @@ class HubDestination(StoreSink, Destination):
         return bool(self._staging.finished)
 
     @override
-    def check(self, source: RepoRef) -> None:
+    def check(self, source: Place) -> None:
         if not self._repo.exists():
             self._repo.refuse_without_refs()
             return
@@ -145,7 +146,7 @@ class HubDestination(StoreSink, Destination):
             self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
             self._staging.begin(self._job, head)
         # Without Xet, a shard needs disk space; with it, 100 MB of memory. Between two Hubs, one keeps two cores busy.
-        self.shards_at_once = THREADS if self._has_xet and self._job.source.kind != "hub" else 1
+        self.shards_at_once = THREADS if self._has_xet and self._job.source.store != "hub" else 1
 
     @contextmanager
     def _what_stays(self) -> Iterator[None]:
@@ -235,7 +236,7 @@ class HubDestination(StoreSink, Destination):
         self,
         records: Mapping[str, ShardRecord],
         side_files: Iterable[FileEntry],
-        origin: Repo,
+        origin: Inputs,
         written: Mapping[str, bytes],
     ) -> Published:
         beside = list(side_files)
@@ -252,7 +253,7 @@ class HubDestination(StoreSink, Destination):
                 *self._repo.added("main", {**carried, **written}),
             ]
             commit = self._main.publish(changes, origin.ref, records.values(), written[REPORT_NAME])
-            self.ref = RepoRef("hub", self.ref.repo_id, commit)
+            self.ref = Place("hub", self.ref.repo_id, commit)
             # Before the branch goes: it records that this job has created the repo.
             remark = self._show(commit, origin) if self._asked_to_show else ""
             if (staged := self._repo.branches().get(STAGING_BRANCH)) and self._staging.is_own(staged):
@@ -324,7 +325,7 @@ class HubDestination(StoreSink, Destination):
             count += len(chunk)
         return ShardRecord(path, count, writer.finish(), {})
 
-    def _show(self, commit: str, origin: Repo) -> str:
+    def _show(self, commit: str, origin: Inputs) -> str:
         """Make a repo public that this job created and that holds nothing else; return a remark if it stays private."""
         repo_id = self.ref.repo_id
         if not self._repo.is_private():

@@ -3,17 +3,16 @@
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from threading import Lock
-from urllib.parse import quote
 
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import RepoRef
+from sharding.core.origin import Place
 from sharding.storage.hub.answers import Person, parsed, person_of
 from sharding.storage.hub.client import Hub, is_without
 from sharding.storage.names import new_repo_id, parse_address
@@ -54,10 +53,7 @@ class Lookup:
     def link(self, text: str) -> str:
         """Return the address on this Hub of the repo, revision and folder that `text` names. Raises SourceError."""
         _refuse_folder(text, SourceError)
-        repo_id, revision, folder = parse_address(text, self._endpoint)
-        if folder or revision:
-            return f"{self._endpoint}/{repo_id}/tree/{quote(revision or 'main', safe='')}/{quote(folder)}".rstrip("/")
-        return f"{self._endpoint}/{repo_id}"
+        return parse_address(text, self._endpoint).page(self._endpoint)
 
     def repo_id(self, text: str, owner: Person) -> str:
         """Return the repo id that `text` names; a bare name is in the namespace of `owner`. Raises DestinationError."""
@@ -115,18 +111,19 @@ class Lookup:
         """Return the Hub's description of `source`. Raises SourceError if the token may see no such repo."""
         hub = Hub(self._endpoint, token)
         _refuse_folder(source, SourceError)
-        repo_id, revision, folder = parse_address(source, self._endpoint)
+        asked = parse_address(source, self._endpoint)
 
         def look() -> SourceCard:
-            info = hub.api.model_info(repo_id, revision=revision)
+            info = hub.api.model_info(asked.repo_id, revision=asked.revision or None)
             license, name = getattr(info.card_data, "license", None), parsed(str, info.id)
             license = license if isinstance(license, str) else None
             commit = parsed(str, info.sha or "")
-            place = RepoRef("hub", name, commit, folder)
-            page = f"{hub.endpoint}/{place.tree}" if folder else hub.page(name)
-            return SourceCard(place.name, commit, page, license, bool(info.gated), bool(info.private))
+            place = replace(asked, repo_id=name, revision=commit if asked.inside else "")
+            return SourceCard(
+                place.name, commit, place.page(hub.endpoint), license, bool(info.gated), bool(info.private)
+            )
 
-        return hub.ask(repo_id, SourceError, look)
+        return hub.ask(asked.repo_id, SourceError, look)
 
     def remark_on_empty(self, repo_id: str, token: str) -> str:
         """Return a sentence about a repo that exists and is empty, with the address to delete it. Else return ""."""
@@ -146,7 +143,7 @@ class Lookup:
         raise DestinationError(f"{repo_id} and {repo_id}-2 to {repo_id}-99 are taken.", "Choose another name.")
 
 
-def is_reached(hub: Hub, repo: RepoRef, revision: str | None) -> bool:
+def is_reached(hub: Hub, repo: Place, revision: str | None) -> bool:
     """Return whether a branch or a tag of `repo` is known to lead to its commit, which `revision` names (None: main).
 
     A pull request does not count: anybody may open one, and a Hub finds its commits by their ids like all others.

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 
 from sharding.core.errors import DestinationError, Remedy, ReplaceRefused
-from sharding.core.text import name_some, source_name
-from sharding.core.values import RepoRef, ShardRecord, StagedJob, folders_around
+from sharding.core.origin import Place
+from sharding.core.text import name_some
+from sharding.core.values import ShardRecord, StagedJob, folders_around
 from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
 from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, is_alike
 from sharding.storage.records import parse_earlier
@@ -29,14 +30,14 @@ class MainBranch:
         self._strangers: Set[str] = frozenset()
         self._rivals: Set[str] = frozenset()
 
-    def look(self, source: RepoRef) -> None:
+    def look(self, source: Place) -> None:
         """Note what the repo holds now. Raises DestinationError if a copy of `source` may not replace it."""
         branches = self._repo.branches()
         self.head, self.staged = branches["main"], branches.get(STAGING_BRANCH)
         files = self._repo.files(self.head)
         earlier = parse_earlier(self._repo.read(self.head, REPORT_NAME)) if REPORT_NAME in files else None
         repo_id = self._repo.repo_id
-        name = source_name(source.kind, source.name)
+        name = source.words
         if earlier and earlier.source != name and not self._overwrite:
             raise ReplaceRefused(repo_id, earlier.source, name)
         if not earlier and not files.keys() <= OF_EVERY_NEW_REPO:
@@ -74,7 +75,7 @@ class MainBranch:
                 Remedy("overwrite"),
             )
 
-    def publish(self, changes: Sequence[Change], source: RepoRef, records: Iterable[ShardRecord], report: bytes) -> str:
+    def publish(self, changes: Sequence[Change], source: Place, records: Iterable[ShardRecord], report: bytes) -> str:
         """Return the commit that shows the result and removes the rest of an earlier one."""
         new = {change.path for change in changes}
         stale = [deleted(path) for path in (*self._earlier, *self._rivals) if path not in new]
@@ -130,5 +131,5 @@ def _in_the_way(new: Set[str], there: Iterable[str]) -> set[str]:
     return {path for path in there if f"{path}/" in folders or files & folders_around(path)}
 
 
-def _title(source: RepoRef) -> str:
-    return f"Shard {source_name(source.kind, source.name)} with Shard My Repo"
+def _title(source: Place) -> str:
+    return f"Shard {source.words} with Shard My Repo"

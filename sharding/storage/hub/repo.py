@@ -14,8 +14,9 @@ from pydantic import BaseModel
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.core.protocols import Repo
-from sharding.core.values import FileEntry, RepoRef, ShardRecord
+from sharding.core.origin import Place
+from sharding.core.protocols import Inputs
+from sharding.core.values import FileEntry, ShardRecord
 from sharding.formats.names import is_weights
 from sharding.storage.hub.answers import OddAnswer, checked_commit, checked_flag, listed_files, parsed
 from sharding.storage.hub.client import Hub, is_without
@@ -171,7 +172,7 @@ class HubRepo:
             answer = self.hub.send("POST", self._api(f"preupload/{quote(branch, safe='')}"), json={"files": batch})
             yield from (file.path for file in parsed(_Modes, answer.json()).files if file.uploadMode == "lfs")
 
-    def copied(self, files: Iterable[FileEntry], origin: Repo) -> list[Change]:
+    def copied(self, files: Iterable[FileEntry], origin: Inputs) -> list[Change]:
         """Return the changes that add those of `files` that the Hub's store copies here from their own repo.
 
         Others have to be sent: those in git, and those that the Hub does not copy, for example from another region.
@@ -186,9 +187,9 @@ class HubRepo:
                 changes += [stored(ShardRecord(file.path, file.bytes, file.sha256 or "", {})) for file in copied]
         return changes
 
-    def _not_copied(self, source: RepoRef, files: Sequence[FileEntry]) -> set[str | None]:
+    def _not_copied(self, source: Place, files: Sequence[FileEntry]) -> set[str | None]:
         wishes = [
-            {"xetHash": file.xet_hash, "sha256": file.sha256, "filename": source.folder + file.at} for file in files
+            {"xetHash": file.xet_hash, "sha256": file.sha256, "filename": source.inside + file.at} for file in files
         ]
         url = f"{self.hub.endpoint}/api/models/{source.repo_id}/lfs-files/duplicate"
         question = {"target": {"type": "model", "name": self.repo_id}, "files": wishes}

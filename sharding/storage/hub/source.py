@@ -16,9 +16,10 @@ from typing_extensions import override
 
 from sharding.core.errors import DamagedError, Remedy, SourceError
 from sharding.core.limits import HUB_BATCH_BYTES, LEAST_BYTES, MAX_FILES, RANGES_AT_ONCE
+from sharding.core.origin import Place
 from sharding.core.protocols import LentFile, LentSource, Source
 from sharding.core.text import name_problem, shown_name
-from sharding.core.values import FileEntry, RepoRef
+from sharding.core.values import FileEntry
 from sharding.formats.names import is_plain
 from sharding.storage.hub.answers import checked_commit, listed_files, may_pass, parsed, wait_to_retry
 from sharding.storage.hub.client import Hub
@@ -32,18 +33,19 @@ HUB_JOIN_GAP_BYTES = 512 << 10
 """Largest gap between two ranges of a Hub's file that are read as one. Another request costs tens of milliseconds."""
 
 READ_TIMEOUT_SECONDS = 30  # Longest silence while a file is read. After it, a new connection continues the read.
-_REF = TypeAdapter(RepoRef)
+_REF = TypeAdapter(Place)
 
 
-def open_repo(hub: Hub, repo_id: str, revision: str | None = None, folder: str = "") -> "HubSource":
-    """Pin `repo_id` to the commit that `revision` (a branch, tag or commit; None: main) is at now.
+def open_repo(hub: Hub, asked: Place) -> "HubSource":
+    """Pin the repo that is `asked` for to the commit that its revision (a branch, tag or commit; "": main) is at now.
 
-    With a `folder` (ending in "/"), read only that one, as if it were a repo. Raises SourceError.
+    With a folder inside it, read only that one, as if it were a repo. Raises SourceError.
     """
+    repo_id, revision = asked.repo_id, asked.revision or None
 
-    def pin() -> tuple[RepoRef, bool | None, bool]:
+    def pin() -> tuple[Place, bool | None, bool]:
         info = hub.api.model_info(repo_id, revision=revision)
-        named = {"kind": "hub", "repo_id": info.id, "revision": checked_commit(info.sha), "folder": folder}
+        named = {"store": "hub", "inside": asked.inside, "repo_id": info.id, "revision": checked_commit(info.sha)}
         return parsed(_REF, named), _is_hidden(info), bool(info.gated)
 
     ref, is_hidden, is_gated = hub.ask(repo_id, SourceError, pin)
@@ -70,7 +72,7 @@ class HubSource(Source):
     def __init__(
         self,
         hub: Hub,
-        ref: RepoRef,
+        ref: Place,
         *,
         is_private: bool | None = None,
         unreached: tuple[str, ...] = (),
@@ -132,7 +134,7 @@ class HubSource(Source):
     def _lend(self, entry: FileEntry) -> LentFile:
         if entry.xet_hash:
             return LentFile(entry.path, entry.bytes, entry.xet_hash)
-        place = self._hub.address_to_lend(self.ref.repo_id, self.ref.revision, self.ref.folder + entry.path)
+        place = self._hub.address_to_lend(self.ref.repo_id, self.ref.revision, self.ref.inside + entry.path)
         return LentFile(entry.path, entry.bytes, place=place)
 
     def _entry(self, file: str) -> FileEntry:
@@ -172,11 +174,11 @@ class HubSource(Source):
 
     def _list(self) -> list[FileEntry]:
         try:
-            return self._listed(self.ref.folder)
+            return self._listed(self.ref.inside)
         except EntryNotFoundError as error:
-            if not self.ref.folder:
+            if not self.ref.inside:
                 raise
-            message = f"{self.ref.repo_id} has no folder {self.ref.folder[:-1]}."
+            message = f"{self.ref.repo_id} has no folder {self.ref.inside[:-1]}."
             raise SourceError(message, "Name a folder that it has, or the repo alone.") from error
 
     def _listed(self, folder: str) -> list[FileEntry]:
@@ -200,7 +202,7 @@ class HubSource(Source):
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         with self._lock:
             self.requests += 1
-        url = self._hub.address(self.ref.repo_id, self.ref.revision, self.ref.folder + entry.path)
+        url = self._hub.address(self.ref.repo_id, self.ref.revision, self.ref.inside + entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         options: dict[str, Any] = {"follow_redirects": True, "timeout": READ_TIMEOUT_SECONDS}
         with session().stream("GET", url, headers={**self._hub.headers, **asked}, **options) as response:
