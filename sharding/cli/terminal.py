@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
+from typing import assert_never
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.made import phrase
 from sharding.core.protocols import Discarded
 from sharding.core.text import (
     count,
@@ -22,7 +24,8 @@ from sharding.core.text import (
     undecided_sentence,
     unreached_sentence,
 )
-from sharding.core.values import Checkpoint, Difference, Finding, Plan, Verification
+from sharding.core.values import Checkpoint, Finding, Plan
+from sharding.core.verification import Difference, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
 from sharding.planning.explain import gathered
@@ -72,14 +75,8 @@ class Terminal(AbstractContextManager["Terminal"]):
 
     def plan(self, plan: Plan) -> None:
         """Show the shards of a plan."""
-        order, dtype = plan.options.order, plan.options.dtype_made
-        cast = "" if dtype == "keep" else f", cast to {dtype}"
-        if plan.dequantized:
-            cast = f", dequantized from {plan.dequantized} to {dtype}"
-        if merge := plan.merged:
-            cast = f", with {merge.adapter.text} merged{cast}"
         limit = "" if plan.options.is_single_file else f" of at most {format_bytes(plan.options.max_shard_bytes)}"
-        self._say(f"{count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
+        self._say(f"{count(len(plan.shards), 'shard')}{limit}, order {plan.options.order}{phrase(plan.made)}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
         self._stages(plan)
         self.findings(gathered(plan))
@@ -140,24 +137,25 @@ class Terminal(AbstractContextManager["Terminal"]):
     def verification(self, verification: Verification) -> None:
         """Say whether two checkpoints are the same. If not, list the first differences."""
         self._end_bar()
-        if verification.holds:
-            verb = "dequantized" if verification.dequantized else "cast"
-            changes = ["with the adapter merged"] if verification.merged else []
-            changes += [f"{verb} to {verification.dtype}"] if verification.dtype != "keep" else []
-            cast = ", ".join(changes)
-            same = f"Equal to the original {cast}" if cast else "Identical"
-            if verification.within:
-                same = f"Not identical, but within the tolerance of a merge in {count(verification.within, 'tensor')}"
-            if verification.unstated:
-                same = f"Matches what was read{f', {cast}' if cast else ''}"
-            tensors = count(verification.tensors, "tensor")
-            doubtful = verification.unstated or verification.unreached or verification.within
-            style = "yellow" if doubtful else "green"
-            self._say(f"{same}: all {tensors}, {format_bytes(verification.bytes)}.", style)
-        elif verification.mismatches:
-            self._say(f"Different: {count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
+        outcome, done = verification.outcome, phrase(verification.made)
+        all_, style = f"all {count(verification.tensors, 'tensor')}, {format_bytes(verification.bytes)}.", "yellow"
+        match outcome.kind:
+            case "identical":
+                style = "yellow" if verification.unreached else "green"
+                self._say(f"{f'Equal to the original{done}' if done else 'Identical'}: {all_}", style)
+            case "unstated":
+                self._say(f"Matches what was read{done}: {all_}", style)
+            case "within":
+                same = f"Not identical, but within the tolerance in {count(outcome.tensors, 'tensor')}"
+                self._say(f"{same}: {all_}", style)
+            case "undecided":
+                pass
+            case "different":
+                self._say(f"Different: {count(outcome.tensors, 'mismatch', 'mismatches')}.", "bold red")
+            case _:
+                assert_never(outcome.kind)
         if verification.undecided:
-            self._say(undecided_sentence(verification.undecided), "yellow")
+            self._say(undecided_sentence(verification.undecided), style)
         for place in verification.unreached:
             self._say(unreached_sentence(place), "yellow")
         differences = verification.differences or ()

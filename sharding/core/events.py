@@ -9,7 +9,8 @@ from pydantic import Field
 from sharding.core.bounds import Amount, Count, File, Line, Seconds
 from sharding.core.limits import PROGRESS_FILES
 from sharding.core.origin import Place
-from sharding.core.values import Checkpoint, Plan, Verification
+from sharding.core.values import Checkpoint, Plan
+from sharding.core.verification import Verification
 
 Phase = Literal["check", "transfer", "verify", "numbers"]
 """The phase of a job: check the shards of an earlier run, write, read again, or compare numbers."""

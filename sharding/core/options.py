@@ -61,6 +61,7 @@ class Option:
     - `title`, `info`, `labels`: the label on the page, the line below it, and the labels of its choices.
     - `excludes`: options that contradict this one, each with the reason. `remedy` is to leave this option out.
     - `needs`: for a choice ("" for any), the extra of this package that it needs.
+    - `computes`: whether the copy may have other numbers than the source.
     - `role`: the role of the input that it names. See `origin.Role`.
     - `since`: sorts the parameters of an endpoint. New options come last, so that callers need no change.
     """
@@ -84,6 +85,7 @@ class Option:
     excludes: Mapping[str, str] = field(default_factory=dict)
     remedy: RemedyKind | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
+    computes: bool = False
     role: Role | None = None
     since: int = 0
 
@@ -212,6 +214,7 @@ class Options:
         title="Number format",
         info="fp16 and bf16 halve an fp32 model and lose digits. As it is keeps every bit.",
         labels={"keep": "As it is"},
+        computes=True,
     )
     variant: str = _option(
         "",
@@ -262,6 +265,7 @@ class Options:
             "engine": "The classic engine cannot dequantize.",
             "compare_rounds": "The quantized original may need kernels that this machine lacks, so it is not compared.",
         },
+        computes=True,
         since=3,
     )
     adapter: str = _option(
@@ -277,6 +281,7 @@ class Options:
             "compare_rounds": "The merged model computes other numbers than its base, so their loads are not compared.",
         },
         since=4,
+        computes=True,
         role="adapter",
     )
 
@@ -306,6 +311,20 @@ class Options:
         """The inputs that they name beside the model, each by its role."""
         named = ((option.role, getattr(self, name)) for name, option in _declared(Options).items())
         return {role: text for role, text in named if role and text}
+
+    @property
+    def computing(self) -> list[str]:
+        """The flags of the options that change numbers."""
+        set_ = ((option, getattr(self, name)) for name, option in _declared(Options).items())
+        return [option.flags[0] for option, value in set_ if option.computes and value != option.default]
+
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """What they set of the options that decide bytes, by name, except where to cut and which inputs to read."""
+        decide = ((option, getattr(self, name)) for name, option in _declared(Options).items() if not option.role)
+        return {
+            option.name: value for option, value in decide if "verify" in option.commands and value != option.default
+        }
 
     @property
     def dtype_made(self) -> TargetDtype:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
 
-from sharding.core.bounds import Count, File, Files, Line, Seconds, Sha256, Word
+from sharding.core.bounds import Count, File, Files, Line
 from sharding.core.hints import PipelineCut
+from sharding.core.made import Made
 from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.recipe import Recipe
@@ -97,27 +98,6 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
-    """What a merge does: `changed` of `tensors` get other numbers. The adapter is in `file` of `adapter`.
-
-    In a plan, `changed` counts the tensors that the adapter has something for, and in a report those that it changed.
-    `named_base` is the base that the adapter's configuration names. It decides nothing.
-    """
-
-    adapter: Place
-    file: File
-    sha256: Sha256
-    changed: Count
-    tensors: Count
-    named_base: Line = ""
-
-    @property
-    def words(self) -> str:
-        """The adapter in a sentence."""
-        return f"the adapter {'' if self.adapter.is_pinned else 'in '}{self.adapter.text}"
-
-
-@dataclass(frozen=True, slots=True)
 class Component:
     """Weights that are loaded together, by one name. Most checkpoints have one; a pipeline has one in each folder.
 
@@ -180,9 +160,8 @@ class Checkpoint:
     other_variants: tuple[str, ...] = ()  # Other variants that the user could choose, "" for the plain weights.
     other_weights: tuple[str, ...] = ()
     """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
-    dequantized: str = ""  # How the weights are quantized, in words.
     adapter: Adapter | None = None  # The adapter to merge into it.
-    merged: Merge | None = None  # What the merge of the adapter did, after it.
+    made: Made = ()  # What was done to its numbers so far.
     unreached: tuple[str, ...] = ()
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
     has_twice: bool = False  # Whether its files hold a tensor twice, which is in `tensors` once.
@@ -285,7 +264,7 @@ class Plan:
     """Which shard holds which tensor. The shards of a component follow one another.
 
     `stages` are what the ranks of a pipeline load, if the options ask for one, and `pipeline` is where transformers
-    cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". The recipes refer to
+    cuts it. `made` says what is done to the numbers. The recipes refer to
     `sources` by number. `written` are the files of the source that get new content, by path. The copy does not get
     the files `unfit`, because they do not fit it.
     """
@@ -298,8 +277,7 @@ class Plan:
     findings: tuple[Finding, ...]
     stages: tuple[Stage, ...] = ()
     pipeline: PipelineCut | None = None
-    dequantized: str = ""
-    merged: Merge | None = None
+    made: Made = ()
     sources: tuple[Place, ...] = ()
     written: Mapping[str, bytes] = field(default_factory=dict)
     unfit: frozenset[str] = frozenset()
@@ -391,86 +369,3 @@ class TensorDigest:
     dtype: str
     shape: tuple[Count, ...]
     digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A tensor or a file that is not what it should be, in one line that a person can act on."""
-
-    tensor: Line
-    problem: Line
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """By how much the numbers of a tensor differ between two checkpoints, computed in float64.
-
-    `largest_abs` and `mean_abs` are absolute differences, `cosine` is the cosine of the angle between both as vectors.
-    Pairs with a NaN or an infinity are left out of these three. They are None if no pair is left, and `cosine` is None
-    for a vector of zeros. `equal` is the share of elements that are equal, from 0 to 1; two NaNs are equal. All four
-    are None if the tensor is only on one side, has another shape there, or a dtype without numbers. `note` says which.
-    It also says if numbers that differ are not finite.
-    """
-
-    tensor: Line
-    largest_abs: float | None = None
-    mean_abs: float | None = None
-    cosine: float | None = None
-    equal: float | None = None
-    note: Line = ""
-
-
-NOT_FINITE = "NaN or infinite"
-"""Stands in the note of a `Difference` if numbers that differ are not finite. The other figures leave them out."""
-
-UNCHECKED = (
-    "code",
-    "configuration",
-    "tokenizer",
-    "other files (they may hold weights too)",
-    "the figures of a report for time, memory and bytes moved",
-)
-"""What a comparison of the weights of two checkpoints does not check."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The outcome of a comparison of two checkpoints. `method` says what was read and compared.
-
-    If `dtype` is not "keep", the tensors were compared with the original's after a cast to it. `dequantized` says how
-    the original's tensors were quantized, if they were computed before that. `unstated` means that the tensors match,
-    but the Hub states no hash for some of the files that were read. `unreached` are those of both checkpoints, as in
-    `Checkpoint`. `unchecked` names what was not compared, if only weights were. `merged` is the adapter that was first
-    merged into the original's tensors. `within` counts merged tensors that have other bits, within the tolerance.
-    `undecided` counts those with other bits in numbers that cannot be judged, and no wrong ones.
-    """
-
-    tensors: Count
-    bytes: Count
-    seconds: Seconds
-    method: Line
-    mismatches: tuple[Mismatch, ...]
-    dtype: Word = "keep"
-    dequantized: Line = ""
-    unstated: bool = False
-    unreached: tuple[Line, ...] = ()
-    unchecked: tuple[Line, ...] = ()
-    differences: tuple[Difference, ...] | None = None
-    merged: Merge | None = None
-    within: Count = 0
-    undecided: Count = 0
-
-    @property
-    def identical(self) -> bool:
-        """Whether every tensor is bit-identical to the original's, or to what was computed from it."""
-        return self.holds and not self.within
-
-    @property
-    def holds(self) -> bool:
-        """Whether no tensor differs by more than another order of summation explains."""
-        return not self.mismatches and not self.undecided
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether nothing was found wrong, but some bits differ in numbers that nobody can judge."""
-        return bool(self.undecided) and not self.mismatches

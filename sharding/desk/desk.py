@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
@@ -151,8 +151,7 @@ class Desk:
         self, request: JobRequest, original: Checkpoint, made: Plan | Checkpoint, who: Person, token: str
     ) -> str:
         """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
-        options = request.options
-        dequantizes = bool(made.dequantized) if isinstance(made, Plan) else options.dequantize
+        options = made.options if isinstance(made, Plan) else request.options
         record = JobRecord(
             new_job_id(request.destination.partition("@")[0]),
             who.name,
@@ -161,7 +160,7 @@ class Desk:
             self._clock(),
             expected_seconds=expected_seconds(work_of(original, made), self._rates(original, made)),
             unreached=tuple(dict.fromkeys((*original.unreached, *(() if isinstance(made, Plan) else made.unreached)))),
-            read=Reading(original.inputs, original.variant, options.dtype, dequantizes),
+            read=Reading(original.inputs, options.deciding),
         )
         with self._lock:
             self._refuse_busy(who.name)
@@ -191,8 +190,7 @@ class Desk:
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
         """Accept a job that compares every tensor of two repos, read as `Models.compare` does. Raises as `submit`."""
         likeness = self.models.compare(original, copy, variant, token)
-        dtype = "keep" if likeness.keeps_others else likeness.dtype
-        options = Options(dtype=dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
+        options = Options(**cast(Any, likeness.asked))
         pinned = likeness.original.text, likeness.copy.text
         read = self.models.inspect(pinned[0], variant, token), self.models.inspect(pinned[1], "", token)
         request = JobRequest(*pinned, options, kind="verify")

@@ -13,10 +13,11 @@ from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, m
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import MAX_FILES
-from sharding.core.options import Request, TargetDtype
+from sharding.core.made import Made, phrase
+from sharding.core.options import Request
 from sharding.core.origin import Place
 from sharding.core.text import duration, format_bytes, undecided_sentence, within_words, without_revision
-from sharding.core.values import Verification
+from sharding.core.verification import Outcome, Verification
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
 from sharding.report.report import JobEvent, PlanMade, Problem, parse_event
@@ -60,12 +61,10 @@ class JobRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that decides which numbers a job held a copy to. `dtype` is the option, not what it made."""
+    """All that decides which numbers a job held a copy to. `asked` are the options for that, as in a plan."""
 
     inputs: tuple[Place, ...]
-    variant: str
-    dtype: TargetDtype
-    dequantizes: bool
+    asked: Mapping[str, str | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class JobRecord:
     `process` is the id and the start time of its process, which together are unique. `result` is the commit
     ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
     the two differ. `expected_seconds` and `seconds`, of a job that was done whole, count no comparison of loads.
-    With `is_undecided`, nothing that was compared is wrong, but some bits differ that nobody can judge.
+    `outcome` is that of its verification, and `made` what was done to the numbers.
     """
 
     id: str
@@ -97,14 +96,19 @@ class JobRecord:
     disk_bytes_written: int | None = None
     unreached: tuple[str, ...] = ()
     unstated: bool = False
-    within: int = 0
-    is_undecided: bool = False
+    outcome: Outcome | None = None
+    made: Made = ()
     read: Reading | None = None
 
     @property
     def can_resume(self) -> bool:
         """Whether the same job can be started again: it was interrupted or failed, and has found no difference."""
         return self.state in ("interrupted", "failed") and not self.result
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it found nothing wrong, but bits that nobody can judge."""
+        return self.outcome is not None and self.outcome.kind == "undecided"
 
     @property
     def factor(self) -> float | None:
@@ -236,19 +240,20 @@ class History:
                 return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
             case Verification():
                 self.verification = event
+                outcome, done = event.outcome, phrase(event.made)
                 if event.holds:
                     self.reread = dict(self._sizes)
-                    if event.within:
-                        return f"Verified: {within_words(event.tensors, event.within)}."
-                    how = "dequantized" if event.dequantized else "cast"
-                    cast = "" if event.dtype == "keep" else f", {how} to {event.dtype}"
-                    same = "match what was read from" if event.unstated else "are bit-identical to"
-                    same += " the source" if event.unstated else " the source's"
-                    adapter = f", with {event.merged.adapter.text} merged" if event.merged else ""
-                    return f"Verified: all {event.tensors:,} tensors {same}{adapter}{cast}."
-                if event.is_undecided:
-                    return undecided_sentence(event.undecided)
-                return f"Verification found {len(event.mismatches):,} differences, so the copy is not published."
+                match outcome.kind:
+                    case "identical":
+                        return f"Verified: all {event.tensors:,} tensors are bit-identical to the source's{done}."
+                    case "unstated":
+                        return f"Verified: all {event.tensors:,} tensors match what was read from the source{done}."
+                    case "within":
+                        return f"Verified: {within_words(event.tensors, outcome.tensors)}."
+                    case "undecided":
+                        return undecided_sentence(outcome.tensors)
+                    case "different":
+                        return f"Verification found {outcome.tensors:,} differences, so the copy is not published."
             case Probed():
                 # The first round only warms up both.
                 self.loads = ((self.loads or (0, 0))[0] + 1, 2 * (event.rounds + 1))

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from functools import partial
 
 from sharding.core.errors import SourceError
-from sharding.core.options import TargetDtype
+from sharding.core.made import phrase
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
-from sharding.core.values import UNCHECKED
+from sharding.core.verification import UNCHECKED
 from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading
@@ -49,8 +49,8 @@ class Results:
         """Return how far you can trust a result. Raises SourceError if its headers cannot be read."""
         report, copy = result.report, f"{result.repo_id}@{result.revision}"
         original, why_not, known = None, "", dict[str, str]()
-        # Only the headers of quantized weights need the configuration, which a base may have.
-        read = [place for place in report.source.inputs if place.gives_numbers or report.plan.dequantized]
+        # What computes numbers needs the configuration too, which a base may have.
+        read = [place for place in report.source.inputs if place.gives_numbers or report.plan.made]
         inspect = partial(self.models.inspect, token=token)
         with readers(1) as pool:  # beside the source: a slow Hub takes as long for one as for both
             reading = pool.submit(inspect, copy)
@@ -94,8 +94,7 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
 
     A record counts only if it is about these commits, read in the same way. Headers show at most "fits".
     """
-    dtype: TargetDtype = "keep" if likeness.keeps_others else likeness.dtype
-    read = Reading((likeness.original,), likeness.variant, dtype, bool(likeness.dequantized))
+    read = Reading((likeness.original,), likeness.asked)
     for record in _decisive(records, read, likeness.copy.text):
         if likeness.verdict != "different" or record.state != "done":
             return lowered(_own(record, likeness.unread), (*record.unreached, *likeness.unreached))
@@ -106,10 +105,10 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
 
 def _read_for(report: Report) -> Reading:
     """Return what a job must have read to prove what `report` claims."""
-    source, plan, inputs = report.source, report.plan, report.source.inputs
+    plan, inputs = report.plan, report.source.inputs
     if not report.needs_folder:  # no number depends on an input in a folder, and no job here can read it
         inputs = tuple(place for place in inputs if place.is_pinned)
-    return Reading(inputs, source.variant, plan.dtype_asked, bool(plan.dequantized))
+    return Reading(inputs, plan.asked)
 
 
 def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[JobRecord]:
@@ -117,30 +116,27 @@ def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[Jo
     ours = [record for record in records if (record.result, record.read) == (copy, read)]
     # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly. Then
     # comes one of which nobody can tell.
-    return sorted(ours, key=lambda record: (record.state == "done", record.is_undecided))[:1]
+    return sorted(
+        ours, key=lambda record: (record.state == "done", record.outcome and record.outcome.kind == "undecided")
+    )[:1]
 
 
 def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
     """Return the trust in a copy that follows from this desk's own record of a job. `unread` are its other weights."""
     day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
     caveats = (*((unread_sentence(unread),) if unread else ()), *((_UNSTATED,) if record.unstated else ()))
-    if record.within:
-        differ = "1 tensor differs" if record.within == 1 else f"{record.within:,} tensors differ"
-        caveats += (f"The bits of {differ}, but no more than another order of summation in the merge explains.",)
+    within = record.outcome.tensors if record.outcome and record.outcome.kind == "within" else 0
+    if within:
+        differ = "1 tensor differs" if within == 1 else f"{within:,} tensors differ"
+        caveats += (f"The bits of {differ}, but no more than another order of summation explains.",)
     if record.is_undecided and record.error:
         return Trust("fits", (f"This page read every byte of both repos on {day}.", record.error[0]), caveats)
     if record.state != "done" and record.error:
         return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
     if record.request.kind == "verify":
-        read = f"This page read every tensor of both repos on {day} and compared them."
-        if adapter := record.request.options.adapter:
-            read += f" It merged the adapter {adapter} into the original's first."
-        cast = "It did not count how many numbers became infinite in the cast."
-        return Trust(
-            "read-now",
-            (read, unchecked_sentence(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else [])),
-            caveats,
-            record.within,
-        )
+        read, first = f"This page read every tensor of both repos on {day} and compared them.", phrase(record.made)
+        read += f" The original's were first{first.removeprefix(',')}." if first else ""
+        others = (change.caveat for change in record.made if change.caveat)
+        return Trust("read-now", (read, unchecked_sentence(UNCHECKED), *others), caveats, within)
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."
     return Trust("made-here", (text, BESIDE), caveats)

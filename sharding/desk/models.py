@@ -34,6 +34,7 @@ from sharding.desk.questions import Questions, answered, result_of
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import planned
+from sharding.planning.steps import Asks
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_inputs
@@ -186,7 +187,7 @@ class Models:
             return self.in_turn(key, caller, make) if is_large else make()
 
         names = partial(self.names, caller=caller)
-        return checkpoint, planned(checkpoint, options, partial(self.hints, caller=caller), run, names)
+        return checkpoint, planned(checkpoint, options, Asks(partial(self.hints, caller=caller), names, run))
 
     def in_turn(self, key: Hashable, caller: str, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, which nobody else's runs beside. Raises Refused if too many wait."""

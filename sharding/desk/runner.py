@@ -176,8 +176,8 @@ class Runner:
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
                 unstated=bool(job.history.verification and job.history.verification.unstated),
-                within=job.history.verification.within if job.history.verification else 0,
-                is_undecided=bool(job.history.verification and job.history.verification.is_undecided),
+                outcome=job.history.verification.outcome if job.history.verification else None,
+                made=job.history.verification.made if job.history.verification else (),
             )
             self.shelf.clear(record.id)
             self.shelf.save(record)
@@ -284,8 +284,8 @@ def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
         return job.history.error
     if verification and not verification.holds:
         if job.record.request.kind == "verify":
-            if verification.is_undecided:
-                return undecided_sentence(verification.undecided), "Merge the adapter again yourself."
+            if verification.outcome.kind == "undecided":
+                return undecided_sentence(verification.undecided), "Make the copy again yourself."
             first = verification.mismatches[0]
             number = count(len(verification.mismatches), "tensor")
             of_result = job.record.request.of_result

@@ -7,7 +7,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from sharding.core.text import count
-from sharding.core.values import NOT_FINITE, Difference
+from sharding.core.verification import NOT_FINITE, Difference
 from sharding.drawing.map_svg import svg_text
 from sharding.drawing.tensor_kinds import layer_of
 from sharding.planning.order import natural_key

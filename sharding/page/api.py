@@ -211,7 +211,7 @@ class Endpoints:
         Call it to find out whether a copy can be the same model. A public repo needs no login. For a private or gated
         repo, send a token that can read it in the header `Authorization: Bearer hf_...`.
 
-        It answers with an object. `verdict` is "different", "converted" (cast to `dtype`, or dequantized),
+        It answers with an object. `verdict` is "different", "converted" (`made` says how),
         "same-structure" or "same-files" (the Hub states the same hashes). `mismatched` counts the tensors that differ,
         and `mismatches` lists the first thousand. `unread` are weight files of the copy that are not compared.
         `in_same_files` counts the tensors whose bytes are equal because their files have equal hashes. `claims`

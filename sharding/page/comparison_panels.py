@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from markupsafe import Markup
 
+from sharding.core.made import phrase
 from sharding.core.text import count, format_bytes, unchecked_sentence, within_words
-from sharding.core.values import UNCHECKED, Difference
+from sharding.core.verification import UNCHECKED, Difference
 from sharding.desk import JobStatus
 from sharding.drawing.heat import distance_of, draw_heat, level_of
 from sharding.page.links import Wish, query_of
@@ -35,8 +36,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     headline = sentence_of(likeness)
     reasons = [reason for reason in trust.reasons if reason != headline]
     if is_read:
-        how = f", {'dequantized' if likeness.dequantized else 'cast'} to {likeness.dtype}"
-        how = how if likeness.dtype != "keep" else ""
+        how = phrase(likeness.made)
         headline = f"The same: all {count(likeness.tensors, 'tensor')} are identical{how}."
         if trust.caveats:
             headline = f"All {count(likeness.tensors, 'tensor')} that were compared match{how}. But not all is known."
@@ -69,7 +69,7 @@ def outcome_panel(status: JobStatus) -> str:
         unreached=status.unreached,
         unstated=bool(proof and proof.unstated),
         within=f"They are {within_words(proof.tensors, proof.within)}" if proof and proof.within else "",
-        adapter=proof.merged.adapter.text if proof and proof.merged else "",
+        first=phrase(proof.made) if proof else "",
         rung=Rung(READ),
     )
 
@@ -135,8 +135,8 @@ def _facts(likeness: Likeness) -> Iterable[str]:
     elif likeness.verdict == "same-structure":
         yield f"Both have {total}. Their files are cut differently or differ, so their hashes say nothing."
     if likeness.verdict == "converted":
-        how = f"The original is quantized ({likeness.dequantized})" if likeness.dequantized else "The dtypes differ"
-        yield f"{how}. Reading every byte converts the original to {likeness.dtype} first, and compares the results."
+        first = phrase(likeness.made).removeprefix(", ")
+        yield f"Reading every byte compares the copy with the original, {first}."
     if claims := likeness.claims:
         verb = "differs" if len(claims.differing) == 1 else "differ"
         say = f"say that {count(len(claims.differing), 'tensor')} {verb}" if claims.differing else "are all equal"

@@ -6,8 +6,9 @@ from itertools import groupby
 
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress
+from sharding.core.made import keeps_sizes, phrase
 from sharding.core.text import count, duration, format_bytes, within_words, without_revision
-from sharding.core.values import Mismatch
+from sharding.core.verification import Mismatch
 from sharding.desk import JobStatus
 from sharding.desk.forecast import range_around
 from sharding.desk.jobs import JobRecord, newest_of
@@ -90,7 +91,7 @@ def _of_copy(status: JobStatus) -> list[_Phase]:
     times, asked = status.times, status.request
     size = status.planned.plan.total_bytes if status.planned else 1
     again = size
-    if status.planned and status.planned.plan.dtype != "keep":
+    if status.planned and not keeps_sizes(status.planned.plan.made):
         again += status.planned.source.total_bytes  # to prove the reads, the source is read whole
     phases = [_Phase("Plan", "Reading the headers", times.get("planned"))]
     if "check" in times:
@@ -189,6 +190,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         "job",
         status=status,
         source=without_revision(status.request.source),
+        done=phrase(status.planned.plan.made, lambda place: place.name) if status.planned else "",
         source_link=source_link,
         headline=headline,
         detail=detail,
@@ -235,7 +237,8 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
             return "Interrupted", f"{reason} Resume keeps the finished files and goes on from there.".strip()
         case "failed":
             text, hint = status.error or ("", "")
-            differ = "Cannot be told" if status.verification and status.verification.is_undecided else "They differ"
+            is_undecided = status.verification is not None and status.verification.outcome.kind == "undecided"
+            differ = "Cannot be told" if is_undecided else "They differ"
             return differ if differs(status) else "Failed", f"{text} {without_options(hint)}".strip()
 
 
@@ -267,14 +270,12 @@ def _proved(status: JobStatus) -> str:
     if proof is None or status.state != "done" or not proof.holds:
         return ""
     which = "tensors of both repos" if status.request.kind == "verify" else "tensors"
-    cast = f" after {'dequantizing' if proof.dequantized else 'the cast'} to {proof.dtype}"
-    cast = cast if proof.dtype != "keep" else ""
-    outcome = "; they match what was read" if proof.unstated else " and identical"
-    outcome = f"; {within_words(proof.tensors, proof.within)}" if proof.within else outcome
-    cast = f" after the merge{cast}" if proof.merged and not proof.within else cast
+    done = phrase(proof.made)
+    outcome = "; they match what was read" if proof.unstated else f" and {'equal' if done else 'identical'}"
+    outcome = f"; {within_words(proof.tensors, proof.within)}" if proof.within else f"{outcome}{done}"
     again = "read" if status.request.kind == "verify" else "read again"
     took = duration(max(proof.seconds, 0.1))
-    return f"{proof.tensors:,} of {proof.tensors:,} {which} {again}{outcome}{cast}, in {took}."
+    return f"{proof.tensors:,} of {proof.tensors:,} {which} {again}{outcome}, in {took}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def choices_for(checkpoint: Checkpoint, goal: str) -> Options | str:
             return "Most of its weights are not in fp32, so bf16 does not halve it."
         case "unquantize":
             after = ordinary(checkpoint)
-            if after is None or not after.dequantized:
+            if after is None or not after.made:
                 return "Its weights are not quantized in FP8 or MXFP4."
             largest = max((tensor.bytes for tensor in after.tensors), default=0)
             return Options(usual_size(after.total_bytes, largest), dequantize=True)

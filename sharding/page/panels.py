@@ -167,15 +167,16 @@ def summary_panel(
         disk=f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk",
         same=changes_nothing(checkpoint, plan),
         lacks_base=needs_base(checkpoint),
-        merged=plan.merged,
+        made=plan.made,
         is_whole=all(component.is_whole for component in plan.components),
     )
 
 
 def changes_nothing(checkpoint: Checkpoint, plan: Plan) -> bool:
     """Return whether a plan makes the same files as today: the same names, with the same tensors and dtypes."""
-    changes = plan.merged is not None and plan.merged.changed
-    if changes or {file.path for file in checkpoint.weight_files} != {shard.file for shard in plan.shards}:
+    if any(change.changed for change in plan.made) or {file.path for file in checkpoint.weight_files} != {
+        shard.file for shard in plan.shards
+    }:
         return False
     return {(tensor.name, tensor.dtype, tensor.file) for tensor in checkpoint.tensors} == {
         (tensor.name, tensor.dtype, shard.file) for shard in plan.shards for tensor in shard.tensors

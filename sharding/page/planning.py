@@ -290,7 +290,7 @@ class Planning(Events):
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
         # To load a base and save it merges nothing.
-        classic = None if plan.merged else classic_forecast(checkpoint, plan, forecast)
+        classic = None if plan.sources[1:] else classic_forecast(checkpoint, plan, forecast)
         wish = Wish(source, replace(options, allow_overflow=options.allow_overflow and may), values[form.goal] or "")
         return {
             **update,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from sharding.core.errors import UsageError
+from sharding.core.made import explained, keeps_sizes, phrase
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, time_range, within_words
 from sharding.desk import Forecast
@@ -74,6 +75,7 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         infinite=sum(report.overflowed.values()),
         documents={title: places.file(name) for name, title in documents.items() if name in report.files},
         again=_again(report),
+        explained=explained(report.plan.made),
     )
 
 
@@ -108,7 +110,7 @@ def details_panel(report: Report, places: Places, trust: Trust, seconds: float |
 def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str]:
     """Return what each step of the ladder rests on. `reading` is the expected cost of the last one."""
     proof, is_read = report.verification, trust.level in READ_HERE
-    what = "names and shapes" if proof.dtype != "keep" else "names, shapes and dtypes"
+    what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
     structure = f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level == "fits" else "not known"
     if is_read and not is_proved(report, trust):
         return "its report says so", structure, "read, but not all is known"
@@ -127,10 +129,8 @@ def _next_step(report: Report) -> str:
         return "Start this on each machine. Each loads only its own part."
     if len(report.plan.shards) == 1:
         return "Download the file into the folder of your tool, or load it by its name."
-    if report.plan.dtype != "keep":
-        return f"Load it by its name. It takes the memory of {report.plan.dtype} weights."
-    if report.plan.merged:
-        return "Load it by its name, like any model. It needs no PEFT and no adapter."
+    if report.plan.made:
+        return f"Load it by its name. {report.plan.made[-1].then}"
     if report.source.of("base"):
         return "Load it by its name, like the model that was trained."
     return "Load it by its name. If a download breaks, you lose at most one file."
@@ -168,9 +168,7 @@ def _verdict(report: Report, trust: Trust) -> str:
     """Return the headline, which claims no more than is known."""
     proof, source = report.verification, named(report.source.place)
     source += f", variant {report.source.variant}" if report.source.variant else ""
-    change = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
-    change = f", dequantized to {proof.dtype} ({proof.dequantized})" if proof.dequantized else change
-    change = f" with {named(proof.merged.adapter)} merged{change}" if proof.merged else change
+    change = phrase(proof.made, named)
     if not proof.holds:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     within = max(proof.within, trust.within)

@@ -94,7 +94,7 @@ class Showing(Events):
             pinned = report.source.place.text
             with suppress(ShardingError):
                 original = self.desk.models.inspect(pinned, report.source.variant, token)
-                if report.plan.merged and report.plan.merged.changed and not report.needs_folder:
+                if not report.needs_folder and any(change.by and change.changed for change in report.plan.made):
                     changed = changed_names(self.desk.models.plan(*asked_of(report), token)[1])
         return self.desk.models.inspect(copy, "", token), original, changed
 

@@ -1,12 +1,13 @@
 """Decide which dtype each tensor of a copy gets, and which one its config.json names. Pure."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import Hints, ModelHints
+from sharding.core.made import Change
 from sharding.core.text import json_file, name_some, parsed_json
 from sharding.core.values import Checkpoint, Finding, Plan, Tensor
 from sharding.formats.names import CONFIG_NAME
@@ -38,6 +39,22 @@ def cast_tensors(
             tensor = Tensor(tensor.name, target, tensor.shape, recipe, tensor.folder)
         after.append(tensor)
     return tuple(after)
+
+
+def cast_made(before: Sequence[Tensor], after: Sequence[Tensor], dtype: str) -> Iterator[Change]:
+    """Yield what a cast to `dtype` did to tensors, unless all of them had it already."""
+    if changed := sum(one.dtype != other.dtype for one, other in zip(before, after, strict=False)):
+        yield Change(
+            kind="dtype",
+            done=f"cast to {dtype}",
+            called="The cast",
+            how=f"Each number is that of `tensor.to(torch.{BY_OPTION[dtype].torch})`.",
+            then=f"It takes the memory of {dtype} weights.",
+            changed=changed,
+            of=len(after),
+            keeps_size=False,
+            caveat="It did not count how many numbers became infinite in the cast.",
+        )
 
 
 def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Finding, ...]:

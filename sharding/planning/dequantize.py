@@ -7,6 +7,8 @@ from math import prod
 from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MAX_EXPERT_BYTES
+from sharding.core.made import Change
+from sharding.core.options import TargetDtype
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats import quantization
@@ -19,8 +21,10 @@ from sharding.recipes.quantized import GROUP, GROUP_BYTES, Fp8, Mxfp4
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 
 
-def dequantized(checkpoint: Checkpoint) -> Checkpoint:
+def dequantized(checkpoint: Checkpoint, dtype: TargetDtype = "keep") -> Checkpoint:
     """Return `checkpoint` with ordinary weights, computed from the quantized ones and their scales.
+
+    With the dtype "keep" they are bf16. Otherwise they have the dtype in which they are computed, and are to be cast.
 
     Names, shapes and order stay as in the source, except for MXFP4: it gives what the class of gpt-oss saves. The
     scales and the quantization settings in each config.json are gone.
@@ -41,8 +45,24 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         for component in checkpoint.components
     )
     tensors, words = tuple(_ordinary_tensors(checkpoint, schemes)), {scheme.words: None for scheme in schemes.values()}
+    made = "bf16" if dtype == "keep" else dtype
+    before, how = {tensor.name: tensor for tensor in checkpoint.tensors}, "; ".join(words)
+    change = Change(
+        kind="dequantize",
+        done=f"dequantized to {made} ({how})" if dtype == "keep" else f"dequantized ({how})",
+        called="Dequantizing",
+        how=f"Every quantized number is multiplied by its scale and rounded to {made}. The copy is as precise as the "
+        "quantized original, not more.",
+        then=f"It takes the memory of {made} weights.",
+        changed=sum(before.get(tensor.name) != tensor for tensor in tensors),
+        of=len(tensors),
+        keeps_size=False,
+        evidence=how,
+    )
+    if dtype == "keep":
+        tensors = tuple(_in_bf16(tensors))
     after = _without_quantization(checkpoint, schemes)
-    return replace(after, tensors=tensors, components=tuple(components), dequantized="; ".join(words))
+    return replace(after, tensors=tensors, components=tuple(components), made=(*checkpoint.made, change))
 
 
 def _without_quantization(checkpoint: Checkpoint, folders: Collection[str]) -> Checkpoint:
@@ -82,7 +102,7 @@ class Offer:
 def offer(checkpoint: Checkpoint) -> Offer | None:
     """Return what dequantizing a checkpoint would give, None if it cannot be dequantized or need not."""
     after = ordinary(checkpoint)
-    return Offer(after.dequantized, checkpoint.total_bytes, after.total_bytes) if after and after.dequantized else None
+    return Offer(after.made[-1].evidence, checkpoint.total_bytes, after.total_bytes) if after and after.made else None
 
 
 def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -91,13 +111,12 @@ def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
     if not says_so or not any(map(quantization.may_be_quantized, checkpoint.tensors)):
         return checkpoint
     try:
-        after = dequantized(checkpoint)
+        return dequantized(checkpoint)
     except (SourceError, UsageError):
         return None
-    return replace(after, tensors=tuple(in_bf16(after.tensors)))
 
 
-def in_bf16(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def _in_bf16(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield the tensors of a dequantized checkpoint: those that are computed as bf16, all others as they are."""
     for tensor in tensors:
         yield from cast_tensors([tensor], "bf16", {}) if isinstance(tensor.recipe, Fp8 | Mxfp4) else [tensor]

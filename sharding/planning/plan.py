@@ -2,17 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from huggingface_hub import split_state_dict_into_shards_factory
 
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import UsageError
-from sharding.core.extras import require
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, json_file, name_some
@@ -20,37 +18,33 @@ from sharding.core.values import Checkpoint, Component, Finding, Plan, Shard, Te
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import QUANTIZERS_FILES, configured
 from sharding.formats.safetensors_file import shards_of
-from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning import order
-from sharding.planning.adapters.merged import merged, unknown_names
-from sharding.planning.adapters.replaced import as_classifier
-from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast, stated_dtypes
-from sharding.planning.dequantize import dequantized, in_bf16, without_left_over
-from sharding.recipes.dora import Dora
+from sharding.planning.cast import stated_dtypes
+from sharding.planning.steps import ASKS, Asks, Draft, drafted
 
 
-def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | None = None) -> Plan:
-    """Return the plan that cuts a checkpoint into shards, cast as `options` say.
+def planned(checkpoint: Checkpoint, options: Options, asks: Asks = ASKS) -> Plan:
+    """Return the plan for a copy of `checkpoint` with `options`: where each tensor goes, and how it is made.
 
-    A checkpoint to dequantize has been through `dequantize.dequantized` already. `hints` come from
-    `architecture.hints_for` with the same options. Raises UsageError, and SourceError if the checkpoint cannot be cast,
-    or if transformers does not know the order that `options` name.
+    Raises UsageError, SourceError, and Refused if a library is missing.
     """
+    draft = drafted(checkpoint, options, asks)
+    plan: Plan = asks.run("plan", partial(_laid_out, draft))
+    about_steps = draft.checkpoint.findings[len(checkpoint.findings) :]
+    return replace(plan, findings=(*about_steps, *plan.findings)) if about_steps else plan
+
+
+def _laid_out(draft: Draft) -> Plan:
+    """Return the plan that cuts what a copy will hold into shards."""
+    checkpoint, options = draft.checkpoint, draft.options
     tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
-    hints = hints or {}
-    if options.dtype != "keep":
-        refuse_cast(checkpoint)
-        tensors = cast_tensors(tensors, options.dtype, hints, may_overflow=options.allow_overflow)
-        findings = cast_findings(tensors, options.dtype, hints)
-    elif checkpoint.dequantized:
-        tensors = tuple(in_bf16(tensors))
-    # After the cast, because the cast goes by transformers' hints alone.
-    inside = order.by_folder(tensors, hints) if hints else {}
-    hints = {folder: order.with_companions(known, inside[folder]) for folder, known in hints.items()}
+    # After a cast, because the cast goes by transformers' hints alone.
+    inside = order.by_folder(tensors, draft.hints) if draft.hints else {}
+    hints = {folder: order.with_companions(known, inside[folder]) for folder, known in draft.hints.items()}
     if options.rank is not None:
         tensors = order.of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
-    is_plain = checkpoint.dequantized or checkpoint.reconfigured or options.dtype != "keep"
+    is_plain = checkpoint.reconfigured or options.dtype != "keep"
     beside = sorted(file.path for file in checkpoint.side_files) if is_plain else []
     unfit = [path for path in beside if path.rpartition("/")[2] in QUANTIZERS_FILES]
     if unfit:
@@ -62,9 +56,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
         plan,
         findings=(*findings, *plan.findings, *(finding for *_, finding in stated)),
         unfit=frozenset(unfit),
-        dequantized=checkpoint.dequantized,
-        merged=checkpoint.merged,
-        sources=(checkpoint.source, *([checkpoint.merged.adapter] if checkpoint.merged else [])),
+        made=checkpoint.made,
+        sources=checkpoint.inputs,
         written=written | {path: text for path, text, _ in stated},
     )
 
@@ -161,10 +154,10 @@ def identify_plan(plan: Plan) -> str:
     """Return a digest of `plan` and the state of its sources. Plans with equal digests give the same bytes."""
     # The kinds of fields in records count too, so that a resumed job does not mix two kinds of records.
     sha256 = hashlib.sha256(b"blake3, reads, overflowed\0")
-    for source in plan.sources:
+    for source in (source for source in plan.sources if source.gives_numbers):
         sha256.update(f"{source.store} {source.name} {source.revision}\0".encode())
-    if plan.merged:
-        sha256.update(f"{plan.merged.file} {plan.merged.sha256} unchanged\0".encode())
+    for change in (change for change in plan.made if change.by):
+        sha256.update(f"{change.evidence} unchanged\0".encode())
     for shard in plan.shards:
         metadata = sorted(plan.component(shard).metadata.items())
         sha256.update("\0".join([shard.file, *(f"{len(key)} {key}{text}" for key, text in metadata)]).encode())
@@ -205,30 +198,3 @@ def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Mapping[str, objec
         max_shard_size=max_shard_bytes,
     )
     return [[by_name[name] for name in names] for names in split.filename_to_tensors.values()]
-
-
-def planned(
-    checkpoint: Checkpoint,
-    options: Options,
-    ask: Callable[[Checkpoint, Options], Hints] = hints_for,
-    run: Callable[[str, Callable[[], Any]], Any] = lambda what, make: make(),
-    ask_names: Callable[[Checkpoint], Mapping[str, str]] = stored_names,
-) -> Plan:
-    """Return the plan for a copy of `checkpoint` with `options`: where each tensor goes, and how it is made.
-
-    `ask` returns what transformers knows of the model class, and `ask_names` the stored names of names in memory, if an
-    adapter has others. That takes seconds. `run` does a step that takes seconds for a hundred thousand tensors, given
-    its name. Raises UsageError, SourceError, and Refused if a library is missing.
-    """
-    after = without_left_over(checkpoint, drops=options.dequantize or options.dtype != "keep" or bool(options.adapter))
-    if options.dequantize and after.reconfigured > checkpoint.reconfigured:
-        options = replace(options, dequantize=False)  # the weights are ordinary ones already
-    after = dequantized(after) if options.dequantize else after
-    if checkpoint.adapter:
-        known = ask_names(as_classifier(checkpoint)) if run("names", partial(unknown_names, checkpoint)) else {}
-        after = run("merge", partial(merged, after, may_overflow=options.allow_overflow, known=known))
-    if any(isinstance(tensor.recipe, Dora) for tensor in after.tensors):
-        require("Merging a DoRA")
-    plan: Plan = run("plan", partial(plan_checkpoint, after, options, ask(after, options)))
-    about_merge = after.findings[len(checkpoint.findings) :]
-    return replace(plan, findings=(*about_merge, *plan.findings)) if about_merge else plan

@@ -27,6 +27,8 @@ class Dora(Recipe):
     The formulas are those of PEFT 0.21 (`tuners/lora/variants.py` and `dora.py`).
     """
 
+    needs = "Merging a DoRA"
+
     of: Recipe
     dtype: str
     shape: tuple[int, ...]

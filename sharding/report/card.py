@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
+from sharding.core.made import explained, phrase
 from sharding.core.origin import Place
 from sharding.core.text import format_bytes, name_some, share, unreached_sentence
 from sharding.formats.model_card import ModelCard
@@ -65,14 +66,15 @@ def _mark(metadata: dict[str, Any], report: Report, endpoint: str) -> None:
     metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
     base = report.source.of("base")
     origin = base or report.source.place
-    if base or report.verification.unreached or report.plan.merged:
+    relations = [change.relation for change in report.plan.made if change.relation]
+    if base or report.verification.unreached or relations:
         metadata.pop("base_model_relation", None)  # it says how the base was made, for example by quantizing
     if report.verification.unreached:
         metadata.pop("base_model", None)  # anybody may have written it
     elif origin.is_pinned:
         metadata["base_model"] = origin.repo_id
-        if report.plan.merged:
-            metadata["base_model_relation"] = "finetune"
+        if relations:
+            metadata["base_model_relation"] = relations[0]
     link = metadata.get("license_link")
     if origin.is_pinned and isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
         path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
@@ -89,8 +91,7 @@ def _introduction(report: Report, endpoint: str, result: str | None, is_private:
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
     origin = _link(report.source.place, endpoint)
     what = f"a copy of {origin}" if report.plan.rank is None else f"the part of {origin} for {_part(report)}"
-    if merge := report.plan.merged:
-        what += f", with the adapter {_link(merge.adapter, endpoint)} merged into it,"
+    what += phrase(report.plan.made, lambda place: _link(place, endpoint)) + "," * bool(report.plan.made)
     proved = f" in {files}. {_proof(report)}" if report.verification.identical else "."
     yield f"This is {what}{proved}\n"
     if count := report.source.in_pieces:
@@ -101,24 +102,11 @@ def _introduction(report: Report, endpoint: str, result: str | None, is_private:
     if base := report.source.of("base"):
         beside = "The files beside the weights (configuration, tokenizer, licence)"
         yield f"{beside} come from {_link(base, endpoint)}, the model that was trained.\n"
-    if merge := report.plan.merged:
-        if not merge.changed:
-            yield "**The adapter changes no number: what it adds is zero, or is lost in the rounding.**\n"
-        yield (
-            f"The adapter changes {merge.changed:,} of {merge.tensors:,} tensors. The others are bit-identical to the "
-            f"original's{'' if report.plan.dtype == 'keep' else ' after the cast'}. The changed ones are what PEFT's "
-            "`merge_and_unload` computes. Another processor adds up in another order, so its last bits may differ. "
-            f"The adapter's file has the SHA-256 `{merge.sha256}`. The adapter's own licence holds for this copy too.\n"
-        )
-    if report.plan.dequantized:
-        yield (
-            f"Its bits are computed, not moved: the original is quantized with {report.plan.dequantized}. Every number "
-            f"was multiplied by its scale and rounded to {report.plan.dtype}. The results were hashed, and hashed "
-            "again when they were read back. The copy is as precise as the quantized original, not more.\n"
-        )
+    for sentences in explained(report.plan.made):
+        yield f"{sentences}\n"
     yield f"![A map of all tensors, sized by their bytes, in the files of the original and of the copy]({MAP_NAME})\n"
-    if is_private and report.plan.merged:
-        yield "The original or the adapter is gated or private. Their terms hold for this copy too.\n"
+    if is_private and report.source.beside:
+        yield "The original or another input is gated or private. Their terms hold for this copy too.\n"
     elif is_private and (page := replace(report.source.place, revision="", inside="").page(endpoint)):
         yield f"The original is gated or private. The terms on [its page]({page}) hold for this copy too.\n"
     if not report.source.place.is_pinned:
@@ -138,21 +126,13 @@ def _proof(report: Report) -> str:
     if report.engine != "stream":
         first = "It was loaded and saved by transformers and accelerate."
         return f"{first} Then all {count} tensors were read again and compared."
-    unstated = lost = ""
-    dtype = report.plan.dtype
-    cast = "" if dtype == "keep" else f", cast to {dtype} as `tensor.to(dtype)` does"
-    if report.plan.merged:
-        claim = f"were equal to the original's with the adapter merged{cast}"
-    elif report.plan.dequantized:
-        claim = f"were equal to the original's numbers times their scales, in {dtype}"
-    else:
-        claim = f"were equal to the original's{cast}" if cast else "were bit-identical to the original's"
+    unstated, done = "", phrase(report.plan.made)
+    claim = f"were equal to the original's{done}" if done else "were bit-identical to the original's"
     if report.verification.unstated:
         claim += ", as it was read"
         unstated = " Not all files of the original were compared with a hash that the Hub states."
-    if dtype != "keep":
-        infinite = sum(report.overflowed.values())
-        lost = f" {infinite:,} numbers were too large for {dtype} and became infinite." if infinite else ""
+    infinite = sum(report.overflowed.values())
+    lost = f" {infinite:,} numbers were too large for their new dtype and became infinite." if infinite else ""
     return (
         f"Before it was published, every byte was read again: all {count} tensors {claim}. "
         f"`sharding_digests.json` has their BLAKE3.{unstated}{lost}"

@@ -13,7 +13,8 @@ from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.options import SINGLE_FILE, Engine, Options, Order, naming
 from sharding.core.origin import Place
-from sharding.core.values import Checkpoint, Finding, Plan, ShardRecord, TensorDigest, Verification
+from sharding.core.values import Checkpoint, Finding, Plan, ShardRecord, TensorDigest
+from sharding.core.verification import Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.loading.measure import stored_dtypes
@@ -33,13 +34,12 @@ def summarize_source(checkpoint: Checkpoint) -> Inspection:
 
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:
     """Return which shard holds what. `findings` of the source come before its own. `plan_id` may be known already."""
-    same = ("dequantized", "merged", "total_bytes", "total_parameters", "stages", "pipeline")
+    same = ("made", "total_bytes", "total_parameters", "stages", "pipeline")
     return PlanSummary(
         **{name: getattr(plan, name) for name in same},
         **{name: getattr(plan.options, name) for name in ("strategy", "order", "rank")},
         max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
-        dtype=plan.options.dtype_made,
-        keeps_others=plan.options.dtype == "keep" != plan.options.dtype_made,
+        asked=plan.options.deciding,
         shards=tuple(
             PlannedShard(file=shard.file, bytes=shard.bytes, tensors=tuple(tensor.name for tensor in shard.tensors))
             for shard in plan.shards
@@ -97,10 +97,8 @@ def asked_of(report: Report) -> tuple[str, Options]:
         SINGLE_FILE if is_one else plan.max_shard_bytes,
         strategy=plan.strategy,
         order=cast("Order", plan.order),  # Options checks it
-        dtype=plan.dtype_asked,
-        variant=source.variant,
         rank=plan.rank,
-        dequantize=bool(plan.dequantized),
+        **cast(Any, plan.asked),
         **naming(place for place in source.beside if place.is_pinned),
     )
 

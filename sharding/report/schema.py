@@ -19,9 +19,11 @@ from sharding.core.bounds import Count, File, Line, OptionalFolder, Seconds, Sha
 from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_FILES
-from sharding.core.options import Engine, TargetDtype
+from sharding.core.made import Made
+from sharding.core.options import Engine
 from sharding.core.origin import Place, Role, Store
-from sharding.core.values import Finding, Library, Merge, Stage, Verification
+from sharding.core.values import Finding, Library, Stage
+from sharding.core.verification import Verification
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
 
@@ -171,17 +173,15 @@ class PlannedShard:
 class PlanSummary:
     """Which shard holds what. With a `rank`, the part that this rank of a `pipeline` of transformers loads.
 
-    `dequantized` says how the weights were quantized, "" if none are computed. With `keeps_others`, those that were not
-    quantized keep their dtype. Plans with the same `plan_id` give the same shards, byte for byte.
+    `made` is what was done to the numbers, and `asked` the options for that, by name. Plans with the same `plan_id`
+    give the same shards, byte for byte.
     """
 
     max_shard_bytes: Count
     strategy: Word
     order: Word
-    dtype: TargetDtype = "keep"
-    dequantized: Line = ""
-    keeps_others: bool = False
-    merged: Merge | None = None
+    asked: Mapping[Word, str | bool] = field(default_factory=dict)
+    made: Made = ()
     total_bytes: Count
     total_parameters: Count
     shards: Annotated[tuple[PlannedShard, ...], Field(min_length=1, max_length=MAX_FILES)]
@@ -190,11 +190,6 @@ class PlanSummary:
     rank: Count | None = None
     findings: tuple[Finding, ...] = ()
     plan_id: Word = ""
-
-    @property
-    def dtype_asked(self) -> TargetDtype:
-        """The dtype that gives this plan, as an option."""
-        return "keep" if self.keeps_others else self.dtype
 
     @property
     def has_ranks_of_its_pipeline(self) -> bool:
@@ -221,19 +216,20 @@ class WrittenShard:
     sha256: Sha256
 
 
-_RARE = ("unstated", "unreached", "unchecked", "merged", "within", "undecided")
+_RARE = ("made", "unstated", "unreached", "unchecked", "within", "undecided")
 """Keys that are in the JSON only if their values are true or not empty."""
 
 
 def _with_answer(verification: Verification, dump: Dump) -> Json:
     left_out = {"differences"} if verification.differences is None else set()
     left_out |= {key for key in _RARE if not getattr(verification, key)}
-    document = {"identical": verification.identical, **dump(verification)}
+    said = {"identical": verification.identical, "outcome": verification.outcome.kind, "method": verification.method}
+    document = {**said, **dump(verification)}
     return {key: value for key, value in document.items() if key not in left_out}
 
 
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]
-"""A verification. In JSON, its first key is `identical`; a reader derives that from the mismatches instead."""
+"""A verification. In JSON, its first keys say how it ended; a reader derives them from the others instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,8 +254,8 @@ class Report:
 
     @property
     def needs_folder(self) -> bool:
-        """Whether checking it needs a folder on a disk. A cast depends on each input, because of its configuration."""
-        decisive = (place for place in self.source.inputs if place.gives_numbers or self.plan.dtype != "keep")
+        """Whether checking it needs a folder on a disk. What computes numbers depends on the configurations too."""
+        decisive = (place for place in self.source.inputs if place.gives_numbers or self.plan.made)
         return not all(place.is_pinned for place in decisive)
 
     @model_validator(mode="after")
@@ -268,7 +264,7 @@ class Report:
         planned, written = ([shard.file for shard in shards] for shards in (plan.shards, self.shards))
         names = sorted(name for shard in plan.shards for name in shard.tensors)  # a set would cost five times as much
         size, known = (len(names), plan.total_bytes), set(planned)
-        is_whole_as_stored = self.engine == "stream" and plan.dtype == "keep" and plan.rank is None and not plan.merged
+        is_whole_as_stored = self.engine == "stream" and not plan.made and plan.rank is None
         checks = {
             "the written shards are not the planned ones": planned == written,
             "a tensor is planned twice": all(name != following for name, following in pairwise(names)),
@@ -277,13 +273,9 @@ class Report:
             "a shard is not among the files": set(written) <= set(self.files),
             "a stage has a file that is no shard": all(known.issuperset(stage.files) for stage in plan.stages),
             "a job leaves nothing undecided": not proof.undecided,
-            "the verification is of another plan": not proof.identical
-            or (proof.tensors, proof.bytes, proof.dtype) == (*size, plan.dtype),
-            "plan and verification disagree about dequantizing": proof.dequantized == plan.dequantized,
-            "plan and verification disagree about an adapter": proof.merged == plan.merged,
-            "an input is merged that it does not name": plan.merged is None
-            or plan.merged.adapter in self.source.beside,
-            "it dequantizes without a dtype": not plan.dequantized or plan.dtype != "keep",
+            "the verification is of another plan": not proof.identical or (proof.tensors, proof.bytes) == size,
+            "plan and verification disagree about what was done": proof.made == plan.made,
+            "it takes numbers of what is no input": all(one.by in (None, *self.source.beside) for one in plan.made),
             "the copy has another size than its source": not is_whole_as_stored
             or (self.source.tensors, self.source.total_bytes) == size,
             "its ranks do not make a pipeline": plan.has_ranks_of_its_pipeline,
@@ -301,10 +293,9 @@ def to_json(value: Any, kind: Any = None) -> Json:
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
     if plan is not None:
         summary = document if plan is value else document["plan"]
-        if plan.merged is None:
-            del summary["merged"]
-        if not plan.keeps_others:
-            del summary["keeps_others"]
+        for key in ("asked", "made"):
+            if not summary[key]:
+                del summary[key]
         last = {key: summary.pop(key) for key in ("stages", "pipeline", "rank", "findings", "plan_id")}
         summary |= {"weight_map": plan.weight_map, **last}
     return document

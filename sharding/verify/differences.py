@@ -14,7 +14,8 @@ from sharding.core.limits import COMPARED_BYTES, THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Feed
 from sharding.core.text import count
-from sharding.core.values import NOT_FINITE, Difference, Mismatch, Shard, Tensor
+from sharding.core.values import Shard, Tensor
+from sharding.core.verification import NOT_FINITE, Difference, Mismatch
 from sharding.recipes.cast import numbers
 from sharding.recipes.tolerance import is_merged, tolerance_of
 from sharding.transfer.lanes import Lanes, collected

@@ -14,7 +14,8 @@ from sharding.core.events import Progress
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent
-from sharding.core.values import FileEntry, Mismatch, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import FileEntry, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.verification import Mismatch
 from sharding.formats.safetensors_file import structure_of
 from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected

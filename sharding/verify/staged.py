@@ -14,9 +14,9 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.meter import Meter
 from sharding.core.protocols import Destination, Inputs, Source
-from sharding.core.text import count
 from sharding.core.threads import readers
-from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, Tensor, TensorDigest, Verification
+from sharding.core.values import FileEntry, Plan, ShardRecord, Tensor, TensorDigest
+from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.formats.safetensors_file import shard_header, written_tensors
 from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part
@@ -25,8 +25,6 @@ from sharding.verify.digests import Reader, ThisMachine, check_structure, digest
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.stated import digest_as_stored, prove_reads, read_from_hub, stated_files, stated_of
 from sharding.verify.verify import Side
-
-_UNSTATED = "; the source's bytes were not compared with a hash that the Hub states"
 
 ReadBack = dict[Tensor, TensorDigest]  # Tensors of the result, each with the digest of its bytes.
 
@@ -169,17 +167,7 @@ def verify_staged(
             digests |= known
         problems.extend(compare_digests(expected_digests(plan.shards, records), digests))
     on_disk = any(staged.path(file) for file in records)
-    structure = "; structure checked by safetensors" if on_disk else ""
-    where = "from the folder, through the page cache" if on_disk else "from the Hub"
-    dtype = plan.options.dtype_made
-    method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's"
-    method += f", with {plan.merged.words} merged" if plan.merged else ""
-    method += f", dequantized ({plan.dequantized})" if plan.dequantized else ""
-    method += "" if dtype == "keep" else ", cast with tensor.to(dtype)"
-    if originals:
-        have = "should have" if problems else "have"
-        method += f"; {len(originals)} of the source's files, put together again from the result, {have} the SHA-256 "
-        method += "that the Hub states"
+    evidence = Evidence("folder" if on_disk else "hub", structure=on_disk, rebuilt=len(originals))
     weights = read_from_hub(origin, prepared.checkpoint)
     unstated = bool(weights) and not originals
     if not originals and prepared.noted:
@@ -189,22 +177,13 @@ def verify_staged(
         proving = prove_reads(origin.sources, stated, reads, reader)
         wrong = yield from progress_of_part(proving, unread, unread + again)
         problems += wrong
-        unstated = len(stated) < len(weights)
-        have = "should have" if wrong else "have"
-        method += f"; {len(stated)} of the source's {len(weights)} files, read whole once more, {have} the hash that "
-        method += "the Hub states, and match the earlier reads"
+        unstated, evidence = len(stated) < len(weights), replace(evidence, reread=len(stated), weights=len(weights))
     elif unstated and prepared.is_stated:
-        unstated = False
-        method += "; the files that were downloaded and loaded have the hashes that the Hub states"
-    elif unstated:
-        method += _UNSTATED
-    if kept and not origin.ref.states_hashes:
-        method += f"; {count(len(kept), 'shard')} of an earlier run compared with the source's tensors first"
-    return Verification(
-        *(len(digests), plan.total_bytes, meter.seconds - started, method, tuple(problems)),
-        *(dtype, plan.dequantized, unstated, prepared.checkpoint.unreached),
-        merged=plan.merged,
-    )
+        unstated, evidence = False, replace(evidence, loaded=True)
+    if not origin.ref.states_hashes:
+        evidence = replace(evidence, kept=len(kept))
+    found = len(digests), plan.total_bytes, meter.seconds - started, evidence
+    return Verification(*found, tuple(problems), plan.made, unstated, prepared.checkpoint.unreached)
 
 
 def compare_with_original(
@@ -217,6 +196,7 @@ def compare_with_original(
     yield from side.read()
     kept = {digest.digest for digest in digests.values()}
     wanted = {name: one for name, one in side.digests.items() if name in digests or one.digest not in kept}
-    method = f"{verification.method.removesuffix(_UNSTATED)}; every tensor compared with the original's"
+    before, reread, weights = verification.evidence, side.reread, side.weights
+    evidence = replace(before, original=True, rebuilt=side.rebuilt, reread=reread, weights=weights)
     mismatches = (*verification.mismatches, *compare_digests(wanted, digests), *side.wrong)
-    return replace(verification, method=method + side.remark, mismatches=mismatches, unstated=side.unstated)
+    return replace(verification, evidence=evidence, mismatches=mismatches, unstated=side.unstated)

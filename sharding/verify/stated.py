@@ -13,7 +13,8 @@ from sharding.checkpoint.read import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
 from sharding.core.protocols import Inputs, Source
-from sharding.core.values import BytesRead, Checkpoint, FileEntry, Mismatch, Plan, Shard, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Checkpoint, FileEntry, Plan, Shard, Tensor, TensorDigest
+from sharding.core.verification import Mismatch
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.safetensors_file import Header, parse_header
 from sharding.recipes.stored import are_stored, place_of

@@ -1,18 +1,19 @@
 """Compare two checkpoints by what is known without reading weights: headers, and hashes that a Hub states. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from sharding.core.dtypes import BY_OPTION, CASTABLE, NUMBERS
+from sharding.core.dtypes import BY_OPTION, CASTABLE
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.options import TargetDtype
+from sharding.core.made import Made, phrase
+from sharding.core.options import Options, TargetDtype
 from sharding.core.origin import Place
 from sharding.core.text import count
 from sharding.core.values import Checkpoint, Tensor, TensorDigest
-from sharding.planning.cast import refuse_cast
-from sharding.planning.dequantize import dequantized, in_bf16
 from sharding.planning.order import natural_key
+from sharding.planning.steps import Draft, drafted
 from sharding.recipes.stored import Stored
 from sharding.verify.digests import compare
 from sharding.verify.verify import compare_listed
@@ -52,8 +53,8 @@ class Claims:
 class Likeness:
     """How alike two checkpoints are, as far as it is known without reading weights.
 
-    `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy, once it is `dequantized`.
-    With `keeps_others`, its other tensors keep theirs. `in_same_files` of its `tensors` are in files with equal hashes.
+    `asked` are the options that make the headers of the original those of the copy, and `made` is what they do.
+    `in_same_files` of its `tensors` are in files with equal hashes.
     `bytes` are those of both. `unread` are weight files of the copy that are not compared. `claims` is never a proof.
     """
 
@@ -61,8 +62,8 @@ class Likeness:
     original: Place
     copy: Place
     variant: str
-    dtype: TargetDtype
-    dequantized: str
+    asked: Mapping[str, str | bool]
+    made: Made
     tensors: int
     bytes: int
     in_same_files: int
@@ -70,7 +71,6 @@ class Likeness:
     unreached: tuple[str, ...]
     unread: tuple[str, ...] = ()
     claims: Claims | None = None
-    keeps_others: bool = False
 
     @property
     def have_common(self) -> bool:
@@ -78,34 +78,27 @@ class Likeness:
         return sum(one.kind == "missing" for one in self.mismatches) < self.tensors
 
 
-class _Reading(NamedTuple):
-    tensors: Mapping[str, Tensor]
-    dtype: TargetDtype = "keep"
-    dequantized: str = ""
-    keeps_others: bool = False
-
-
 def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
     """Return how alike two checkpoints are. If the copy differs, the reading with the fewest differences counts."""
     now = _by_name(copy.tensors)
-    readings = [(reading, _contrasts(reading, now)) for reading in _readings(original, now)]
-    reading, contrasts = min(readings, key=lambda pair: len(pair[1]))
+    readings = [(draft, _contrasts(draft, now)) for draft in _readings(original, now)]
+    draft, contrasts = min(readings, key=lambda pair: len(pair[1]))
+    made, count_ = draft.checkpoint.made, len(draft.checkpoint.tensors)
     was, held = _evidence(original), _evidence(copy)
-    same = 0 if reading.dtype != "keep" else sum(held.get(name) == place for name, place in was.items())
+    same = 0 if made else sum(held.get(name) == place for name, place in was.items())
     mismatches, (ours, theirs) = compare_listed((original, copy))
     beside = [Contrast(mismatch.tensor, "file", mismatch.problem) for mismatch in mismatches]
     are_known = all(file.sha256 and file.sha256 == theirs[path].sha256 for path, file in ours.items())
     if contrasts or beside:
         verdict: Verdict = "different"
-    elif reading.dtype != "keep":
+    elif made:
         verdict = "converted"
     else:
-        verdict = "same-files" if same == len(reading.tensors) and are_known else "same-structure"
+        verdict = "same-files" if same == count_ and are_known else "same-structure"
     return Likeness(
-        *(verdict, original.source, copy.source, original.variant, reading.dtype, reading.dequantized),
-        *(len(reading.tensors), original.total_bytes + copy.total_bytes, same, (*contrasts, *beside)),
+        *(verdict, original.source, copy.source, original.variant, draft.options.deciding, made),
+        *(count_, original.total_bytes + copy.total_bytes, same, (*contrasts, *beside)),
         *(tuple(dict.fromkeys((*original.unreached, *copy.unreached))), copy.other_weights),
-        keeps_others=reading.keeps_others,
     )
 
 
@@ -113,10 +106,10 @@ def sentence_of(likeness: Likeness) -> str:
     """Return what is known in one or two sentences, which claim no more."""
     if not likeness.have_common and likeness.verdict == "different":
         return "These are different models: no tensor of one is in the other."
-    how, number = "dequantized" if likeness.dequantized else "cast", count(len(likeness.mismatches), "tensor")
+    number = count(len(likeness.mismatches), "tensor")
     sentences: dict[Verdict, str] = {
         "different": f"Not the same: the copy differs from the original in {number}.",
-        "converted": f"Same names and shapes, {how} to {likeness.dtype}. Bytes not checked yet.",
+        "converted": f"Same names and shapes{phrase(likeness.made)}. Bytes not checked yet.",
         "same-structure": "Same names, shapes and dtypes. Bytes not checked yet.",
         "same-files": "The same files, by the hashes that the Hub states. Bytes not read yet.",
     }
@@ -129,25 +122,15 @@ def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDig
     return Claims(len(original) - len(differing), differing)
 
 
-def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[_Reading]:
-    """Yield the original as it is, and as a cast to the dtype of the copy if it can be cast."""
-    as_it_is = _by_name(original.tensors)
-    yield _Reading(as_it_is)
+def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[Draft]:
+    """Yield the original as it is, and as what the planner can make of it alone that may give the copy."""
+    yield Draft(original, Options(variant=original.variant))
     target = _target(copy.values())
-    try:
-        refuse_cast(original)
-    except SourceError:
-        try:
-            after = dequantized(original)
-        except (SourceError, UsageError):
-            return
-        yield _Reading(_by_name(in_bf16(after.tensors)), "bf16", after.dequantized, keeps_others=True)
-        if target:
-            yield _Reading(_by_name(after.tensors), target, after.dequantized)
-        return
-    both = ((was.dtype, copy[name].dtype) for name, was in as_it_is.items() if name in copy)
-    if target and any(was in NUMBERS and was != BY_OPTION[target].name == now for was, now in both):
-        yield _Reading(as_it_is, target)
+    for dequantize in (False, True):
+        for dtype in ("keep", *([target] if target else [])):
+            with suppress(SourceError, UsageError):
+                options = Options(variant=original.variant, dtype=dtype, dequantize=dequantize)
+                yield drafted(original, options)
 
 
 def _by_name(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -162,22 +145,21 @@ def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
     return min(exact, key=lambda option: BY_OPTION[option].name == _KEPT, default=None)
 
 
-def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
+def _contrasts(draft: Draft, copy: Mapping[str, Tensor]) -> list[Contrast]:
     """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
-    dtype = "keep" if reading.keeps_others else reading.dtype
+    tensors, may_keep = _by_name(draft.checkpoint.tensors), draft.options.dtype != "keep"
     expected = {}
-    for name, tensor in reading.tensors.items():
-        after = tensor.dtype if dtype == "keep" or tensor.dtype not in NUMBERS else BY_OPTION[dtype].name
-        is_kept = after != tensor.dtype and name in copy and copy[name].dtype == _KEPT
-        expected[name] = TensorDigest(_KEPT if is_kept else after, tensor.shape, "")
+    for name, tensor in tensors.items():
+        is_kept = may_keep and tensor.dtype in CASTABLE and name in copy and copy[name].dtype == _KEPT
+        expected[name] = TensorDigest(_KEPT if is_kept else tensor.dtype, tensor.shape, "")
     there = {name: TensorDigest(tensor.dtype, tensor.shape, "") for name, tensor in copy.items()}
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
     if not mismatches:
         return []
-    ours, theirs = _by_place(reading.tensors.values(), copy), _by_place(copy.values(), reading.tensors)
+    ours, theirs = _by_place(tensors.values(), copy), _by_place(copy.values(), tensors)
     found = []
     for mismatch in mismatches:
-        was, now = reading.tensors.get(mismatch.tensor), copy.get(mismatch.tensor)
+        was, now = tensors.get(mismatch.tensor), copy.get(mismatch.tensor)
         kind: Kind = "missing" if not now else "added" if not was else "dtype" if was.shape == now.shape else "shape"
         only, places = (was, ours) if was else (now, theirs)
         recipe = only.recipe if only and not (was and now) else None

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.made import keeps_sizes, phrase, says_the_same
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Checkpoint, FileEntry
-from sharding.planning.adapters.merged import merged
-from sharding.planning.dequantize import dequantized
-from sharding.report.report import summarize_source
+from sharding.planning.steps import NO_CLASS, drafted
+from sharding.report.report import asked_of, summarize_source
 from sharding.report.schema import Report
 
 Level = Literal["made-here", "read-now", "fits", "unreached", "claims", "contradicted"]
@@ -76,14 +75,14 @@ def judge(
         against.append("The report names the repo itself as its source.")
     if original:
         against += _not_that_source(report, original)
-        change = "its source is quantized" if report.plan.dequantized else "an adapter is merged"
         try:
-            original = dequantized(original) if report.plan.dequantized else original
-            original = merged(original, may_overflow=True, known=known or {}) if original.adapter else original
+            _, options = asked_of(report)
+            asks = NO_CLASS._replace(names=lambda _: known or {})
+            draft = drafted(original, replace(options, allow_overflow=True), asks)
         except (SourceError, UsageError) as error:
-            against.append(f"The report says that {change}, but that does not fit: {error.message}")
+            against.append(f"What the report says of its source does not fit: {error.message}")
         else:
-            against += _not_of(report, original, copy)
+            against += _not_of(report, draft.checkpoint, copy)
     if against:
         return _contradicted(against)
     here = f"The {count(len(report.shards), 'file')} in the repo have the sizes and SHA-256 that its report names."
@@ -94,9 +93,8 @@ def judge(
         both = f"The copy has {len(copy.tensors):,} of the {count(len(original.tensors), 'tensor')} of its source"
         both += f". Headers do not show whether the other {missing:,} were tied."
     else:
-        level, same = "fits", "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
-        merge = " once the adapter is merged" if report.plan.merged else ""
-        once = " after dequantizing" if report.plan.dequantized else merge
+        level, same = "fits", "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
+        once = phrase(report.plan.made)
         both = f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree."
     return lowered(Trust(level, (here, both)), unreached)
 
@@ -142,13 +140,9 @@ def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
 
 def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[str]:
     """Yield where the headers of copy and source do not fit. The classic engine leaves out tied weights."""
-    if original.dequantized != report.plan.dequantized:
-        yield f"The source is not quantized as the report says, but with {original.dequantized}."
-    said, there = report.plan.merged, original.merged
-    if said and there and said.changed < there.changed:
-        there = replace(there, changed=said.changed)  # headers do not show which updates are zero
-    if said != there:
-        yield "The adapter's headers do not give the merge that the report names."
+    if not says_the_same(report.plan.made, original.made):
+        done = phrase(original.made).removeprefix(", ") or "copied as it is"
+        yield f"The report describes another copy than the headers, which give one that is {done}."
     was, now = ({tensor.name: tensor for tensor in checkpoint.tensors} for checkpoint in (original, copy))
     added, missing = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
     if added:
@@ -158,7 +152,6 @@ def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[
     both = was.keys() & now.keys()
     if other := sorted(name for name in both if was[name].shape != now[name].shape):
         yield f"Tensors have another shape than in the source: {name_some(other)}."
-    # A cast may give these dtypes to tensors: a model class keeps some in fp32.
-    dtypes = {BY_OPTION[report.plan.dtype].name, "F32"} if report.plan.dtype in BY_OPTION else set()
-    if other := sorted(name for name in both if now[name].dtype not in {was[name].dtype, *dtypes}):
+    kept = set() if keeps_sizes(original.made) else {"F32"}  # a model class may keep some tensors in fp32
+    if other := sorted(name for name in both if now[name].dtype not in {was[name].dtype, *kept}):
         yield f"Tensors have another dtype than in the source: {name_some(other)}."

@@ -1,6 +1,8 @@
 """Compare two checkpoints: by reading every byte, or by stored digests."""
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.documents import read_small
@@ -9,21 +11,13 @@ from sharding.core.environment import hub_endpoint
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
+from sharding.core.made import is_exact
 from sharding.core.meter import Meter
-from sharding.core.options import Options, Request, TargetDtype
+from sharding.core.options import Options, Request
 from sharding.core.protocols import Inputs
-from sharding.core.text import count, values_in
-from sharding.core.values import (
-    UNCHECKED,
-    BytesRead,
-    Checkpoint,
-    FileEntry,
-    Mismatch,
-    Plan,
-    TensorDigest,
-    Verification,
-    folder_of,
-)
+from sharding.core.text import values_in
+from sharding.core.values import BytesRead, Checkpoint, FileEntry, Plan, TensorDigest, folder_of
+from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verification
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.order import natural_key
 from sharding.planning.plan import planned
@@ -47,48 +41,37 @@ def verify(
     copy: str,
     *,
     quick: bool = False,
-    dtype: TargetDtype = "keep",
-    variant: str = "",
-    base: str = "",
-    dequantize: bool = False,
-    adapter: str = "",
     numeric: bool = False,
     endpoint: str | None = None,
     token: str | None = None,
+    **chosen: Any,
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor, reading every byte of both.
 
     Yields progress, and `Verified` last. Raises UsageError, SourceError, Refused.
 
     - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
-    - `dtype`: first cast the tensors of the original.
-    - `variant`: which weights of the original to compare.
-    - `base`: the model that was trained, if the original is what a training run saved.
-    - `dequantize`: first compute ordinary weights from the quantized ones of the original.
-    - `adapter`: first merge this LoRA into the original. If the bits of a merged tensor differ, its numbers
-      are compared within the tolerance of a merge: see `recipes.tolerance`.
     - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`.
+    - `chosen`: the options of `Options` that decide bytes, by their names. What they do is first done to the original.
+      If the bits of a tensor that another machine may compute otherwise differ, its numbers are compared within a
+      tolerance: see `recipes.tolerance`.
     """
-    options = Options(
-        dtype=dtype, variant=variant, base=base, allow_overflow=True, dequantize=dequantize, adapter=adapter
-    )
+    options = Options(allow_overflow=True, **chosen)
     request = Request(original, copy, options)
     request.refuse_contradictions()
-    dtype = options.dtype_made
-    if quick and (dtype != "keep" or adapter):
-        what = "cast" if dtype != "keep" else "merge"
-        message = f"The stored digests cannot be compared, because a {what} changes the bytes."
+    if quick and options.computing:
+        message = f"The stored digests cannot be compared, because {options.computing[0]} changes the bytes."
         raise UsageError(message, WITHOUT_QUICK, READ_ALL)
     if quick and numeric:
         raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
     meter, hub = Meter(), Hub(endpoint or hub_endpoint(), token)
     sources = open_inputs(request.inputs, hub), open_inputs({"model": copy}, hub)
-    checkpoints = with_adapter(read_checkpoint(sources[0], variant), sources[0]), read_checkpoint(sources[1])
+    checkpoints = with_adapter(read_checkpoint(sources[0], options.variant), sources[0]), read_checkpoint(sources[1])
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
         return
-    plan = planned(checkpoints[0], options) if dtype != "keep" or adapter else None
-    how, merge = (plan.dequantized, plan.merged) if plan else ("", None)
+    plan = planned(checkpoints[0], options) if options.computing else None
+    made = plan.made if plan else ()
     sides = [Side(sources[0], checkpoints[0], plan), Side(sources[1], checkpoints[1])]
     beside = [file for checkpoint in checkpoints for file in checkpoint.copied_weights]
     total, done = sum(side.bytes for side in sides) + sum(file.bytes for file in beside), 0
@@ -96,48 +79,36 @@ def verify(
         yield from progress_of_part(side.read(), done, total)
         done += side.bytes
     others = yield from progress_of_part(compare_beside(sources, checkpoints), done, total)
-    method = "every tensor of both was read and its BLAKE3 compared"
-    if merge:
-        method += f"; {merge.words} was first merged into the original's"
-        method += "" if dtype == "keep" else ", and the result cast with tensor.to(dtype)"
-    elif dtype != "keep":
-        computed = f"dequantized ({how}) and " if how else ""
-        method += f"; the original's were first {computed}cast with tensor.to(dtype)"
-    method += "".join(side.remark for side in sides)
-    if any(file.bytes for file in beside):
-        files = count(len(checkpoints[0].copied_weights), "weight file")
-        method += f"; the SHA-256 of {files} beside them was compared"
     wrong = (mismatch for side in sides for mismatch in side.wrong)
     of_tensors, within, undecided = compare_digests(sides[0].digests, sides[1].digests), 0, 0
-    if merge and of_tensors:
+    if of_tensors and not is_exact(made):
         of_tensors, within, undecided = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
-        if within:
-            equal = len(sides[0].digests) - len(of_tensors) - within - undecided
-            method += f"; bit-equal tensors: {equal:,}, within the tolerance of a merge: {within:,}"
-            method += " (another processor or library adds up in another order)"
     differences = None
     if numeric:
         names = sorted((mismatch.tensor for mismatch in of_tensors), key=natural_key)
         differences = yield from compare_numbers(names, sides[0].numbers, sides[1].numbers)
-        if compared := sum(one.equal is not None for one in differences):
-            which = "1 tensor that differs" if compared == 1 else f"{compared:,} tensors that differ"
-            method += f"; the numbers of {which} were compared in float64"
-    outcome = Verification(
-        *(len(sides[0].digests), checkpoints[1].total_bytes, meter.seconds, method, (*of_tensors, *wrong, *others)),
-        *(dtype, how, any(side.unstated for side in sides), _unreached(checkpoints), UNCHECKED),
-        *(differences, merge, within, undecided),
+    evidence = Evidence(
+        "both",
+        rebuilt=sum(side.rebuilt for side in sides),
+        reread=sum(side.reread for side in sides),
+        weights=sum(side.weights for side in sides),
+        beside=len(checkpoints[0].copied_weights) if any(file.bytes for file in beside) else 0,
+        measured=sum(one.equal is not None for one in differences or ()),
     )
-    yield Verified(outcome)
+    found = len(sides[0].digests), checkpoints[1].total_bytes, meter.seconds, evidence
+    unstated, unreached = any(side.unstated for side in sides), _unreached(checkpoints)
+    outcome = Verification(*found, (*of_tensors, *wrong, *others), made, unstated, unreached, UNCHECKED)
+    yield Verified(replace(outcome, differences=differences, within=within, undecided=undecided))
 
 
 def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
     """Return how the digests compare that this tool has stored with both. Raises SourceError."""
     first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
-    method, size = "stored digests were compared, no weights were read", checkpoints[1].total_bytes
     differ, (ours, theirs) = compare_listed(checkpoints)
     is_known = all(file.sha256 and theirs[path].sha256 for path, file in ours.items())
     return Verification(
-        *(len(first), size, meter.seconds, method, (*compare_digests(first, second), *differ)),
+        *(len(first), checkpoints[1].total_bytes, meter.seconds, Evidence("digests")),
+        mismatches=(*compare_digests(first, second), *differ),
         unreached=_unreached(checkpoints),
         unchecked=UNCHECKED if is_known else (*UNCHECKED, "the bytes of weight files beside the weights"),
     )
@@ -161,7 +132,7 @@ class Side:
         self.digests: Mapping[str, TensorDigest] = {}
         self.wrong: list[Mismatch] = []
         self.unstated = bool(read_from_hub(origin, checkpoint)) and not self._as_stored and not self._is_noted
-        self.remark = ""
+        self.rebuilt = self.reread = self.weights = 0
 
     @property
     def bytes(self) -> int:
@@ -174,13 +145,13 @@ class Side:
         return Numbers({tensor.name: tensor for tensor in self._tensors}, self._origin.sources)
 
     def read(self) -> Generator[Progress, None, None]:
-        """Read the checkpoint; yield progress; set `digests`, `wrong`, `unstated`, `remark`. Raises SourceError."""
+        """Read the checkpoint; yield progress; set the other attributes. Raises SourceError."""
         origin, checkpoint, here = self._origin, self._checkpoint, ThisMachine()
-        (source, *_), name = origin.sources, origin.ref.repo_id
+        source, *_ = origin.sources
         if self._as_stored:
             reading = digest_as_stored(checkpoint, source, self._as_stored, source, checkpoint.tensors, here)
             self.digests, self.wrong = yield from reading
-            self.remark = f"; {len(self._as_stored)} files of {name} were compared with the Hub's SHA-256"
+            self.rebuilt = len(self._as_stored)
             return
         reads: list[BytesRead] = []
         if are_stored(self._tensors):
@@ -193,8 +164,8 @@ class Side:
         if self._is_noted:
             reads += [read for noted in self._sources if isinstance(noted, NotingSource) for read in noted.take()]
             self.wrong = yield from prove_reads(origin.sources, self._stated, reads, here)
-            self.unstated = len(self._stated) < len(read_from_hub(origin, checkpoint))
-            self.remark = f"; {len(self._stated)} files of {name} were read whole and compared with the Hub's hash"
+            self.reread, self.weights = len(self._stated), len(read_from_hub(origin, checkpoint) or self._stated)
+            self.unstated = self.reread < self.weights
 
 
 def compare_beside(

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.errors import DamagedError, ShardingError, SourceError, UsageError
 from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS
+from sharding.core.made import keeps_sizes, phrase
 from sharding.core.text import count, format_bytes, unreached_sentence
 from sharding.desk.questions import Questions, patient
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
@@ -273,10 +274,8 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     is_unsure = rung.reached == READ and not is_good
     verdict, relation, _ = _UNSURE if is_unsure else (_VERDICTS[rung.reached], _SENTENCES[rung.reached], "")
     state = "at" if source.place.is_pinned else "in the state"
-    cast = f", cast to {report.plan.dtype}" if report.plan.dtype != "keep" else ""
-    cast = f", dequantized to {report.plan.dtype}" if report.plan.dequantized else cast
-    cast = f" merged with {named(report.plan.merged.adapter)}{cast}" if report.plan.merged else cast
-    name = f"{source.place.words} {state} {source.revision[:12]}{cast}"
+    done = phrase(report.plan.made, named)
+    name = f"{source.place.words} {state} {source.revision[:12]}{done}"
     size = format_bytes(max(shard.bytes for shard in report.shards))
     files = f"{count(len(report.shards), 'file')} of {'at most ' if len(report.shards) > 1 else ''}{size}"
     # Headers and files were compared with these numbers, unlike with most others of a report.
@@ -284,7 +283,7 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     climbed = FITS if is_unsure else rung.reached
     reached = [number <= climbed for number in (CLAIMED, FITS, READ)]
     missing = _UNSURE[2] if is_unsure else "not yet"
-    same = "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
+    same = "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
     steps = zip(_TITLES, ("its report says so", same, "by this page"), reached, strict=True)
     return Certificate(
         result.repo_id,

@@ -9,8 +9,9 @@ from typing import Any
 
 from sharding.checkpoint.patterns import Patterns
 from sharding.core.errors import Remedy, SourceError
+from sharding.core.made import Change, without_effect
 from sharding.core.text import count, format_bytes, name_some, parsed_json
-from sharding.core.values import Checkpoint, Finding, Merge, Plan, ShardRecord, Tensor
+from sharding.core.values import Checkpoint, Finding, Plan, ShardRecord, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base, parse_config
 from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
@@ -73,12 +74,11 @@ def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping
 
 
 def changed_names(plan: Plan) -> frozenset[str]:
-    """Return the tensors of a plan that the adapter changes, adds or replaces."""
-    if plan.merged is None:
+    """Return the tensors of a plan that are made of another input than the model."""
+    if all(change.by is None for change in plan.made):
         return frozenset()
-    adapter = len(plan.sources) - 1
-    reads = ((tensor.name, {number for number, _ in tensor.recipe.files()}) for tensor in plan.tensors)
-    return frozenset(name for name, numbers in reads if adapter in numbers)
+    reads = ((tensor.name, [number for number, _ in tensor.recipe.files()]) for tensor in plan.tensors)
+    return frozenset(name for name, numbers in reads if any(numbers))
 
 
 def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
@@ -92,13 +92,19 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
         hint = "Another machine may get other numbers there, and `verify` cannot tell whether these are right."
         plan = replace(plan, findings=(*plan.findings, Finding("warning", "cannot-be-judged", message, hint)))
     same = changed_names(plan) & {name for record in records.values() for name in record.unchanged}
-    if plan.merged is None or not same:
+    if not same:
         return plan
-    merge = replace(plan.merged, changed=max(0, plan.merged.changed - len(same)))
-    message = f"{merge.words} changes no number: what it adds is zero, or is lost in the rounding."
-    hint = "Check the training, and when it saved the adapter."
-    none = Finding("warning", "no-change", message[0].upper() + message[1:], hint)
-    return replace(plan, merged=merge, findings=(*plan.findings, *([] if merge.changed else [none])))
+    made, findings = [], list(plan.findings)
+    for change in plan.made:
+        if source := change.by:
+            change = replace(change, changed=max(0, change.changed - len(same)))
+        if source and not change.changed:
+            change = without_effect(change)
+            message = f"The adapter {source.text} changes no number. {change.how}"
+            hint = "Check the training, and when it saved the adapter."
+            findings.append(Finding("warning", "no-change", message, hint))
+        made.append(change)
+    return replace(plan, made=tuple(made), findings=tuple(findings))
 
 
 def _refuse_base(checkpoint: Checkpoint) -> None:
@@ -233,7 +239,20 @@ def _result(work: Merging) -> Checkpoint:
     checkpoint, file = work.checkpoint, work.adapter.file
     changed = sum(work.before.get(name) != tensor for name, tensor in work.tensors.items())
     tensors, source = tuple(work.tensors.values()), work.adapter.source
-    merge = Merge(source, file.path, file.sha256 or "", changed, len(tensors), work.named_base)
+    merge = Change(
+        kind="adapter",
+        done=f"with the adapter {source.text} merged",
+        called="The adapter",
+        how="The changed ones are what PEFT's `merge_and_unload` computes. Another processor adds up in another order, "
+        "so its last bits may differ. The adapter's own licence holds for this copy too.",
+        then="It needs no PEFT and no adapter.",
+        changed=changed,
+        of=len(tensors),
+        by=source,
+        is_exact=False,
+        relation="finetune",
+        evidence=f"{file.path} {file.sha256}",
+    )
     if work.settings:
         configs = {**checkpoint.configs, "": json.dumps(_with_settings(work.model, work.settings))}
         checkpoint = replace(checkpoint, configs=configs, reconfigured=checkpoint.reconfigured | {""})
@@ -242,16 +261,18 @@ def _result(work: Merging) -> Checkpoint:
         for component in checkpoint.components
     )
     findings = (*checkpoint.findings, *work.findings, *_findings(work, merge))
-    return replace(checkpoint, tensors=tensors, components=components, findings=findings, merged=merge)
+    made = (*checkpoint.made, merge)
+    return replace(checkpoint, tensors=tensors, components=components, findings=findings, made=made)
 
 
-def _findings(work: Merging, merge: Merge) -> Iterator[Finding]:
-    message = f"{merge.words} is merged into {merge.changed:,} of {count(merge.tensors, 'tensor')}."
-    message += f" It names {merge.named_base} as its base." if merge.named_base else ""
-    source = work.checkpoint.source
-    is_other = source.is_pinned and "/" in merge.named_base and merge.named_base != source.repo_id
+def _findings(work: Merging, merge: Change) -> Iterator[Finding]:
+    source, adapter, named = work.checkpoint.source, work.adapter.source, work.named_base
+    at = f"{'' if adapter.is_pinned else 'in '}{adapter.text}"
+    message = f"The adapter {at} is merged into {merge.changed:,} of {count(merge.of, 'tensor')}."
+    message += f" It names {named} as its base." if named else ""
+    is_other = source.is_pinned and "/" in named and named != source.repo_id
     message += f" It is merged into {source.repo_id}." if is_other else ""
-    yield Finding("warning" if is_other else "info", "merge", message[0].upper() + message[1:])
+    yield Finding("warning" if is_other else "info", "merge", message)
     if unknown := work.config.unknown:
         message = f"{ADAPTER_NAME} has {name_some(unknown)}, which this tool does not know. They may change the result."
         hint = "Ask the program that saved the adapter, or compare the result with its own merge."
