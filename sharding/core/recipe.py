@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
@@ -79,7 +79,6 @@ class Recipe:
     """
 
     __slots__ = ()
-    needs: ClassVar[str] = ""  # What of it needs the extra with numpy and torch, for a sentence.
     if TYPE_CHECKING:  # pydantic would take it for a field of every kind
         of: "Recipe"
     kinds = dict[str, Any]()
@@ -107,6 +106,11 @@ class Recipe:
     def may_overflow(self) -> bool:
         """Whether it may make finite numbers infinite."""
         return False
+
+    @property
+    def needs(self) -> str:
+        """What of it needs an extra of this package, for a sentence, or ""."""
+        return ""
 
     def files(self) -> frozenset[tuple[int, str]]:
         """Return the files that it reads, each with the number of its source."""

@@ -27,8 +27,6 @@ class Dora(Recipe):
     The formulas are those of PEFT 0.21 (`tuners/lora/variants.py` and `dora.py`).
     """
 
-    needs = "Merging a DoRA"
-
     of: Recipe
     dtype: str
     shape: tuple[int, ...]
@@ -42,6 +40,11 @@ class Dora(Recipe):
     def is_whole(self) -> bool:
         """Whether all of it is in memory while it is made."""
         return self.update.transposed or len(self.shape) > 2
+
+    @property
+    @override
+    def needs(self) -> str:
+        return "Merging a DoRA"
 
     @override
     def reads(self) -> Iterator[Extent]:
