@@ -154,8 +154,7 @@ class Verification:
         if seen.read == "digests":
             return "stored digests were compared, no weights were read"
         if seen.read == "both":
-            said = ["every tensor of both was read and its BLAKE3 compared"]
-            said += [f"the original's were first{first.removeprefix(',')}"] if first else []
+            said = [f"every tensor of both was read and its BLAKE3 compared with the original's{first}"]
         else:
             where = "from the Hub" if seen.read == "hub" else "from the folder, through the page cache"
             said = [f"read again {where}"] + ["structure checked by safetensors"] * seen.structure

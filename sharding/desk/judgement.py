@@ -134,8 +134,8 @@ def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
     if record.state != "done" and record.error:
         return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
     if record.request.kind == "verify":
-        read, first = f"This page read every tensor of both repos on {day} and compared them.", phrase(record.made)
-        read += f" The original's were first{first.removeprefix(',')}." if first else ""
+        read = f"This page read every tensor of both repos on {day} and compared them"
+        read += f" with the original's{first}." if (first := phrase(record.made)) else "."
         others = (change.caveat for change in record.made if change.caveat)
         return Trust("read-now", (read, unchecked_sentence(UNCHECKED), *others), caveats, within)
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."

@@ -241,7 +241,7 @@ def _result(work: Merging) -> Checkpoint:
     tensors, source = tuple(work.tensors.values()), work.adapter.source
     merge = Change(
         kind="adapter",
-        done=f"with the adapter {source.text} merged",
+        done=f"with the adapter {'' if source.is_pinned else 'in '}{source.text} merged",
         called="The adapter",
         how="The changed ones are what PEFT's `merge_and_unload` computes. Another processor adds up in another order, "
         "so its last bits may differ. The adapter's own licence holds for this copy too.",
