@@ -33,12 +33,12 @@ from sharding.core.options import Options as Options
 from sharding.core.options import Request as Request
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Destination, Discarded, Inputs
-from sharding.core.values import Checkpoint, Plan, ShardRecord, StagedJob
+from sharding.core.values import Checkpoint, Plan, Shard, ShardRecord, StagedJob
 from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
 from sharding.fleet.ray_workers import ray_workers
-from sharding.formats.safetensors_file import shard_header
+from sharding.formats.file_formats import format_of
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare_loads, compare_staged, refuse_incomparable
 from sharding.loading.compare import how_to_load as how_to_load
@@ -372,7 +372,12 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
 def _bytes_to_write(checkpoint: Checkpoint, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
     shards = [shard for shard in plan.shards if shard.file not in kept]
     side_bytes = sum(file.bytes for file in checkpoint.side_files)
-    return sum(len(shard_header(plan, shard)) + shard.bytes for shard in shards) + side_bytes
+    return sum(_file_bytes(plan, shard) for shard in shards) + side_bytes
+
+
+def _file_bytes(plan: Plan, shard: Shard) -> int:
+    pieces = format_of(plan).pieces(plan, shard)
+    return sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
 
 
 def _resources(meter: Meter, prepared: Prepared, target: Destination, crew: Crew | None) -> Resources:

@@ -105,11 +105,6 @@ class Component:
     index; None means that they are counted. `loads_as` is torch's name of the dtype in which transformers loads the
     source if config.json names none, or "". A component that `is_whole` is loaded from one file only, so it is never
     split.
-
-        >>> unet = Component("unet/", "diffusion_pytorch_model", "fp16")
-        >>> unet.file("-00001-of-00002"), unet.index
-        ('unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors', \
-'unet/diffusion_pytorch_model.safetensors.index.fp16.json')
     """
 
     folder: str = ""
@@ -120,22 +115,9 @@ class Component:
     total_parameters: int | None = None
     loads_as: str = ""
 
-    def file(self, suffix: str = "") -> str:
-        """Return the path of the weight file with the number `suffix`; "" for a single file."""
-        return f"{self.folder}{self.stem}{self._variant}{suffix}.safetensors"
-
-    @property
-    def index(self) -> str:
-        """Path of the index, which exists if there is more than one file."""
-        return f"{self.folder}{self.stem}.safetensors.index{self._variant}.json"
-
     def of_rank(self, rank: int, ranks: int) -> "Component":
         """Return it as the variant of one rank of a pipeline, which has an index and no files of its own."""
         return replace(self, variant=f"{self.variant}{'-' if self.variant else ''}rank{rank}-of-{ranks}")
-
-    @property
-    def _variant(self) -> str:
-        return f".{self.variant}" if self.variant else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +227,32 @@ class Stage:
     also_needs: tuple[TiedTensor, ...] = ()
 
 
+class Span(NamedTuple):
+    """Bytes of a file that are read and hashed like a tensor, and are none."""
+
+    name: str
+    recipe: Recipe
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return self.recipe.size_bytes
+
+    @property
+    def file(self) -> str:
+        """The file of its first byte."""
+        return self.recipe.file
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """Parts of a file that are read for their hashes, one after another. It is made as a shard is."""
+
+    file: str
+    tensors: tuple[Span, ...]
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One file of the result: its tensors, in the order in which their bytes are written."""
@@ -257,6 +265,11 @@ class Shard:
     def folder(self) -> str:
         """Folder of the file, which is the folder of its component: "" or ending in "/"."""
         return folder_of(self.file)
+
+
+Outline = Shard | Extract  # What is made of pieces.
+Piece = bytes | Tensor | Span
+"""A part of a file: bytes as they are, or what a recipe makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +294,7 @@ class Plan:
     sources: tuple[Place, ...] = ()
     written: Mapping[str, bytes] = field(default_factory=dict)
     unfit: frozenset[str] = frozenset()
+    format: str = "safetensors"  # The name of its file format.
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -295,15 +309,6 @@ class Plan:
     def component(self, shard: Shard) -> Component:
         """Return the component of `shard`. No two components share a folder."""
         return next(component for component in self.components if component.folder == shard.folder)
-
-    @property
-    def indexes(self) -> tuple[str, ...]:
-        """Paths of the indexes of the result: for each component with several shards one, and one for each rank."""
-        shards = Counter(shard.folder for shard in self.shards)
-        several = [component for component in self.components if shards[component.folder] > 1]
-        ranks = range(len(self.stages))
-        of_ranks = [component.of_rank(rank, len(ranks)) for component in several for rank in ranks]
-        return tuple(component.index for component in (*several, *of_ranks))
 
 
 def folder_of(path: str) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from sharding.core.errors import Refused, ShardingError
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import Shard, ShardRecord
+from sharding.core.values import Outline, Shard, ShardRecord
 from sharding.fleet.parts import (
     PartDone,
     PartEvent,
@@ -28,7 +28,7 @@ from sharding.fleet.parts import (
 from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost
 from sharding.transfer.lanes import Done, Pace, collected
-from sharding.transfer.stream import Prepared, ReadingPhase, Transfer, in_plan_order
+from sharding.transfer.stream import PiecesOf, Prepared, ReadingPhase, Transfer, in_plan_order
 from sharding.verify.digests import Reader
 
 ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
@@ -119,12 +119,12 @@ class Crew(Reader):
     @override
     def digest_shards(
         self,
-        shards: Sequence[Shard],
-        header: Callable[[Shard], bytes],
+        shards: Sequence[Outline],
+        pieces: PiecesOf,
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        done = yield from collected(self._run(phase, tasks_to_read(phase, shards, header, sources)))
+        done = yield from collected(self._run(phase, tasks_to_read(phase, shards, pieces, sources)))
         return {part.record.file: part.record for part in done}
 
     def _run(self, phase: Phase, tasks: Sequence[Task]) -> Iterator[Progress | Done[PartDone]]:

@@ -4,7 +4,7 @@ A part is one file: a shard of the result to write, or a file to read once more.
 and nobody's login. Its access to a store is for this part alone, and expires.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -16,22 +16,23 @@ from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.errors import Remedy
 from sharding.core.events import Phase
 from sharding.core.protocols import Destination, LentDestination, LentSource, Source
-from sharding.core.values import Shard, ShardRecord
-from sharding.formats.safetensors_file import shard_header
-from sharding.transfer.stream import Prepared, ReadingPhase
+from sharding.core.values import Outline, Piece, Shard, ShardRecord, Span, Tensor
+from sharding.formats.file_formats import format_of
+from sharding.transfer.stream import PiecesOf, Prepared, ReadingPhase
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A slice of a plan: make the tensors of `shard` from `sources`, behind `header`, and write them to `target`.
+    """A slice of a plan: make `shard` from `sources`, and write it to `target`.
 
-    Without a target they are only read. The plan of the target and the file together name a part. If it `notes`, its
-    record says what was read of the sources.
+    `pieces` are what it consists of: bytes as they are, and None for the next of its tensors. Without a target they are
+    only read. The plan of the target and the file together name a part. If it `notes`, its record says what was read of
+    the sources.
     """
 
     phase: Phase
-    shard: Shard
-    header: Base64Bytes
+    shard: Outline
+    pieces: tuple[Base64Bytes | None, ...]
     sources: tuple[LentSource, ...]
     target: LentDestination | None = None
     notes: bool = False
@@ -134,24 +135,34 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
     """Return a task for each of `shards`, to be made as in `prepared` and written to `target`."""
 
     def part(shard: Shard) -> Part:
-        header, lent = shard_header(prepared.plan, shard), _lent(shard, prepared.sources)
-        return Part("transfer", shard, header, lent, target.lend(), bool(prepared.noted))
+        pieces, lent = format_of(prepared.plan).pieces(prepared.plan, shard), _lent(shard, prepared.sources)
+        return Part("transfer", shard, _in_order(pieces), lent, target.lend(), bool(prepared.noted))
 
     return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
 
 
 def tasks_to_read(
-    phase: ReadingPhase, shards: Iterable[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source]
+    phase: ReadingPhase, shards: Iterable[Outline], pieces: PiecesOf, sources: Sequence[Source]
 ) -> list[Task]:
     """Return a task for each of `shards`, which makes its tensors from `sources` without writing them."""
 
-    def part(shard: Shard) -> Part:
-        return Part(phase, shard, header(shard), _lent(shard, sources))
+    def part(shard: Outline) -> Part:
+        return Part(phase, shard, _in_order(pieces(shard)), _lent(shard, sources))
 
     return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
 
 
-def _lent(shard: Shard, sources: Sequence[Source]) -> tuple[LentSource, ...]:
+def _in_order(pieces: Iterable[Piece]) -> tuple[bytes | None, ...]:
+    return tuple(piece if isinstance(piece, bytes) else None for piece in pieces)
+
+
+def pieces_of(part: Part) -> Iterator[Piece]:
+    """Yield what the shard of a part consists of."""
+    tensors: Iterator[Tensor | Span] = iter(part.shard.tensors)
+    return (next(tensors) if piece is None else piece for piece in part.pieces)
+
+
+def _lent(shard: Outline, sources: Sequence[Source]) -> tuple[LentSource, ...]:
     """Return access to the files that a part reads, for each source up to the last one that it uses."""
     files = {place: None for tensor in shard.tensors for place in sorted(tensor.recipe.files())}
     last = max((number for number, _ in files), default=0)

@@ -14,7 +14,18 @@ from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
 from sharding.core.protocols import LentDestination, LentSource, ShardSink, Source
 from sharding.core.values import FileEntry
-from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, Spent, UnderWay, Worker, event_line, parse_part
+from sharding.fleet.parts import (
+    Part,
+    PartDone,
+    PartEvent,
+    PartFailed,
+    Spent,
+    UnderWay,
+    Worker,
+    event_line,
+    parse_part,
+    pieces_of,
+)
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import FolderSink
 from sharding.storage.hub.client import Hub
@@ -47,7 +58,7 @@ def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
         sink = stack.enter_context(closing(open_lent_destination(part.target) if part.target else NOWHERE))
         record = sink.finished(part.shard.file)
         reported = -TOLD_SECONDS
-        for event in () if record else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink):
+        for event in () if record else move_shards(part.phase, [part.shard], lambda _: pieces_of(part), reading, sink):
             if isinstance(event, Done):
                 record = event.result
             elif meter.seconds >= reported + TOLD_SECONDS:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from sys import intern
@@ -76,6 +77,25 @@ def compare_with_index(index: Index, tensors: Iterable[Tensor], tied: Iterable[s
     return findings
 
 
+def index_path(component: Component) -> str:
+    """Return the path of the index of `component`, which exists if it has more than one file.
+
+    >>> index_path(Component("unet/", "diffusion_pytorch_model", "fp16"))
+    'unet/diffusion_pytorch_model.safetensors.index.fp16.json'
+    """
+    variant = f".{component.variant}" if component.variant else ""
+    return f"{component.folder}{component.stem}.safetensors.index{variant}.json"
+
+
+def index_paths(plan: Plan) -> list[str]:
+    """Return the indexes of a copy: for each component with several shards one, and one for each rank."""
+    shards = Counter(shard.folder for shard in plan.shards)
+    several = [component for component in plan.components if shards[component.folder] > 1]
+    ranks = len(plan.stages)
+    of_ranks = (component.of_rank(rank, ranks) for component in several for rank in range(ranks))
+    return [*map(index_path, several), *map(index_path, of_ranks)]
+
+
 def build_indexes(plan: Plan) -> dict[str, bytes]:
     """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them.
 
@@ -85,13 +105,13 @@ def build_indexes(plan: Plan) -> dict[str, bytes]:
     held = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
     for component in plan.components:
         inside = [(tensor, file) for tensor, file in held if folder_of(file) == component.folder]
-        documents[component.index] = _build_index(component, inside)
+        documents[index_path(component)] = _build_index(component, inside)
         for rank, stage in enumerate(plan.stages):
             files, needed = set(stage.files), {tied.tensor for tied in stage.also_needs}
             loaded = [(tensor, file) for tensor, file in inside if file in files or tensor.name in needed]
             counted = replace(component, total_parameters=sum(tensor.parameters for tensor, _ in loaded))
-            documents[component.of_rank(rank, len(plan.stages)).index] = _build_index(counted, loaded)
-    return {path: documents[path] for path in plan.indexes}
+            documents[index_path(component.of_rank(rank, len(plan.stages)))] = _build_index(counted, loaded)
+    return {path: documents[path] for path in index_paths(plan)}
 
 
 def _build_index(component: Component, held: Sequence[tuple[Tensor, str]]) -> bytes:

@@ -7,17 +7,21 @@ safetensors writer. Tests compare both with the installed library.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from sharding.core.dtypes import BY_NAME, USIZE_END, tensor_bytes
 from sharding.core.errors import HeaderError
+from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
 from sharding.core.text import name_problem, shown_name
 from sharding.core.values import Component, Plan, Shard, Tensor, TensorDigest, folder_of
+from sharding.formats.index import build_indexes, index_paths
 from sharding.recipes.stored import Stored
 
 LENGTH_BYTES = 8  # The header's length comes first, as an unsigned 64-bit little-endian number.
@@ -236,44 +240,54 @@ def _lay_out(entries: Mapping[str, _Entry], data_bytes: int) -> list[tuple[str, 
     return tensors
 
 
-def shards_of(groups: Sequence[Iterable[Tensor]], component: Component) -> list[Shard]:
-    """Return a named shard for each of `groups`, with its tensors in the order of the file."""
-    shards = []
-    for number, group in enumerate(groups, start=1):
-        suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
-        tensors = in_file_order(group)
-        shards.append(Shard(component.file(suffix), tuple(tensors), sum(tensor.bytes for tensor in tensors)))
-    return shards
+class Safetensors(FileFormat):
+    """The format of safetensors: length, header, tensors without a gap (https://huggingface.co/docs/safetensors).
 
-
-def in_file_order(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return `tensors` in the order of the safetensors writer: the widest dtype first, then by name."""
-    ranks = {dtype: rank for rank, dtype in enumerate(BY_NAME)}
-    return sorted(tensors, key=lambda tensor: (ranks[tensor.dtype], tensor.name))
-
-
-def shard_header(plan: Plan, shard: Shard) -> bytes:
-    """Return the first bytes of `shard`: length and header. The tensors follow without a gap."""
-    return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
-
-
-def written_tensors(plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
-    """Return the tensors of `shard` with their places in its file, which has `file_bytes`."""
-    return parse_header(shard_header(plan, shard), file_bytes, shard.file).tensors
-
-
-def structure_of(path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
-    """Return the dtypes and shapes that safetensors sees in the file at `path`, by name, and its metadata.
-
-    The digests are empty because no tensor is read. Raises HeaderError if safetensors cannot open the file.
+    >>> unet = Component("unet/", "diffusion_pytorch_model", "fp16")
+    >>> Safetensors().name(unet, "-00001-of-00002")
+    'unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors'
     """
-    from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(path, framework="numpy") as file:
-            views = {shard.folder + name: file.get_slice(name) for name in file.offset_keys()}
-            seen = {name: TensorDigest(view.get_dtype(), tuple(view.get_shape()), "") for name, view in views.items()}
-            return seen, file.metadata()
-    except (SafetensorError, OSError) as error:
-        hint = "The file is damaged. Download it again, or run the job again if it is a result."
-        raise HeaderError(f"safetensors cannot open {shard.file}: {error}.", hint) from error
+    @override
+    def name(self, component: Component, suffix: str = "") -> str:
+        variant = f".{component.variant}" if component.variant else ""
+        return f"{component.folder}{component.stem}{variant}{suffix}.safetensors"
+
+    @override
+    def order(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return `tensors` in the order of the safetensors writer: the widest dtype first, then by name."""
+        ranks = {dtype: rank for rank, dtype in enumerate(BY_NAME)}
+        return sorted(tensors, key=lambda tensor: (ranks[tensor.dtype], tensor.name))
+
+    @override
+    def pieces(self, plan: Plan, shard: Shard) -> Iterator[bytes | Tensor]:
+        yield self._header(plan, shard)
+        yield from shard.tensors
+
+    @override
+    def places(self, plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
+        return parse_header(self._header(plan, shard), file_bytes, shard.file).tensors
+
+    @override
+    def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                views = {shard.folder + name: file.get_slice(name) for name in file.offset_keys()}
+                forms = {name: (view.get_dtype(), tuple(view.get_shape())) for name, view in views.items()}
+                return {name: TensorDigest(*form, "") for name, form in forms.items()}, file.metadata()
+        except (SafetensorError, OSError) as error:
+            hint = "The file is damaged. Download it again, or run the job again if it is a result."
+            raise HeaderError(f"safetensors cannot open {shard.file}: {error}.", hint) from error
+
+    @override
+    def indexes(self, plan: Plan) -> list[str]:
+        return index_paths(plan)
+
+    @override
+    def beside(self, plan: Plan) -> dict[str, bytes]:
+        return build_indexes(plan)
+
+    def _header(self, plan: Plan, shard: Shard) -> bytes:
+        return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)

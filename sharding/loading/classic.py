@@ -27,6 +27,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import FileEntry, Shard, Tensor
 from sharding.loading.costs import ClassicCost
 from sharding.loading.measure import Load, free_memory_bytes, predict_load
+from sharding.planning.cast import cast_change
 from sharding.planning.plan import plan_components, written_configs
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.stream import Prepared
@@ -102,6 +103,7 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
         by_path = {file.path: file for file in side_files}
         configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
         written = written_configs(replace(checkpoint, configs=configs), options)
+        made = () if options.dtype == "keep" else (cast_change(options.dtype, *[len(checkpoint.tensors)] * 2),)
         held = {file.path: list[Tensor]() for file in checkpoint.weight_files}
         for tensor in checkpoint.tensors:
             held[tensor.file].append(tensor)
@@ -116,7 +118,7 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
                 findings=(*describe_source(origin), *checkpoint.findings),
                 unreached=origin.unreached,
             ),
-            plan=replace(plan, shards=shards, sources=(saved.ref,), written=written),
+            plan=replace(plan, shards=shards, sources=(saved.ref,), written=written, made=made),
             is_stated=all(file.sha256 or file.git_sha1 for file in files),
             peak_anon_bytes=cost.peak_anon_bytes,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),

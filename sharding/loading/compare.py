@@ -16,7 +16,7 @@ from sharding.core.options import chosen
 from sharding.core.protocols import Destination, Files
 from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Checkpoint, Plan, ShardRecord
-from sharding.formats.index import build_indexes
+from sharding.formats.file_formats import format_of
 from sharding.formats.names import is_weights
 from sharding.loading.classic import download_bytes, lay_out, refuse_too_large, refuse_without_room, run_classic
 from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Probed
@@ -137,7 +137,7 @@ def compare_staged(
 ) -> Generator[Probed | Compared, None, Comparison]:
     """Load the original and the result in turn. The result is not published yet, and has its own `configs`."""
     beside = [file for file in loadable_files(origin) if not is_weights(file.path)]
-    written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
+    written = {file.path: read_small(origin, file, file.bytes) for file in beside} | dict(format_of(plan).beside(plan))
     written |= {path: text for path, text in configs.items() if path in written}
     load = Load(dtype=torch_name(plan.options.dtype))
     staged, size = target.open_staged(records), plan.options.max_shard_bytes

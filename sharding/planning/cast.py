@@ -1,10 +1,10 @@
 """Decide which dtype each tensor of a copy gets, and which one its config.json names. Pure."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE, NUMBERS
+from sharding.core.dtypes import BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.made import Change
@@ -41,20 +41,19 @@ def cast_tensors(
     return tuple(after)
 
 
-def cast_made(before: Sequence[Tensor], after: Sequence[Tensor], dtype: str) -> Iterator[Change]:
-    """Yield what a cast to `dtype` did to tensors, unless all of them had it already."""
-    if changed := sum(one.dtype != other.dtype for one, other in zip(before, after, strict=False)):
-        yield Change(
-            kind="dtype",
-            done=f"cast to {dtype}",
-            called="The cast",
-            how=f"Each number is that of `tensor.to(torch.{BY_OPTION[dtype].torch})`.",
-            then=f"It takes the memory of {dtype} weights.",
-            changed=changed,
-            of=len(after),
-            keeps_size=False,
-            caveat="It did not count how many numbers became infinite in the cast.",
-        )
+def cast_change(dtype: str, changed: int, of: int) -> Change:
+    """Return what a cast to `dtype` did to `changed` of `of` tensors."""
+    return Change(
+        kind="dtype",
+        done=f"cast to {dtype}",
+        called="The cast",
+        how=f"Each number is that of `tensor.to(torch.{BY_OPTION[dtype].torch})`.",
+        then=f"It takes the memory of {dtype} weights.",
+        changed=changed,
+        of=of,
+        keeps_size=False,
+        caveat="It did not count how many numbers became infinite in the cast.",
+    )
 
 
 def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Finding, ...]:
@@ -80,8 +79,7 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
 
 def may_overflow(tensors: Iterable[Tensor]) -> bool:
     """Return whether a cast of any of `tensors` may make finite numbers infinite."""
-    casts = (tensor.recipe for tensor in tensors if isinstance(tensor.recipe, Cast))
-    return any(BY_NAME[cast.stored].largest > BY_NAME[cast.dtype].largest for cast in casts)
+    return any(tensor.recipe.narrows for tensor in tensors)
 
 
 def refuse_cast(checkpoint: Checkpoint) -> None:

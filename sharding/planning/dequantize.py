@@ -1,6 +1,6 @@
 """Decide which tensors a quantized checkpoint has after it is dequantized. Pure."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -60,7 +60,8 @@ def dequantized(checkpoint: Checkpoint, dtype: TargetDtype = "keep") -> Checkpoi
         evidence=how,
     )
     if dtype == "keep":
-        tensors = tuple(_in_bf16(tensors))
+        computed = iter(cast_tensors([tensor for tensor in tensors if before.get(tensor.name) != tensor], "bf16", {}))
+        tensors = tuple(tensor if before.get(tensor.name) == tensor else next(computed) for tensor in tensors)
     after = _without_quantization(checkpoint, schemes)
     return replace(after, tensors=tensors, components=tuple(components), made=(*checkpoint.made, change))
 
@@ -114,12 +115,6 @@ def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
         return dequantized(checkpoint)
     except (SourceError, UsageError):
         return None
-
-
-def _in_bf16(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors of a dequantized checkpoint: those that are computed as bf16, all others as they are."""
-    for tensor in tensors:
-        yield from cast_tensors([tensor], "bf16", {}) if isinstance(tensor.recipe, Fp8 | Mxfp4) else [tensor]
 
 
 def offering(checkpoint: Checkpoint) -> Checkpoint:

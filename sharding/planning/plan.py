@@ -15,9 +15,9 @@ from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, json_file, name_some
 from sharding.core.values import Checkpoint, Component, Finding, Plan, Shard, Tensor
+from sharding.formats.file_formats import FORMATS
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import QUANTIZERS_FILES, configured
-from sharding.formats.safetensors_file import shards_of
 from sharding.planning import order
 from sharding.planning.cast import stated_dtypes
 from sharding.planning.steps import ASKS, Asks, Draft, drafted
@@ -129,12 +129,13 @@ def plan_shards(
     elif options.order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
     if options.ranks and is_whole:
-        message = f"{component.file()} stays one file, but {options.strategy} cuts a model into several."
+        file = FORMATS["safetensors"].name(component)
+        message = f"{file} stays one file, but {options.strategy} cuts a model into several."
         raise UsageError(message, "Leave out the strategy.")
     stages = order.cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
     parts_of = [parts for _, parts in stages] or [[queue]]
     groups = [[group for part in parts for group in cut(part, limit_bytes, units)] for parts in parts_of]
-    shards = shards_of(list(chain.from_iterable(groups)), component)
+    shards = _shards_of(list(chain.from_iterable(groups)), component)
     counted = component.total_parameters if options.rank is None else None
     counted = sum(tensor.parameters for tensor in queue) if counted is None else counted
     oversized = () if is_whole else _oversized(shards, options.max_shard_bytes)
@@ -166,6 +167,16 @@ def identify_plan(plan: Plan) -> str:
         sha256.update("".join(fields).encode())
         sha256.update(b"".join([tensor.recipe.key() for tensor in shard.tensors]))
     return sha256.hexdigest()
+
+
+def _shards_of(groups: Sequence[Iterable[Tensor]], component: Component) -> list[Shard]:
+    """Return a named shard for each of `groups`, with its tensors in the order of the file."""
+    written, shards = FORMATS["safetensors"], []
+    for number, group in enumerate(groups, start=1):
+        suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+        tensors = tuple(written.order(group))
+        shards.append(Shard(written.name(component, suffix), tensors, sum(tensor.bytes for tensor in tensors)))
+    return shards
 
 
 def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Finding]:

@@ -12,7 +12,7 @@ from sharding.core.values import Checkpoint
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.adapters.merged import merged, unknown_names
 from sharding.planning.adapters.replaced import as_classifier
-from sharding.planning.cast import cast_findings, cast_made, cast_tensors, refuse_cast
+from sharding.planning.cast import cast_change, cast_findings, cast_tensors, refuse_cast
 from sharding.planning.dequantize import dequantized, without_left_over
 
 
@@ -85,7 +85,8 @@ def _cast(draft: Draft, asks: Asks) -> Draft:
     refuse_cast(checkpoint)
     tensors = cast_tensors(checkpoint.tensors, options.dtype, hints, may_overflow=options.allow_overflow)
     findings = (*checkpoint.findings, *cast_findings(tensors, options.dtype, hints))
-    made = (*checkpoint.made, *cast_made(checkpoint.tensors, tensors, options.dtype))
+    changed = sum(one.dtype != other.dtype for one, other in zip(checkpoint.tensors, tensors, strict=True))
+    made = (*checkpoint.made, *([cast_change(options.dtype, changed, len(tensors))] if changed else []))
     return replace(draft, checkpoint=replace(checkpoint, tensors=tensors, findings=findings, made=made), hints=hints)
 
 

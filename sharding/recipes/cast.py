@@ -67,6 +67,27 @@ class Cast(_Fields, Recipe):
     def size_bytes(self) -> int:
         return self.of.size_bytes * BY_NAME[self.dtype].bits // BY_NAME[self.stored].bits
 
+    @property
+    @override
+    def extra_bytes(self) -> int:
+        return max(0, self.of.size_bytes - self.size_bytes) if self.of.place else 0
+
+    @property
+    @override
+    def narrows(self) -> bool:
+        return BY_NAME[self.stored].largest > BY_NAME[self.dtype].largest
+
+    @override
+    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
+        numbers, them = ("number", "it") if infinite == 1 else ("numbers", "them")
+        message = f"{name} has {infinite:,} finite {numbers} too large for {BY_NAME[dtype].torch}. The cast would make "
+        instead = "Choose bf16, which has the range of fp32." if dtype == "F16" else "Keep the dtype."
+        return f"{message}{them} infinite.", instead
+
+    @override
+    def tolerance(self, dtype: str) -> Recipe | None:
+        return self.of.tolerance(dtype)
+
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         source = made_by(self.of, inputs, kept)

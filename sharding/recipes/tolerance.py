@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
-from sharding.recipes.cast import Cast, np
+from sharding.recipes.cast import np
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
 from sharding.recipes.product import MOST_UNITS, last_place
@@ -76,16 +76,6 @@ class Tolerance(Recipe):
     @override
     def words(self, shape: tuple[int, ...]) -> str:
         return f"tolerance of {self.of.words(shape)}"
-
-
-def is_merged(recipe: Recipe) -> bool:
-    """Return whether a recipe adds an update to a weight, so that its last bits depend on the order of summation."""
-    return isinstance(recipe.of if isinstance(recipe, Cast) else recipe, LowRank | Dora)
-
-
-def tolerance_of(recipe: Recipe, dtype: str) -> Tolerance:
-    """Return the tolerance of a tensor of `dtype` whose recipe `is_merged`."""
-    return Tolerance(recipe.of if isinstance(recipe, Cast) else recipe, dtype)
 
 
 def _merged(recipe: Recipe) -> LowRank | Dora:

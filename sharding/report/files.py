@@ -11,7 +11,7 @@ from sharding.core.protocols import Files, Inputs
 from sharding.core.text import format_bytes, json_file, values_in
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.drawing.map_svg import draw_plan
-from sharding.formats.index import build_indexes
+from sharding.formats.file_formats import format_of
 from sharding.formats.model_card import ModelCard, parse_card
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.report.card import write_card
@@ -52,7 +52,7 @@ def write_beside(
     }
     if report.comparison and report.comparison.picture:
         files[PICTURE_NAME] = report.comparison.picture.encode()
-    return files | build_indexes(plan) | dict(plan.written)
+    return files | dict(format_of(plan).beside(plan)) | dict(plan.written)
 
 
 def _card(report: Report, original: ModelCard, origin: Inputs, hub: Hub) -> str:

@@ -15,6 +15,7 @@ from sharding.core.options import SINGLE_FILE, Engine, Options, Order, naming
 from sharding.core.origin import Place
 from sharding.core.values import Checkpoint, Finding, Plan, ShardRecord, TensorDigest
 from sharding.core.verification import Verification
+from sharding.formats.file_formats import format_of
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.loading.measure import stored_dtypes
@@ -106,7 +107,7 @@ def asked_of(report: Report) -> tuple[str, Options]:
 def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
     """Return the paths of all files that this tool writes for `plan`: shards, reports, indexes."""
     beside = (CARD_NAME, MAP_NAME, *([PICTURE_NAME] * has_picture), DIGESTS_NAME, REPORT_NAME)
-    return (*(shard.file for shard in plan.shards), *beside, *plan.indexes)
+    return (*(shard.file for shard in plan.shards), *beside, *format_of(plan).indexes(plan))
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:

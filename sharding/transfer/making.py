@@ -16,9 +16,7 @@ from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Extent, Feed
 from sharding.core.threads import Threads
-from sharding.core.values import Shard, Tensor
-from sharding.recipes.cast import Cast
-from sharding.recipes.stored import Stored
+from sharding.core.values import Outline, Span, Tensor
 from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
 
@@ -30,7 +28,7 @@ FETCHED_BYTES = 48 << 20
 """Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
 
 
-class Piece(NamedTuple):
+class Slice(NamedTuple):
     """Bytes `[start_byte, end_byte)` within range number `range_index` of a batch."""
 
     range_index: int
@@ -43,7 +41,7 @@ class Batch:
     """Ranges to fetch together, one request each, and the `pieces` of them in the order of use."""
 
     ranges: tuple[Extent, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Slice, ...]
 
     @property
     def fetched_bytes(self) -> int:
@@ -83,7 +81,7 @@ def read_batches(extents: Iterable[Extent], batch_bytes: int, join_gap_bytes: in
 
 def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch:
     ranges: list[Extent] = []
-    pieces: dict[int, Piece] = {}
+    pieces: dict[int, Slice] = {}
     for index in sorted(range(len(wanted)), key=wanted.__getitem__):
         source, file, start, end = wanted[index]
         last = ranges[-1] if ranges and ranges[-1][:2] == (source, file) else None
@@ -94,7 +92,7 @@ def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch
         else:
             ranges.append(Extent(source, file, start, end))
         offset = start - ranges[-1].start_byte
-        pieces[index] = Piece(len(ranges) - 1, offset, offset + end - start)
+        pieces[index] = Slice(len(ranges) - 1, offset, offset + end - start)
     return Batch(tuple(ranges), tuple(pieces[index] for index in range(len(wanted))))
 
 
@@ -126,7 +124,7 @@ class Making:
     def __init__(
         self,
         lanes: Lanes,
-        shards: Sequence[Shard],
+        shards: Sequence[Outline],
         sources: Sequence[Source],
         room: Room | None = None,
         fetches_at_once: int = THREADS,
@@ -143,7 +141,7 @@ class Making:
         self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
         self._fetching = Threads(fetches_at_once, thread_name_prefix="fetch")
 
-    def made(self, shard: Shard) -> Iterator[tuple[Tensor, Iterator[Chunk]]]:
+    def made(self, shard: Outline) -> Iterator[tuple[Tensor | Span, Iterator[Chunk]]]:
         """Yield the tensors of a shard, each with its bytes. Take all bytes of one first. Raises SourceError."""
         inputs = Feed(self._fetched(shard))
         for tensor in shard.tensors:
@@ -154,7 +152,7 @@ class Making:
         for pool in (self._fetching, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _fetched(self, shard: Shard) -> Iterator[memoryview]:
+    def _fetched(self, shard: Outline) -> Iterator[memoryview]:
         """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
         batch_bytes = max(source.batch_bytes for source in self._sources) * _narrowing(shard)
@@ -187,8 +185,7 @@ class Making:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _narrowing(shard: Shard) -> int:
-    """Return how many bytes the casts of a shard take for each that they make, at least 1. Batches are larger by it."""
-    casts = (tensor.recipe for tensor in shard.tensors if isinstance(tensor.recipe, Cast))
-    before = sum(cast.of.size_bytes - cast.size_bytes for cast in casts if isinstance(cast.of, Stored))
-    return 1 + max(0, before) // max(1, shard.bytes)
+def _narrowing(shard: Outline) -> int:
+    """Return how many bytes a shard takes for each that it makes, at least 1. Batches are larger by it."""
+    before = sum(tensor.recipe.extra_bytes for tensor in shard.tensors)
+    return 1 + before // max(1, shard.bytes)

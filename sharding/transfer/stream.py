@@ -4,24 +4,22 @@ Two shards are made at a time. For each, one thread makes, hashes and writes the
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 from blake3 import blake3
 from typing_extensions import override
 
-from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Checkpoint, Plan, Shard, ShardRecord, Tensor
-from sharding.formats.safetensors_file import shard_header
-from sharding.recipes.cast import Cast
+from sharding.core.values import Checkpoint, Outline, Piece, Plan, Shard, ShardRecord, Tensor
+from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.making import Making
 from sharding.transfer.noting_source import NotingSource
@@ -48,6 +46,8 @@ class Prepared:
         return tuple(source for source in self.sources if isinstance(source, NotingSource))
 
 
+PiecesOf = Callable[[Any], Iterable[Piece]]
+"""What each shard consists of, in order: bytes as they are, and all of its tensors."""
 ReadingPhase = Literal["check", "verify"]  # Phases that only read: they hash the shards and write nothing.
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
@@ -55,8 +55,8 @@ Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
     """Write every shard that is not in `kept`; return the records of all. Finished shards stay, whatever happens."""
     plan = prepared.plan
-    header = partial(shard_header, plan)
-    return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, header, prepared.sources, destination))
+    pieces = partial(format_of(plan).pieces, plan)
+    return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, pieces, prepared.sources, destination))
 
 
 def in_plan_order(
@@ -80,18 +80,23 @@ def in_plan_order(
     return {shard.file: records[shard.file] for shard in plan.shards}
 
 
+def only_tensors(shard: Outline) -> Iterable[Piece]:
+    """Return the tensors of a shard alone, as the pieces of what is only read."""
+    return shard.tensors
+
+
 def digest_shards(
-    shards: Sequence[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source], phase: ReadingPhase = "verify"
+    shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Make `shards` as if to write them, each after its `header`; return only their records. Raises SourceError."""
-    records = yield from collected(move_shards(phase, shards, header, sources, NOWHERE))
+    """Make `shards` as if to write their `pieces`; return only their records. Raises SourceError."""
+    records = yield from collected(move_shards(phase, shards, pieces, sources, NOWHERE))
     return {record.file: record for record in records}
 
 
 def move_shards(
-    phase: Phase, shards: Sequence[Shard], header: Callable[[Shard], bytes], sources: Sequence[Source], sink: ShardSink
+    phase: Phase, shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], sink: ShardSink
 ) -> Iterator[Progress | Done[ShardRecord]]:
-    """Write `shards` to `sink`, each after its `header`; yield progress, and the record of each shard.
+    """Write the `pieces` of `shards` to `sink`; yield progress, and the record of each shard.
 
     The records include the reads that sources have recorded. Raises SourceError and DestinationError, and
     OverflowRefused if a finite number becomes infinite and the cast may not overflow.
@@ -102,14 +107,19 @@ def move_shards(
     one_note = Lock() if noting else nullcontext()
     in_work: set[ShardWriter] = set()
 
-    def move(shard: Shard) -> ShardRecord:
+    def move(shard: Outline) -> ShardRecord:
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
         output = _Output(writer)
-        output.write(start := header(shard))
-        digests, overflowed, size = dict[str, str](), dict[str, int](), len(start)
+        digests, overflowed, size = dict[str, str](), dict[str, int](), 0
         unchanged, unsure = list[str](), list[str]()
-        for tensor, chunks in making.made(shard):
+        made = making.made(shard)
+        for piece in pieces(shard):
+            if isinstance(piece, bytes):
+                output.write(piece)
+                size += len(piece)
+                continue
+            tensor, chunks = next(made)
             digest, infinite, same, odd = blake3(), 0, True, False
             # A shard that is only read may be a file of the source, put together from several files of the copy.
             file = shard.file if phase == "transfer" else tensor.file
@@ -123,6 +133,7 @@ def move_shards(
                 size += len(data)
                 lanes.count(len(data), file)
             if infinite and not tensor.recipe.may_overflow:
+                assert isinstance(tensor, Tensor), "only numbers overflow"
                 raise _refusal(tensor, infinite)
             digests[tensor.name] = digest.hexdigest()
             if infinite:
@@ -215,15 +226,7 @@ class _Output:
 
 
 def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
-    numbers, remedy = f"{infinite:,} finite {'number' if infinite == 1 else 'numbers'}", Remedy("allow_overflow")
-    if not isinstance(tensor.recipe, Cast):
-        message = f"The merge would make {numbers} of {tensor.name} infinite, or no number at all."
-        hint = "Check the adapter: its weights may be broken. Or add --allow-overflow, and the report counts them."
-        return OverflowRefused(message, hint, remedy)
-    instead = "Choose bf16, which has the range of fp32." if tensor.dtype == "F16" else "Keep the dtype."
+    message, hint = tensor.recipe.refusal(tensor.name, tensor.dtype, infinite)
     return OverflowRefused(
-        f"{tensor.name} has {numbers} too large for {BY_NAME[tensor.dtype].torch}. The cast would make "
-        f"{'it' if infinite == 1 else 'them'} infinite.",
-        f"{instead} Or add --allow-overflow, and the report counts them.",
-        remedy,
+        message, f"{hint} Or add --allow-overflow, and the report counts them.", Remedy("allow_overflow")
     )

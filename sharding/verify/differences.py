@@ -17,7 +17,6 @@ from sharding.core.text import count
 from sharding.core.values import Shard, Tensor
 from sharding.core.verification import NOT_FINITE, Difference, Mismatch
 from sharding.recipes.cast import numbers
-from sharding.recipes.tolerance import is_merged, tolerance_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.making import Making, Room
 from sharding.verify.digests import first_read, in_groups, shard_of
@@ -28,7 +27,7 @@ larger arrays the system maps fresh memory each time, which takes longer than th
 
 _MERGED_ELEMENTS = 1 << 16  # Numbers of merged tensors that are compared at a time.
 _PAIR = "F64"  # A dtype of as many bits as the two numbers of a tolerance.
-_Streams = Iterable[tuple[Tensor, Iterator[Chunk]]]  # The tensors of a shard, each with its bytes as they are made.
+_Streams = Iterable[tuple[Any, Iterator[Chunk]]]  # The tensors of a shard, each with its bytes as they are made.
 _Result = TypeVar("_Result")
 
 
@@ -225,11 +224,11 @@ def compare_within(
     """
     mismatches = list(mismatches)
     groups = {
-        mismatch.tensor: (one, other, one._replace(dtype=_PAIR, recipe=tolerance_of(one.recipe, one.dtype)))
+        mismatch.tensor: (one, other, one._replace(dtype=_PAIR, recipe=allowed))
         for mismatch in mismatches
         if (one := first.tensors.get(mismatch.tensor))
         and (other := second.tensors.get(mismatch.tensor))
-        and is_merged(one.recipe)
+        and (allowed := one.recipe.tolerance(one.dtype))
         and (one.dtype, one.shape) == (other.dtype, other.shape)
     }
     lanes = Lanes("numbers", 2 * sum(tensors[0].bytes for tensors in groups.values()), 1)
@@ -239,7 +238,7 @@ def compare_within(
     for name, (wrong, _) in zip(groups, found, strict=True):
         if wrong:
             are = "is" if wrong == 1 else "are"
-            left[name] = Mismatch(name, f"{wrong:,} of its numbers {are} beyond the tolerance of a merge")
+            left[name] = Mismatch(name, f"{wrong:,} of its numbers {are} beyond the tolerance")
         else:
             del left[name]
     unsure = [number for wrong, number in found if not wrong]

@@ -14,14 +14,13 @@ from sharding.core.events import Progress
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent
-from sharding.core.values import FileEntry, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import Extract, FileEntry, Outline, Plan, Shard, ShardRecord, Span, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
-from sharding.formats.safetensors_file import structure_of
+from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.stream import ReadingPhase, digest_shards
+from sharding.transfer.stream import PiecesOf, ReadingPhase, digest_shards, only_tensors
 
-HeaderOf = Callable[[Shard], bytes]
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
 
@@ -37,9 +36,13 @@ class Reader(ABC):
 
     @abstractmethod
     def digest_shards(
-        self, shards: Sequence[Shard], header: HeaderOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
+        self,
+        shards: Sequence[Outline],
+        pieces: PiecesOf,
+        sources: Sequence[Source],
+        phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Make `shards` as if to write them, each after its `header`; yield progress; return their records."""
+        """Make `shards` as if to write their `pieces`; yield progress; return their records."""
 
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         """Read `tensors` (in stored order); yield progress; return their digests by name. Raises SourceError."""
@@ -47,7 +50,7 @@ class Reader(ABC):
         for tensor in tensors:
             files.setdefault(tensor.file, []).append(tensor)
         shards = [shard_of(file, held) for file, held in files.items()]
-        return expected_digests(shards, (yield from self.digest_shards(shards, lambda _: b"", [source])))
+        return expected_digests(shards, (yield from self.digest_shards(shards, only_tensors, [source])))
 
     def digest_files(
         self,
@@ -62,7 +65,7 @@ class Reader(ABC):
         """
         asked = {file.path: set((ranges or {}).get(file.path, ())) for file in files}
         layers = [(file.path, layer) for file in files for layer in layers_of(file, asked[file.path])]
-        records = yield from self.digest_shards([layer for _, layer in layers], lambda _: b"", sources, phase)
+        records = yield from self.digest_shards([layer for _, layer in layers], only_tensors, sources, phase)
         found = {path: WholeFile(records[path].sha256, {}) for path in asked}
         for path, layer in layers:
             for tensor in layer.tensors:
@@ -76,9 +79,13 @@ class ThisMachine(Reader):
 
     @override
     def digest_shards(
-        self, shards: Sequence[Shard], header: HeaderOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
+        self,
+        shards: Sequence[Outline],
+        pieces: PiecesOf,
+        sources: Sequence[Source],
+        phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        return digest_shards(shards, header, sources, phase)
+        return digest_shards(shards, pieces, sources, phase)
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
@@ -117,10 +124,11 @@ def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDig
     return tuple(mismatches)
 
 
-def check_structure(path: Path, shard: Shard, metadata: Mapping[str, str]) -> tuple[Mismatch, ...]:
-    """Open one written file with safetensors; return where it differs from the plan."""
+def check_structure(path: Path, plan: Plan, shard: Shard) -> tuple[Mismatch, ...]:
+    """Open one written file with the library of its format; return where it differs from the plan."""
+    metadata = plan.component(shard).metadata
     try:
-        actual, actual_metadata = structure_of(path, shard)
+        actual, actual_metadata = format_of(plan).structure(path, shard)
     except HeaderError as error:
         return (Mismatch(shard.file, error.message),)
     mismatches = compare({one.name: TensorDigest(one.dtype, one.shape, "") for one in shard.tensors}, actual)
@@ -161,8 +169,8 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
     return digests
 
 
-def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
-    """Yield shards that hold `ranges` of a file as tensors, so that no tensors in a shard overlap.
+def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Extract]:
+    """Yield extracts that hold `ranges` of a file, so that none in an extract overlap.
 
     The first has the name of the file, and also the bytes between the ranges. The others hold the remaining ranges.
     """
@@ -176,8 +184,8 @@ def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Sh
             taken += [(position, start)] * (not depth and start > position) + [(start, end)]
             position = end
         taken += [(position, file.bytes)] * (not depth and position < file.bytes)
-        tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(file.source, file.at, a, b)) for a, b in taken]
-        yield shard_of(f"{file.path}//{depth}" if depth else file.path, tensors)
+        spans = [Span(f"{a}-{b}", Stored(file.source, file.at, a, b)) for a, b in taken]
+        yield Extract(f"{file.path}//{depth}" if depth else file.path, tuple(spans), sum(one.bytes for one in spans))
         left, depth = later, depth + 1
 
 

@@ -17,7 +17,7 @@ from sharding.core.protocols import Destination, Inputs, Source
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Plan, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Evidence, Mismatch, Verification
-from sharding.formats.safetensors_file import shard_header, written_tensors
+from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.stream import Prepared, Transfer
@@ -55,7 +55,7 @@ def check_kept(
     kept = {file: record for file, record in done.items() if (known.get(file) or whole[file].sha256) == record.sha256}
     if kept and not origin.ref.states_hashes:
         shards = [shard for shard in plan.shards if shard.file in kept]
-        fresh = yield from reader.digest_shards(shards, partial(shard_header, plan), origin.sources, "check")
+        fresh = yield from reader.digest_shards(shards, partial(format_of(plan).pieces, plan), origin.sources, "check")
         kept = {file: one for file, one in kept.items() if replace(one, reads=()) == replace(fresh[file], reads=())}
     if kept and prepared.noted:  # keep the reads of the other records: shards that stay may depend on them too
         file, first = next(iter(kept.items()))
@@ -106,7 +106,7 @@ def read_back_meanwhile(
                     records: dict[str, ShardRecord] = end.value
                     break
                 if isinstance(event, ShardFinished) and not event.kept and (source := target.open_finished(event.file)):
-                    for span in spans(written_tensors(plan, shards[event.file], event.bytes)):
+                    for span in spans(format_of(plan).places(plan, shards[event.file], event.bytes)):
                         # Shorter spans go over plain HTTP, which only knows committed files.
                         if sum(tensor.bytes for tensor in span) >= XET_LEAST_BYTES:
                             reading.append(pool.submit(read, source, span))
@@ -144,7 +144,7 @@ def verify_staged(
     problems: list[Mismatch] = []
     for shard in plan.shards:
         if path := staged.path(shard.file):
-            problems.extend(check_structure(path, shard, plan.component(shard).metadata))
+            problems.extend(check_structure(path, plan, shard))
     digests: dict[str, TensorDigest] = {}
     originals = _in_order_of_source(prepared, origin)
     stated = stated_of(origin, prepared.checkpoint) if prepared.noted else []

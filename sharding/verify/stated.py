@@ -6,14 +6,14 @@ written, in this run or an earlier one. If tensors are cast, computed or put tog
 range that it reads. Then each file is read once more as a whole: for its SHA-256, and the BLAKE3 of the same ranges.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sharding.checkpoint.read import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
 from sharding.core.protocols import Inputs, Source
-from sharding.core.values import BytesRead, Checkpoint, FileEntry, Plan, Shard, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Checkpoint, FileEntry, Plan, Shard, Span, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.safetensors_file import Header, parse_header
@@ -88,7 +88,7 @@ def digest_as_stored(
     for tensor in checkpoint.tensors:
         originals[tensor.file].append(tensor)
 
-    def header(shard: Shard) -> bytes:
+    def pieces(shard: Shard) -> Iterator[bytes | Tensor | Span]:
         original = originals[shard.file]
         end = min((place_of(tensor).start_byte for tensor in original), default=files[shard.file].bytes)
         text = b"".join(origin.read(shard.file, 0, end))
@@ -96,10 +96,11 @@ def digest_as_stored(
         if list(parsed.tensors) != original:
             wrong.append(Mismatch(shard.file, "its header has changed since it was first read"))
         headers[shard.file] = parsed
-        return text
+        yield text
+        yield from shard.tensors
 
     shards = [shard_of(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
-    read = yield from reader.digest_shards(shards, header, [staged])
+    read = yield from reader.digest_shards(shards, pieces, [staged])
     wrong += [
         Mismatch(file.path, "the bytes that were read from it do not have the SHA-256 that the Hub states")
         for file in stated

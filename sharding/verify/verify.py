@@ -27,6 +27,7 @@ from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_inputs
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.noting_source import NotingSource
+from sharding.transfer.stream import only_tensors
 from sharding.verify.differences import Numbers, compare_numbers, compare_within
 from sharding.verify.digests import ThisMachine, expected_digests, first_read, in_groups
 from sharding.verify.digests import compare as compare_digests
@@ -158,7 +159,7 @@ class Side:
             self.digests = yield from here.digest_tensors(self._sources[0], self._tensors)
         else:
             groups = list(in_groups(self._tensors))
-            records = yield from here.digest_shards(groups, lambda _: b"", self._sources)
+            records = yield from here.digest_shards(groups, only_tensors, self._sources)
             self.digests = expected_digests(groups, records)
             reads = [read for record in records.values() for read in record.reads]
         if self._is_noted:
