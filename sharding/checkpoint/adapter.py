@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 
 from sharding.checkpoint.documents import config_text
-from sharding.checkpoint.read import read_headers
+from sharding.checkpoint.readers.safetensors import read_headers
 from sharding.checkpoint.side_files import refuse_unfinished
 from sharding.checkpoint.state_dict import remarks_on
 from sharding.core.errors import SourceError, WeightsNeeded

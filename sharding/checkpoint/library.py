@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 from sharding.checkpoint import weight_sets
 from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents, read_card_names, read_documents
+from sharding.checkpoint.readers import is_of_run
 from sharding.checkpoint.weight_sets import TRANSFORMERS, Folders, Loader, has_index_alone, has_weights, own_names
 from sharding.core.protocols import Files
 from sharding.core.text import as_object
 from sharding.core.values import FileEntry, Library, folders_around
-from sharding.formats.names import CONFIG_NAME, is_duplicate, is_of_earlier_step, is_of_ranks, is_plain, may_be_model
+from sharding.formats.names import CONFIG_NAME, is_duplicate, is_of_earlier_step, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
 """Modules of sentence-transformers (6.2) that follow an index. Every other module loads only `model.safetensors`."""
@@ -97,7 +98,7 @@ def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | Non
     every = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
     folders = {folder: loader for folder in every if not (is_of_earlier_step(folder) or is_duplicate(folder))} or every
     top = inside.get("", ())
-    if not folders or has_weights(TRANSFORMERS, "", inside) or any(map(is_of_ranks, top)):
+    if not folders or has_weights(TRANSFORMERS, "", inside) or any(map(is_of_run, top)):
         return None
     is_alone = all(weight_sets.is_found_by_name(path) or not may_be_model(path) for path in top)
     return Layout(library, folders) if "" in folders or is_alone else None

@@ -4,44 +4,31 @@ import os
 import re
 import shlex
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
 from sharding.checkpoint.library import read_layout
+from sharding.checkpoint.readers import reader_of
+from sharding.checkpoint.readers.safetensors import refuse_long, too_many_tensors
 from sharding.checkpoint.side_files import describe_links, other_weights, refuse_links, refuse_unfinished, sort_files
 from sharding.checkpoint.state_dict import remarks_on
-from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
+from sharding.checkpoint.trained import as_trained, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import WeightSet, by_folder, why_one_file
-from sharding.core.errors import HeaderError, SourceError, TooManyTensors
+from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
 from sharding.core.protocols import Files
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
-from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Tensor
 from sharding.formats.index import Index, compare_with_index, parse_index
-from sharding.formats.names import CONFIG_NAME, DCP_METADATA_NAME, POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
+from sharding.formats.names import CONFIG_NAME, POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
 from sharding.formats.peft_config import named_base
 from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
-from sharding.formats.rank_boxes import without_dcp
-from sharding.formats.safetensors_file import LENGTH_BYTES, Header, header_end, parse_header
-from sharding.formats.torch_checkpoint import describe_archives, read_archives
-from sharding.model_class.class_table import ties
-from sharding.recipes.stored import Stored, place_of
-
-TENSOR_DESCRIPTION_BYTES = 160
-"""Upper estimate of what a header or an index holds for each tensor. A header has about 110 bytes, an index 130."""
-
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""
-_LONG = Lock()
-_LONG_BYTES = 2_000_000
-"""Longer headers are parsed one at a time. Threads would not be faster, and parsing takes ten times the memory."""
-_FIRST_READ_BYTES = 64 << 10  # Most headers are shorter. A longer one takes a second read.
 
 
 def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Checkpoint:
@@ -69,7 +56,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         tensors += inside
         findings += remarks
         if len(tensors) > min(most_tensors, MAX_TENSORS):
-            raise _too_many_tensors(source, most_tensors)
+            raise too_many_tensors(source, most_tensors)
     _refuse_unusable(tensors)
     findings += remarks_on(tensors)
     if all(weight_set.stem == "adapter_model" for weight_set in selection.sets):
@@ -124,36 +111,24 @@ def describe_source(source: Files) -> tuple[Finding, ...]:
     return (*unreached, *describe_links(source.links_out))
 
 
-_Read = tuple[Component, list[FileEntry], list[Tensor], list[Finding]]
-
-
-def _read_component(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int) -> _Read:
-    if weight_set.ranks:
-        return _read_ranks(source, by_path, weight_set, most_tensors)
+def _read_component(
+    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
+) -> tuple[Component, Sequence[FileEntry], list[Tensor], list[Finding]]:
     findings = weight_set.findings(_listed(source, by_path, weight_set))
     index = _read_index(source, by_path, weight_set, most_tensors)
-    files = [by_path[path] for path in weight_set.files(index, by_path)]
-    pickled = [file for file in files if file.path.endswith(".bin")]
-    # A tied name may be left out only if the loader fills it in again. transformers does; others do not.
-    is_tied = bool(pickled) and ties(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME))) is True
-    is_tied = is_tied and weight_set.stem == "model" and not weight_set.is_whole
-    archives = read_archives(source, pickled, unites_tied=is_tied)
-    headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)
-    tensors = [tensor for header in headers for tensor in header.tensors]
-    tensors += [tensor for archive in archives for tensor in archive.tensors]
-    tensors, twice = _each_once(tensors, index)
-    tied = [name for archive in archives for name in archive.tied]
-    disagreements = compare_with_index(index, tensors, tied) if index else []
-    metadata, conflicts = merge_metadata(headers)
+    paths = weight_set.ranks or weight_set.files(index, by_path)
+    found = reader_of(paths).read(source, by_path, weight_set, paths, most_tensors)
+    tensors, twice = _each_once(found.tensors, index)
+    disagreements = compare_with_index(index, tensors, found.tied) if index else []
     total_parameters = index.total_parameters if index and not disagreements else None
     names = weight_set.folder, weight_set.stem, weight_set.variant, weight_set.is_whole
-    first_file = min(file.path for file in files)
-    first = [tensor for tensor in tensors if tensor.file == first_file]
-    first = first if first_file.endswith(".bin") else sorted(first, key=lambda tensor: tensor.name)
-    loads_as = (index.dtype if index else "") or dtype_of_first(first)
-    component = Component(*names, metadata, total_parameters, loads_as)
-    findings += [*disagreements, *conflicts, *describe_archives(files, archives), *twice]
-    return component, files, tensors, findings
+    component = Component(*names, found.metadata, total_parameters)
+    if not weight_set.ranks:
+        first_file = min(file.path for file in found.files)
+        first = [tensor for tensor in tensors if tensor.file == first_file]
+        first = first if first_file.endswith(".bin") else sorted(first, key=lambda tensor: tensor.name)
+        component = replace(component, loads_as=(index.dtype if index else "") or dtype_of_first(first))
+    return component, found.files, tensors, [*findings, *disagreements, *found.findings, *twice]
 
 
 def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:
@@ -174,20 +149,6 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
             raise SourceError(message, "Give the file its usual name, such as model.safetensors, and remove the entry.")
 
 
-def _read_ranks(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int) -> _Read:
-    """Return the same as `_read_component` for files that the ranks of a training run saved."""
-    if weight_set.ranks == [DCP_METADATA_NAME]:
-        _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
-        component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole)
-        return component, *read_dcp(source, by_path)
-    files = [by_path[path] for path in weight_set.ranks]
-    headers = read_headers(source, files, most_tensors)
-    tensors, findings = read_rank_shards(files, headers)
-    metadata, conflicts = merge_metadata(replace(header, metadata=without_dcp(header.metadata)) for header in headers)
-    component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole, metadata=metadata)
-    return component, files, tensors, [*findings, *conflicts]
-
-
 def named_weights(source: Files) -> list[str]:
     """Return the weight files that config.json names instead of the usual ones, or [] if it names none.
 
@@ -206,7 +167,7 @@ def _read_index(
 ) -> Index | None:
     if not weight_set.takes_index or weight_set.index is None:
         return None
-    _refuse_long(source, by_path[weight_set.index].bytes, most_tensors)
+    refuse_long(source, by_path[weight_set.index].bytes, most_tensors)
     return parse_index(read_small(source, by_path[weight_set.index], MAX_INDEX_BYTES), weight_set.index)
 
 
@@ -216,51 +177,6 @@ def _listed(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet)
         if weight_set.single and (file := by_path.get(weight_set.index or "")):
             return frozenset(parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path).weight_map.values())
     return frozenset()
-
-
-def read_headers(source: Files, files: Iterable[FileEntry], most_tensors: int = MAX_TENSORS) -> list[Header]:
-    """Return the parsed headers of `files`, in order. Raises SourceError, HeaderError, TooManyTensors."""
-    headers, seen = [], 0
-    with readers(source.ranges_at_once) as pool:
-        for header in pool.map(lambda file: _read_header(source, file, most_tensors), files):
-            headers.append(header)
-            seen += len(header.tensors)
-            if seen > most_tensors:
-                raise _too_many_tensors(source, most_tensors)
-    return headers
-
-
-def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
-    first = b"".join(source.read(file.path, 0, min(file.bytes, _FIRST_READ_BYTES)))
-    try:
-        end = header_end(first[:LENGTH_BYTES], file.bytes, file.path)
-    except HeaderError as error:
-        what, hint = what_is(first)
-        raise (HeaderError(f"{file.path} is {what}.", hint) if what else error) from error
-    if end > len(first):
-        _refuse_long(source, end, most_tensors)
-        first += b"".join(source.read(file.path, len(first), end))
-    with _LONG if end > _LONG_BYTES else nullcontext():
-        header = parse_header(first, file.bytes, file.path)
-    if (at := (file.source, file.at)) == (0, file.path):
-        return header
-    # The file has another name in the source than in the repo.
-    places = ((tensor, place_of(tensor)) for tensor in header.tensors)
-    moved = (tensor._replace(recipe=Stored(*at, place.start_byte, place.end_byte)) for tensor, place in places)
-    return replace(header, tensors=tuple(moved))
-
-
-def _refuse_long(source: Files, description_bytes: int, most_tensors: int) -> None:
-    if most_tensors < MAX_TENSORS and description_bytes > most_tensors * TENSOR_DESCRIPTION_BYTES:
-        raise _too_many_tensors(source, most_tensors)
-
-
-def _too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
-    many = f"{source.ref.repo_id} has more than {most_tensors:,} tensors"
-    if most_tensors >= MAX_TENSORS:
-        return TooManyTensors(f"{many}, which no single model has.", "Shard its models one by one.")
-    hint = "Shard it with the command `shard-my-repo` on your own machine."
-    return TooManyTensors(f"{many}, too many for the page.", hint)
 
 
 def _each_once(tensors: Sequence[Tensor], index: Index | None) -> tuple[list[Tensor], list[Finding]]:
@@ -317,23 +233,6 @@ def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
         if is_pointer(start):
             what, hint = what_is(start)
             raise SourceError(f"{file.path} is {what}.", hint)
-
-
-def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
-    """Return the metadata for every shard, and a finding if the headers disagree on it."""
-    merged, conflicts = dict[str, str](), dict[str, str]()
-    for header in headers:
-        for key, text in (header.metadata or {}).items():
-            if merged.setdefault(key, text) != text:
-                conflicts.setdefault(key, f"{key} is {merged[key][:50]!r} in one file and {text[:50]!r} in another")
-    # accelerate 1.15 refuses a file whose metadata does not name the framework that wrote it.
-    merged.setdefault("format", "pt")
-    if not conflicts:
-        return merged, []
-    differing = name_some([conflicts[key] for key in sorted(conflicts)])
-    message = f"The headers have different metadata: {differing}. The first value is kept."
-    hint = "If that is wrong, the shards may be of different saves."
-    return merged, [Finding("warning", "metadata-conflict", message, hint)]
 
 
 def read_configs(source: Files, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:

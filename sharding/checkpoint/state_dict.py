@@ -1,10 +1,11 @@
 """Say what the keys in a saved state dict show: which tensors are weights, and how they were saved. Pure."""
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
-from sharding.core.text import count, name_some
-from sharding.core.values import Finding, Tensor
+from sharding.core.errors import SourceError
+from sharding.core.text import count, format_bytes, name_some
+from sharding.core.values import FileEntry, Finding, Tensor
 
 _STATE = {
     "optimizer", "optimizers", "optim", "optimizer_state", "optimizer_state_dict", "optimizer_states", "lr_scheduler",
@@ -165,3 +166,59 @@ def remarks_on(tensors: Sequence[Tensor]) -> Iterator[Finding]:
 
 def _some(names: list[str]) -> str:
     return f"{count(len(names), 'tensor')} {'has' if len(names) == 1 else 'have'}"
+
+
+_OF_LORA = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(?:\.|$)")
+"""Parts of names that PEFT gives to what it wraps."""
+
+
+def final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, str]:
+    """Return the names of tensors in the result, by their names in the files. `names` has them without wrappers' keys.
+
+    Raises SourceError if there is only training state, or two tensors would get the same name.
+    """
+    if found := next((name for name in names if _OF_LORA.search(name)), None):  # no class loads them beside a base
+        message = f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run."
+        raise SourceError(message, "Export the adapter with the trainer, then merge it into its base.")
+    if state and not names:
+        message = "The source has no weights, only training state such as that of an optimizer."
+        raise SourceError(message, "Use the folder beside it that holds the model.")
+    # If some tensors lie under a wrapper's key, only their names can show the prefixes that this wrapper added.
+    wrapped = {saved: name for saved, name in names.items() if saved != name} or names
+    short = short_names(wrapped.values())
+    final_names = {saved: short[name] if saved in wrapped else name for saved, name in names.items()}
+    seen: dict[str, str] = {}
+    for saved, name in final_names.items():
+        if (first := seen.setdefault(name, saved)) != saved:
+            message = f"{first} and {saved} would both be called {name} in the result."
+            raise SourceError(message, "Save only the one that you want, or save each in its own folder.")
+    return final_names
+
+
+def renamed(names: Mapping[str, str]) -> Iterable[Finding]:
+    """Yield a finding about the names that lost a prefix of the trainer."""
+    if changed := [saved for saved, name in names.items() if saved != name]:
+        example = f"{changed[0]} becomes {names[changed[0]]}"
+        message = f"Prefixes that the trainer added are removed from {count(len(changed), 'name')}: {example}."
+        yield Finding("info", "names", message)
+
+
+def pieces_joined(files: Sequence[FileEntry], tensors: Iterable[Tensor]) -> Finding:
+    """Return the finding that the ranks of a run saved these tensors."""
+    number = sum(tensor.recipe.place is None for tensor in tensors)
+    message = f"The ranks of a training run saved these weights in {count(len(files), 'file')}."
+    message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
+    return Finding("info", "ranks", message)
+
+
+def left_out_of(state: Mapping[str, int], others: Sequence[str]) -> Iterable[Finding]:
+    """Yield a finding about tensors of the training state (name to bytes) and about entries that are not tensors."""
+    parts = []
+    if state:
+        size = format_bytes(sum(state.values()))
+        parts.append(f"{count(len(state), 'tensor')} of training state ({size}; {name_some(list(state), 1)})")
+    if others:
+        entries = count(len(others), "entry that is not a tensor", "entries that are not tensors")
+        parts.append(f"{entries} ({name_some(others, 1)})")
+    if parts:
+        yield Finding("info", "training-state", f"Left out: {' and '.join(parts)}.")

@@ -1,89 +1,16 @@
-"""Read a checkpoint from a training run in which each rank saved its own pieces of the tensors."""
+"""Complete a checkpoint from a training run: what it lacks, and how it differs from the model that was trained."""
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
-from sharding.checkpoint.state_dict import model_names, short_names, state_in
-from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
-from sharding.core.limits import MAX_DCP_BYTES
-from sharding.core.protocols import Files
-from sharding.core.text import count, format_bytes, name_some
-from sharding.core.values import Checkpoint, FileEntry, Finding, Tensor
+from sharding.core.text import count, name_some
+from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats import quantization
-from sharding.formats.dcp_archives import find_boxes
-from sharding.formats.dcp_metadata import parse_metadata
-from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.quantization import quantization_of
-from sharding.formats.rank_boxes import SavedBoxes, assemble, assemble_headers, missing_names
-from sharding.formats.safetensors_file import Header
 from sharding.formats.torch_checkpoint import HEADS
-from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid
-from sharding.recipes.stored import Stored
-
-_OF_LORA = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(?:\.|$)")
-"""Parts of names that PEFT gives to what it wraps."""
-
-
-def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> tuple[list[Tensor], list[Finding]]:
-    """Return the weights in the safetensors files of all ranks, each tensor once, and findings about them.
-
-    Raises SourceError if they are incomplete.
-    """
-    stored = dict.fromkeys(tensor.name for header in headers for tensor in header.tensors)
-    # Each name is one key of a flat dictionary, because a wrapper and a module of that name look the same.
-    state = state_in({name: (name,) for name in stored})
-    names = _final_names({name: name for name in stored if name not in state}, state)
-    left_out, of_model = Counter[str](), []
-    for header in headers:
-        of_model.append(replace(header, tensors=tuple(tensor for tensor in header.tensors if tensor.name in names)))
-        left_out.update({tensor.name: tensor.bytes for tensor in header.tensors if tensor.name in state})
-    tensors = [tensor._replace(name=names[tensor.name]) for tensor in assemble_headers(files, of_model)]
-    findings = [_pieces(files, tensors), *_left_out(left_out, ()), *_renamed(names)]
-    missing, number = missing_names(files)
-    if number:
-        message = f"Some ranks saved fewer files than others. Missing files: {name_some(missing, total=number)}."
-        hint = "No piece is missing in the middle. One may be missing at the end. To check that, add --base owner/name."
-        findings.append(Finding("warning", "ranks-uneven", message, hint))
-    return tensors, findings
-
-
-def read_dcp(source: Files, by_path: dict[str, FileEntry]) -> tuple[list[FileEntry], list[Tensor], list[Finding]]:
-    """Return the files of a checkpoint with `.metadata`, the weights in them, and findings about what is left out.
-
-    Raises SourceError if a file is missing, or does not match `.metadata`.
-    """
-    listed = by_path[DCP_METADATA_NAME]
-    if listed.bytes > MAX_DCP_BYTES:
-        raise SourceError(
-            f"{listed.path}, the list of all saved pieces, has {format_bytes(listed.bytes)}. The limit is "
-            f"{format_bytes(MAX_DCP_BYTES)}.",
-            "Save the model without its optimizer, which takes two thirds of it, or from fewer ranks.",
-        )
-    try:
-        metadata = parse_metadata(b"".join(source.read(listed.path, 0, listed.bytes)))
-    except PickleRefused as error:
-        message = f"{listed.path}, the list of all saved pieces, cannot be read: {error}."
-        raise SourceError(message, "Copy it again, or ask its author to save the checkpoint again.") from error
-    state = state_in({entry.name: entry.path for entry in metadata.entries})
-    weights = [entry for entry in metadata.entries if entry.name not in state]
-    names = _final_names(model_names({entry.name: entry.path for entry in weights}), state or metadata.others)
-    for entry in weights:
-        if not BY_TORCH[entry.dtype].name:
-            message = f"{entry.name} has the dtype {entry.dtype}, which safetensors does not support."
-            raise SourceError(message, "Save it again in another dtype.")
-    boxes = find_boxes(source, weights, by_path)
-    tensors = assemble(
-        SavedBoxes(names[entry.name], BY_TORCH[entry.dtype].name, entry.shape, boxes[entry.name]) for entry in weights
-    )
-    files = [by_path[name] for name in sorted({chunk.file for entry in weights for chunk in entry.chunks})]
-    sizes = {entry.name: sum(chunk.bytes for chunk in entry.chunks) for entry in metadata.entries}
-    left_out = {name: size for name, size in sizes.items() if name in state}
-    findings = [_pieces(files, tensors), *_left_out(left_out, metadata.others), *_renamed(names)]
-    return files, tensors, findings
 
 
 def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
@@ -201,53 +128,3 @@ def _refuse_cut_short(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Non
             f"{list(theirs[first].shape)} in the base. Every other tensor in pieces is too short as well.",
             "Copy the files of all ranks into one folder.",
         )
-
-
-def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, str]:
-    """Return the names of tensors in the result, by their names in the files. `names` has them without wrappers' keys.
-
-    Raises SourceError if there is only training state, or two tensors would get the same name.
-    """
-    if found := next((name for name in names if _OF_LORA.search(name)), None):  # no class loads them beside a base
-        message = f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run."
-        raise SourceError(message, "Export the adapter with the trainer, then merge it into its base.")
-    if state and not names:
-        message = "The source has no weights, only training state such as that of an optimizer."
-        raise SourceError(message, "Use the folder beside it that holds the model.")
-    # If some tensors lie under a wrapper's key, only their names can show the prefixes that this wrapper added.
-    wrapped = {saved: name for saved, name in names.items() if saved != name} or names
-    short = short_names(wrapped.values())
-    final_names = {saved: short[name] if saved in wrapped else name for saved, name in names.items()}
-    seen: dict[str, str] = {}
-    for saved, name in final_names.items():
-        if (first := seen.setdefault(name, saved)) != saved:
-            message = f"{first} and {saved} would both be called {name} in the result."
-            raise SourceError(message, "Save only the one that you want, or save each in its own folder.")
-    return final_names
-
-
-def _renamed(names: Mapping[str, str]) -> Iterable[Finding]:
-    if changed := [saved for saved, name in names.items() if saved != name]:
-        example = f"{changed[0]} becomes {names[changed[0]]}"
-        message = f"Prefixes that the trainer added are removed from {count(len(changed), 'name')}: {example}."
-        yield Finding("info", "names", message)
-
-
-def _pieces(files: Sequence[FileEntry], tensors: Iterable[Tensor]) -> Finding:
-    number = sum(not isinstance(tensor.recipe, Stored) for tensor in tensors)
-    message = f"The ranks of a training run saved these weights in {count(len(files), 'file')}."
-    message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
-    return Finding("info", "ranks", message)
-
-
-def _left_out(state: Mapping[str, int], others: Sequence[str]) -> Iterable[Finding]:
-    """Yield a finding about tensors of the training state (name to bytes) and about entries that are not tensors."""
-    parts = []
-    if state:
-        size = format_bytes(sum(state.values()))
-        parts.append(f"{count(len(state), 'tensor')} of training state ({size}; {name_some(list(state), 1)})")
-    if others:
-        entries = count(len(others), "entry that is not a tensor", "entries that are not tensors")
-        parts.append(f"{entries} ({name_some(others, 1)})")
-    if parts:
-        yield Finding("info", "training-state", f"Left out: {' and '.join(parts)}.")

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from sharding.checkpoint.documents import MODULES_NAME, PIPELINE_NAME
 from sharding.checkpoint.library import Layout
+from sharding.checkpoint.readers import files_of_run, is_of_run
 from sharding.checkpoint.side_files import weights_beside
 from sharding.checkpoint.weight_sets import ONE_FILE, Folders, Loader, WeightSet, own_names, sets_by_variant
 from sharding.core.errors import SourceError, VariantMissing
 from sharding.core.text import name_some
 from sharding.core.values import Finding, Library
-from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, is_duplicate, is_of_ranks, may_be_model
+from sharding.formats.names import SHARD_NAME, is_duplicate, may_be_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
     passed_over = set[str]()
     for folder, loader in layout.folders.items():
         files = inside.get(folder, ())
-        if not folder and named and not (named not in files and _of_ranks(files)):
+        if not folder and named and not (named not in files and files_of_run(files)):
             # The library loads the named file for every variant. Beside files of ranks, the base's file may be named.
             sets.append(named_set(named, files))
             continue
@@ -80,7 +81,7 @@ def named_set(name: str, inside: Container[str]) -> WeightSet:
 
 def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequence[str]) -> WeightSet | None:
     """Return the weight set of a folder if no file has a name that `loader` looks for."""
-    if ranks := [] if folder else _of_ranks(files):
+    if ranks := [] if folder else files_of_run(files):
         stem = loader.stems[0] if loader.is_whole and loader.stems else "model"
         return WeightSet("", stem, is_whole=loader.is_whole, ranks=ranks)
     if loader.any_name:
@@ -97,15 +98,6 @@ def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequenc
         return WeightSet("", shards=shards)
     is_model = len(others) == 1 and not of_other_formats(files, others[0])
     return WeightSet("", single=others[0]) if is_model else None
-
-
-def _of_ranks(inside: Sequence[str]) -> list[str]:
-    """Return the files that the ranks of a training run saved, or the metadata file that locates their pieces."""
-    ranks = {path: match["count"] for path in inside if (match := RANK_SHARD_NAME.fullmatch(path))}
-    if len(counts := sorted({*ranks.values()})) > 1:
-        message = f"The folder has rank files of several saves, with {' and '.join(counts)} files each."
-        raise SourceError(message, "Keep the files of each save in their own folder.")
-    return sorted(ranks) or [path for path in inside if is_of_ranks(path)]
 
 
 def _refuse_without_weights(layout: Layout, folder: str, files: Sequence[str]) -> None:
@@ -190,7 +182,7 @@ def _no_weights(paths: Sequence[str]) -> SourceError:
     if tensors:
         hint = f"Name one of the folders as the source, such as SOURCE/{_folders(tensors)[0]}."
         return SourceError(f"The weights are in folders that no configuration names: {name_some(tensors)}.", hint)
-    runs = _folders(path for path in paths if is_of_ranks(path.rpartition("/")[2]))
+    runs = _folders(path for path in paths if is_of_run(path.rpartition("/")[2]))
     if len(runs) > 1:
         hint = f"Name one of them as the source, such as SOURCE/{runs[0]}."
         return SourceError(f"There are the weights of several models or steps of a run: {name_some(runs)}.", hint)

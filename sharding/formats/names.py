@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from sharding.core.errors import DestinationError
 from sharding.core.text import name_some
@@ -142,31 +142,6 @@ def may_be_model(path: str) -> bool:
     """
     name = path.rpartition("/")[2]
     return name == DCP_METADATA_NAME or (may_hold_weights(name) and not name.endswith(_DATA) and not is_index(name))
-
-
-def trained_folder(paths: Collection[str]) -> str | None:
-    """Return the folder ("" or ending in "/") with the weights that the ranks of a training run saved.
-
-    Returns None if `paths` are those of an ordinary repo. Also None if there are several such folders, and none is the
-    top or has accelerate's name, or several have.
-
-    >>> trained_folder(["optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata", "scheduler.bin"])
-    'pytorch_model_fsdp_0/'
-    """
-    relevant = [path for path in paths if not is_training_state(path)]
-    top = (path for path in relevant if "/" not in path and not is_of_ranks(path))
-    if any(is_index(name) or name.endswith((".safetensors", ".bin")) for name in top):
-        return None
-    folders = {folder_of(path) for path in relevant if is_of_ranks(path.rpartition("/")[2])}
-    if sum(re.fullmatch(r"pytorch_model_fsdp_\d+/", folder) is not None for folder in folders) > 1:
-        return None  # accelerate numbers the models of one run
-    known = [folder for folder in ("", "pytorch_model_fsdp_0/") if folder in folders]
-    return known[0] if known else folders.pop() if len(folders) == 1 else None
-
-
-def is_of_ranks(name: str) -> bool:
-    """Return whether the ranks of a training run saved a file of this name (without its folder)."""
-    return name == DCP_METADATA_NAME or RANK_SHARD_NAME.fullmatch(name) is not None
 
 
 def is_of_earlier_step(path: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import psutil
 
 from sharding.checkpoint.documents import read_json
-from sharding.checkpoint.read import read_headers
+from sharding.checkpoint.readers.safetensors import read_headers
 from sharding.core.dtypes import BY_NAME, BY_TORCH, NUMBERS
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ShardingError

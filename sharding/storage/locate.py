@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from sharding.checkpoint.readers import trained_folder
 from sharding.checkpoint.weight_sets import is_found_by_name
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
 from sharding.core.options import Request
 from sharding.core.origin import Role
 from sharding.core.protocols import Destination, Files, Inputs, Source
 from sharding.core.values import FileEntry
-from sharding.formats.names import CONFIG_NAME, is_duplicate, is_training_state, is_weights, trained_folder
+from sharding.formats.names import CONFIG_NAME, is_duplicate, is_training_state, is_weights
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import lies_in, refuse_overlap

@@ -8,7 +8,8 @@ from functools import partial
 from threading import Event
 
 from sharding.checkpoint.loadable import loadable_files
-from sharding.checkpoint.read import read_checkpoint, read_headers
+from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.readers.safetensors import read_headers
 from sharding.core.errors import ShardingError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import XET_LEAST_BYTES

@@ -9,7 +9,7 @@ range that it reads. Then each file is read once more as a whole: for its SHA-25
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from sharding.checkpoint.read import merge_metadata
+from sharding.checkpoint.readers.safetensors import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
 from sharding.core.protocols import Inputs, Source

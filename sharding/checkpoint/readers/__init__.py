@@ -1,0 +1,50 @@
+"""Readers of weight files, one room for each kind."""
+
+import re
+from collections.abc import Collection, Sequence
+
+from sharding.checkpoint.readers.dcp import Dcp
+from sharding.checkpoint.readers.rank_safetensors import RankSafetensors
+from sharding.checkpoint.readers.reader import Reader
+from sharding.checkpoint.readers.safetensors import Safetensors
+from sharding.checkpoint.readers.torch_bin import TorchBin
+from sharding.core.values import folder_of
+from sharding.formats.names import is_index, is_training_state
+
+READERS: tuple[Reader, ...] = (RankSafetensors(), Dcp(), Safetensors(), TorchBin())
+"""All kinds that are read. The first one that takes the files of a set reads them."""
+
+
+def reader_of(paths: Sequence[str]) -> Reader:
+    """Return the reader for these files."""
+    return next(reader for reader in READERS if reader.takes(paths))
+
+
+def files_of_run(inside: Sequence[str]) -> list[str]:
+    """Return what the ranks of a training run saved among the files `inside` a folder. Raises SourceError."""
+    return next(filter(None, (reader.finds(inside) for reader in READERS)), [])
+
+
+def is_of_run(name: str) -> bool:
+    """Return whether the ranks of a training run saved a file of this name (without its folder)."""
+    return any(reader.is_of_run(name) for reader in READERS)
+
+
+def trained_folder(paths: Collection[str]) -> str | None:
+    """Return the folder ("" or ending in "/") with the weights that the ranks of a training run saved.
+
+    Returns None if `paths` are those of an ordinary repo. Also None if there are several such folders, and none is the
+    top or has accelerate's name, or several have.
+
+    >>> trained_folder(["optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata", "scheduler.bin"])
+    'pytorch_model_fsdp_0/'
+    """
+    relevant = [path for path in paths if not is_training_state(path)]
+    top = (path for path in relevant if "/" not in path and not is_of_run(path))
+    if any(is_index(name) or name.endswith((".safetensors", ".bin")) for name in top):
+        return None
+    folders = {folder_of(path) for path in relevant if is_of_run(path.rpartition("/")[2])}
+    if sum(re.fullmatch(r"pytorch_model_fsdp_\d+/", folder) is not None for folder in folders) > 1:
+        return None  # accelerate numbers the models of one run
+    known = [folder for folder in ("", "pytorch_model_fsdp_0/") if folder in folders]
+    return known[0] if known else folders.pop() if len(folders) == 1 else None

@@ -1,0 +1,53 @@
+"""The protocol of a reader: how weights of one kind are recognised and read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from sharding.core.protocols import Files
+from sharding.core.values import FileEntry, Finding, Tensor
+
+if TYPE_CHECKING:
+    from sharding.checkpoint.weight_sets import WeightSet
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a reader found: the files with weights, their tensors in stored order, and findings.
+
+    `metadata` goes into the header of every file of a copy. `tied` are names that an index may have and no file has.
+    """
+
+    files: Sequence[FileEntry]
+    tensors: Sequence[Tensor]
+    findings: Sequence[Finding] = ()
+    metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
+    tied: Sequence[str] = ()
+
+
+class Reader(Protocol):
+    """A kind of weight files."""
+
+    def is_of_run(self, name: str) -> bool:
+        """Return whether the ranks of a training run saved a file of this name (without its folder) in this form."""
+        return False
+
+    def finds(self, inside: Sequence[str]) -> list[str]:
+        """Return the files of a run among those `inside` a folder, as the reader wants them. Raises SourceError."""
+        return []
+
+    def takes(self, paths: Sequence[str]) -> bool:
+        """Return whether it reads these files."""
+
+    def read(
+        self,
+        source: Files,
+        by_path: Mapping[str, FileEntry],
+        weight_set: "WeightSet",
+        paths: Sequence[str],
+        most_tensors: int,
+    ) -> Weights:
+        """Return the weights in the files at `paths`, without their bytes.
+
+        Raises SourceError, HeaderError, and TooManyTensors if there are more than `most_tensors`.
+        """

@@ -1,0 +1,115 @@
+"""Read safetensors files, each with its header."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from threading import Lock
+
+from typing_extensions import override
+
+from sharding.checkpoint.readers.reader import Reader, Weights
+from sharding.checkpoint.weight_sets import WeightSet
+from sharding.core.errors import HeaderError, TooManyTensors
+from sharding.core.limits import MAX_TENSORS
+from sharding.core.protocols import Files
+from sharding.core.text import name_some
+from sharding.core.threads import readers
+from sharding.core.values import FileEntry, Finding
+from sharding.formats.names import what_is
+from sharding.formats.safetensors_file import LENGTH_BYTES, Header, header_end, parse_header
+from sharding.recipes.stored import Stored, place_of
+
+TENSOR_DESCRIPTION_BYTES = 160
+"""Upper estimate of what a header or an index holds for each tensor. A header has about 110 bytes, an index 130."""
+
+
+_LONG = Lock()
+_LONG_BYTES = 2_000_000
+"""Longer headers are parsed one at a time. Threads would not be faster, and parsing takes ten times the memory."""
+_FIRST_READ_BYTES = 64 << 10  # Most headers are shorter. A longer one takes a second read.
+
+
+class Safetensors(Reader):
+    """Safetensors files that hold whole tensors."""
+
+    @override
+    def takes(self, paths: Sequence[str]) -> bool:
+        return all(path.endswith(".safetensors") for path in paths)
+
+    @override
+    def read(
+        self,
+        source: Files,
+        by_path: Mapping[str, FileEntry],
+        weight_set: "WeightSet",
+        paths: Sequence[str],
+        most_tensors: int,
+    ) -> Weights:
+        files = [by_path[path] for path in paths]
+        headers = read_headers(source, files, most_tensors)
+        metadata, conflicts = merge_metadata(headers)
+        return Weights(files, [tensor for header in headers for tensor in header.tensors], conflicts, metadata)
+
+
+def read_headers(source: Files, files: Iterable[FileEntry], most_tensors: int = MAX_TENSORS) -> list[Header]:
+    """Return the parsed headers of `files`, in order. Raises SourceError, HeaderError, TooManyTensors."""
+    headers, seen = [], 0
+    with readers(source.ranges_at_once) as pool:
+        for header in pool.map(lambda file: _read_header(source, file, most_tensors), files):
+            headers.append(header)
+            seen += len(header.tensors)
+            if seen > most_tensors:
+                raise too_many_tensors(source, most_tensors)
+    return headers
+
+
+def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
+    first = b"".join(source.read(file.path, 0, min(file.bytes, _FIRST_READ_BYTES)))
+    try:
+        end = header_end(first[:LENGTH_BYTES], file.bytes, file.path)
+    except HeaderError as error:
+        what, hint = what_is(first)
+        raise (HeaderError(f"{file.path} is {what}.", hint) if what else error) from error
+    if end > len(first):
+        refuse_long(source, end, most_tensors)
+        first += b"".join(source.read(file.path, len(first), end))
+    with _LONG if end > _LONG_BYTES else nullcontext():
+        header = parse_header(first, file.bytes, file.path)
+    if (at := (file.source, file.at)) == (0, file.path):
+        return header
+    # The file has another name in the source than in the repo.
+    places = ((tensor, place_of(tensor)) for tensor in header.tensors)
+    moved = (tensor._replace(recipe=Stored(*at, place.start_byte, place.end_byte)) for tensor, place in places)
+    return replace(header, tensors=tuple(moved))
+
+
+def refuse_long(source: Files, description_bytes: int, most_tensors: int) -> None:
+    """Raise TooManyTensors if a description of so many bytes is too long for `most_tensors`."""
+    if most_tensors < MAX_TENSORS and description_bytes > most_tensors * TENSOR_DESCRIPTION_BYTES:
+        raise too_many_tensors(source, most_tensors)
+
+
+def too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
+    """Return the error for a source with more than `most_tensors`."""
+    many = f"{source.ref.repo_id} has more than {most_tensors:,} tensors"
+    if most_tensors >= MAX_TENSORS:
+        return TooManyTensors(f"{many}, which no single model has.", "Shard its models one by one.")
+    hint = "Shard it with the command `shard-my-repo` on your own machine."
+    return TooManyTensors(f"{many}, too many for the page.", hint)
+
+
+def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
+    """Return the metadata for every shard, and a finding if the headers disagree on it."""
+    merged, conflicts = dict[str, str](), dict[str, str]()
+    for header in headers:
+        for key, text in (header.metadata or {}).items():
+            if merged.setdefault(key, text) != text:
+                conflicts.setdefault(key, f"{key} is {merged[key][:50]!r} in one file and {text[:50]!r} in another")
+    # accelerate 1.15 refuses a file whose metadata does not name the framework that wrote it.
+    merged.setdefault("format", "pt")
+    if not conflicts:
+        return merged, []
+    differing = name_some([conflicts[key] for key in sorted(conflicts)])
+    message = f"The headers have different metadata: {differing}. The first value is kept."
+    hint = "If that is wrong, the shards may be of different saves."
+    return merged, [Finding("warning", "metadata-conflict", message, hint)]
