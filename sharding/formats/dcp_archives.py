@@ -5,7 +5,7 @@ archives these bytes lie close together, so one read serves many archives.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -30,7 +30,9 @@ _PIECES_AT_ONCE = 1000
 _HINT = "Copy the files of all ranks into one folder. All of them must be from the same save."
 
 
-def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, FileEntry]) -> dict[str, tuple[Box, ...]]:
+def find_boxes(
+    source: Files, entries: Sequence[SavedEntry], files: Mapping[str, FileEntry]
+) -> dict[str, tuple[Box, ...]]:
     """Return where the pieces of each of `entries` lie, by its name. `files` are keyed by their names in the metadata.
 
     Raises SourceError if a file is missing or too short, pieces overlap, or a file does not match the metadata.
