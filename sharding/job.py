@@ -322,7 +322,8 @@ def _read(origin: Inputs, variant: str, most_tensors: int = MAX_TENSORS, most_by
     if base is None:
         return checkpoint
     trained = read_checkpoint(base, most_tensors=most_tensors)
-    return compare_with_base(checkpoint, trained, ordinary(trained))
+    after = ordinary(trained)
+    return compare_with_base(checkpoint, trained, after and after.tensors)
 
 
 def _hub(endpoint: str | None, token: str | None) -> Hub:

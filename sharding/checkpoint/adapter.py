@@ -17,7 +17,7 @@ from sharding.core.limits import MAX_TENSORS
 from sharding.core.origin import Place
 from sharding.core.protocols import Inputs, Source
 from sharding.core.text import format_bytes, name_some, parsed_json
-from sharding.core.values import Adapter, Checkpoint, FileEntry, Finding, Tensor, folder_of
+from sharding.core.values import Checkpoint, FileEntry, Finding, Tensor, folder_of
 from sharding.formats.names import likely, may_be_missed
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archive
@@ -41,7 +41,6 @@ def with_adapter(
     if source is None or number is None:
         return checkpoint
     adapter = _read_adapter(source, origin.places[number], number, most_bytes, most_tensors)
-    adapter = replace(adapter, head_is_copy=_head_is_copy(checkpoint, origin, adapter, most_bytes))
     findings = [*checkpoint.findings, *_missed(source)]
     paths = [file.path for file in checkpoint.side_files]
     if own := [path for path in paths if path == ADAPTER_NAME or path.startswith("adapter_model.")]:
@@ -52,7 +51,8 @@ def with_adapter(
         side_files=tuple(file for file in checkpoint.side_files if file.path not in own),
         copied_weights=tuple(file for file in checkpoint.copied_weights if file.path not in own),
         findings=tuple(findings),
-        adapter=adapter,
+        others=(*checkpoint.others, adapter),
+        head_is_copy=_head_is_copy(checkpoint, origin, adapter, most_bytes),
         unreached=origin.unreached,
     )
 
@@ -78,7 +78,7 @@ def stored_heads(config: Any) -> tuple[str, ...]:
     return head, f"language_model.{head}"
 
 
-def _head_is_copy(checkpoint: Checkpoint, origin: Inputs, adapter: Adapter, most_bytes: int | None) -> bool | None:
+def _head_is_copy(checkpoint: Checkpoint, origin: Inputs, adapter: Checkpoint, most_bytes: int | None) -> bool | None:
     """Return whether a model that may tie its head to its embeddings stores both with the same bytes.
 
     transformers 5.23 ties them only then. Reads both, if both are there and the result may depend on it. Returns None
@@ -114,7 +114,7 @@ def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
         raise WeightsNeeded(message, "Merge the adapter on your own machine.")
 
 
-def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | None, most_tensors: int) -> Adapter:
+def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | None, most_tensors: int) -> Checkpoint:
     """Return the adapter in `source`, which is at `place` and has `number` among the inputs of a job.
 
     Reads its configuration and its headers. If nobody states the SHA-256 of its weight file, it reads that file too.
@@ -142,7 +142,9 @@ def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | N
     tensors = _tensors(source, file, most_tensors)
     for remark in remarks_on(tensors):
         raise SourceError(f"The adapter cannot be merged. {remark.message}", remark.hint)
-    return Adapter(place, file, config.decode(errors="replace"), tensors)
+    return Checkpoint(
+        place, tensors, (), (file,), (), (), library="peft", configs={"": config.decode(errors="replace")}
+    )
 
 
 def _tensors(source: Source, file: FileEntry, most_tensors: int) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """Complete a checkpoint from a training run: what it lacks, and how it differs from the model that was trained."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from sharding.core.errors import SourceError
@@ -53,21 +53,21 @@ def as_trained(checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
-def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkpoint | None) -> Checkpoint:
+def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Sequence[Tensor] | None) -> Checkpoint:
     """Return `checkpoint` with findings about its differences from `base`, the model that was trained.
 
-    `ordinary` is that model without quantization, or None if it is not available. Raises SourceError if every tensor in
+    `ordinary` are its tensors without quantization, or None if they are not available. Raises SourceError if every tensor in
     pieces is shorter than in the base, because then the files of a rank are missing.
     """
     name = base.source.words
     if any(quantization_of(config) is not None for config in checkpoint.configs.values()):
-        ordinary = base  # both are quantized
+        ordinary = base.tensors  # both are quantized
     if ordinary is None:
         message = f"The weights of {name} are quantized, but these are not. Names and shapes are not compared."
         hint = "To compare them, use an unquantized version as the base."
         finding = Finding("info", "base-quantized", message, hint)
         return replace(checkpoint, findings=(*checkpoint.findings, finding))
-    ours, theirs = ({tensor.name: tensor for tensor in model.tensors} for model in (checkpoint, ordinary))
+    ours, theirs = ({tensor.name: tensor for tensor in tensors} for tensors in (checkpoint.tensors, ordinary))
     _refuse_cut_short(ours, theirs)
     _refuse_other_names(ours, theirs, name)
     findings = []

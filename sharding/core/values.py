@@ -11,7 +11,7 @@ from sharding.core.bounds import Count, File, Files, Line
 from sharding.core.hints import PipelineCut
 from sharding.core.made import Made
 from sharding.core.options import Options
-from sharding.core.origin import Place
+from sharding.core.origin import Place, Role
 from sharding.core.recipe import Recipe
 
 Library = Literal[
@@ -83,21 +83,6 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
-    """A LoRA adapter to merge into a model: its weight `file`, with the SHA-256, and the tensors in it.
-
-    `config` is the text of its adapter_config.json. `head_is_copy` says that the model stores its output head beside
-    the embeddings that it is tied to, with the same bytes. None: it does not store both.
-    """
-
-    source: Place
-    file: FileEntry
-    config: str
-    tensors: tuple[Tensor, ...]
-    head_is_copy: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Component:
     """Weights that are loaded together, by one name. Most checkpoints have one; a pipeline has one in each folder.
 
@@ -142,8 +127,9 @@ class Checkpoint:
     other_variants: tuple[str, ...] = ()  # Other variants that the user could choose, "" for the plain weights.
     other_weights: tuple[str, ...] = ()
     """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
-    adapter: Adapter | None = None  # The adapter to merge into it.
-    made: Made = ()  # What was done to its numbers so far.
+    others: tuple["Checkpoint", ...] = ()  # The contents of other inputs that numbers of a copy are made of.
+    head_is_copy: bool | None = None
+    """Whether an output head and the embeddings that it may be tied to are both stored, with the same bytes."""
     unreached: tuple[str, ...] = ()
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
     has_twice: bool = False  # Whether its files hold a tensor twice, which is in `tensors` once.
@@ -159,20 +145,24 @@ class Checkpoint:
         """All places that a job reads. Recipes refer to them by number."""
         return (self.source, *self.beside)
 
+    def of(self, role: Role) -> "Checkpoint | None":
+        """Return the content of the input in `role`, None if no numbers come from one."""
+        return next((other for other in self.others if other.source.role == role), None)
+
     @property
     def input_bytes(self) -> int:
-        """Bytes of all tensors and of the adapter's file: what a job reads numbers from."""
-        return self.total_bytes + (self.adapter.file.bytes if self.adapter else 0)
+        """Bytes of all tensors and of the other inputs' files: what a job reads numbers from."""
+        return self.total_bytes + sum(file.bytes for other in self.others for file in other.weight_files)
 
     @property
     def input_tensors(self) -> int:
-        """How many tensors it and its adapter have."""
-        return len(self.tensors) + (len(self.adapter.tensors) if self.adapter else 0)
+        """How many tensors it and the other inputs have."""
+        return len(self.tensors) + sum(len(other.tensors) for other in self.others)
 
     @property
     def read_files(self) -> tuple[FileEntry, ...]:
-        """The files that a job reads numbers from: the weight files, and the file of the adapter."""
-        return (*self.weight_files, *([self.adapter.file] if self.adapter else []))
+        """The weight files that a job reads numbers from, of all inputs."""
+        return (*self.weight_files, *(file for other in self.others for file in other.weight_files))
 
     @property
     def in_pieces(self) -> tuple[Tensor, ...]:

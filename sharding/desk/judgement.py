@@ -60,15 +60,15 @@ class Results:
                 try:
                     inputs = {place.role: place.text for place in read}
                     original = inspect(inputs.pop("model"), report.source.variant, inputs=inputs)
-                    if original.adapter and unknown_names(original):
+                    if original.of("adapter") and unknown_names(original):
                         known = dict(self.models.names(as_classifier(original), fingerprint(token) or "trust"))
                 except SourceError as error:
                     why_not = error.message
             held = pool.result(reading)
         judged = partial(judge, report, result.files, held, original, why_not, known)
         # All who ask for one result wait for the same answer, so the result itself is the caller.
-        is_merged = original and original.adapter
-        trust = self.models.in_turn(("trust", copy), copy, judged) if is_merged else judged()
+        is_slow = original and original.others
+        trust = self.models.in_turn(("trust", copy), copy, judged) if is_slow else judged()
         if trust.level != "contradicted":
             for record in _decisive(self.shelf.records(), _read_for(report), copy):
                 now = (*held.unreached, *(original.unreached if original else ()))

@@ -180,7 +180,7 @@ class Models:
         this_machine()  # is measured while the headers are read
         checkpoint = self.inspect(source, options.variant, token, options.inputs, session)
         caller = _caller(token, session)
-        is_large = checkpoint.adapter is not None or checkpoint.input_tensors >= LARGE_PLAN_TENSORS
+        is_large = bool(checkpoint.others) or checkpoint.input_tensors >= LARGE_PLAN_TENSORS
 
         def run(what: str, make: Callable[[], Any]) -> Any:
             key = what, *_weights(checkpoint), options

@@ -102,7 +102,7 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
         plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)
         by_path = {file.path: file for file in side_files}
         configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
-        written = written_configs(replace(checkpoint, configs=configs), options)
+        written = written_configs(configs, checkpoint.reconfigured, options)
         made = () if options.dtype == "keep" else (cast_change(options.dtype, *[len(checkpoint.tensors)] * 2),)
         held = {file.path: list[Tensor]() for file in checkpoint.weight_files}
         for tensor in checkpoint.tensors:

@@ -82,7 +82,7 @@ def choices_for(checkpoint: Checkpoint, goal: str) -> Options | str:
             if after is None or not after.made:
                 return "Its weights are not quantized in FP8 or MXFP4."
             largest = max((tensor.bytes for tensor in after.tensors), default=0)
-            return Options(usual_size(after.total_bytes, largest), dequantize=True)
+            return Options(usual_size(sum(tensor.bytes for tensor in after.tensors), largest), dequantize=True)
         case "training-run" if not needs_base(checkpoint):
             return "It is an ordinary model, not the files that a training run saved."
         case "merge-lora" if needs_base(checkpoint):

@@ -9,9 +9,10 @@ from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.made import Change
 from sharding.core.text import json_file, name_some, parsed_json
-from sharding.core.values import Checkpoint, Finding, Plan, Tensor
+from sharding.core.values import Finding, Plan, Tensor
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import dtype_of_first, method_of, quantization_of, quantized_in
+from sharding.planning.draft import Draft
 from sharding.planning.schemes import can_help
 from sharding.recipes.cast import Cast
 
@@ -82,10 +83,10 @@ def may_overflow(tensors: Iterable[Tensor]) -> bool:
     return any(tensor.recipe.narrows for tensor in tensors)
 
 
-def refuse_cast(checkpoint: Checkpoint) -> None:
-    """Raise SourceError if a checkpoint is quantized: it cannot be cast."""
-    stated = [config for config in map(quantization_of, checkpoint.configs.values()) if config is not None]
-    telling = quantized_in(checkpoint.tensors)
+def refuse_cast(draft: Draft) -> None:
+    """Raise SourceError if the weights are quantized: they cannot be cast."""
+    stated = [config for config in map(quantization_of, draft.configs.values()) if config is not None]
+    telling = quantized_in(draft.tensors)
     if stated or telling:
         how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} shows"
         hint, remedy = "Keep the dtype, or use the repo that it was quantized from.", Remedy("choose_dtype", "keep")
@@ -97,7 +98,7 @@ def refuse_cast(checkpoint: Checkpoint) -> None:
 
 
 def stated_dtypes(
-    checkpoint: Checkpoint, plan: Plan, written: Mapping[str, bytes]
+    configs: Mapping[str, str], plan: Plan, written: Mapping[str, bytes]
 ) -> Iterator[tuple[str, bytes, Finding]]:
     """Yield path and content of each config.json that must name a dtype, and a finding that says so.
 
@@ -105,7 +106,7 @@ def stated_dtypes(
     because its first tensor is another one.
     """
     for component in plan.components:
-        config = checkpoint.configs.get(component.folder, "")
+        config = configs.get(component.folder, "")
         document: Any = parsed_json(config or "null")
         is_open = isinstance(document, dict) and "model_type" in document and not {"dtype", "torch_dtype"} & {*document}
         files = sorted((shard for shard in plan.shards if shard.folder == component.folder), key=lambda one: one.file)

@@ -1,6 +1,6 @@
 """Decide which tensors a quantized checkpoint has after it is dequantized. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -8,12 +8,13 @@ from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.made import Change
-from sharding.core.options import TargetDtype
+from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats import quantization
 from sharding.formats.quantization import is_left_over, method_of, quantization_of, quantized_in, without_quantization
 from sharding.planning.cast import cast_tensors
+from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import by_folder
 from sharding.planning.schemes import OF_ORIGIN, Scheme, refusal, scheme_of
 from sharding.recipes.quantized import GROUP, GROUP_BYTES, Fp8, Mxfp4
@@ -21,8 +22,8 @@ from sharding.recipes.quantized import GROUP, GROUP_BYTES, Fp8, Mxfp4
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 
 
-def dequantized(checkpoint: Checkpoint, dtype: TargetDtype = "keep") -> Checkpoint:
-    """Return `checkpoint` with ordinary weights, computed from the quantized ones and their scales.
+def dequantized(draft: Draft) -> Draft:
+    """Return `draft` with ordinary weights, computed from the quantized ones and their scales.
 
     With the dtype "keep" they are bf16. Otherwise they have the dtype in which they are computed, and are to be cast.
 
@@ -32,9 +33,9 @@ def dequantized(checkpoint: Checkpoint, dtype: TargetDtype = "keep") -> Checkpoi
     Raises UsageError if the checkpoint is not quantized. Raises SourceError if its method is not supported (the error
     names it), or if the weights do not match their configuration.
     """
-    stated = {folder: quantization_of(config) for folder, config in checkpoint.configs.items()}
+    stated = {folder: quantization_of(config) for folder, config in draft.configs.items()}
     schemes = {folder: scheme_of(how) for folder, how in stated.items() if how is not None}
-    if not schemes and (telling := quantized_in(checkpoint.tensors)):
+    if not schemes and (telling := quantized_in(draft.tensors)):
         message = f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how."
         raise SourceError(message, "Put their own config.json beside them.")
     if not schemes:
@@ -42,11 +43,12 @@ def dequantized(checkpoint: Checkpoint, dtype: TargetDtype = "keep") -> Checkpoi
         raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
     components = (
         replace(component, total_parameters=None) if component.folder in schemes else component
-        for component in checkpoint.components
+        for component in draft.components
     )
-    tensors, words = tuple(_ordinary_tensors(checkpoint, schemes)), {scheme.words: None for scheme in schemes.values()}
-    made = "bf16" if dtype == "keep" else dtype
-    before, how = {tensor.name: tensor for tensor in checkpoint.tensors}, "; ".join(words)
+    tensors = tuple(_ordinary_tensors(draft.tensors, schemes))
+    words = {scheme.words: None for scheme in schemes.values()}
+    dtype, made = draft.options.dtype, draft.options.dtype_made
+    before, how = {tensor.name: tensor for tensor in draft.tensors}, "; ".join(words)
     change = Change(
         kind="dequantize",
         done=f"dequantized to {made} ({how})" if dtype == "keep" else f"dequantized ({how})",
@@ -62,33 +64,35 @@ def dequantized(checkpoint: Checkpoint, dtype: TargetDtype = "keep") -> Checkpoi
     if dtype == "keep":
         computed = iter(cast_tensors([tensor for tensor in tensors if before.get(tensor.name) != tensor], "bf16", {}))
         tensors = tuple(tensor if before.get(tensor.name) == tensor else next(computed) for tensor in tensors)
-    after = _without_quantization(checkpoint, schemes)
-    return replace(after, tensors=tensors, components=tuple(components), made=(*checkpoint.made, change))
+    after = _without_quantization(draft, schemes)
+    return replace(after, tensors=tensors, components=tuple(components), made=(*draft.made, change))
 
 
-def _without_quantization(checkpoint: Checkpoint, folders: Collection[str]) -> Checkpoint:
-    plain = {folder: without_quantization(checkpoint.configs[folder]) for folder in folders}
-    configs, reconfigured = {**checkpoint.configs, **plain}, checkpoint.reconfigured.union(folders)
-    return replace(checkpoint, configs=configs, reconfigured=reconfigured)
+def _without_quantization(draft: Draft, folders: Collection[str]) -> Draft:
+    plain = {folder: without_quantization(draft.configs[folder]) for folder in folders}
+    configs, reconfigured = {**draft.configs, **plain}, draft.reconfigured.union(folders)
+    return replace(draft, configs=configs, reconfigured=reconfigured)
 
 
-def without_left_over(checkpoint: Checkpoint, *, drops: bool = True) -> Checkpoint:
-    """Return `checkpoint` without entries in a config.json that say "quantized" of weights that are not.
+def without_left_over(draft: Draft) -> Draft:
+    """Return `draft` without entries in a config.json that say "quantized" of weights that are not.
 
-    A finding names them. Without `drops`, they stay.
+    A finding names them. If no numbers are computed, they stay.
     """
-    inside = by_folder(checkpoint.tensors, checkpoint.configs)
-    of = {folder: config for folder, config in checkpoint.configs.items() if is_left_over(config, inside[folder])}
+    inside = by_folder(draft.tensors, draft.configs)
+    of = {folder: config for folder, config in draft.configs.items() if is_left_over(config, inside[folder])}
     if not of:
-        return checkpoint
+        return draft
     methods = dict.fromkeys(method_of(quantization_of(config) or {}) for config in of.values())
     message = f"config.json says that the weights are quantized with {name_some(list(methods))}, but they are not."
     hint = "With --dtype or --dequantize, the copy's does not say it."
-    if not drops:
+    if not draft.options.computing:
         finding = Finding("warning", "quantization-left-over", f"{message} Loaders may refuse them.", hint)
-        return replace(checkpoint, findings=(*checkpoint.findings, finding))
+        return replace(draft, findings=(*draft.findings, finding))
     finding = Finding("info", "quantization-dropped", f"{message} The copy's does not say it any more.")
-    return _without_quantization(replace(checkpoint, findings=(*checkpoint.findings, finding)), of)
+    # The weights are ordinary ones already.
+    options = replace(draft.options, dequantize=False)
+    return _without_quantization(replace(draft, findings=(*draft.findings, finding), options=options), of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +107,18 @@ class Offer:
 def offer(checkpoint: Checkpoint) -> Offer | None:
     """Return what dequantizing a checkpoint would give, None if it cannot be dequantized or need not."""
     after = ordinary(checkpoint)
-    return Offer(after.made[-1].evidence, checkpoint.total_bytes, after.total_bytes) if after and after.made else None
+    if after is None or not after.made:
+        return None
+    return Offer(after.made[-1].evidence, checkpoint.total_bytes, sum(tensor.bytes for tensor in after.tensors))
 
 
-def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
-    """Return a checkpoint with ordinary weights: as it is, or dequantized to bf16. None if it cannot be dequantized."""
+def ordinary(checkpoint: Checkpoint) -> Draft | None:
+    """Return what a copy with ordinary weights would hold: as it is, or dequantized to bf16. None if it cannot be."""
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
     if not says_so or not any(map(quantization.may_be_quantized, checkpoint.tensors)):
-        return checkpoint
+        return draft_of(checkpoint, Options())
     try:
-        return dequantized(checkpoint)
+        return dequantized(draft_of(checkpoint, Options(dequantize=True)))
     except (SourceError, UsageError):
         return None
 
@@ -128,12 +134,12 @@ def offering(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
 
 
-def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> Iterator[Tensor]:
-    """Yield the tensors of a checkpoint after it is dequantized. Raises SourceError."""
-    by_name = {tensor.name: tensor for tensor in checkpoint.tensors}
+def _ordinary_tensors(tensors: Sequence[Tensor], schemes: Mapping[str, Scheme]) -> Iterator[Tensor]:
+    """Yield `tensors` after they are dequantized. Raises SourceError."""
+    by_name = {tensor.name: tensor for tensor in tensors}
     pairs: dict[str, tuple[Tensor, Scheme]] = {}
     used: set[str] = set()
-    for tensor in checkpoint.tensors:
+    for tensor in tensors:
         scheme = schemes.get(tensor.folder)
         if not scheme or not (tensor.name.endswith(scheme.packed) if scheme.packed else tensor.dtype == "F8_E4M3"):
             continue
@@ -145,7 +151,7 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
     if not pairs:
         message = f"config.json says {', '.join(scheme.words for scheme in schemes.values())}, but no weight here is "
         raise SourceError(f"{message}quantized like that.", "Put the weights' own config.json beside them.")
-    for tensor in checkpoint.tensors:
+    for tensor in tensors:
         scheme = schemes.get(tensor.folder)
         # Tensors of the cache of keys and values. No weight stands beside those.
         of_cache = tuple(f".{end}" for end in (scheme.dropped if scheme else ()) if end[:2] in ("k_", "v_", "q_"))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -20,54 +20,52 @@ from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import QUANTIZERS_FILES, configured
 from sharding.planning import order
 from sharding.planning.cast import stated_dtypes
-from sharding.planning.steps import ASKS, Asks, Draft, drafted
+from sharding.planning.draft import Draft
+from sharding.planning.steps import ASKS, Asks, drafted
 
 
-def planned(checkpoint: Checkpoint, options: Options, asks: Asks = ASKS) -> Plan:
-    """Return the plan for a copy of `checkpoint` with `options`: where each tensor goes, and how it is made.
+def planned(content: Checkpoint, options: Options, asks: Asks = ASKS) -> Plan:
+    """Return the plan for a copy of `content` with `options`: where each tensor goes, and how it is made.
 
     Raises UsageError, SourceError, and Refused if a library is missing.
     """
-    draft = drafted(checkpoint, options, asks)
-    plan: Plan = asks.run("plan", partial(_laid_out, draft))
-    about_steps = draft.checkpoint.findings[len(checkpoint.findings) :]
-    return replace(plan, findings=(*about_steps, *plan.findings)) if about_steps else plan
+    plan: Plan = asks.run("plan", partial(_laid_out, drafted(content, options, asks)))
+    return plan
 
 
 def _laid_out(draft: Draft) -> Plan:
     """Return the plan that cuts what a copy will hold into shards."""
-    checkpoint, options = draft.checkpoint, draft.options
-    tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
+    content, options, tensors, findings = draft.content, draft.options, draft.tensors, draft.findings
     # After a cast, because the cast goes by transformers' hints alone.
     inside = order.by_folder(tensors, draft.hints) if draft.hints else {}
     hints = {folder: order.with_companions(known, inside[folder]) for folder, known in draft.hints.items()}
     if options.rank is not None:
         tensors = order.of_rank(tensors, hints.get(""), options.rank)
-    plan = plan_components(checkpoint.components, tensors, options, hints)
-    is_plain = checkpoint.reconfigured or options.dtype != "keep"
-    beside = sorted(file.path for file in checkpoint.side_files) if is_plain else []
+    plan = plan_components(draft.components, tensors, options, hints)
+    is_plain = draft.reconfigured or options.dtype != "keep"
+    beside = sorted(file.path for file in content.side_files) if is_plain else []
     unfit = [path for path in beside if path.rpartition("/")[2] in QUANTIZERS_FILES]
     if unfit:
         message = f"Left out: {name_some(unfit, len(unfit))}, because the weights of the copy are not quantized."
         findings += (Finding("info", "left-out", message),)
-    written = written_configs(checkpoint, options)
-    stated = list(stated_dtypes(checkpoint, plan, written)) if options.dtype_made == "keep" else []
+    written = written_configs(draft.configs, draft.reconfigured, options)
+    stated = list(stated_dtypes(draft.configs, plan, written)) if options.dtype_made == "keep" else []
     return replace(
         plan,
         findings=(*findings, *plan.findings, *(finding for *_, finding in stated)),
         unfit=frozenset(unfit),
-        made=checkpoint.made,
-        sources=checkpoint.inputs,
+        made=draft.made,
+        sources=content.inputs,
         written=written | {path: text for path, text, _ in stated},
     )
 
 
-def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes]:
+def written_configs(configs: Mapping[str, str], reconfigured: Collection[str], options: Options) -> dict[str, bytes]:
     """Return path to content of each config.json that changes: its dtype, weight names or quantization are new."""
     written = {}
-    for folder, config in checkpoint.configs.items():
+    for folder, config in configs.items():
         document = configured(config, torch_name(options.dtype_made))
-        if document is None and folder in checkpoint.reconfigured:
+        if document is None and folder in reconfigured:
             document = json.loads(config)
         if document is not None:
             written[folder + CONFIG_NAME] = json_file(document)

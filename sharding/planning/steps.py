@@ -1,7 +1,7 @@
 """Turn a checkpoint into what its copy will hold, one step for each thing that can be done to numbers. Pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from sharding.planning.adapters.merged import merged, unknown_names
 from sharding.planning.adapters.replaced import as_classifier
 from sharding.planning.cast import cast_change, cast_findings, cast_tensors, refuse_cast
 from sharding.planning.dequantize import dequantized, without_left_over
+from sharding.planning.draft import Draft, draft_of
 
 
 class Asks(NamedTuple):
@@ -30,64 +31,48 @@ class Asks(NamedTuple):
 
 
 ASKS = Asks()
-NO_CLASS = Asks(lambda checkpoint, options: {}, lambda checkpoint: {})
+NO_CLASS = Asks(lambda content, options: {}, lambda content: {})
 """Asks nobody. A cast then leaves no tensor in fp32."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What a copy will hold, and the options that are true of it. `hints` are what its model class says."""
-
-    checkpoint: Checkpoint
-    options: Options
-    hints: Hints = field(default_factory=dict)
-
-
-def drafted(checkpoint: Checkpoint, options: Options, asks: Asks = NO_CLASS) -> Draft:
-    """Return what a copy of `checkpoint` with `options` will hold. Raises UsageError, SourceError, and Refused."""
-    draft = Draft(checkpoint, options)
+def drafted(content: Checkpoint, options: Options, asks: Asks = NO_CLASS) -> Draft:
+    """Return what a copy of `content` with `options` will hold. Raises UsageError, SourceError, and Refused."""
+    draft = draft_of(content, options)
     for step in STEPS:
         draft = step(draft, asks)
-    for what in {tensor.recipe.needs for tensor in draft.checkpoint.tensors} - {""}:
+    for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
         require(what)
     return draft
 
 
 def _plain(draft: Draft, asks: Asks) -> Draft:
-    after = without_left_over(draft.checkpoint, drops=bool(draft.options.computing))
-    # If an entry was left over, the weights are ordinary ones already.
-    is_done = draft.options.dequantize and after.reconfigured > draft.checkpoint.reconfigured
-    return replace(
-        draft, checkpoint=after, options=replace(draft.options, dequantize=False) if is_done else draft.options
-    )
+    return without_left_over(draft)
 
 
 def _dequantized(draft: Draft, asks: Asks) -> Draft:
-    if not draft.options.dequantize:
-        return draft
-    return replace(draft, checkpoint=dequantized(draft.checkpoint, draft.options.dtype))
+    return dequantized(draft) if draft.options.dequantize else draft
 
 
 def _merged(draft: Draft, asks: Asks) -> Draft:
-    checkpoint = draft.checkpoint
-    if checkpoint.adapter is None:
+    content = draft.content
+    if content.of("adapter") is None:
         return draft
-    known = asks.names(as_classifier(checkpoint)) if asks.run("names", partial(unknown_names, checkpoint)) else {}
-    merge = partial(merged, checkpoint, may_overflow=draft.options.allow_overflow, known=known)
-    return replace(draft, checkpoint=asks.run("merge", merge))
+    known = asks.names(as_classifier(content)) if asks.run("names", partial(unknown_names, content)) else {}
+    merge: Draft = asks.run("merge", partial(merged, draft, known))
+    return merge
 
 
 def _cast(draft: Draft, asks: Asks) -> Draft:
-    checkpoint, options = draft.checkpoint, draft.options
-    hints = asks.hints(checkpoint, options)
-    if options.dtype == "keep":
-        return replace(draft, hints=hints)
-    refuse_cast(checkpoint)
-    tensors = cast_tensors(checkpoint.tensors, options.dtype, hints, may_overflow=options.allow_overflow)
-    findings = (*checkpoint.findings, *cast_findings(tensors, options.dtype, hints))
-    changed = sum(one.dtype != other.dtype for one, other in zip(checkpoint.tensors, tensors, strict=True))
-    made = (*checkpoint.made, *([cast_change(options.dtype, changed, len(tensors))] if changed else []))
-    return replace(draft, checkpoint=replace(checkpoint, tensors=tensors, findings=findings, made=made), hints=hints)
+    as_it_is = replace(draft.content, tensors=draft.tensors, configs=draft.configs)
+    draft, dtype = replace(draft, hints=asks.hints(as_it_is, draft.options)), draft.options.dtype
+    if dtype == "keep":
+        return draft
+    refuse_cast(draft)
+    tensors = cast_tensors(draft.tensors, dtype, draft.hints, may_overflow=draft.options.allow_overflow)
+    changed = sum(one.dtype != other.dtype for one, other in zip(draft.tensors, tensors, strict=True))
+    made = (*draft.made, *([cast_change(dtype, changed, len(tensors))] if changed else []))
+    findings = (*draft.findings, *cast_findings(tensors, dtype, draft.hints))
+    return replace(draft, tensors=tensors, made=made, findings=findings)
 
 
 STEPS: tuple[Callable[[Draft, Asks], Draft], ...] = (_plain, _dequantized, _merged, _cast)

@@ -62,7 +62,7 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[Fil
     """
     stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
-    is_other = checkpoint.has_twice or checkpoint.adapter or any(file.source for file in checkpoint.weight_files)
+    is_other = checkpoint.has_twice or checkpoint.others or any(file.source for file in checkpoint.weight_files)
     is_other = is_other or len(weights) < len(checkpoint.weight_files)
     if is_other or not are_stored(checkpoint.tensors) or any(RANK_SHARD_NAME.fullmatch(file.path) for file in weights):
         return []

@@ -13,8 +13,9 @@ from sharding.core.origin import Place
 from sharding.core.recipe import Extent
 from sharding.core.text import count
 from sharding.core.values import Checkpoint, Tensor, TensorDigest
+from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import natural_key
-from sharding.planning.steps import Draft, drafted
+from sharding.planning.steps import drafted
 from sharding.verify.digests import compare
 from sharding.verify.verify import compare_listed
 
@@ -83,7 +84,7 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
     now = _by_name(copy.tensors)
     readings = [(draft, _contrasts(draft, now)) for draft in _readings(original, now)]
     draft, contrasts = min(readings, key=lambda pair: len(pair[1]))
-    made, count_ = draft.checkpoint.made, len(draft.checkpoint.tensors)
+    made, count_ = draft.made, len(draft.tensors)
     was, held = _evidence(original), _evidence(copy)
     same = 0 if made else sum(held.get(name) == place for name, place in was.items())
     mismatches, (ours, theirs) = compare_listed((original, copy))
@@ -124,7 +125,7 @@ def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDig
 
 def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[Draft]:
     """Yield the original as it is, and as what the planner can make of it alone that may give the copy."""
-    yield Draft(original, Options(variant=original.variant))
+    yield draft_of(original, Options(variant=original.variant))
     target = _target(copy.values())
     for dequantize in (False, True):
         for dtype in ("keep", *([target] if target else [])):
@@ -147,7 +148,7 @@ def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
 
 def _contrasts(draft: Draft, copy: Mapping[str, Tensor]) -> list[Contrast]:
     """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
-    tensors, may_keep = _by_name(draft.checkpoint.tensors), draft.options.dtype != "keep"
+    tensors, may_keep = _by_name(draft.tensors), draft.options.dtype != "keep"
     expected = {}
     for name, tensor in tensors.items():
         is_kept = may_keep and tensor.dtype in CASTABLE and name in copy and copy[name].dtype == _KEPT

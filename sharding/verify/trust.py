@@ -11,6 +11,7 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.made import keeps_sizes, phrase, says_the_same
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Checkpoint, FileEntry
+from sharding.planning.draft import Draft
 from sharding.planning.steps import NO_CLASS, drafted
 from sharding.report.report import asked_of, summarize_source
 from sharding.report.schema import Report
@@ -82,7 +83,7 @@ def judge(
         except (SourceError, UsageError) as error:
             against.append(f"What the report says of its source does not fit: {error.message}")
         else:
-            against += _not_of(report, draft.checkpoint, copy)
+            against += _not_of(report, draft, copy)
     if against:
         return _contradicted(against)
     here = f"The {count(len(report.shards), 'file')} in the repo have the sizes and SHA-256 that its report names."
@@ -138,7 +139,7 @@ def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
         yield f"{original.source.repo_id} has other weight files at that commit than the report says."
 
 
-def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[str]:
+def _not_of(report: Report, original: Draft, copy: Checkpoint) -> Iterable[str]:
     """Yield where the headers of copy and source do not fit. The classic engine leaves out tied weights."""
     if not says_the_same(report.plan.made, original.made):
         done = phrase(original.made).removeprefix(", ") or "copied as it is"

@@ -20,7 +20,7 @@ from sharding.model_class.class_table import tied_names, ties
 from sharding.planning.adapters import merging, replaced
 from sharding.planning.adapters.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
 from sharding.planning.adapters.merging import WITH_PEFT, Merging, heads_last
-from sharding.planning.dequantize import without_left_over
+from sharding.planning.draft import Draft
 from sharding.planning.schemes import can_help
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import Update
@@ -42,29 +42,28 @@ def unknown_names(checkpoint: Checkpoint) -> list[str]:
 
     Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
     """
-    assert checkpoint.adapter is not None
-    parse_config(parsed_json(checkpoint.adapter.config))
+    adapter = merging.adapter_of(checkpoint)
+    parse_config(parsed_json(adapter.configs[""]))
     names = merging.ModuleNames(tensor.name for tensor in checkpoint.tensors)
-    parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
+    parts = parts_of([tensor.name for tensor in adapter.tensors])
     wanted = [part.of if part.kind == "whole" else f"{part.of}.weight" for part in parts if part.kind != "ignored"]
     config = parsed_json(checkpoint.configs.get("", ""))
     tied = tied_names(config)[:1] if ties(config) else ()
     return [name for name in wanted if names.find(name) is None and ".experts." not in name and name not in tied]
 
 
-def merged(checkpoint: Checkpoint, *, may_overflow: bool = False, known: Mapping[str, str] | None = None) -> Checkpoint:
-    """Return `checkpoint` with the weights that PEFT 0.21 saves after `merge_and_unload`.
+def merged(draft: Draft, known: Mapping[str, str]) -> Draft:
+    """Return `draft` with the weights that PEFT 0.21 saves after `merge_and_unload`.
 
     Each tensor keeps its dtype. The adapter's numbers count as float32, as PEFT loads them. `known` are the stored
-    names of names in memory, if both differ by more than a prefix. With `may_overflow`, a sum may become infinite.
+    names of names in memory, if both differ by more than a prefix.
 
     Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore. The
     result would then not be the model that was trained.
     """
-    checkpoint = without_left_over(checkpoint)
-    _refuse_base(checkpoint)
+    _refuse_base(draft)
     with Patterns(ADAPTER_NAME) as patterns:
-        work = Merging(checkpoint, known or {}, patterns, may_overflow=may_overflow)
+        work = Merging(draft, known, patterns)
         replaced.refuse_unknown_tie(work)
         replaced.replace_whole(work)
         _add_updates(work)
@@ -107,12 +106,13 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
     return replace(plan, made=tuple(made), findings=tuple(findings))
 
 
-def _refuse_base(checkpoint: Checkpoint) -> None:
+def _refuse_base(draft: Draft) -> None:
+    checkpoint = draft.content
     if checkpoint.library not in ("transformers", "sentence-transformers") or "" not in checkpoint.configs:
         message = "An adapter can be merged only into a model of transformers with its config.json."
         raise SourceError(message, "Name the base model that the adapter was trained on.")
-    stated = quantization_of(checkpoint.configs[""])
-    if stated is not None or quantized_in(checkpoint.tensors):
+    stated = quantization_of(draft.configs[""])
+    if stated is not None or quantized_in(draft.tensors):
         how = f" with {method_of(stated)}" if stated is not None else ""
         hint, remedy = f"Merge it into the repo that the base was quantized from{_origin(checkpoint)}.", None
         if stated is not None and can_help(stated):
@@ -124,8 +124,7 @@ def _refuse_base(checkpoint: Checkpoint) -> None:
 
 def _origin(checkpoint: Checkpoint) -> str:
     """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
-    base, adapter = checkpoint.source.repo_id, checkpoint.adapter
-    named = named_base(parsed_json(adapter.config)) if adapter else ""
+    base, named = checkpoint.source.repo_id, named_base(parsed_json(merging.adapter_of(checkpoint).configs[""]))
     told = (name for name in (named, checkpoint.card_base) if name not in ("", base) and not _OF_QUANTIZED.search(name))
     origin = next(told, _OF_QUANTIZED.sub("", base))
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
@@ -235,8 +234,8 @@ def _refuse_pattern(work: Merging, module: str) -> None:
         raise SourceError(message, WITH_PEFT)
 
 
-def _result(work: Merging) -> Checkpoint:
-    checkpoint, file = work.checkpoint, work.adapter.file
+def _result(work: Merging) -> Draft:
+    draft, (file,) = work.draft, work.adapter.weight_files
     changed = sum(work.before.get(name) != tensor for name, tensor in work.tensors.items())
     tensors, source = tuple(work.tensors.values()), work.adapter.source
     merge = Change(
@@ -254,15 +253,14 @@ def _result(work: Merging) -> Checkpoint:
         evidence=f"{file.path} {file.sha256}",
     )
     if work.settings:
-        configs = {**checkpoint.configs, "": json.dumps(_with_settings(work.model, work.settings))}
-        checkpoint = replace(checkpoint, configs=configs, reconfigured=checkpoint.reconfigured | {""})
+        configs = {**draft.configs, "": json.dumps(_with_settings(work.model, work.settings))}
+        draft = replace(draft, configs=configs, reconfigured=draft.reconfigured | {""})
     components = tuple(
-        component if component.folder else replace(component, total_parameters=None)
-        for component in checkpoint.components
+        component if component.folder else replace(component, total_parameters=None) for component in draft.components
     )
-    findings = (*checkpoint.findings, *work.findings, *_findings(work, merge))
-    made = (*checkpoint.made, merge)
-    return replace(checkpoint, tensors=tensors, components=components, findings=findings, made=made)
+    findings = (*draft.findings, *work.findings, *_findings(work, merge))
+    made = (*draft.made, merge)
+    return replace(draft, tensors=tensors, components=components, findings=findings, made=made)
 
 
 def _findings(work: Merging, merge: Change) -> Iterator[Finding]:

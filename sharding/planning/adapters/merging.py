@@ -17,6 +17,7 @@ from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import levels
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import known_class, tied_names, ties
+from sharding.planning.draft import Draft
 from sharding.recipes.cast import Cast
 from sharding.recipes.low_rank import LowRank, Update
 
@@ -98,6 +99,13 @@ SAVE_AGAIN = "Save the adapter again, or download it again."
 WITH_PEFT = "Merge it with PEFT and check the result."
 
 
+def adapter_of(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the content of the adapter, which there must be."""
+    adapter = checkpoint.of("adapter")
+    assert adapter is not None
+    return adapter
+
+
 class Merging:
     """What is known while an adapter is merged into a model. The steps of a merge change `tensors` and `settings`.
 
@@ -110,21 +118,19 @@ class Merging:
     - `is_tied`: the output head is the embeddings. None if this is not known.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, known: Mapping[str, str], patterns: Patterns, *, may_overflow: bool
-    ) -> None:
-        """Start with `checkpoint`, which has an adapter. `known` are the stored names of names in memory.
+    def __init__(self, draft: Draft, known: Mapping[str, str], patterns: Patterns) -> None:
+        """Start with `draft`, whose content has an adapter. `known` are the stored names of names in memory.
 
         `patterns` matches the adapter's expressions. Raises SourceError if the configuration or the names of the
         adapter are not those of a LoRA of PEFT.
         """
-        assert checkpoint.adapter is not None
-        adapter = self.adapter = checkpoint.adapter
-        self.checkpoint, self.known, self.may_overflow = checkpoint, known, may_overflow
-        document = parsed_json(checkpoint.configs[""])
+        checkpoint, self.may_overflow = draft.content, draft.options.allow_overflow
+        adapter = self.adapter = adapter_of(checkpoint)
+        self.draft, self.checkpoint, self.known = draft, checkpoint, known
+        document = parsed_json(draft.configs[""])
         self.model: dict[str, Any] = document if isinstance(document, dict) else {}
         self.type = str(self.model.get("model_type"))
-        config = parsed_json(adapter.config)
+        config = parsed_json(adapter.configs[""])
         self.named_base = named_base(config)
         self.config = parse_config(config).for_type(self.type)
         self.given = {tensor.name: tensor for tensor in adapter.tensors}
@@ -135,15 +141,15 @@ class Merging:
         self.match = patterns.match
         self.types = {str(level.get("model_type")) for level in levels(self.model)}
         is_tied = ties(self.model)
-        unties = is_tied is True and adapter.head_is_copy is False
+        unties = is_tied is True and checkpoint.head_is_copy is False
         self.settings: dict[str, Any] = {"tie_word_embeddings": False} if unties else {}
-        self.before = {tensor.name: tensor for tensor in checkpoint.tensors}
+        self.before = {tensor.name: tensor for tensor in draft.tensors}
         self.heads = stored_heads(self.model)
         self.head = self.heads[0]
-        dropped = self.heads if is_tied and adapter.head_is_copy else ()
+        dropped = self.heads if is_tied and checkpoint.head_is_copy else ()
         self.tensors = {name: tensor for name, tensor in self.before.items() if name not in dropped}
         self.names = ModuleNames((name for name, tensor in self.tensors.items() if not tensor.folder), known)
-        self.is_tied = False if adapter.head_is_copy is False or not self.embeddings else is_tied
+        self.is_tied = False if checkpoint.head_is_copy is False or not self.embeddings else is_tied
         self.findings: list[Finding] = []
         self.updated: dict[str, str] = {}
         self._widen_kept()

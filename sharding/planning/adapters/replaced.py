@@ -90,7 +90,7 @@ def refuse_unknown_tie(work: Merging) -> None:
     of_words = {each for each in modules if HEADS.search(f"{each}.weight") or EMBEDDINGS.search(f"{each}.weight")}
     head, stored = work.head.removesuffix(".weight"), work.names.find(work.head)
     copies = head in modules or any(EMBEDDINGS.search(f"{each}.weight") for each in filter(work.is_saved, modules))
-    if of_words if stored and work.adapter.head_is_copy else copies and not stored:
+    if of_words if stored and work.checkpoint.head_is_copy else copies and not stored:
         message = f"The adapter changes {name_some(sorted(of_words or {head}))}. It is not known whether {work.type} "
         message += "ties its output head to its embeddings, so the result is not known either."
         raise SourceError(message, "Merge this adapter with PEFT and check the result.")
@@ -142,12 +142,13 @@ def classifier_of(checkpoint: Checkpoint) -> str:
     """Return the class that the adapter was trained as, if it brings the head that makes the model a classifier."""
     config = parsed_json(checkpoint.configs.get("", ""))
     named = config.get("architectures") if isinstance(config, dict) else None
-    if checkpoint.adapter is None or not isinstance(named, list) or not named:
+    adapter = checkpoint.of("adapter")
+    if adapter is None or not isinstance(named, list) or not named:
         return ""
     stored = ModuleNames(tensor.name for tensor in checkpoint.tensors)
-    parts = parts_of([tensor.name for tensor in checkpoint.adapter.tensors])
+    parts = parts_of([tensor.name for tensor in adapter.tensors])
     new = [part.of for part in parts if part.kind == "whole" and stored.find(part.of) is None]
-    said = parsed_json(checkpoint.adapter.config)
+    said = parsed_json(adapter.configs[""])
     task = said.get("task_type") if isinstance(said, dict) else None
     use = _TASKS.get(str(task), "" if task else "ImageClassification")
     name = f"{_OTHER_ENDS.sub('', str(named[0]))}For{use}"

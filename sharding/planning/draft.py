@@ -1,0 +1,33 @@
+"""Hold what a copy will be, on its way through the steps of the planner. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sharding.core.hints import Hints
+from sharding.core.made import Made
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, Component, Finding, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a copy of `content` will hold so far, and the options that are true of it.
+
+    `made` is what was done to numbers. `reconfigured` are the folders whose config.json changes. `findings` are those
+    of the steps, and `hints` what the model class says.
+    """
+
+    content: Checkpoint
+    options: Options
+    tensors: tuple[Tensor, ...]
+    components: tuple[Component, ...]
+    configs: Mapping[str, str]
+    reconfigured: frozenset[str] = frozenset()
+    findings: tuple[Finding, ...] = ()
+    made: Made = ()
+    hints: Hints = field(default_factory=dict)
+
+
+def draft_of(content: Checkpoint, options: Options) -> Draft:
+    """Return the draft of a copy to which nothing was done yet."""
+    return Draft(content, options, content.tensors, content.components, content.configs, content.reconfigured)
