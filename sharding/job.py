@@ -33,7 +33,7 @@ from sharding.core.options import Options as Options
 from sharding.core.options import Request as Request
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Destination, Discarded, Inputs
-from sharding.core.values import Checkpoint, Plan, Shard, ShardRecord, StagedJob
+from sharding.core.values import Content, Plan, Shard, ShardRecord, StagedJob
 from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
@@ -67,7 +67,7 @@ _T = TypeVar("_T")
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
 
-def inspect(source: str, *, endpoint: str | None = None, token: str | None = None, **chosen: Any) -> Checkpoint:
+def inspect(source: str, *, endpoint: str | None = None, token: str | None = None, **chosen: Any) -> Content:
     """Return the tensors, files and findings of `source`. Reads only headers, no weights.
 
     - `source`: a folder, or `owner/name[@revision][/folder]` on the Hub at `endpoint`. `token` is your login there.
@@ -91,7 +91,7 @@ def inspect_inputs(
     *,
     endpoint: str | None = None,
     token: str | None = None,
-) -> Checkpoint:
+) -> Content:
     """Do what `inspect` does for the `inputs` by their roles, of at most `most_tensors`.
 
     Raises WeightsNeeded if it takes reading more than `most_bytes` of weights.
@@ -106,7 +106,7 @@ def plan(
     *,
     endpoint: str | None = None,
     token: str | None = None,
-) -> tuple[Checkpoint, Plan]:
+) -> tuple[Content, Plan]:
     """Return the content of `source`, and its shards with `options`, which may be just a size ("200MB").
 
     Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra is missing.
@@ -315,7 +315,7 @@ def _open(request: Request, hub: Hub) -> tuple[Inputs, Destination]:
     return origin, target
 
 
-def _read(origin: Inputs, variant: str, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Checkpoint:
+def _read(origin: Inputs, variant: str, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Content:
     """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
     checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
     base = origin.of("base")
@@ -323,7 +323,7 @@ def _read(origin: Inputs, variant: str, most_tensors: int = MAX_TENSORS, most_by
         return checkpoint
     trained = read_checkpoint(base, most_tensors=most_tensors)
     after = ordinary(trained)
-    return compare_with_base(checkpoint, trained, after and after.tensors)
+    return compare_with_base(checkpoint, trained, after.tensors if after else None)
 
 
 def _hub(endpoint: str | None, token: str | None) -> Hub:
@@ -370,7 +370,7 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
         raise
 
 
-def _bytes_to_write(checkpoint: Checkpoint, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
+def _bytes_to_write(checkpoint: Content, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
     shards = [shard for shard in plan.shards if shard.file not in kept]
     side_bytes = sum(file.bytes for file in checkpoint.side_files)
     return sum(_file_bytes(plan, shard) for shard in shards) + side_bytes

@@ -8,7 +8,7 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.core.origin import Place
-from sharding.core.values import Adapter, Checkpoint, Component, FileEntry, Tensor
+from sharding.core.values import Adapter, Component, Content, FileEntry, Tensor
 from sharding.planning.plan import planned
 from sharding.recipes.stored import Stored
 
@@ -46,7 +46,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
 }  # fmt: skip
 
 
-def plan_merge(checkpoint: Checkpoint) -> str:
+def plan_merge(checkpoint: Content) -> str:
     """Plan the merge; return how that ended."""
     try:
         planned(checkpoint, Options("1GB", adapter="a/b"), ask_names=lambda _: {})
@@ -55,7 +55,7 @@ def plan_merge(checkpoint: Checkpoint) -> str:
     return "planned"
 
 
-def build(kind: str, number: int) -> Checkpoint:
+def build(kind: str, number: int) -> Content:
     """Return a base and its adapter of a kind, with about this `number` of names."""
     config, modules, more = KINDS[kind](number)
     names = [module.removeprefix("saved:") for module in modules]
@@ -66,7 +66,7 @@ def build(kind: str, number: int) -> Checkpoint:
     adapter = Adapter(
         lora, FileEntry("adapter_model.safetensors", 1, "0" * 64, source=1), json.dumps(_CONFIG | config), held
     )
-    return Checkpoint(
+    return Content(
         source=source,
         tensors=tensors,
         components=(Component(metadata={"format": "pt"}),),

@@ -17,7 +17,7 @@ from sharding.core.limits import MAX_TENSORS
 from sharding.core.origin import Place
 from sharding.core.protocols import Inputs, Source
 from sharding.core.text import format_bytes, name_some, parsed_json
-from sharding.core.values import Checkpoint, FileEntry, Finding, Tensor, folder_of
+from sharding.core.values import Content, FileEntry, Finding, Tensor, folder_of
 from sharding.formats.names import likely, may_be_missed
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archive
@@ -30,8 +30,8 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def with_adapter(
-    checkpoint: Checkpoint, origin: Inputs, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
-) -> Checkpoint:
+    checkpoint: Content, origin: Inputs, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
+) -> Content:
     """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `_read_adapter` does.
 
     Raises WeightsNeeded if more than `most_bytes` of weights would have to be read, and TooManyTensors if it has more
@@ -78,7 +78,7 @@ def stored_heads(config: Any) -> tuple[str, ...]:
     return head, f"language_model.{head}"
 
 
-def _head_is_copy(checkpoint: Checkpoint, origin: Inputs, adapter: Checkpoint, most_bytes: int | None) -> bool | None:
+def _head_is_copy(checkpoint: Content, origin: Inputs, adapter: Content, most_bytes: int | None) -> bool | None:
     """Return whether a model that may tie its head to its embeddings stores both with the same bytes.
 
     transformers 5.23 ties them only then. Reads both, if both are there and the result may depend on it. Returns None
@@ -114,7 +114,7 @@ def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
         raise WeightsNeeded(message, "Merge the adapter on your own machine.")
 
 
-def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | None, most_tensors: int) -> Checkpoint:
+def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | None, most_tensors: int) -> Content:
     """Return the adapter in `source`, which is at `place` and has `number` among the inputs of a job.
 
     Reads its configuration and its headers. If nobody states the SHA-256 of its weight file, it reads that file too.
@@ -142,9 +142,7 @@ def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | N
     tensors = _tensors(source, file, most_tensors)
     for remark in remarks_on(tensors):
         raise SourceError(f"The adapter cannot be merged. {remark.message}", remark.hint)
-    return Checkpoint(
-        place, tensors, (), (file,), (), (), library="peft", configs={"": config.decode(errors="replace")}
-    )
+    return Content(place, tensors, (), (file,), (), (), library="peft", configs={"": config.decode(errors="replace")})
 
 
 def _tensors(source: Source, file: FileEntry, most_tensors: int) -> tuple[Tensor, ...]:

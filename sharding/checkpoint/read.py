@@ -21,7 +21,7 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
 from sharding.core.protocols import Files
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Tensor
+from sharding.core.values import Component, Content, FileEntry, Finding, Tensor
 from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.names import CONFIG_NAME, POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
 from sharding.formats.peft_config import named_base
@@ -31,7 +31,7 @@ _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""
 
 
-def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Checkpoint:
+def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Content:
     """Return the tensors, side files and findings of `source`. A component that has `variant` is read in that variant.
 
     Raises SourceError if there is no checkpoint that can be streamed, or a tensor is there twice. Raises HeaderError if
@@ -71,7 +71,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     _refuse_unreadable(source, side_files)
     configs = read_configs(source, by_path, [component.folder for component in components])
     _refuse_other_names(configs, taken)
-    checkpoint = Checkpoint(
+    checkpoint = Content(
         source=source.ref,
         beside=source.places[1:],
         tensors=tuple(tensors),

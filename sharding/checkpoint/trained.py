@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from sharding.core.errors import SourceError
 from sharding.core.text import count, name_some
-from sharding.core.values import Checkpoint, Finding, Tensor
+from sharding.core.values import Content, Finding, Tensor
 from sharding.formats import quantization
 from sharding.formats.quantization import quantization_of
 from sharding.formats.torch_checkpoint import HEADS
 from sharding.recipes.laid import Laid
 
 
-def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
+def what_is_missing(checkpoint: Content) -> tuple[Finding, ...]:
     """Return a finding if weights of a training run have no configuration beside them."""
     if not needs_base(checkpoint):
         return ()
@@ -22,12 +22,12 @@ def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     return (Finding("warning", "no-base", message, hint),)
 
 
-def needs_base(checkpoint: Checkpoint) -> bool:
+def needs_base(checkpoint: Content) -> bool:
     """Return whether the files beside the weights are missing, so that a base could supply them."""
     return checkpoint.of_ranks and not checkpoint.configs
 
 
-def as_trained(checkpoint: Checkpoint) -> Checkpoint:
+def as_trained(checkpoint: Content) -> Content:
     """Return `checkpoint` without the description of quantization, if training made its weights ordinary ones."""
     if not checkpoint.of_ranks or any(map(quantization.holds_quantized, checkpoint.tensors)):
         return checkpoint
@@ -53,11 +53,11 @@ def as_trained(checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
-def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Sequence[Tensor] | None) -> Checkpoint:
+def compare_with_base(checkpoint: Content, base: Content, ordinary: Sequence[Tensor] | None) -> Content:
     """Return `checkpoint` with findings about its differences from `base`, the model that was trained.
 
-    `ordinary` are its tensors without quantization, or None if they are not available. Raises SourceError if every tensor in
-    pieces is shorter than in the base, because then the files of a rank are missing.
+    `ordinary` are its tensors without quantization, or None if they are not available. Raises SourceError if every
+    tensor in pieces is shorter than in the base, because then the files of a rank are missing.
     """
     name = base.source.words
     if any(quantization_of(config) is not None for config in checkpoint.configs.values()):

@@ -24,7 +24,7 @@ from sharding.core.text import (
     undecided_sentence,
     unreached_sentence,
 )
-from sharding.core.values import Checkpoint, Finding, Plan
+from sharding.core.values import Content, Finding, Plan
 from sharding.core.verification import Difference, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
@@ -59,7 +59,7 @@ class Terminal(AbstractContextManager["Terminal"]):
         """Stop the bar."""
         self._end_bar()
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def checkpoint(self, checkpoint: Content) -> None:
         """Show what a source holds."""
         dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors}))
         parameters = sum(tensor.parameters for tensor in checkpoint.tensors)

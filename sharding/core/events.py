@@ -9,7 +9,7 @@ from pydantic import Field
 from sharding.core.bounds import Amount, Count, File, Line, Seconds
 from sharding.core.limits import PROGRESS_FILES
 from sharding.core.origin import Place
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Content, Plan
 from sharding.core.verification import Verification
 
 Phase = Literal["check", "transfer", "verify", "numbers"]
@@ -20,7 +20,7 @@ Phase = Literal["check", "transfer", "verify", "numbers"]
 class Planned:
     """The plan is ready, and no byte has moved yet."""
 
-    checkpoint: Checkpoint
+    checkpoint: Content
     plan: Plan
 
 

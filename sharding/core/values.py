@@ -106,7 +106,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Content:
     """The content of a source's headers: the tensors in stored order, and the files beside the weights."""
 
     source: Place
@@ -127,7 +127,7 @@ class Checkpoint:
     other_variants: tuple[str, ...] = ()  # Other variants that the user could choose, "" for the plain weights.
     other_weights: tuple[str, ...] = ()
     """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
-    others: tuple["Checkpoint", ...] = ()  # The contents of other inputs that numbers of a copy are made of.
+    others: tuple["Content", ...] = ()  # The contents of other inputs that numbers of a copy are made of.
     head_is_copy: bool | None = None
     """Whether an output head and the embeddings that it may be tied to are both stored, with the same bytes."""
     unreached: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class Checkpoint:
         """All places that a job reads. Recipes refer to them by number."""
         return (self.source, *self.beside)
 
-    def of(self, role: Role) -> "Checkpoint | None":
+    def of(self, role: Role) -> "Content | None":
         """Return the content of the input in `role`, None if no numbers come from one."""
         return next((other for other in self.others if other.source.role == role), None)
 

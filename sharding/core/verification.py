@@ -109,7 +109,7 @@ class Verification:
     `made` was first done to the original's numbers. `within` counts tensors that have other bits, within the tolerance,
     and `undecided` those with other bits in numbers that cannot be judged, and no wrong ones. `unstated` means that the
     Hub states no hash for some of the files that were read. `unreached` are those of both checkpoints, as in
-    `Checkpoint`. `unchecked` names what was not compared, if only weights were.
+    `Content`. `unchecked` names what was not compared, if only weights were.
     """
 
     tensors: Count

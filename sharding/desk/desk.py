@@ -16,7 +16,7 @@ from sharding.core.errors import Refused, Remedy
 from sharding.core.limits import MAX_ACTIVE_JOBS
 from sharding.core.options import Options, naming
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Content, Plan
 from sharding.desk.forecast import (
     Forecast,
     Rates,
@@ -113,13 +113,13 @@ class Desk:
             thread.join()
         self._shelf.close()
 
-    def forecast(self, original: Checkpoint, made: Plan | Checkpoint) -> Forecast:
+    def forecast(self, original: Content, made: Plan | Content) -> Forecast:
         """Return what it costs here to make the plan `made` from `original`, or to read it and the copy `made`."""
         with self._lock:
             finished = list(self._finished)
         return forecast(work_of(original, made), self._rates(original, made), finished)
 
-    def _rates(self, original: Checkpoint, made: Plan | Checkpoint) -> Rates:
+    def _rates(self, original: Content, made: Plan | Content) -> Rates:
         repo_id = (original if isinstance(made, Plan) else made).source.repo_id
         return Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)
 
@@ -147,9 +147,7 @@ class Desk:
         request = replace(request, source=pinned, destination=destination, options=options)
         return self._queue_up(request, checkpoint, plan, who, token)
 
-    def _queue_up(
-        self, request: JobRequest, original: Checkpoint, made: Plan | Checkpoint, who: Person, token: str
-    ) -> str:
+    def _queue_up(self, request: JobRequest, original: Content, made: Plan | Content, who: Person, token: str) -> str:
         """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
         options = made.options if isinstance(made, Plan) else request.options
         record = JobRecord(

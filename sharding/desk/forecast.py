@@ -10,7 +10,7 @@ from sharding.core.dtypes import BY_OPTION
 from sharding.core.events import Progress
 from sharding.core.limits import RANGES_AT_ONCE, THREADS
 from sharding.core.text import count, format_bytes
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Content, Plan
 from sharding.desk.gauge import Machine
 from sharding.desk.jobs import JobRecord
 from sharding.loading.measure import predict, stored_dtypes
@@ -64,7 +64,7 @@ class Forecast:
     basis: str
 
 
-def work_of(original: Checkpoint, made: Plan | Checkpoint) -> Work:
+def work_of(original: Content, made: Plan | Content) -> Work:
     """Return the size of the job that makes the plan `made` from `original`, or reads it and the copy `made` whole."""
     files = made.shards if isinstance(made, Plan) else made.weight_files
     return Work(max(original.input_bytes, made.total_bytes), len(original.weight_files), len(files))
@@ -181,7 +181,7 @@ class ClassicForecast:
     disk_bytes: int
 
 
-def classic_forecast(checkpoint: Checkpoint, plan: Plan, ours: Forecast) -> ClassicForecast | None:
+def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> ClassicForecast | None:
     """Return the prediction for the copy that `plan` makes. None if transformers alone cannot load it."""
     if not checkpoint.is_plain_model or plan.options.dequantize:
         return None

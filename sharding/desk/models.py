@@ -27,7 +27,7 @@ from sharding.core.limits import (
 from sharding.core.options import Options, Request
 from sharding.core.origin import Role
 from sharding.core.threads import readers
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Content, Plan
 from sharding.desk.gauge import this_machine
 from sharding.desk.overview import Overview, ask_overview
 from sharding.desk.questions import Questions, answered, result_of
@@ -47,7 +47,7 @@ CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    reading: Future[Checkpoint]
+    reading: Future[Content]
     seconds: float
 
     @property
@@ -72,7 +72,7 @@ class Headers:
         variant: str = "",
         beside: Mapping[Role, str] | None = None,
         most_bytes: int = PAGE_WEIGHT_BYTES,
-    ) -> Checkpoint:
+    ) -> Content:
         """Return the checkpoint in `source` with the inputs `beside` it, as the owner of `token` may see them.
 
         All of them are links to repos. It reads at most `most_bytes` of weights. A failure is not cached. Raises as
@@ -86,7 +86,7 @@ class Headers:
             public = self._entries.get((*key[:-1], ""))  # what was read without a login
             entry = public if public and public.is_good else self._entries.get(key)
             if entry is None:
-                mine: Future[Checkpoint] = Future()
+                mine: Future[Content] = Future()
                 self._entries[key] = _Entry(mine, self._clock())
         if entry:
             return result_of(key, entry.reading)
@@ -153,7 +153,7 @@ class Models:
         token: str | None = None,
         inputs: Mapping[Role, str] | None = None,
         session: str | None = None,
-    ) -> Checkpoint:
+    ) -> Content:
         """Return the contents of a repo and the `inputs` beside it, as `job.inspect` does.
 
         Raises also Refused if too many wait for weights.
@@ -171,7 +171,7 @@ class Models:
 
     def plan(
         self, source: str, options: Options, token: str | None = None, session: str | None = None
-    ) -> tuple[Checkpoint, Plan]:
+    ) -> tuple[Content, Plan]:
         """Return the contents of `source`, a repo, and the plan of its copy, as `job.plan` does.
 
         `session` identifies a caller without a `token`. Raises also Refused if too many slow questions are waiting.
@@ -213,7 +213,7 @@ class Models:
             return likeness
         return replace(likeness, claims=self._claims(sides, token))
 
-    def _claims(self, sides: tuple[Checkpoint, Checkpoint], token: str | None) -> Claims | None:
+    def _claims(self, sides: tuple[Content, Content], token: str | None) -> Claims | None:
         """Return how the digests compare that both repos store, None if one stores none that can be used."""
         found = []
         try:
@@ -224,7 +224,7 @@ class Models:
             return None
         return claims_of(*found)
 
-    def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
+    def hints(self, checkpoint: Content, options: Options, caller: str) -> Hints:
         """Return the result of `hints_for`, cached by weights, dtype and ranks. Raises as `plan` does."""
         if not options.asks_class:
             return {}
@@ -232,7 +232,7 @@ class Models:
         ask = partial(hints_for, checkpoint, options, limit_seconds=QUESTION_SECONDS)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
-    def names(self, checkpoint: Checkpoint, caller: str) -> Mapping[str, str]:
+    def names(self, checkpoint: Content, caller: str) -> Mapping[str, str]:
         """Return the result of `stored_names`, cached by weights. Raises as `plan` does."""
         ask = partial(stored_names, checkpoint, limit_seconds=QUESTION_SECONDS)
         key = "names", checkpoint.configs.get("", ""), *_weights(checkpoint)
@@ -255,7 +255,7 @@ class Models:
         return self._questions.ask(key, _caller(token, session), partial(place, link, budget))
 
 
-def _weights(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
+def _weights(checkpoint: Content) -> tuple[Hashable, ...]:
     """Return what identifies the weights of a checkpoint: commits and variants."""
     return (checkpoint.inputs, tuple(part.variant for part in checkpoint.components))
 

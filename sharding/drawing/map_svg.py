@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sharding.core.errors import DestinationError
 from sharding.core.text import count, format_bytes, share
-from sharding.core.values import Checkpoint, Plan, folder_of
+from sharding.core.values import Content, Plan, folder_of
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box, Cell, Column, ModelMap, map_of_plan
 from sharding.drawing.tensor_kinds import Kind
 
@@ -50,7 +50,7 @@ _HATCH = (
 )
 
 
-def draw_plan(checkpoint: Checkpoint, plan: Plan) -> str:
+def draw_plan(checkpoint: Content, plan: Plan) -> str:
     """Return the SVG of the shards that `plan` makes of a checkpoint."""
     name = checkpoint.source.words
     title = f"{name}: {count(len(checkpoint.weight_files), 'file')} → {len(plan.shards):,}"

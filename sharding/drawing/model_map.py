@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sharding.core.text import count, ends, format_bytes
-from sharding.core.values import Checkpoint, Plan, Stage, Tensor
+from sharding.core.values import Content, Plan, Stage, Tensor
 from sharding.drawing.tensor_kinds import ExpertGrid, Kind, expert_grid, kind_of, layer_of
 from sharding.planning.adapters.merged import changed_names
 from sharding.planning.order import natural_key
@@ -122,14 +122,14 @@ class ModelMap:
         return tuple(sorted(kinds, key=lambda kind: -sum(cell.bytes for cell in self.cells if cell.kind == kind)))
 
 
-def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
+def map_of_plan(checkpoint: Content, plan: Plan) -> ModelMap:
     """Return the map of a checkpoint and of its copy by `plan`."""
     placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
     return _map(placed, [shard.file for shard in plan.shards], checkpoint, plan.stages, changed_names(plan))
 
 
 def map_of_copy(
-    copy: Checkpoint, original: Checkpoint | None, stages: Iterable[Stage] = (), changed: Collection[str] = ()
+    copy: Content, original: Content | None, stages: Iterable[Stage] = (), changed: Collection[str] = ()
 ) -> ModelMap:
     """Return the map of a copy with its `stages`, and of its `original` if known. A merge has `changed` tensors."""
     placed = [(tensor, tensor.file) for tensor in copy.tensors]
@@ -168,7 +168,7 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
 
 
 def _map(
-    placed: _Placed, files: Sequence[str], original: Checkpoint | None, stages: Iterable[Stage], changed: Container[str]
+    placed: _Placed, files: Sequence[str], original: Content | None, stages: Iterable[Stage], changed: Container[str]
 ) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})

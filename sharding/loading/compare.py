@@ -15,7 +15,7 @@ from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
 from sharding.core.protocols import Destination, Files
 from sharding.core.text import format_bytes, name_some, parse_bytes
-from sharding.core.values import Checkpoint, Plan, ShardRecord
+from sharding.core.values import Content, Plan, ShardRecord
 from sharding.formats.file_formats import format_of
 from sharding.formats.names import is_weights
 from sharding.loading.classic import download_bytes, lay_out, refuse_too_large, refuse_without_room, run_classic
@@ -109,7 +109,7 @@ def how_to_load(
     return Load(chosen("method", method, get_args(Method)), torch_name(dtype), with_mapping, limit, room)
 
 
-def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
+def refuse_incomparable(checkpoint: Content, origin: Files) -> None:
     """Raise UsageError, Refused or ModelRefused if transformers cannot load `checkpoint` of `origin`."""
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.is_plain_model:

@@ -18,7 +18,7 @@ from sharding.core.extras import is_installed
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint
+from sharding.core.values import Content
 from sharding.formats.quantization import method_of, ordinary_name, quantization_of, quantized_in, without_quantization
 from sharding.model_class.class_table import hints_from_table, hints_of_diffusers
 
@@ -59,7 +59,7 @@ ARCHITECTURE = TypeAdapter(Architecture)  # Reads the answer of `model_class.met
 
 
 def ask_architecture(
-    checkpoint: Checkpoint,
+    checkpoint: Content,
     dtype: str | None = None,
     budgets: Mapping[str, int] | None = None,
     limit_seconds: float = ARCHITECTURE_SECONDS,
@@ -97,7 +97,7 @@ def _together(method: str, budgets: Mapping[str, int]) -> list[list[str]]:
     return [devices for devices in (gpus, ["cpu"]) if budgets.keys() & devices] if method in _TOGETHER else []
 
 
-def stored_names(checkpoint: Checkpoint, limit_seconds: float = ARCHITECTURE_SECONDS) -> dict[str, str]:
+def stored_names(checkpoint: Content, limit_seconds: float = ARCHITECTURE_SECONDS) -> dict[str, str]:
     """Return the names in files of all weights of the class, by their names in memory, {} without transformers.
 
     Takes seconds, because another process imports transformers. Raises ModelRefused as in `hints_for`.
@@ -114,7 +114,7 @@ def stored_names(checkpoint: Checkpoint, limit_seconds: float = ARCHITECTURE_SEC
 
 
 def hints_for(
-    checkpoint: Checkpoint, options: Options, *, limit_seconds: float = ARCHITECTURE_SECONDS
+    checkpoint: Content, options: Options, *, limit_seconds: float = ARCHITECTURE_SECONDS
 ) -> dict[str, ModelHints]:
     """Return hints about each component, by its folder. The result is empty if the plan needs no hints.
 
@@ -128,7 +128,7 @@ def hints_for(
     return {folder: _hints(checkpoint, folder, options, end - time.monotonic()) for folder in checkpoint.configs}
 
 
-def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds: float) -> ModelHints:
+def _hints(checkpoint: Content, folder: str, options: Options, limit_seconds: float) -> ModelHints:
     config = checkpoint.configs[folder]
     inside = [tensor for tensor in checkpoint.tensors if tensor.folder == folder]
     from_table = not options.asks_library

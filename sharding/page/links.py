@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import UsageError
 from sharding.core.options import SINGLE_FILE, Options, of_tool
-from sharding.core.values import Checkpoint
+from sharding.core.values import Content
 from sharding.planning.dequantize import ordinary
 from sharding.planning.sizes import colab_size, usual_size
 
@@ -47,12 +47,12 @@ GOALS: Mapping[str, Goal] = {
 """By the name in a link: `?goal=one-file`."""
 
 
-def has_components(checkpoint: Checkpoint) -> bool:
+def has_components(checkpoint: Content) -> bool:
     """Return whether a checkpoint is a pipeline of several components with weights."""
     return len({tensor.folder for tensor in checkpoint.tensors}) > 1
 
 
-def choices_for(checkpoint: Checkpoint, goal: str) -> Options | str:
+def choices_for(checkpoint: Content, goal: str) -> Options | str:
     """Return the choices of a goal for a model, or the reason why the goal makes no sense for it."""
     largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
     usual = usual_size(checkpoint.total_bytes, largest)

@@ -15,7 +15,7 @@ from sharding.core.errors import Remedy, ShardingError
 from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, parameters, time_range
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Plan, Tensor
+from sharding.core.values import Component, Content, FileEntry, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.overview import Overview
@@ -44,7 +44,7 @@ def hero() -> str:
     tensors = tuple(_tensors())
     files = tuple(FileEntry(file, sum(tensor.bytes for tensor in tensors if tensor.file == file)) for file in _FILES)
     ref = Place("hub", _NAME)
-    model = Checkpoint(ref, tensors, (Component(),), files, side_files=(), findings=())
+    model = Content(ref, tensors, (Component(),), files, side_files=(), findings=())
     plan = plan_shards(tensors, Options(_SIZE))
     return render(
         "hero",
@@ -152,7 +152,7 @@ def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]], other: str 
 
 
 def summary_panel(
-    checkpoint: Checkpoint, plan: Plan, forecast: Forecast, choices: Mapping[str, Any] | None = None, at: int = 0
+    checkpoint: Content, plan: Plan, forecast: Forecast, choices: Mapping[str, Any] | None = None, at: int = 0
 ) -> str:
     """Return the line with the files of the copy and the cost of the job, the `choices` it is for, and their stop."""
     largest = max((shard.bytes for shard in plan.shards), default=0)
@@ -172,7 +172,7 @@ def summary_panel(
     )
 
 
-def changes_nothing(checkpoint: Checkpoint, plan: Plan) -> bool:
+def changes_nothing(checkpoint: Content, plan: Plan) -> bool:
     """Return whether a plan makes the same files as today: the same names, with the same tensors and dtypes."""
     if any(change.changed for change in plan.made) or {file.path for file in checkpoint.weight_files} != {
         shard.file for shard in plan.shards

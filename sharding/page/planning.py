@@ -12,7 +12,7 @@ from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Content, Plan
 from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
@@ -214,7 +214,7 @@ class Planning(Events):
             else replace(drawn[form.shown], choices=self._choices(seen, checkpoint)),
         }
 
-    def _aim(self, values: Values, checkpoint: Checkpoint, usual: str, is_own: bool) -> tuple[Update, str]:
+    def _aim(self, values: Values, checkpoint: Content, usual: str, is_own: bool) -> tuple[Update, str]:
         """Return the fields that the chosen goal sets, and the words below the goals.
 
         Sizes of the visitor's own stay, unless the goal is new. A goal without sense takes back what the last one set.
@@ -315,10 +315,10 @@ class Planning(Events):
         gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
         return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
 
-    def _choices(self, values: Values, checkpoint: Checkpoint) -> tuple[Any, ...]:
+    def _choices(self, values: Values, checkpoint: Content) -> tuple[Any, ...]:
         return checkpoint.source, values[self.form.goal], *(values[field] for field in self.form.of_a_plan)
 
-    def _plan(self, values: Values, request: gr.Request, login: Login) -> tuple[Checkpoint, Plan, Options]:
+    def _plan(self, values: Values, request: gr.Request, login: Login) -> tuple[Content, Plan, Options]:
         token, options = self.site.token(request, login), self.form.options_in(values)
         return *self.desk.models.plan(self.form.source_in(values), options, token, request.session_hash), options
 
@@ -346,7 +346,7 @@ class Planning(Events):
         except ShardingError as error:
             return problem(error)
 
-    def _read(self, source: str, variant: str, token: str | None) -> tuple[Checkpoint, str, str]:
+    def _read(self, source: str, variant: str, token: str | None) -> tuple[Content, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
         try:
             return self.desk.models.inspect(source, variant, token), variant, ""

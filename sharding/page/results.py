@@ -8,7 +8,7 @@ import gradio as gr
 from sharding.core.errors import Refused, ShardingError, VariantMissing
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
-from sharding.core.values import Checkpoint
+from sharding.core.values import Content
 from sharding.desk import Forecast
 from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_copy
@@ -86,7 +86,7 @@ class Showing(Events):
         placed = [(tensor, tensor.file) for tensor in copy.tensors]
         return tensors_of(map_of_copy(copy, original), placed, original.tensors if original else (), chosen)
 
-    def _both(self, result: Result, token: str | None) -> tuple[Checkpoint, Checkpoint | None, frozenset[str]]:
+    def _both(self, result: Result, token: str | None) -> tuple[Content, Content | None, frozenset[str]]:
         """Return the copy, its source if that can be read, and the names of the tensors that a merge changes."""
         report, copy = result.report, f"{result.repo_id}@{result.revision}"
         original, changed = None, frozenset[str]()

@@ -10,7 +10,7 @@ from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.made import Change
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
-from sharding.core.values import Checkpoint, Finding, Tensor
+from sharding.core.values import Content, Finding, Tensor
 from sharding.formats import quantization
 from sharding.formats.quantization import is_left_over, method_of, quantization_of, quantized_in, without_quantization
 from sharding.planning.cast import cast_tensors
@@ -104,7 +104,7 @@ class Offer:
     bytes_after: int
 
 
-def offer(checkpoint: Checkpoint) -> Offer | None:
+def offer(checkpoint: Content) -> Offer | None:
     """Return what dequantizing a checkpoint would give, None if it cannot be dequantized or need not."""
     after = ordinary(checkpoint)
     if after is None or not after.made:
@@ -112,7 +112,7 @@ def offer(checkpoint: Checkpoint) -> Offer | None:
     return Offer(after.made[-1].evidence, checkpoint.total_bytes, sum(tensor.bytes for tensor in after.tensors))
 
 
-def ordinary(checkpoint: Checkpoint) -> Draft | None:
+def ordinary(checkpoint: Content) -> Draft | None:
     """Return what a copy with ordinary weights would hold: as it is, or dequantized to bf16. None if it cannot be."""
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
     if not says_so or not any(map(quantization.may_be_quantized, checkpoint.tensors)):
@@ -123,7 +123,7 @@ def ordinary(checkpoint: Checkpoint) -> Draft | None:
         return None
 
 
-def offering(checkpoint: Checkpoint) -> Checkpoint:
+def offering(checkpoint: Content) -> Content:
     """Return `checkpoint`, with a finding if its weights can be dequantized."""
     offered = offer(checkpoint)
     if offered is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from sharding.core.hints import Hints
 from sharding.core.made import Made
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, Finding, Tensor
+from sharding.core.values import Component, Content, Finding, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Draft:
     of the steps, and `hints` what the model class says.
     """
 
-    content: Checkpoint
+    content: Content
     options: Options
     tensors: tuple[Tensor, ...]
     components: tuple[Component, ...]
@@ -28,6 +28,6 @@ class Draft:
     hints: Hints = field(default_factory=dict)
 
 
-def draft_of(content: Checkpoint, options: Options) -> Draft:
+def draft_of(content: Content, options: Options) -> Draft:
     """Return the draft of a copy to which nothing was done yet."""
     return Draft(content, options, content.tensors, content.components, content.configs, content.reconfigured)

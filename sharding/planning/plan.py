@@ -14,7 +14,7 @@ from sharding.core.errors import UsageError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, json_file, name_some
-from sharding.core.values import Checkpoint, Component, Finding, Plan, Shard, Tensor
+from sharding.core.values import Component, Content, Finding, Plan, Shard, Tensor
 from sharding.formats.file_formats import FORMATS
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import QUANTIZERS_FILES, configured
@@ -24,7 +24,7 @@ from sharding.planning.draft import Draft
 from sharding.planning.steps import ASKS, Asks, drafted
 
 
-def planned(content: Checkpoint, options: Options, asks: Asks = ASKS) -> Plan:
+def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
     """Return the plan for a copy of `content` with `options`: where each tensor goes, and how it is made.
 
     Raises UsageError, SourceError, and Refused if a library is missing.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sharding.core.extras import require
 from sharding.core.hints import Hints
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint
+from sharding.core.values import Content
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.adapters.merged import merged, unknown_names
 from sharding.planning.adapters.replaced import as_classifier
@@ -25,8 +25,8 @@ class Asks(NamedTuple):
     - `run`: do a step that takes seconds for a hundred thousand tensors, given its name.
     """
 
-    hints: Callable[[Checkpoint, Options], Hints] = hints_for
-    names: Callable[[Checkpoint], Mapping[str, str]] = stored_names
+    hints: Callable[[Content, Options], Hints] = hints_for
+    names: Callable[[Content], Mapping[str, str]] = stored_names
     run: Callable[[str, Callable[[], Any]], Any] = lambda what, make: make()
 
 
@@ -35,7 +35,7 @@ NO_CLASS = Asks(lambda content, options: {}, lambda content: {})
 """Asks nobody. A cast then leaves no tensor in fp32."""
 
 
-def drafted(content: Checkpoint, options: Options, asks: Asks = NO_CLASS) -> Draft:
+def drafted(content: Content, options: Options, asks: Asks = NO_CLASS) -> Draft:
     """Return what a copy of `content` with `options` will hold. Raises UsageError, SourceError, and Refused."""
     draft = draft_of(content, options)
     for step in STEPS:

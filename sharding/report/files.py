@@ -9,7 +9,7 @@ from sharding.core.errors import DestinationError, Remedy, SourceError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
 from sharding.core.protocols import Files, Inputs
 from sharding.core.text import format_bytes, json_file, values_in
-from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
+from sharding.core.values import Content, FileEntry, Plan, ShardRecord
 from sharding.drawing.map_svg import draw_plan
 from sharding.formats.file_formats import format_of
 from sharding.formats.model_card import ModelCard, parse_card
@@ -36,7 +36,7 @@ def read_card(origin: Files) -> ModelCard:
 
 def write_beside(
     report: Report,
-    checkpoint: Checkpoint,
+    checkpoint: Content,
     plan: Plan,
     records: Mapping[str, ShardRecord],
     origin: Inputs,

@@ -13,7 +13,7 @@ from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.options import SINGLE_FILE, Engine, Options, Order, naming
 from sharding.core.origin import Place
-from sharding.core.values import Checkpoint, Finding, Plan, ShardRecord, TensorDigest
+from sharding.core.values import Content, Finding, Plan, ShardRecord, TensorDigest
 from sharding.core.verification import Verification
 from sharding.formats.file_formats import format_of
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
@@ -27,7 +27,7 @@ from sharding.report.comparison import ComparisonSummary, summarize_comparison
 from sharding.report.schema import Inspection, Json, PlannedShard, PlanSummary, Report, Resources, WrittenShard
 
 
-def summarize_source(checkpoint: Checkpoint) -> Inspection:
+def summarize_source(checkpoint: Content) -> Inspection:
     """Return the facts in the headers of a source, and the files beside its weights."""
     side_files = tuple(schema.SideFile(file=file.path, bytes=file.bytes) for file in checkpoint.side_files)
     return Inspection(**_facts(checkpoint), side_files=side_files, findings=checkpoint.findings)
@@ -51,7 +51,7 @@ def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = 
 
 
 def make_report(
-    checkpoint: Checkpoint,
+    checkpoint: Content,
     plan: Plan,
     plan_id: str,
     records: Mapping[str, ShardRecord],
@@ -110,7 +110,7 @@ def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
     return (*(shard.file for shard in plan.shards), *beside, *format_of(plan).indexes(plan))
 
 
-def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
+def _facts(checkpoint: Content) -> dict[str, Any]:
     """Return the fields of a SourceSummary."""
     tensors_in = checkpoint.tensors_in
     same = ("architecture", "library", "variant", "other_variants", "beside", "total_bytes")

@@ -18,7 +18,7 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Checkpoint, Outline, Piece, Plan, Shard, ShardRecord, Tensor
+from sharding.core.values import Content, Outline, Piece, Plan, Shard, ShardRecord, Tensor
 from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.making import Making
@@ -34,7 +34,7 @@ class Prepared:
     """
 
     sources: tuple[Source, ...]
-    checkpoint: Checkpoint
+    checkpoint: Content
     plan: Plan
     is_stated: bool = False
     peak_anon_bytes: int = 0

@@ -13,7 +13,7 @@ from sharding.checkpoint.readers.safetensors import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
 from sharding.core.protocols import Inputs, Source
-from sharding.core.values import BytesRead, Checkpoint, FileEntry, Plan, Shard, Span, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Content, FileEntry, Plan, Shard, Span, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.safetensors_file import Header, parse_header
@@ -30,21 +30,19 @@ def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
     )
 
 
-def stated_of(origin: Inputs, checkpoint: Checkpoint) -> list[FileEntry]:
+def stated_of(origin: Inputs, checkpoint: Content) -> list[FileEntry]:
     """Return the weight files that have a hash from a Hub: a SHA-256, or their name in git."""
     stated = [{file.path: file for file in source.files if _is_stated(file)} for source in origin.sources]
     weights = (file for file in checkpoint.read_files if file.path in stated[file.source])
     return [replace(stated[file.source][file.path], source=file.source) for file in weights]
 
 
-def read_from_hub(origin: Inputs, checkpoint: Checkpoint) -> list[FileEntry]:
+def read_from_hub(origin: Inputs, checkpoint: Content) -> list[FileEntry]:
     """Return the files of a Hub that numbers are read from. An adapter may lie in a folder."""
     return [file for file in checkpoint.read_files if origin.sources[file.source].ref.states_hashes]
 
 
-def sources_to_read(
-    origin: Inputs, noted: tuple[Source, ...], checkpoint: Checkpoint, plan: Plan
-) -> tuple[Source, ...]:
+def sources_to_read(origin: Inputs, noted: tuple[Source, ...], checkpoint: Content, plan: Plan) -> tuple[Source, ...]:
     """Return `noted`, which record reads, if only that can prove reads of whole files; else `origin`'s."""
     is_moved = are_stored(plan.tensors) and bool(stated_files(origin.sources[0].files, checkpoint))
     return origin.sources if is_moved or plan.options.rank is not None else noted
@@ -54,7 +52,7 @@ def _is_stated(file: FileEntry) -> bool:
     return bool(file.sha256 or file.git_sha1)
 
 
-def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
+def stated_files(files: Iterable[FileEntry], checkpoint: Content) -> list[FileEntry]:
     """Return the weight files of `checkpoint` with the SHA-256 that `files` state, [] if a result cannot rebuild all.
 
     It cannot if a tensor is in pieces or in two files, if an adapter is merged, or if a file belongs to the base or to
@@ -74,7 +72,7 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[Fil
 
 
 def digest_as_stored(
-    checkpoint: Checkpoint,
+    checkpoint: Content,
     origin: Source,
     stated: Sequence[FileEntry],
     staged: Source,

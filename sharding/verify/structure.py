@@ -12,7 +12,7 @@ from sharding.core.options import Options, TargetDtype
 from sharding.core.origin import Place
 from sharding.core.recipe import Extent
 from sharding.core.text import count
-from sharding.core.values import Checkpoint, Tensor, TensorDigest
+from sharding.core.values import Content, Tensor, TensorDigest
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import natural_key
 from sharding.planning.steps import drafted
@@ -79,7 +79,7 @@ class Likeness:
         return sum(one.kind == "missing" for one in self.mismatches) < self.tensors
 
 
-def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
+def compare_structure(original: Content, copy: Content) -> Likeness:
     """Return how alike two checkpoints are. If the copy differs, the reading with the fewest differences counts."""
     now = _by_name(copy.tensors)
     readings = [(draft, _contrasts(draft, now)) for draft in _readings(original, now)]
@@ -123,7 +123,7 @@ def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDig
     return Claims(len(original) - len(differing), differing)
 
 
-def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[Draft]:
+def _readings(original: Content, copy: Mapping[str, Tensor]) -> Iterator[Draft]:
     """Yield the original as it is, and as what the planner can make of it alone that may give the copy."""
     yield draft_of(original, Options(variant=original.variant))
     target = _target(copy.values())
@@ -183,7 +183,7 @@ def _form(tensor: Tensor | None) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}" if tensor else ""
 
 
-def _evidence(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
+def _evidence(checkpoint: Content) -> dict[str, tuple[str, int, int]]:
     """Return the SHA-256 of its file and the range in it, for each tensor that is stored in one file with a hash."""
     hashes = {(file.source, file.at): file.sha256 for file in checkpoint.weight_files}
     places = ((tensor.name, tensor.recipe.place) for tensor in checkpoint.tensors)

@@ -10,7 +10,7 @@ from typing import Literal
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.made import keeps_sizes, phrase, says_the_same
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
-from sharding.core.values import Checkpoint, FileEntry
+from sharding.core.values import Content, FileEntry
 from sharding.planning.draft import Draft
 from sharding.planning.steps import NO_CLASS, drafted
 from sharding.report.report import asked_of, summarize_source
@@ -61,8 +61,8 @@ def _contradicted(against: Sequence[str]) -> Trust:
 def judge(
     report: Report,
     files: Iterable[FileEntry],
-    copy: Checkpoint,
-    original: Checkpoint | None,
+    copy: Content,
+    original: Content | None,
     why_not: str = "",
     known: Mapping[str, str] | None = None,
 ) -> Trust:
@@ -112,7 +112,7 @@ def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
             yield f"{shard.file} has another SHA-256 than the report says."
 
 
-def _not_planned(report: Report, copy: Checkpoint) -> Iterable[str]:
+def _not_planned(report: Report, copy: Content) -> Iterable[str]:
     """Yield where the headers in the repo differ from the plan in the report."""
     planned = report.plan.weight_map
     other = [tensor.name for tensor in copy.tensors if planned.pop(tensor.name, None) != tensor.file]
@@ -124,7 +124,7 @@ def _not_planned(report: Report, copy: Checkpoint) -> Iterable[str]:
         yield f"The tensors in the repo have {format_bytes(copy.total_bytes)}, but the report says {said}."
 
 
-def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
+def _not_that_source(report: Report, original: Content) -> Iterable[str]:
     source = report.source
     if original.source.revision != source.revision:
         yield f"{source.repo_id} has no commit {source.revision[:12]}."
@@ -139,7 +139,7 @@ def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
         yield f"{original.source.repo_id} has other weight files at that commit than the report says."
 
 
-def _not_of(report: Report, original: Draft, copy: Checkpoint) -> Iterable[str]:
+def _not_of(report: Report, original: Draft, copy: Content) -> Iterable[str]:
     """Yield where the headers of copy and source do not fit. The classic engine leaves out tied weights."""
     if not says_the_same(report.plan.made, original.made):
         done = phrase(original.made).removeprefix(", ") or "copied as it is"

@@ -16,7 +16,7 @@ from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.protocols import Inputs
 from sharding.core.text import values_in
-from sharding.core.values import BytesRead, Checkpoint, FileEntry, Plan, TensorDigest, folder_of
+from sharding.core.values import BytesRead, Content, FileEntry, Plan, TensorDigest, folder_of
 from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verification
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.order import natural_key
@@ -102,7 +102,7 @@ def verify(
     yield Verified(replace(outcome, differences=differences, within=within, undecided=undecided))
 
 
-def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
+def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Content], meter: Meter) -> Verification:
     """Return how the digests compare that this tool has stored with both. Raises SourceError."""
     first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
     differ, (ours, theirs) = compare_listed(checkpoints)
@@ -115,14 +115,14 @@ def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Checkpoint]
     )
 
 
-def _unreached(checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
+def _unreached(checkpoints: Iterable[Content]) -> tuple[str, ...]:
     return tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
 
 
 class Side:
     """One of two checkpoints to compare. Its tensors are read, and checked against the hashes that a Hub states."""
 
-    def __init__(self, origin: Inputs, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
+    def __init__(self, origin: Inputs, checkpoint: Content, plan: Plan | None = None) -> None:
         """Take `checkpoint` of `origin`. With a `plan`, its tensors are made as the plan says."""
         self._origin, self._checkpoint = origin, checkpoint
         self._tensors = sorted(plan.tensors, key=first_read) if plan else list(checkpoint.tensors)
@@ -170,7 +170,7 @@ class Side:
 
 
 def compare_beside(
-    sources: Sequence[Inputs], checkpoints: Sequence[Checkpoint]
+    sources: Sequence[Inputs], checkpoints: Sequence[Content]
 ) -> Generator[Progress, None, tuple[Mismatch, ...]]:
     """Read the weight files beside both; yield progress; return where the second differs. Raises SourceError."""
     mismatches, alike = compare_listed(checkpoints)
@@ -184,7 +184,7 @@ def compare_beside(
 
 
 def compare_listed(
-    checkpoints: Sequence[Checkpoint],
+    checkpoints: Sequence[Content],
 ) -> tuple[list[Mismatch], tuple[Mapping[str, FileEntry], Mapping[str, FileEntry]]]:
     """Compare the listed sizes and hashes. Return the differences, and the other files of both, by path.
 
@@ -207,7 +207,7 @@ def compare_listed(
 
 
 def stored_digests(
-    source: Inputs, checkpoint: Checkpoint, most_bytes: int, most_values: int | None = None
+    source: Inputs, checkpoint: Content, most_bytes: int, most_values: int | None = None
 ) -> Mapping[str, TensorDigest]:
     """Return the untrusted digests that `source` stores within these bounds. Raises SourceError."""
     name = source.ref.words

@@ -11,7 +11,7 @@ from sharding.checkpoint.patterns import Patterns
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.made import Change, without_effect
 from sharding.core.text import count, format_bytes, name_some, parsed_json
-from sharding.core.values import Checkpoint, Finding, Plan, ShardRecord, Tensor
+from sharding.core.values import Content, Finding, Plan, ShardRecord, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base, parse_config
 from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
@@ -37,7 +37,7 @@ _CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
 Kinds = Mapping[Kind, Tensor]  # The tensors of an adapter for one module, by what they are.
 
 
-def unknown_names(checkpoint: Checkpoint) -> list[str]:
+def unknown_names(checkpoint: Content) -> list[str]:
     """Return the names of the adapter's weights in memory for which the model has no tensor of that or a like name.
 
     Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
@@ -122,7 +122,7 @@ def _refuse_base(draft: Draft) -> None:
         raise SourceError(message, hint, remedy)
 
 
-def _origin(checkpoint: Checkpoint) -> str:
+def _origin(checkpoint: Content) -> str:
     """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
     base, named = checkpoint.source.repo_id, named_base(parsed_json(merging.adapter_of(checkpoint).configs[""]))
     told = (name for name in (named, checkpoint.card_base) if name not in ("", base) and not _OF_QUANTIZED.search(name))

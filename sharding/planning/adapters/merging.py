@@ -11,7 +11,7 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
 from sharding.core.text import format_bytes, parsed_json
-from sharding.core.values import Checkpoint, Finding, Tensor
+from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import levels
@@ -99,7 +99,7 @@ SAVE_AGAIN = "Save the adapter again, or download it again."
 WITH_PEFT = "Merge it with PEFT and check the result."
 
 
-def adapter_of(checkpoint: Checkpoint) -> Checkpoint:
+def adapter_of(checkpoint: Content) -> Content:
     """Return the content of the adapter, which there must be."""
     adapter = checkpoint.of("adapter")
     assert adapter is not None

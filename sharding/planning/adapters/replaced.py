@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some, parsed_json
-from sharding.core.values import Checkpoint, Tensor
+from sharding.core.values import Content, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, parts_of
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
@@ -138,7 +138,7 @@ _OTHER_ENDS = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
 _OF_LABELS = re.compile(r"(?:^|\.)(?:score|classifier|out_proj|qa_outputs)\.weight$")
 
 
-def classifier_of(checkpoint: Checkpoint) -> str:
+def classifier_of(checkpoint: Content) -> str:
     """Return the class that the adapter was trained as, if it brings the head that makes the model a classifier."""
     config = parsed_json(checkpoint.configs.get("", ""))
     named = config.get("architectures") if isinstance(config, dict) else None
@@ -156,7 +156,7 @@ def classifier_of(checkpoint: Checkpoint) -> str:
     return name if known and known.name == name != named[0] else ""
 
 
-def as_classifier(checkpoint: Checkpoint) -> Checkpoint:
+def as_classifier(checkpoint: Content) -> Content:
     """Return `checkpoint` with the class that its adapter was trained as in its config.json."""
     if not (name := classifier_of(checkpoint)):
         return checkpoint
