@@ -240,8 +240,7 @@ OF_MODELS = {
         ("encoder.layers.0.self_attn.q_proj",), case=Case("clip", {"target_modules": ["q_proj"]}, auto=CLIPVisionModel)
     ),
     "an update of tied embeddings with ensure_weight_tying": Refused(
-        ("ensure_weight_tying",),
-        case=Case("tied", {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}),
+        ("ensure_weight_tying",), case=Case("tied", {"target_modules": ["embed_tokens"], "ensure_weight_tying": True})
     ),
     "a quantized base": Refused(
         ("bitsandbytes",),

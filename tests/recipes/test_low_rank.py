@@ -184,12 +184,7 @@ def test_a_number_of_the_adapter_that_is_not_finite_spreads_as_in_torch(dtype: s
     )
 
 
-@given(
-    rows=st.integers(0, 500),
-    row_bytes=st.integers(1, 1 << 20),
-    first=st.integers(0, 9),
-    transposed=st.booleans(),
-)
+@given(rows=st.integers(0, 500), row_bytes=st.integers(1, 1 << 20), first=st.integers(0, 9), transposed=st.booleans())
 def test_tiles_follow_one_another_and_none_but_an_only_one_is_short(
     rows: int, row_bytes: int, first: int, transposed: bool
 ) -> None:

@@ -25,14 +25,7 @@ CONFIG = '{"quantization_config": {"quant_method": "mxfp4"}}'
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_weight_is_its_numbers_transposed_whatever_comes_at_a_time(
-    experts: int,
-    rows: int,
-    groups: int,
-    page: int,
-    batch: int,
-    dtype: str,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
+    experts: int, rows: int, groups: int, page: int, batch: int, dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "PAGE_BYTES", page)
     generator = torch.Generator().manual_seed(seed)

@@ -15,12 +15,7 @@ from tests.recipes.updates import Tensors
 
 
 @promise("docs/formats.md#what-becomes-of-each-tensor")
-@given(
-    count=st.integers(1, 40),
-    width=st.integers(1, 9),
-    batch=st.sampled_from([1, 8, 37, 1 << 20]),
-    data=st.data(),
-)
+@given(count=st.integers(1, 40), width=st.integers(1, 9), batch=st.sampled_from([1, 8, 37, 1 << 20]), data=st.data())
 def test_any_rows_are_replaced_in_their_order_whatever_comes_at_a_time(
     count: int, width: int, batch: int, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,10 +95,7 @@ def test_a_commit_of_the_source_that_is_another_than_the_report_says_is_contradi
     assert other.original
     moved = replace(other.original, source=RepoRef("hub", "me/source", "3" * 40))
     found = judge(other.report, other.files, other.copy, moved)
-    assert (found.level, found.reasons[0]) == (
-        "contradicted",
-        "me/source has no commit 222222222222.",
-    )
+    assert (found.level, found.reasons[0]) == ("contradicted", "me/source has no commit 222222222222.")
 
 
 def test_every_commit_that_no_branch_leads_to_is_named_once_and_before_all_else(told: Told) -> None:
