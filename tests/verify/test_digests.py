@@ -24,32 +24,28 @@ def written(tmp_path: Path) -> tuple[Path, Shard]:
     return folder / "model.safetensors", Shard("model.safetensors", tensors, sum(tensor.bytes for tensor in tensors))
 
 
-def test_a_file_that_holds_what_was_planned_passes(written: tuple[Path, Shard]) -> None:
-    assert check_structure(*written, METADATA) == ()
-
-
 @pytest.mark.parametrize(
     "damage",
-    [lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:7], lambda data: b"\xff" * 8 + data[8:]],
-    ids=["short", "long", "no header", "false length"],
+    [
+        *(lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:7]),
+        *(lambda data: b"\xff" * 8 + data[8:], lambda data: b""),
+    ],
+    ids=["short", "long", "no header", "false length", "gone"],
 )
 def test_a_damaged_file_cannot_be_opened(written: tuple[Path, Shard], damage: Callable[[bytes], bytes]) -> None:
     path, shard = written
-    path.write_bytes(damage(path.read_bytes()))
+    damaged = damage(path.read_bytes())
+    path.write_bytes(damaged)
+    if not damaged:
+        path.unlink()
     (found,) = check_structure(path, shard, METADATA)
-    assert found.tensor == "model.safetensors" and found.problem.startswith(
-        "safetensors cannot open model.safetensors: "
-    )
+    assert found.tensor == "model.safetensors"
+    assert found.problem.startswith("safetensors cannot open model.safetensors: ")
 
 
-def test_a_file_that_is_gone_cannot_be_opened(written: tuple[Path, Shard]) -> None:
+def test_a_file_must_hold_what_was_planned_and_what_is_another_is_named(written: tuple[Path, Shard]) -> None:
     path, shard = written
-    path.unlink()
-    assert len(check_structure(path, shard, METADATA)) == 1
-
-
-def test_another_tensor_dtype_shape_or_metadata_is_named(written: tuple[Path, Shard]) -> None:
-    path, shard = written
+    assert check_structure(path, shard, METADATA) == ()
     first, second, *others = shard.tensors
     tensors = (first._replace(name="other"), second._replace(dtype="BOOL"), *others)
     found = check_structure(path, replace(shard, tensors=tensors), {"format": "np"})
