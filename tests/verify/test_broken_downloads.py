@@ -7,8 +7,8 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Verified
-from tests import lora
 from tests.folders import finish, in_cache
+from tests.lora import Case, save_adapter, save_base
 
 
 def spoiled(snapshot: Path) -> Path:
@@ -35,8 +35,8 @@ def test_a_file_of_the_hubs_cache_must_have_the_bytes_that_its_name_states(
 
 
 def test_an_adapter_in_the_cache_must_have_the_bytes_that_its_name_states(tmp_path: Path) -> None:
-    base, adapter, _ = lora.build(lora.Case(), tmp_path)
-    snapshot = in_cache(adapter, tmp_path / "cache")
+    base = save_base(Case(), tmp_path / "base")
+    snapshot = in_cache(save_adapter(Case(), base, tmp_path / "adapter"), tmp_path / "cache")
     options = job.Options("1MB", adapter=str(snapshot))
     assert finish(job.shard(str(base), str(tmp_path / "whole"), options)).verification.identical
     spoiled(snapshot)

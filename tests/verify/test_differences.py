@@ -133,7 +133,7 @@ def test_whole_numbers_beyond_float64_are_equal_only_if_all_their_digits_are() -
 
 def save(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
     folder.mkdir()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file({name: one.clone() for name, one in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

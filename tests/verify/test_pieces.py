@@ -56,6 +56,7 @@ def entries(file: str) -> list[Tensor]:
 TENSORS = [tensor for file in DATA for tensor in entries(file)]
 FILES = [FileEntry(file, len(data)) for file, data in DATA.items()]
 RANGES = [(0, 5000), (0, 1), (5, 2500), (999, 1001), (1000, 2000), (2499, 2500), (4000, 5000), (9, 9)]
+SOME_RANGES = {file: [(0, 1), (5, 2500), (4000, 5000)] for file in DATA}
 SHARDS = [Shard(file, tuple(entries(file)), 5000) for file in DATA]
 
 Reading = Callable[[Source], Generator[Progress, None, Any]]
@@ -63,9 +64,7 @@ READINGS: dict[str, Reading] = {
     "whole files": lambda source: ThisMachine().digest_files([source], FILES),
     "tensors": lambda source: ThisMachine().digest_tensors(source, TENSORS),
     "shards": lambda source: ThisMachine().digest_shards(SHARDS, lambda shard: b"head", [source]),
-    "ranges": lambda source: ThisMachine().digest_files(
-        [source], FILES, {file.path: [(0, 1), (5, 2500), (4000, 5000)] for file in FILES}
-    ),
+    "ranges": lambda source: ThisMachine().digest_files([source], FILES, SOME_RANGES),
 }
 
 
@@ -87,12 +86,10 @@ def test_tensors_have_their_digests_wherever_pieces_end(tmp_path: Path, size: in
 
 @pytest.mark.parametrize("size", PIECES)
 def test_each_byte_of_a_tensor_is_counted_once(tmp_path: Path, size: int) -> None:
-    counted: list[int] = []
-    digest_span(Pieces(tmp_path, size), entries("a.bin")[1:], counted.append)
-    assert sum(counted) == 4997 and min(counted) > 0
-    counted.clear()
-    digest_span(Pieces(tmp_path, size), entries("b.bin")[:1], counted.append)
-    assert sum(counted) == 3
+    for tensors, total in ((entries("a.bin")[1:], 4997), (entries("b.bin")[:1], 3)):
+        counted: list[int] = []
+        digest_span(Pieces(tmp_path, size), tensors, counted.append)
+        assert sum(counted) == total and min(counted) > 0
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -105,9 +102,8 @@ def test_progress_ends_at_every_byte_of_what_is_read(tmp_path: Path, reading: st
 def test_whole_files_and_ranges_of_them_have_their_digests_wherever_pieces_end(tmp_path: Path, size: int) -> None:
     hashes = {file: hashlib.sha256(data).hexdigest() for file, data in DATA.items()}
     source = Pieces(tmp_path, size)
-    assert result_of(READINGS["whole files"](source)) == {
-        file: WholeFile(sha256, {}) for file, sha256 in hashes.items()
-    }
+    plain = {file: WholeFile(sha256, {}) for file, sha256 in hashes.items()}
+    assert result_of(READINGS["whole files"](source)) == plain
     assert source.given == 4 * 5000, "each file is read once"
     ranges = {"a.bin": RANGES[:-1], "b.bin": [(1, 2)], "c.bin": [], "d.bin": RANGES[:1]}
     found = result_of(ThisMachine().digest_files([source], FILES, ranges))

@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -19,22 +20,26 @@ from sharding.storage.folder_source import FolderSource
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import ReadBack, read_back_meanwhile
 from tests.conftest import write_checkpoint
+from tests.folders import result_of
 
 ELEMENTS = XET_LEAST_BYTES // 4
 
 Moving = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> tuple[Plan, Path, list[ShardFinished]]:
+Copy = tuple[Plan, Path, list[ShardFinished]]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """A plan, where it was carried out, and what was told of that."""
+    folder, size = tmp_path_factory.mktemp("copy"), f"{ELEMENTS * 8 + 1000}B"
     tensors = {f"layers.{n}.weight": np.full(ELEMENTS, n, np.float32) for n in range(6)} | {"a.bias": np.ones(3)}
-    source = write_checkpoint(tmp_path / "in", {"model.safetensors": tensors}, index=False)
-    events = list(job.shard(str(source), str(tmp_path / "out"), f"{ELEMENTS * 8 + 1000}B"))
-    _, plan = job.plan(str(source), f"{ELEMENTS * 8 + 1000}B")
+    source = write_checkpoint(folder / "in", {"model.safetensors": tensors}, index=False)
+    events = job.shard(str(source), str(folder / "out"), size)
     told = [event for event in events if isinstance(event, ShardFinished)]
     assert len(told) > 2
-    return plan, tmp_path / "out", told
+    return job.plan(str(source), size)[1], folder / "out", told
 
 
 class Store(FolderSource):
@@ -52,16 +57,6 @@ class Store(FolderSource):
         return super().read(file, start_byte, end_byte)
 
 
-class Target:
-    """As much of a destination as is asked for."""
-
-    def __init__(self, stores: dict[str, Store]) -> None:
-        self.stores = stores
-
-    def open_finished(self, file: str) -> Store | None:
-        return self.stores.get(file)
-
-
 def moved(told: list[ShardFinished], stores: dict[str, Store]) -> Moving:
     """Tell of shards, and end once the first was read, if any can be."""
     yield from told
@@ -70,9 +65,13 @@ def moved(told: list[ShardFinished], stores: dict[str, Store]) -> Moving:
     return {}
 
 
+def reading_back(moving: Moving, plan: Plan, stores: dict[str, Store]) -> Any:
+    """Read back from as much of a destination as is asked for."""
+    return read_back_meanwhile(moving, plan, cast(Destination, SimpleNamespace(open_finished=stores.get)))
+
+
 def outcome(moving: Moving, plan: Plan, stores: dict[str, Store]) -> tuple[list[Any], ReadBack]:
-    reading = read_back_meanwhile(moving, plan, cast(Destination, Target(stores)))
-    events = []
+    events, reading = [], reading_back(moving, plan, stores)
     while True:
         try:
             events.append(next(reading))
@@ -80,7 +79,7 @@ def outcome(moving: Moving, plan: Plan, stores: dict[str, Store]) -> tuple[list[
             return events, end.value[1]
 
 
-def test_what_is_read_back_are_the_tensors_where_they_lie(copy: tuple[Plan, Path, list[ShardFinished]]) -> None:
+def test_what_is_read_back_are_the_tensors_where_they_lie(copy: Copy) -> None:
     plan, out, told = copy
     stores = {event.file: Store(out, event.file) for event in told}
 
@@ -94,14 +93,11 @@ def test_what_is_read_back_are_the_tensors_where_they_lie(copy: tuple[Plan, Path
     assert events == told
     assert {told[0].file} <= {tensor.file for tensor in read}  # when the last is begun, all others are done
     for tensor, digest in read.items():
-        again = ThisMachine().digest_tensors(stores[tensor.file], [tensor])
-        with pytest.raises(StopIteration) as end:
-            while True:
-                next(again)
-        assert end.value.value == {tensor.name: digest}
+        again = result_of(ThisMachine().digest_tensors(stores[tensor.file], [tensor]))
+        assert again == {tensor.name: digest}
 
 
-def test_where_nothing_can_be_read_yet_one_try_is_enough(copy: tuple[Plan, Path, list[ShardFinished]]) -> None:
+def test_where_nothing_can_be_read_yet_one_try_is_enough(copy: Copy) -> None:
     plan, out, told = copy
     stores = {event.file: Store(out, event.file, fails=True) for event in told}
     events, read = outcome(moved(told, stores), plan, stores)
@@ -109,7 +105,7 @@ def test_where_nothing_can_be_read_yet_one_try_is_enough(copy: tuple[Plan, Path,
     assert sum(store.is_read.is_set() for store in stores.values()) == 1
 
 
-def test_kept_shards_and_those_of_a_folder_are_left_for_the_end(copy: tuple[Plan, Path, list[ShardFinished]]) -> None:
+def test_kept_shards_and_those_of_a_folder_are_left_for_the_end(copy: Copy) -> None:
     plan, out, told = copy
     stores = {event.file: Store(out, event.file) for event in told}
     kept = [replace(event, kept=True) for event in told]
@@ -117,8 +113,8 @@ def test_kept_shards_and_those_of_a_folder_are_left_for_the_end(copy: tuple[Plan
     assert outcome(moved(told, {}), plan, {}) == (told, {})
 
 
-def test_a_job_that_ends_early_ends_what_it_moves(copy: tuple[Plan, Path, list[ShardFinished]]) -> None:
-    plan, out, told = copy
+def test_a_job_that_ends_early_ends_what_it_moves(copy: Copy) -> None:
+    plan, _, told = copy
     is_closed = Event()
 
     def moving() -> Moving:
@@ -128,7 +124,7 @@ def test_a_job_that_ends_early_ends_what_it_moves(copy: tuple[Plan, Path, list[S
             is_closed.set()
         return {}
 
-    reading = read_back_meanwhile(moving(), plan, cast(Destination, Target({})))
+    reading = reading_back(moving(), plan, {})
     next(reading)
     reading.close()
     assert is_closed.is_set()

@@ -15,7 +15,7 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
 from sharding.core.protocols import Destination, Repo
-from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Tensor, Verification
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Verification
 from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.stored import place_of
@@ -44,14 +44,11 @@ def stated(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
     return tuple(replace(file, sha256=f"{number:064x}") for number, file in enumerate(files))
 
 
-def in_file(tensor: Tensor, file: str) -> Tensor:
-    return tensor._replace(recipe=place_of(tensor)._replace(file=file))
-
-
-def renamed(checkpoint: Checkpoint, names: dict[str, str]) -> Checkpoint:
-    files = tuple(replace(file, path=names.get(file.path, file.path)) for file in checkpoint.weight_files)
-    tensors = tuple(in_file(tensor, names.get(tensor.file, tensor.file)) for tensor in checkpoint.tensors)
-    return replace(checkpoint, weight_files=files, tensors=tensors)
+def renamed(checkpoint: Checkpoint, path: str, new: str) -> Checkpoint:
+    files = (replace(file, path=new if file.path == path else file.path) for file in checkpoint.weight_files)
+    places = ((tensor, place_of(tensor)) for tensor in checkpoint.tensors)
+    tensors = (one._replace(recipe=place._replace(file=new) if place.file == path else place) for one, place in places)
+    return replace(checkpoint, weight_files=tuple(files), tensors=tuple(tensors))
 
 
 def test_all_files_are_put_together_again_where_each_is_stated(source: FolderSource, checkpoint: Checkpoint) -> None:
@@ -65,36 +62,25 @@ def test_all_files_are_put_together_again_where_each_is_stated(source: FolderSou
 
 
 @pytest.mark.parametrize("path", [ONE, TWO])
-def test_none_is_put_together_again_where_one_has_no_hash(
+def test_none_is_put_together_again_where_one_has_no_hash_other_bytes_than_its_tensors_or_another_format(
     source: FolderSource, checkpoint: Checkpoint, path: str
 ) -> None:
     files = stated(source.files)
-    in_git = (replace(file, sha256=None, git_sha1="0" * 40) if file.path == path else file for file in files)
-    assert stated_files(in_git, checkpoint) == []
-    assert stated_files((file for file in files if file.path != path), checkpoint) == []
+
+    def with_one(**change: Any) -> list[FileEntry]:
+        return [replace(file, **change) if file.path == path else file for file in files]
+
+    held = next(file for file in files if file.path == path)
     assert stated_files(source.files, checkpoint) == []
-
-
-@pytest.mark.parametrize("path", [ONE, TWO])
-@pytest.mark.parametrize("more", [1, -1])
-def test_none_is_put_together_again_where_one_holds_more_or_less_than_its_tensors(
-    source: FolderSource, checkpoint: Checkpoint, path: str, more: int
-) -> None:
-    files = (replace(file, bytes=file.bytes + (more if file.path == path else 0)) for file in stated(source.files))
-    assert stated_files(files, checkpoint) == []
-
-
-@pytest.mark.parametrize("path", [ONE, TWO])
-def test_none_is_put_together_again_where_one_has_a_hole_or_is_of_another_format(
-    source: FolderSource, checkpoint: Checkpoint, path: str
-) -> None:
-    files = stated(source.files)
+    assert stated_files((file for file in files if file != held), checkpoint) == []
+    assert stated_files(with_one(sha256=None, git_sha1="0" * 40), checkpoint) == []
+    for more in (1, -1):
+        assert stated_files(with_one(bytes=held.bytes + more), checkpoint) == []
     middle = [tensor for tensor in checkpoint.tensors if tensor.file == path][2]
     holed = replace(checkpoint, tensors=tuple(tensor for tensor in checkpoint.tensors if tensor != middle))
     assert stated_files(files, holed) == []
     for name in ("pytorch_model.bin", "shard-00000-model-00001-of-00002.safetensors"):
-        other = tuple(replace(file, path=name if file.path == path else file.path) for file in files)
-        assert stated_files(other, renamed(checkpoint, {path: name})) == []
+        assert stated_files(with_one(path=name), renamed(checkpoint, path, name)) == []
 
 
 # --- Reading back meanwhile --------------------------------------------------------------------------------
@@ -110,19 +96,16 @@ class Target:
         self.asked.append(file)
 
 
-class Others:
-    """Many machines that read for a proof; they are not asked for anything here."""
-
-
 @pytest.mark.parametrize(
     ("is_stated", "choices", "is_here", "of_use"),
     [
-        pytest.param(False, {}, True, True, id="nobody states a hash"),
-        pytest.param(True, {}, True, False, id="it is read in the order of the source"),
-        pytest.param(True, {"dtype": "bf16"}, True, True, id="a cast is read in its own order"),
-        pytest.param(False, {}, False, False, id="others read it"),
-        pytest.param(True, {"dtype": "bf16"}, False, False, id="others read the cast"),
+        (False, {}, True, True),
+        (True, {}, True, False),  # it is read in the order of the source
+        (True, {"dtype": "bf16"}, True, True),  # a cast is read in its own order
+        (False, {}, False, False),
+        (True, {"dtype": "bf16"}, False, False),
     ],
+    ids=["nobody states a hash", "order of the source", "a cast", "others read it", "others read the cast"],
 )
 def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its_own_order(
     source: FolderSource, checkpoint: Checkpoint, is_stated: bool, choices: Any, is_here: bool, of_use: bool
@@ -141,11 +124,9 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
         yield from told
         return records
 
-    target, reader = Target(), cast(Reader, ThisMachine() if is_here else Others())
-    assert result_of(reading_back(moving(), prepared, Repo([origin]), cast(Destination, target), reader)) == (
-        records,
-        {},
-    )
+    target, reader = Target(), cast(Reader, ThisMachine() if is_here else None)  # others are not asked for anything
+    read = result_of(reading_back(moving(), prepared, Repo([origin]), cast(Destination, target), reader))
+    assert read == (records, {})
     assert target.asked == ([event.file for event in told] if of_use else [])
 
 
