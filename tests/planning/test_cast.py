@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from sharding import job
 from sharding.core.dtypes import BY_NAME, CASTABLE
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.planning.cast import cast_tensors, may_overflow
 from tests import models
@@ -125,8 +125,3 @@ def test_modules_that_the_class_keeps_in_fp32_are_named(tmp_path: Path) -> None:
     kept = {tensor.name for shard in plan.shards for tensor in shard.tensors if tensor.dtype == "F32"}
     assert len(kept) == 22 and all(".wo." in name for name in kept)
     assert not job.plan(str(tmp_path), Options("60kB", dtype="bf16"))[1].findings
-
-
-def test_an_unknown_dtype_is_refused(mixed: Path) -> None:
-    with pytest.raises(UsageError, match="int4"):
-        job.plan(str(mixed), Options("1MB", dtype="int4"))

@@ -102,11 +102,12 @@ def test_a_single_file_has_every_tensor_whatever_its_size(tensors: list[Tensor])
 
 
 @pytest.mark.parametrize("strategy", ["pp", "pp:0", "pp:1", "pp:-1", "pp:x", "layers", "pp:99999"])
-def test_an_unknown_strategy_or_order_is_refused(strategy: str) -> None:
+def test_an_unknown_strategy_order_or_dtype_is_refused(strategy: str) -> None:
     with pytest.raises(UsageError, match="strategy"):
         Options(100, strategy=strategy)
-    with pytest.raises(UsageError, match=strategy):
-        Options(100, order=strategy)  # type: ignore[arg-type]
+    for other in ("order", "dtype"):
+        with pytest.raises(UsageError, match=strategy):
+            Options(100, **{other: strategy})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strategy", ["blocks", "pp:2"])

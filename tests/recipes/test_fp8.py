@@ -18,13 +18,9 @@ from tests.folders import result_of
 from tests.quantized import compressed, spread
 from tests.recipes.checkpoints import DTYPES, bytes_of, dequantized_bytes, dequantized_tensors, in_memory
 from tests.recipes.executor import FILE, ShortChunks, outcome, shard_of, tensor_of
+from tests.recipes.updates import with_one_nan
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def with_one_nan(numbers: torch.Tensor) -> torch.Tensor:
-    """The same numbers; which NaN a NaN is depends on processor and library, and ours is always the same one."""
-    return numbers.masked_fill(numbers.isnan(), float("nan"))
 
 
 def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -34,11 +30,9 @@ def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.T
 
 @given(
     lead=st.lists(st.integers(1, 3), max_size=2),
-    rows=st.integers(1, 40),
-    columns=st.integers(1, 40),
+    matrix=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     block=st.tuples(st.integers(1, 17), st.integers(1, 17)),
-    piece=st.sampled_from([1, 7, 64, 32768]),
-    page=st.sampled_from([4, 24, 1 << 18]),
+    cut=st.tuples(st.sampled_from([1, 7, 64, 32768]), st.sampled_from([4, 24, 1 << 18])),
     batch=st.sampled_from([5, 64, 1 << 20]),
     scale=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu]),
     dtype=st.sampled_from(list(DTYPES)),
@@ -46,22 +40,20 @@ def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.T
 )
 def test_any_weight_in_any_blocks_is_the_product_whatever_comes_at_a_time(
     lead: list[int],
-    rows: int,
-    columns: int,
+    matrix: tuple[int, int],
     block: tuple[int, int],
-    piece: int,
-    page: int,
+    cut: tuple[int, int],
     batch: int,
     scale: torch.dtype,
     dtype: str,
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quantized, "PIECE_ELEMENTS", piece)
-    monkeypatch.setattr(pages, "PAGE_BYTES", page)
+    monkeypatch.setattr(quantized, "PIECE_ELEMENTS", cut[0])
+    monkeypatch.setattr(pages, "PAGE_BYTES", cut[1])
     generator = torch.Generator().manual_seed(seed)
-    weight = random_weight((*lead, rows, columns), generator)
-    grid = (*lead, -(-rows // block[0]), -(-columns // block[1]))
+    weight = random_weight((*lead, *matrix), generator)
+    grid = (*lead, -(-matrix[0] // block[0]), -(-matrix[1] // block[1]))
     scales = torch.rand(grid, generator=generator).to(scale)
     source, checkpoint = in_memory(
         {"a.weight": torch.zeros(3), "m.weight": weight, "m.weight_scale_inv": scales},

@@ -16,21 +16,19 @@ CONFIG = '{"quantization_config": {"quant_method": "mxfp4"}}'
 
 
 @given(
-    experts=st.integers(1, 3),
-    rows=st.integers(1, 9),
-    groups=st.integers(1, 4),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 4)),
     page=st.sampled_from([4, 1 << 18]),
     batch=st.sampled_from([5, 64, 1 << 20]),
     dtype=st.sampled_from(list(DTYPES)),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_weight_is_its_numbers_transposed_whatever_comes_at_a_time(
-    experts: int, rows: int, groups: int, page: int, batch: int, dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int], page: int, batch: int, dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "PAGE_BYTES", page)
     generator = torch.Generator().manual_seed(seed)
-    blocks = torch.randint(0, 256, (experts, rows, groups, 16), dtype=torch.uint8, generator=generator)
-    scales = torch.randint(0, 256, (experts, rows, groups), dtype=torch.uint8, generator=generator)
+    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     source, checkpoint = in_memory({"e.up_blocks": blocks, "e.up_scales": scales}, CONFIG)
     source.batch_bytes = batch
     expected = plain_fp4(blocks, scales).to(DTYPES[dtype])

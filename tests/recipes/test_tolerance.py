@@ -133,12 +133,6 @@ def test_the_factor_of_a_dora_counts() -> None:
     assert (allowed >= 4).all() and (allowed < 16).all()
 
 
-def test_numbers_beyond_fp32_have_a_tolerance_that_no_infinity_is_within() -> None:
-    file = Tensors()
-    allowed = tolerance(merged(file, "F64", 1e300, 1.0), "F64", file)
-    assert np.isfinite(allowed).all()
-
-
 EDGES = [0.0, -0.0, 1.0, -3.0, 2.0**-126, 6e-8, 65504.0, 1e30, -3e38, 3.4e38, float("inf"), -float("inf"), float("nan")]
 ONE = st.one_of(st.sampled_from(EDGES), st.floats(width=32))
 PRECISION = {"F64": 2.0**-52, **LAST_PLACES}
