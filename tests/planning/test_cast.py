@@ -21,13 +21,8 @@ from tests.tensors import stored_tensor
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_mixed(tmp_path_factory.mktemp("mixed"))
-
-
-def test_integers_and_booleans_stay_and_the_plan_counts_what_is_written(mixed: Path, tmp_path: Path) -> None:
-    report = cast(mixed, tmp_path / "out")
+def test_integers_and_booleans_stay_and_the_plan_counts_what_is_written(tmp_path: Path) -> None:
+    report = cast(save_mixed(tmp_path), tmp_path / "out")
     found = tensors(tmp_path / "out")
     assert {name: tensor.dtype for name, tensor in found.items()} == {
         **dict.fromkeys("acefghi", torch.float16), "b": torch.int64, "d": torch.bool,

@@ -16,27 +16,20 @@ from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
 @promise("docs/formats.md#what-becomes-of-each-tensor")
 @given(
-    shape=st.tuples(
+    size=st.tuples(
         st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 72, 200])),
         st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
+        st.sampled_from([1, 3, 8, 17]),
     ),
-    rank=st.sampled_from([1, 3, 8, 17]),
-    dtypes=st.tuples(st.sampled_from(list(DTYPES)), st.sampled_from(["F32", "BF16"])),
-    transposed=st.booleans(),
+    how=st.tuples(st.sampled_from(list(DTYPES)), st.sampled_from(["F32", "BF16"]), st.booleans()),
     tile=st.sampled_from([1, 100, 9000, MERGED_BYTES]),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
-    shape: tuple[int, int],
-    rank: int,
-    dtypes: tuple[str, str],
-    transposed: bool,
-    tile: int,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int, int], how: tuple[str, str, bool], tile: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(low_rank, "MERGED_BYTES", tile)
-    (rows, columns), (dtype, adapter) = shape, dtypes
+    (rows, columns, rank), (dtype, adapter, transposed) = size, how
     generator, file = torch.Generator().manual_seed(seed), Tensors()
     outputs, inputs = (columns, rows) if transposed else (rows, columns)
     weight = random((rows, columns), dtype, generator)

@@ -1,5 +1,6 @@
 """What goes for every recipe: what it says of itself is what the executor reads and makes of it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
@@ -28,6 +29,8 @@ NUMBERS = Stored(0, "scales", 0, 128)
 """A matrix of 4 × 8 numbers in float32."""
 UPDATE = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 16), "BF16", "BF16", 2, 0.5, 0, 4)
 STACKED = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 8), "BF16", "BF16", 1, 0.5, 0, 2, 0, 2)
+OTHER_UPDATES = {"a": Stored(0, "b", 32, 64), "b": Stored(0, "a", 16, 32), "scale": 0.25, "last_row": 3}
+OTHER_UPDATES |= {"a_dtype": "F16", "b_dtype": "F16"}
 LENGTHS = Stored(0, "scales", 128, 144)
 EVERY: dict[str, Recipe] = {
     "stored": Stored(0, "a", 3, 19),
@@ -77,7 +80,7 @@ class Noting(Memory):
         super().__init__(b"", FILES)
         self.noted: list[tuple[str, int, int]] = []
 
-    def read(self, file: str, start_byte: int, end_byte: int):  # type: ignore[no-untyped-def]
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         self.noted.append((file, start_byte, end_byte))
         return super().read(file, start_byte, end_byte)
 
@@ -92,8 +95,7 @@ def test_it_makes_as_many_bytes_as_it_says_of_the_files_that_it_says(name: str) 
     assert len(bytes_of(recipe, source)) == recipe.size_bytes
     files = {file for file, *_ in source.noted}
     assert {file for _, file in recipe.files()} == files and recipe.file in files
-    places = {extent.file for extent in (*recipe.reads(), *recipe.keeps())}
-    assert places == files
+    assert {extent.file for extent in (*recipe.reads(), *recipe.keeps())} == files
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -103,7 +105,6 @@ def test_it_is_the_same_after_a_journey_as_json(name: str) -> None:
     after = adapter.validate_json(adapter.dump_json(recipe))
     assert type(after) is type(recipe) and after == recipe and hash(after) == hash(recipe)
     assert after.key() == recipe.key()
-    assert bytes_of(after, Memory(b"", FILES)) == bytes_of(recipe, Memory(b"", FILES))
 
 
 def test_that_numbers_may_overflow_makes_no_other_bytes_and_no_other_key() -> None:
@@ -127,17 +128,7 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
         Fp8(PACKED, SCALES, "BF16", (4, 8), (2, 4), "F32"),
         Fp8(PACKED, SCALES, "F32", (8, 4), (2, 4), "F32"),
         Fp8(PACKED, Stored(0, "scales", 16, 32), "F32", (4, 8), (2, 4), "F32"),
-        *(
-            LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, **change),))
-            for change in (
-                {"a": Stored(0, "b", 32, 64)},
-                {"b": Stored(0, "a", 16, 32)},
-                {"a_dtype": "F16"},
-                {"b_dtype": "F16"},
-                {"scale": 0.25},
-                {"last_row": 3},
-            )
-        ),
+        *(LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, **{key: value}),)) for key, value in OTHER_UPDATES.items()),
         LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, first=1), replace(STACKED, last=1)), is_stacked=True),
         LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, last=1), replace(STACKED, first=1)), is_stacked=True),
         LowRank(Stored(0, "scales", 128, 256), "F32", (4, 8), (UPDATE,)),

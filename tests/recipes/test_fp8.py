@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from typing import Any
 
 import pytest
 import torch
@@ -29,31 +30,23 @@ def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.T
 
 
 @given(
-    lead=st.lists(st.integers(1, 3), max_size=2),
-    matrix=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    block=st.tuples(st.integers(1, 17), st.integers(1, 17)),
-    cut=st.tuples(st.sampled_from([1, 7, 64, 32768]), st.sampled_from([4, 24, 1 << 18])),
-    batch=st.sampled_from([5, 64, 1 << 20]),
+    sizes=st.tuples(st.lists(st.integers(1, 3), max_size=2), *[st.integers(1, 40)] * 2, *[st.integers(1, 17)] * 2),
+    cut=st.tuples(
+        st.sampled_from([1, 7, 64, 32768]), st.sampled_from([4, 24, 1 << 18]), st.sampled_from([5, 64, 1 << 20])
+    ),
     scale=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu]),
     dtype=st.sampled_from(list(DTYPES)),
     seed=SEEDS,
 )
 def test_any_weight_in_any_blocks_is_the_product_whatever_comes_at_a_time(
-    lead: list[int],
-    matrix: tuple[int, int],
-    block: tuple[int, int],
-    cut: tuple[int, int],
-    batch: int,
-    scale: torch.dtype,
-    dtype: str,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
+    sizes: Any, cut: tuple[int, int, int], scale: torch.dtype, dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantized, "PIECE_ELEMENTS", cut[0])
-    monkeypatch.setattr(pages, "PAGE_BYTES", cut[1])
+    (lead, rows, columns, *block), (piece, page, batch) = sizes, cut
+    monkeypatch.setattr(quantized, "PIECE_ELEMENTS", piece)
+    monkeypatch.setattr(pages, "PAGE_BYTES", page)
     generator = torch.Generator().manual_seed(seed)
-    weight = random_weight((*lead, *matrix), generator)
-    grid = (*lead, -(-matrix[0] // block[0]), -(-matrix[1] // block[1]))
+    weight = random_weight((*lead, rows, columns), generator)
+    grid = (*lead, -(-rows // block[0]), -(-columns // block[1]))
     scales = torch.rand(grid, generator=generator).to(scale)
     source, checkpoint = in_memory(
         {"a.weight": torch.zeros(3), "m.weight": weight, "m.weight_scale_inv": scales},

@@ -1,5 +1,6 @@
 """A weight with its low-rank updates has the bits that torch gives for PEFT's formulas, however it is cut."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -27,8 +28,11 @@ CUTS = st.tuples(st.sampled_from([1, 100, 1000, 9000, MERGED_BYTES]), st.sampled
 """How large the tiles are, and what is given at a time."""
 
 
+Bounds = Callable[[int, int], None]
+
+
 @pytest.fixture
-def bounds(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def bounds(monkeypatch: pytest.MonkeyPatch) -> Bounds:
     def small(tile: int, batch: int) -> None:
         monkeypatch.setattr(low_rank, "MERGED_BYTES", tile)
         monkeypatch.setattr(low_rank, "BATCH_BYTES", batch)
@@ -49,25 +53,15 @@ def added(weight: torch.Tensor, change: torch.Tensor, twice: bool = False) -> by
         st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
         st.sampled_from([1, 3, 8, 17, 128]),
     ),
-    dtypes=st.tuples(DTYPE, ADAPTER),
-    scale=SCALES,
-    transposed=st.booleans(),
-    twice=st.booleans(),
+    how=st.tuples(DTYPE, ADAPTER, SCALES, st.booleans(), st.booleans()),
     seed=SEEDS,
     cut=CUTS,
 )
 def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
-    size: tuple[int, int, int],
-    dtypes: tuple[str, str],
-    scale: float,
-    transposed: bool,
-    twice: bool,
-    seed: int,
-    cut: tuple[int, int],
-    bounds,  # type: ignore[no-untyped-def]
+    size: tuple[int, int, int], how: tuple[str, str, float, bool, bool], seed: int, cut: tuple[int, int], bounds: Bounds
 ) -> None:
     bounds(*cut)
-    (rows, columns, rank), (dtype, adapter) = size, dtypes
+    (rows, columns, rank), (dtype, adapter, scale, transposed, twice) = size, how
     generator, file = torch.Generator().manual_seed(seed), Tensors()
     outputs, inputs = (columns, rows) if transposed else (rows, columns)
     weight = random((rows, columns), dtype, generator)
@@ -89,8 +83,8 @@ def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
     seed=SEEDS,
     cut=CUTS,
 )
-def test_each_expert_gets_its_part_of_both_matrices(  # type: ignore[no-untyped-def]
-    shape: tuple[int, int, int], rank: int, dtype: str, swapped: bool, seed: int, cut: tuple[int, int], bounds
+def test_each_expert_gets_its_part_of_both_matrices(
+    shape: tuple[int, int, int], rank: int, dtype: str, swapped: bool, seed: int, cut: tuple[int, int], bounds: Bounds
 ) -> None:
     bounds(*cut)
     experts, rows, columns = shape
@@ -185,8 +179,8 @@ def test_it_says_in_words_how_many_updates_it_adds() -> None:
 @promise("docs/security.md#fill-a-job-s-memory-with")
 @pytest.mark.parametrize("tile", [1, 100, MERGED_BYTES])
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "computed"])
-def test_of_many_updates_of_some_rows_of_some_matrices_one_at_a_time_is_in_memory(  # type: ignore[no-untyped-def]
-    stored: bool, tile: int, bounds, monkeypatch: pytest.MonkeyPatch
+def test_of_many_updates_of_some_rows_of_some_matrices_one_at_a_time_is_in_memory(
+    stored: bool, tile: int, bounds: Bounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless the weight is computed first, so that it cannot be read in parts. Other rows stay as they are."""
     bounds(tile, BATCH_BYTES)

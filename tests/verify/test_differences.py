@@ -5,7 +5,6 @@ import math
 import struct
 import sys
 import tempfile
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from sharding.recipes.cast import numbers
 from sharding.verify import differences
 from sharding.verify.differences import Sums
 from tests.casts import MIXED, save_mixed
-from tests.hubs import TOKEN, push
-from tests.inhouse import InHouse, hub_in_house
 from tests.quantized import write
 
 NUMERIC = [name for name, dtype in BY_NAME.items() if dtype.bits >= 8 and name != "C64"]
@@ -282,21 +279,6 @@ def test_quantized_weights_are_compared_as_what_they_stand_for(tmp_path: Path) -
     assert is_as_expected(found["a.weight"], figures_of(right, right * 1.5))
 
 
-def test_components_and_variants_are_compared_by_their_names(tmp_path: Path) -> None:
-    for name, more in (("one", 0.0), ("two", 0.25)):
-        for part in ("unet", "vae"):
-            (tmp_path / name / part).mkdir(parents=True)
-            (tmp_path / name / part / "config.json").write_text("{}")
-            for variant, add in (("", more), (".fp16", 2 * more)):
-                tensors = {"w": torch.arange(6.0) + add, "same": torch.ones(2)}
-                save_file(tensors, tmp_path / name / part / f"diffusion_pytorch_model{variant}.safetensors")
-        parts = {part: ["diffusers", "UNet2DModel"] for part in ("unet", "vae")}
-        (tmp_path / name / "model_index.json").write_text(json.dumps({"_class_name": "P", **parts}))
-    for variant in ("", "fp16"):  # which is that of the original alone
-        found = differing(tmp_path / "one", tmp_path / "two", variant=variant)
-        assert {name: one.largest_abs for name, one in found.items()} == {"unet/w": 0.25, "vae/w": 0.25}
-
-
 def test_the_method_counts_the_tensors_whose_numbers_were_compared_and_claims_nothing_of_others(tmp_path: Path) -> None:
     of, zero = torch.ones(2), torch.zeros(2)
     one = save(tmp_path / "one", {"a": of, "b": of, "c": of})
@@ -308,20 +290,3 @@ def test_the_method_counts_the_tensors_whose_numbers_were_compared_and_claims_no
     assert verified(one, two).method.endswith("; the numbers of 1 tensor that differs were compared in float64")
     assert verified(one, three).method.endswith("; the numbers of 2 tensors that differ were compared in float64")
     assert verified(one, two, numeric=False).differences is None
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
-        yield hub
-
-
-def test_two_repos_of_a_hub_differ_as_two_folders_do(hub: InHouse, tmp_path: Path) -> None:
-    first = {f"layers.{n}.weight": torch.randn(30, 40) for n in range(6)}
-    second = {name: tensor.to(torch.bfloat16) for name, tensor in first.items()}
-    folders = save(tmp_path / "one", first), save(tmp_path / "two", second)
-    one, two = (push(hub, folder, f"alice/{folder.name}") for folder in folders)
-    asked = {"endpoint": hub.address, "token": TOKEN}
-    found = differing(*folders)
-    assert found.keys() == first.keys() and found == differing(one, two, **asked)
-    assert found == differing(one, folders[1], **asked) == differing(folders[0], two, **asked)

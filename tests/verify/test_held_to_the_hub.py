@@ -19,7 +19,7 @@ from sharding.report.schema import Report
 from sharding.storage.hub import answers as retry
 from sharding.storage.hub.source import HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH
-from tests.conftest import in_two_files
+from tests.conftest import in_two_files, random_tensors, write_checkpoint
 from tests.folders import finish, kept, until_shard
 from tests.hubs import TOKEN, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
@@ -196,6 +196,16 @@ def test_what_an_earlier_run_left_is_said_to_be_compared_with_a_folder_alone(
     compared = f"; {number} shards of an earlier run compared with the source's tensors first"
     assert (compared in said) is (place == "folder")
     assert "earlier run" not in shard(hub, source, str(tmp_path / "fresh")).verification.method
+
+
+def test_two_repos_differ_in_their_numbers_as_two_folders_do(hub: InHouse, tmp_path: Path) -> None:
+    one, other = tmp_path / "in", tmp_path / "other"
+    write_checkpoint(other, {"model.safetensors": random_tensors(seed=1)}, index=False)
+    found = compare(hub, one, other, numeric=True).differences
+    assert found and len(found) == 13
+    repos = put(hub, one), put(hub, other, "alice/other")
+    for pair in (repos, (repos[0], other), (one, repos[1])):
+        assert compare(hub, *pair, numeric=True).differences == found
 
 
 # --- Weights beside the weights ----------------------------------------------------------------------------
