@@ -68,13 +68,6 @@ def test_shards_are_numbered_as_on_the_hub_and_one_has_the_plain_name() -> None:
     assert files == [["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], ["model.safetensors"]]
 
 
-def test_an_oversized_tensor_is_named_with_what_to_do() -> None:
-    (finding,) = plan_shards([tensor("big", 30)], Options(4)).findings
-    assert (finding.level, finding.code) == ("warning", "oversized-tensor")
-    assert "big" in finding.message
-    assert finding.hint
-
-
 def test_metadata_of_the_source_go_into_every_header_and_a_count_of_parameters_that_is_known_is_kept() -> None:
     plan = plan_shards(TWO, Options(4), Component(metadata={"format": "pt", "quant": "x"}, total_parameters=2))
     assert all(b'"__metadata__":{"format":"pt","quant":"x"}' in shard_header(plan, shard) for shard in plan.shards)

@@ -70,11 +70,3 @@ def test_numbers_that_become_infinite_are_counted_and_a_row_of_zeros_becomes_no_
     assert chunk.overflowed == 8
     expected = torch.tensor([[0.5] * 4, [float("inf")] * 4, [float("nan")] * 4], dtype=torch.float16)
     assert bytes(chunk.data) == bits(expected)[2]
-
-
-def test_it_says_in_words_that_each_output_has_a_length() -> None:
-    file = Tensors()
-    b, a, magnitude, weight = (file.add(torch.zeros(shape)) for shape in ((4, 1), (1, 8), (4,), (4, 8)))
-    update = Update(a, b, "F32", "F32", 1, 2.0, 0, 4)
-    words = Dora(weight, "F32", (4, 8), update, magnitude, "F32").words((4, 8))
-    assert words.startswith("dora(F32 [4, 8], ") and "; lengths " in words and "2 × (" in words

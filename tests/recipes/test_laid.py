@@ -209,10 +209,3 @@ def test_new_rows_may_be_cast_first() -> None:
     expected = old.clone()
     expected[2] = new[0]
     assert bytes_of(recipe, file.source()) == bits(expected)[2]
-
-
-def test_it_says_in_words_how_many_rows_are_new() -> None:
-    file = Tensors()
-    old, one, two = (file.add(torch.zeros(shape)) for shape in ((4, 3), (1, 3), (2, 3)))
-    assert "; 1 row from " in Rows(old, one, (2,), 12).words((4, 3))
-    assert "; 2 rows from " in Rows(old, two, (2, 0), 12).words((4, 3))

@@ -16,7 +16,6 @@ from sharding.recipes import low_rank
 from sharding.recipes.cast import Cast
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import MERGED_BYTES, LowRank, Update, tiles
-from sharding.recipes.stored import Stored
 from tests.folders import bits
 from tests.promises import promise
 from tests.recipes.executor import FILE, bytes_of
@@ -166,14 +165,6 @@ def test_a_chunk_is_no_larger_than_a_batch() -> None:
     update = Update(file.add(a), file.add(torch.ones(8, 1)), "F32", "F32", 1, 1.0, 0, 8)
     sizes = [len(chunk.data) for chunk in file.chunks(LowRank(file.add(weight), "F32", (8, row), (update,)))]
     assert max(sizes) <= BATCH_BYTES and sum(sizes) == weight.nbytes
-
-
-def test_it_says_in_words_how_many_updates_it_adds() -> None:
-    update = Update(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), "F32", "F32", 1, 2.5, 0, 4)
-    recipe = LowRank(Stored(0, "w", 0, 64), "BF16", (4, 8), (update,))
-    assert recipe.words((4, 8)) == "add(BF16 [4, 8], w bytes 0–64; 2.5 × (b bytes 0–16 @ a bytes 0–32))"
-    for count, said in ((2, " and 1 more update)"), (3, " and 2 more updates)")):
-        assert LowRank(recipe.of, "BF16", (8, 4), (update,) * count).words((8, 4)).endswith(said)
 
 
 @promise("docs/security.md#fill-a-job-s-memory-with")
