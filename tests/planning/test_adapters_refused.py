@@ -142,7 +142,6 @@ OF_KEYS = {
     "a pickle that runs code": Refused(("adapter_model.bin",), unpickling_runs_code),
     "weights that it does not target": Refused(("v_proj",), configured(target_modules=sorted({*EVERY} - {"v_proj"}))),
     "weights that it excludes": Refused(("v_proj",), configured(exclude_modules=["v_proj"])),
-    "weights of other layers": Refused(("layers.1",), configured(layers_to_transform=[0])),
     "no lora_B": Refused((f"{V_PROJ}.lora_B.weight",), without(f"{V_PROJ}.lora_B.weight")),
     "a whole weight beside its update": Refused(
         (f"{V_PROJ}.weight", f"{V_PROJ}.base_layer.weight"), with_more(**{f"{V_PROJ}.weight": torch.ones(16, 32)})

@@ -17,7 +17,7 @@ from sharding.recipes.quantized import Fp8, Mxfp4
 from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
 from tests.fuzz.targets import Memory
-from tests.recipes.executor import bytes_of
+from tests.recipes.executor import FILE, ShortChunks, bytes_of, outcome, tensor_of
 
 FILES = {"a": bytes(range(256)), "b": bytes(range(255, -1, -1)), "scales": torch.rand(64).numpy().tobytes()}
 TURNED = Laid((Box("a", 8, (0, 0), (4, 6), (1, 4)),), (4, 6), 4)
@@ -149,3 +149,25 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
     ]
     for one, other in combinations([*EVERY.values(), *others], 2):
         assert one != other and one.key() != other.key()
+
+
+# --- Bytes as they lie, from whichever source ---------------------------------------------------------------
+
+DATA = bytes(range(256)) * 4
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("chunk", [1, 13, 1 << 20])
+def test_any_stretch_is_moved_whatever_comes_at_a_time(batch: int, chunk: int) -> None:
+    for start, end in ((0, len(DATA)), (3, 100), (99, 100), (5, 5)):
+        source = ShortChunks(DATA, chunk, batch)
+        assert bytes_of(Stored(0, FILE, start, end), source) == DATA[start:end]
+        assert sum(last - first for first, last in source.noted) == end - start
+
+
+def test_each_stretch_is_read_of_its_own_source() -> None:
+    sources = Memory(b"the first one"), Memory(b"a second here")
+    places = {"a": (1, 2, 8), "b": (0, 4, 9), "c": (1, 0, 1), "d": (0, 0, 3)}
+    tensors = [tensor_of(Stored(number, FILE, start, end), name=name) for name, (number, start, end) in places.items()]
+    data, _ = outcome(tensors, *sources)
+    assert data == {"a": b"second", "b": b"first", "c": b"a", "d": b"the"}

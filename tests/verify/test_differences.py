@@ -168,34 +168,32 @@ def tensors_of(model: dict[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def test_each_tensor_that_differs_is_named_with_its_figures_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(max_examples=60)
+@given(models, models, st.sampled_from([1, 8, 1 << 13]))
+def test_each_tensor_that_differs_is_named_with_its_figures_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, one: dict[str, Any], other: dict[str, Any], at_a_time: int
+) -> None:
     monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 64)
-
-    @settings(max_examples=60)
-    @given(models, models, st.sampled_from([1, 8, 1 << 13]))
-    def check(one: dict[str, Any], other: dict[str, Any], at_a_time: int) -> None:
-        monkeypatch.setattr(differences, "_ELEMENTS", at_a_time)
-        first, second = tensors_of(one), tensors_of(other)
-        with tempfile.TemporaryDirectory() as folder:
-            found = differing(save(Path(folder, "one"), first), save(Path(folder, "two"), second))
-        differ = {name for name in {*one, *other} if one.get(name) != other.get(name)}
-        for name in differ & first.keys() & second.keys():  # other seeds may give the same
-            a, b = first[name], second[name]
-            if (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a, b):
-                differ.remove(name)
-        assert list(found) == sorted(differ, key=lambda name: int(name.split(".")[1])), "in natural order"
-        for name, difference in found.items():
-            if name not in first or name not in second:
-                where = "first" if name in first else "second"
-                assert difference == Difference(name, note=f"only in the {where}")
-            elif (a := first[name]).shape != (b := second[name]).shape:
-                note = f"{list(a.shape)} in the first and {list(b.shape)} in the second"
-                assert difference == Difference(name, note=note)
-            else:
-                assert is_as_expected(difference, figures_of(a, b)), name
-                assert (" in the first and " in difference.note) == (a.dtype != b.dtype)
-
-    check()
+    monkeypatch.setattr(differences, "_ELEMENTS", at_a_time)
+    first, second = tensors_of(one), tensors_of(other)
+    with tempfile.TemporaryDirectory() as folder:
+        found = differing(save(Path(folder, "one"), first), save(Path(folder, "two"), second))
+    differ = {name for name in {*one, *other} if one.get(name) != other.get(name)}
+    for name in differ & first.keys() & second.keys():  # other seeds may give the same
+        a, b = first[name], second[name]
+        if (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a, b):
+            differ.remove(name)
+    assert list(found) == sorted(differ, key=lambda name: int(name.split(".")[1])), "in natural order"
+    for name, difference in found.items():
+        if name not in first or name not in second:
+            where = "first" if name in first else "second"
+            assert difference == Difference(name, note=f"only in the {where}")
+        elif (a := first[name]).shape != (b := second[name]).shape:
+            note = f"{list(a.shape)} in the first and {list(b.shape)} in the second"
+            assert difference == Difference(name, note=note)
+        else:
+            assert is_as_expected(difference, figures_of(a, b)), name
+            assert (" in the first and " in difference.note) == (a.dtype != b.dtype)
 
 
 def test_a_note_says_what_the_figures_do_not(tmp_path: Path) -> None:
