@@ -66,8 +66,9 @@ def test_a_quantized_checkpoint_is_not_cast_and_the_refusal_says_what_tells(
     assert job.plan(str(tmp_path), "1MB")[1].options.dtype == "keep"
 
 
+Forms = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 E4M3, CODES = torch.float8_e4m3fn, torch.int8
-QUANTIZED: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {
+QUANTIZED: dict[str, Forms] = {
     "ComfyUI": {"weight": (E4M3, (8, 16)), "scale_weight": (torch.float32, ()), "bias": (torch.bfloat16, (8,))},
     "FP8 with .scale": {"weight": (E4M3, (8, 16)), "scale": (torch.float32, (1, 1))},
     "FP8 of quanto's library": {"weight": (E4M3, (8, 16)), "qscale_weight": (torch.float32, (8,))},
@@ -79,9 +80,15 @@ QUANTIZED: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {
     "int8": {"weight": (CODES, (8, 16)), "scales": (torch.float16, (8,))},
     "MXFP4 of DeepSeek": {"weight": (CODES, (8, 8)), "scale": (torch.float8_e8m0fnu, (8, 1))},
 }
+OTHERS: dict[str, Forms] = {
+    "positions": {"position_ids": (torch.int32, (1, 64)), "weight": (torch.float32, (64, 8))},
+    "a mask": {"attn.bias": (torch.uint8, (1, 1, 8, 8)), "attn.masked_bias": (torch.float32, ())},
+    "indices": {"relative_position_index": (torch.int32, (8, 8)), "table": (torch.float32, (15, 2))},
+    "FP8 without scales": {"weight": (E4M3, (8, 16)), "bias": (torch.bfloat16, (8,))},
+}
 
 
-def save_module(folder: Path, forms: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> Path:
+def save_module(folder: Path, forms: Forms) -> Path:
     of_bytes = {name: torch.zeros(shape, dtype=torch.float32).to(dtype) for name, (dtype, shape) in forms.items()}
     others = {"norm.weight": torch.ones(8, dtype=torch.bfloat16)}
     save_file({f"h.0.{name}": tensor for name, tensor in of_bytes.items()} | others, folder / "model.safetensors")
@@ -95,20 +102,9 @@ def test_numbers_that_need_the_scales_beside_them_are_not_cast(kind: str, tmp_pa
         job.plan(str(source), Options("1MB", dtype="fp16"))
 
 
-@pytest.mark.parametrize(
-    "buffer",
-    [
-        {"position_ids": (torch.int32, (1, 64)), "weight": (torch.float32, (64, 8))},
-        {"attn.bias": (torch.uint8, (1, 1, 8, 8)), "attn.masked_bias": (torch.float32, ())},
-        {"relative_position_index": (torch.int32, (8, 8)), "table": (torch.float32, (15, 2))},
-        {"weight": (E4M3, (8, 16)), "bias": (torch.bfloat16, (8,))},
-    ],
-    ids=["positions", "mask", "indices", "FP8 without scales"],
-)
-def test_buffers_beside_weights_and_plain_fp8_do_not_stop_a_cast(
-    buffer: dict[str, tuple[torch.dtype, tuple[int, ...]]], tmp_path: Path
-) -> None:
-    plan = job.plan(str(save_module(tmp_path, buffer)), Options("1MB", dtype="fp16"))[1]
+@pytest.mark.parametrize("kind", OTHERS)
+def test_buffers_beside_weights_and_plain_fp8_do_not_stop_a_cast(kind: str, tmp_path: Path) -> None:
+    plan = job.plan(str(save_module(tmp_path, OTHERS[kind])), Options("1MB", dtype="fp16"))[1]
     assert {tensor.dtype for tensor in plan.tensors} <= {"F16", "I32", "U8"}
 
 
