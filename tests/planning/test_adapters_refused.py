@@ -86,6 +86,10 @@ def removed(file: str) -> Edit:
     return lambda folder: (folder / file).unlink()
 
 
+def ending_early(folder: Path) -> None:
+    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 9)
+
+
 def of_experts(part: str, shape: tuple[int, int], number: int = 4, rank: int = 4, **settings: Any) -> Edit:
     return in_turn(for_each_expert({part: shape}, number=number, rank=rank), configured(**settings))
 
@@ -138,10 +142,11 @@ OF_CONFIGURATION = {
 
 OF_KEYS = {
     "no weights": Refused((WEIGHTS,), removed(WEIGHTS)),
-    "weights that end early": Refused((WEIGHTS,), lambda folder: os.truncate(folder / WEIGHTS, 999)),
+    "weights that end early": Refused((WEIGHTS,), ending_early),
     "a pickle that runs code": Refused(("adapter_model.bin",), unpickling_runs_code),
     "weights that it does not target": Refused(("v_proj",), configured(target_modules=sorted({*EVERY} - {"v_proj"}))),
     "weights that it excludes": Refused(("v_proj",), configured(exclude_modules=["v_proj"])),
+    "weights of other layers": Refused(("layers.1",), configured(layers_to_transform=[0])),
     "no lora_B": Refused((f"{V_PROJ}.lora_B.weight",), without(f"{V_PROJ}.lora_B.weight")),
     "a whole weight beside its update": Refused(
         (f"{V_PROJ}.weight", f"{V_PROJ}.base_layer.weight"), with_more(**{f"{V_PROJ}.weight": torch.ones(16, 32)})

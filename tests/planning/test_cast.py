@@ -22,7 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 
 
 def test_integers_and_booleans_stay_and_the_plan_counts_what_is_written(tmp_path: Path) -> None:
-    report = cast(save_mixed(tmp_path), tmp_path / "out")
+    (tmp_path / "in").mkdir()
+    report = cast(save_mixed(tmp_path / "in"), tmp_path / "out")
     found = tensors(tmp_path / "out")
     assert {name: tensor.dtype for name, tensor in found.items()} == {
         **dict.fromkeys("acefghi", torch.float16), "b": torch.int64, "d": torch.bool,

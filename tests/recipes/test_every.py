@@ -109,7 +109,7 @@ def test_it_is_the_same_after_a_journey_as_json(name: str) -> None:
 
 def test_it_says_in_words_what_it_does() -> None:
     words = {name: recipe.words((4, 8)) for name, recipe in EVERY.items() if name in ("updated", "dora", "rows")}
-    assert words["updated"] == "add(F32 [4, 8], scales bytes 0–128; 0.5 × (b bytes 0–32 @ a bytes 0–16))"
+    assert words["updated"] == "add(F32 [4, 8], scales bytes 0–128; 0.5 × (a bytes 0–16 @ b bytes 0–32))"
     assert words["dora"].startswith("dora(F32 [4, 8], ") and "; lengths " in words["dora"]
     for count, more in ((2, " and 1 more update)"), (3, " and 2 more updates)")):
         assert LowRank(NUMBERS, "F32", (4, 8), (UPDATE,) * count).words((4, 8)).endswith(more)
