@@ -32,7 +32,7 @@ def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.T
 
 
 @given(
-    sizes=st.tuples(st.lists(st.integers(1, 3), max_size=2), *[st.integers(1, 40)] * 2, *[st.integers(1, 17)] * 2),
+    sizes=st.tuples(st.lists(st.integers(1, 2), max_size=2), *[st.integers(1, 24)] * 2, *[st.integers(1, 13)] * 2),
     cut=st.tuples(
         st.sampled_from([1, 7, 64, 32768]), st.sampled_from([4, 24, 1 << 18]), st.sampled_from([5, 64, 1 << 20])
     ),
