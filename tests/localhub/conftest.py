@@ -72,6 +72,10 @@ class Server:
     def api(self, token: str | bool = "hf_alice") -> HfApi:
         return HfApi(endpoint=self.address, token=token)
 
+    def put(self, repo_id: str, path: str, data: Any = b"x", token: str = "hf_alice", **more: Any) -> str:
+        """Put a file into a repo; return the commit."""
+        return str(self.api(token).upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=repo_id, **more).oid)
+
     def ask(
         self,
         method: str,

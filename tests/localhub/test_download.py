@@ -37,7 +37,7 @@ def test_a_range_is_answered_with_206(hub: Server, stocked: str, span: str, star
 
 def test_short_ranges_of_a_xet_file_leave_no_copy_behind(hub: Server, repo: str) -> None:
     content = payload(9_000_000, 4)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="w.bin", repo_id=repo)
+    hub.put(repo, "w.bin", content)
     before = sum(path.stat().st_size for path in (hub.folder / "blobs").rglob("*") if path.is_file())
     assert hub.ask("GET", f"/{repo}/resolve/main/w.bin", Range="bytes=100-299").body == content[100:300]
     after = sum(path.stat().st_size for path in (hub.folder / "blobs").rglob("*") if path.is_file())

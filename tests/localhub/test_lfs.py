@@ -46,7 +46,7 @@ def test_a_client_without_xet_reads_what_another_sent_over_xet(
     hub: Server, repo: str, script: Callable[..., str]
 ) -> None:
     content = payload(10_500_000, 12)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="w.bin", repo_id=repo)
+    hub.put(repo, "w.bin", content)
     code = f"""
 import hashlib
 print(hashlib.sha256(open(api.hf_hub_download({repo!r}, "w.bin", local_dir=here), "rb").read()).hexdigest())

@@ -42,7 +42,7 @@ def test_everything_is_still_there_after_a_kill(own: Server) -> None:
     assert own.ask("GET", "/alice/kept/resolve/main/w.bin", token=token).body == payload(300_000, 1)
     assert own.ask("GET", "/alice/kept/resolve/main/a.txt", token="hf_bob").status == 403
     assert own.ask("GET", "/oauth/jwks").json() == keys
-    own.api().upload_file(path_or_fileobj=payload(300_000, 2), path_in_repo="w2.bin", repo_id="alice/kept")
+    own.put("alice/kept", "w2.bin", payload(300_000, 2))
 
 
 def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
@@ -127,7 +127,7 @@ def test_clients_in_several_processes_read_while_another_writes(own: Server, tmp
 def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path: Path) -> None:
     own.start()
     own.api().create_repo("alice/hit")
-    own.api().upload_file(path_or_fileobj=payload(500_000, 1), path_in_repo="w.bin", repo_id="alice/hit")
+    own.put("alice/hit", "w.bin", payload(500_000, 1))
     endpoint = own.ask("GET", "/api/models/alice/hit/xet-write-token/main").json()["casUrl"]
     code = (
         f"import hf_xet, sys, os; commit = hf_xet.XetSession().new_upload_commit(endpoint={endpoint!r})\n"
@@ -141,6 +141,6 @@ def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path
     writer.wait()
     writer.stdout.close()
     writer.stdin.close()
-    own.api().upload_file(path_or_fileobj=payload(500_000, 2), path_in_repo="w2.bin", repo_id="alice/hit")
+    own.put("alice/hit", "w2.bin", payload(500_000, 2))
     place = Path(own.api().snapshot_download("alice/hit", cache_dir=tmp_path))
     assert [(place / name).read_bytes() for name in ("w.bin", "w2.bin")] == [payload(500_000, n) for n in (1, 2)]

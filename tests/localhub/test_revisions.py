@@ -52,7 +52,7 @@ def test_paths_are_described_with_the_commit_that_last_touched_them_and_missing_
 
 def test_commits_are_listed_newest_first_over_all_pages(hub: Server, repo: str) -> None:
     for n in range(6):
-        hub.api().upload_file(path_or_fileobj=b"%d" % n, path_in_repo="a", repo_id=repo, commit_message=f"number {n}")
+        hub.put(repo, "a", b"%d" % n, commit_message=f"number {n}")
     titles = [commit.title for commit in hub.api().list_repo_commits(repo)]
     assert titles == [*(f"number {n}" for n in reversed(range(6))), "initial commit"]
 

@@ -69,7 +69,7 @@ def test_nobody_writes_to_what_is_not_theirs(hub: Server, repo: str) -> None:
 
 def test_members_write_to_their_organisation(hub: Server) -> None:
     hub.api("hf_bob").create_repo("acme/shared")
-    hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="acme/shared")
+    hub.put("acme/shared", "x")
     assert status_of(lambda: hub.api("hf_carol").create_repo("acme/other")) == 403
 
 
@@ -94,7 +94,7 @@ def test_a_repo_is_renamed_and_deleted(hub: Server, repo: str) -> None:
 def test_a_gated_repo_shows_its_files_and_hands_them_out_to_its_owners_alone(
     hub: Server, repo: str, tmp_path: Path
 ) -> None:
-    hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=repo)
+    hub.put(repo, "x.txt")
     hub.api().update_repo_settings(repo, gated="auto")
     bob = hub.api("hf_bob")
     assert bob.model_info(repo).gated == "auto"

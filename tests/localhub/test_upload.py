@@ -38,7 +38,7 @@ def test_a_file_comes_back_as_it_was_sent(
     content = payload(size, seed=next(NUMBERS))
     (tmp_path / "file").write_bytes(content)
     given = {"bytes": content, "path": tmp_path / "file", "file": io.BytesIO(content)}[source]
-    hub.api().upload_file(path_or_fileobj=given, path_in_repo=name, repo_id=repo)
+    hub.put(repo, name, given)
     assert fetch(hub, repo, name) == content
     (info,) = hub.api().get_paths_info(repo, [name])
     assert info.size == size
@@ -61,7 +61,7 @@ def test_a_folder_goes_up_with_one_call(hub: Server, repo: str, tmp_path: Path) 
 def test_an_unchanged_file_makes_no_new_commit(hub: Server, repo: str) -> None:
     for _ in range(2):
         for name in ("a.txt", "a.bin"):
-            hub.api().upload_file(path_or_fileobj=b"same" * 100, path_in_repo=name, repo_id=repo)
+            hub.put(repo, name, b"same" * 100)
     assert len(hub.api().list_repo_commits(repo)) == 3
 
 
@@ -93,7 +93,7 @@ def test_a_stale_parent_is_refused_with_412_and_changes_nothing(hub: Server, rep
 
 def test_a_branch_that_is_missing_takes_no_commit(hub: Server, repo: str) -> None:
     with pytest.raises(RevisionNotFoundError):
-        hub.api().upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id=repo, revision="nowhere")
+        hub.put(repo, "a.txt", b"1", revision="nowhere")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_commit_with_one_wrong_line_is_refused_whole(hub: Server, repo: str, l
 
 def test_a_xet_file_whose_size_is_not_told_truly_is_refused(hub: Server, repo: str) -> None:
     content = payload(100_000, 77)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
+    hub.put(repo, "a.bin", content)
     value = {"path": "b.bin", "algo": "sha256", "oid": hashlib.sha256(content).hexdigest(), "size": 99_999}
     body = [{"key": "header", "value": {"summary": "x"}}, {"key": "lfsFile", "value": value}]
     assert hub.ask("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, body)).encode()).status == 400
@@ -150,7 +150,7 @@ def test_large_files_are_copied_on_the_server_within_a_repo(hub: Server, repo: s
 
 def test_large_files_are_copied_on_the_server_across_repos(hub: Server, repo: str) -> None:
     content = payload(200_000, 6)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
+    hub.put(repo, "a.bin", content)
     bob = hub.api("hf_bob")
     bob.create_repo(f"bob/copy-of-{repo[6:]}")
     target = f"bob/copy-of-{repo[6:]}"
@@ -162,7 +162,7 @@ def test_large_files_are_copied_on_the_server_across_repos(hub: Server, repo: st
 
 def test_files_of_a_repo_that_cannot_be_read_are_not_copied(hub: Server, repo: str) -> None:
     content = payload(200_000, 7)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
+    hub.put(repo, "a.bin", content)
     hub.api().update_repo_settings(repo, visibility="private")
     hub.api("hf_bob").create_repo(f"bob/no-copy-of-{repo[6:]}")
     files = [{"sha256": hashlib.sha256(content).hexdigest(), "xetHash": "0" * 64, "filename": "a.bin"}]
@@ -180,7 +180,7 @@ def test_a_repo_is_duplicated_and_the_copy_is_its_own(hub: Server, repo: str) ->
 
 
 def test_a_pull_request_leaves_main_alone(hub: Server, repo: str) -> None:
-    info = hub.api("hf_bob").upload_file(path_or_fileobj=b"b", path_in_repo="b.txt", repo_id=repo, create_pr=True)
+    info = hub.put(repo, "b.txt", b"b", token="hf_bob", create_pr=True)
     assert info.pr_revision == "refs/pr/1"
     assert hub.api().list_repo_files(repo) == [".gitattributes"]
     assert "b.txt" in hub.api().list_repo_files(repo, revision="refs/pr/1")
@@ -188,7 +188,7 @@ def test_a_pull_request_leaves_main_alone(hub: Server, repo: str) -> None:
 
 def test_a_card_that_the_hub_would_not_take_is_refused(hub: Server, repo: str) -> None:
     with pytest.raises((BadRequestError, ValueError), match="license"):
-        hub.api().upload_file(path_or_fileobj=b"---\nlicense: mine\n---\n", path_in_repo="README.md", repo_id=repo)
+        hub.put(repo, "README.md", b"---\nlicense: mine\n---\n")
 
 
 def test_a_deletion_of_nothing_is_not_found(hub: Server, repo: str) -> None:

@@ -190,11 +190,7 @@ def test_a_lent_file_is_read_only_where_the_same_is(
     lent = open_source(str(checkpoint)).lend([ONE, TWO, "config.json"])
     for one in lent.files:
         stat = (checkpoint / one.file).stat()
-        assert (one.place, one.bytes, one.modified_ns) == (
-            str(checkpoint / one.file),
-            stat.st_size,
-            stat.st_mtime_ns,
-        )
+        assert (one.place, one.bytes, one.modified_ns) == (str(checkpoint / one.file), stat.st_size, stat.st_mtime_ns)
     if change is None:
         assert b"".join(open_lent(lent).read(name, 3, 9)) == (checkpoint / name).read_bytes()[3:9]
         return

@@ -27,7 +27,7 @@ DATA = os.urandom(20_000)
 
 def test_what_the_store_has_and_what_is_small_goes_in_one_request(hub: InHouse, name: str) -> None:
     hub.api().create_repo(name)
-    hub.api().upload_file(path_or_fileobj=DATA, path_in_repo="stored.safetensors", repo_id=name)
+    hub.put(name, "stored.safetensors", DATA)
     record = ShardRecord("copy.safetensors", len(DATA), sha256(DATA).hexdigest(), {})
     repo, head = HubRepo(Hub(hub.address, TOKEN), name), heads(hub, name)["main"]
     hub.log.clear()
@@ -53,7 +53,7 @@ def test_side_files_of_the_store_are_copied_by_the_hub_or_sent_where_it_does_not
     hub.api().create_repo(source)
     hub.api().create_repo(name)
     for path, data in beside.items():
-        hub.api().upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=source)
+        hub.put(source, path, data)
     client = Hub(hub.address, TOKEN)
     repo = HubRepo(client, name)
     files = open_repo(client, source, folder="lora/")
@@ -72,7 +72,7 @@ def test_side_files_of_the_store_are_copied_by_the_hub_or_sent_where_it_does_not
 
 def test_a_whole_job_sends_side_files_that_the_hub_does_not_copy(hub: InHouse, name: str, tmp_path: Path) -> None:
     if "tokenizer.model" not in files_of(hub, SOURCE):
-        hub.api().upload_file(path_or_fileobj=DATA, path_in_repo="tokenizer.model", repo_id=SOURCE)
+        hub.put(SOURCE, "tokenizer.model", DATA)
     for number, rules in enumerate(([], [f"gone@{COPY}"])):
         with hub.failing(*rules):
             assert shard(hub, SOURCE, f"{name}-{number}", "9kB").verification.identical

@@ -98,7 +98,7 @@ def test_what_is_published_is_not_given_up_although_its_staging_branch_is_there_
 def move_on(hub: InHouse) -> None:
     """Change every file beside the weights of the source."""
     for path, data in BESIDE.items():
-        hub.api().upload_file(path_or_fileobj=data + b" later", path_in_repo=path, repo_id=SOURCE)
+        hub.put(SOURCE, path, data + b" later")
 
 
 def beside(folder: Path) -> dict[str, bytes]:

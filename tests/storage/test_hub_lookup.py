@@ -36,7 +36,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
 def fill(server: InHouse) -> None:
     for name in ("apple-1", "apple-2", "pear"):
         server.api().create_repo(f"alice/{name}")
-    server.api().upload_file(path_or_fileobj=CARD, path_in_repo="README.md", repo_id="alice/pear")
+    server.put("alice/pear", "README.md", CARD)
     server.api().create_repo("alice/hidden-apple", private=True)
     server.api("hf_bob").create_repo("bob/gated")
     server.api("hf_bob").update_repo_settings("bob/gated", gated="manual")
@@ -266,7 +266,7 @@ def test_of_a_repo_that_holds_nothing_of_anybody_it_is_said_that_it_is_there(hub
     hub.api().delete_file(".gitattributes", name)
     assert lookup.remark_on_empty(name, TOKEN) == said
     for path in (".gitattributes", "notes.txt"):
-        hub.api().upload_file(path_or_fileobj=b"x", path_in_repo=path, repo_id=name)
+        hub.put(name, path)
     assert lookup.remark_on_empty(name, TOKEN) == ""
     with hub.failing("status:403@.*"):
         assert lookup.remark_on_empty(name, TOKEN) == ""

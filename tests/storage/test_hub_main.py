@@ -46,7 +46,7 @@ def start(hub: InHouse, until: type, size: str = "20kB", **more: Any) -> Generat
 
 
 def put(hub: InHouse, path: str, data: bytes = b"for nobody else", **more: Any) -> None:
-    hub.api().upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=MADE, **more)
+    hub.put(MADE, path, data, None=more)
 
 
 def is_private(hub: InHouse) -> bool:
@@ -215,7 +215,7 @@ def test_a_job_that_goes_on_after_it_was_shown_replaces_nothing_on_top_of_its_co
 def test_a_file_of_ones_own_beside_an_earlier_copy_is_not_replaced_by_one_of_the_source(hub: InHouse) -> None:
     shard(hub, SOURCE, MADE, "60kB")
     put(hub, "notes.txt", b"mine")
-    hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo="notes.txt", repo_id=SOURCE)
+    hub.put(SOURCE, "notes.txt", b"theirs")
     with pytest.raises(
         DestinationError, match=r"alice/made has files that somebody else wrote or changed: notes\.txt"
     ) as refusal:
@@ -231,7 +231,7 @@ def test_a_file_where_the_source_has_a_folder_is_refused_before_anything_moves(
 ) -> None:
     shard(hub, SOURCE, MADE, "60kB")
     put(hub, there)
-    hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo=theirs, repo_id=SOURCE)
+    hub.put(SOURCE, theirs, b"theirs")
     with pytest.raises(DestinationError, match=f"alice/made has files that somebody else wrote or changed: {there}"):
         shard(hub, SOURCE, MADE, "20kB")
     assert branches(hub, MADE) == {"main"} and there in files_of(hub, MADE)
@@ -246,11 +246,11 @@ def test_a_file_of_an_earlier_copy_that_somebody_has_edited_is_not_replaced_with
     hub: InHouse, tmp_path: Path, path: str, stays: bool
 ) -> None:
     for name in ("notes.txt", "labels.txt"):
-        hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo=name, repo_id=SOURCE)
+        hub.put(SOURCE, name, b"theirs")
     shard(hub, SOURCE, MADE, "60kB")
     hub.api().delete_file("labels.txt", SOURCE)
     hub.api().delete_file("notes.txt", SOURCE)
-    hub.api().upload_file(path_or_fileobj=b"new", path_in_repo="new.txt", repo_id=SOURCE)
+    hub.put(SOURCE, "new.txt", b"new")
     put(hub, path, MINE)
     put(hub, "more.txt")  # what comes after changes nothing about that
 
@@ -293,7 +293,7 @@ def forged(hub: InHouse, tmp_path: Path) -> dict[str, bytes]:
 def test_records_that_a_source_or_main_brings_are_no_records(hub: InHouse, tmp_path: Path) -> None:
     lines = forged(hub, tmp_path)
     for path, data in lines.items():
-        hub.api().upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=SOURCE)
+        hub.put(SOURCE, path, data)
     shard(hub, SOURCE, MADE, "60kB")
     assert not [path for path in files_of(hub, MADE) if path.startswith(RECORDS)]
     for path, data in lines.items():
@@ -340,7 +340,7 @@ def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it
 
 
 def test_files_that_a_gitignore_names_are_published_all_the_same(hub: InHouse) -> None:
-    hub.api().upload_file(path_or_fileobj=b"*.json\n*.safetensors\n", path_in_repo=".gitignore", repo_id=SOURCE)
+    hub.put(SOURCE, ".gitignore", b"*.json\n*.safetensors\n")
     for size in ("20kB", "60kB"):  # the second time it stands in the repo already
         report = shard(hub, SOURCE, MADE, size)
         published = files_of(hub, MADE)

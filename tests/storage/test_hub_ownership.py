@@ -45,7 +45,7 @@ def test_after_a_restart_a_repo_is_ones_own_only_while_main_is_as_it_was(
 ) -> None:
     start(hub, name, ShardFinished).close()
     if changed:
-        hub.api().upload_file(path_or_fileobj=ATTRIBUTES, path_in_repo=".gitattributes", repo_id=name)
+        hub.put(name, ".gitattributes", ATTRIBUTES)
     events = start(hub, name, ShardFinished, "30kB", restart=True)
     if then == "publish":
         remark = remark_of(events)
@@ -84,7 +84,7 @@ def test_a_repo_that_was_made_and_whose_answer_was_lost_goes_with_its_job(hub: I
 
 def test_a_repo_that_the_job_made_is_not_deleted_once_it_holds_something(hub: InHouse, name: str) -> None:
     target = begun(hub, name)
-    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=name)
+    hub.put(name, "notes.txt", b"mine")
     assert target.discard() == Discarded(found=True)
     assert (files_of(hub, name), branches(hub, name)) == ({".gitattributes", "notes.txt"}, {"main"})
 
@@ -93,7 +93,7 @@ def test_a_repo_that_the_job_made_is_not_deleted_once_it_holds_something(hub: In
 def test_a_job_that_came_to_nothing_leaves_what_others_keep_beside_main(hub: InHouse, name: str, ref: str) -> None:
     target = begun(hub, name)
     if ref == "a pull request":
-        hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=name, create_pr=True)
+        hub.put(name, "x.txt", create_pr=True)
     elif ref == "a tag":
         hub.api().create_tag(name, tag="mine")
     else:

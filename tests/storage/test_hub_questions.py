@@ -152,7 +152,7 @@ def test_an_answer_that_was_cut_does_not_count_for_the_next_try(
 def test_a_small_file_is_read_up_to_a_bound(hub: InHouse, name: str, size: int) -> None:
     data = os.urandom(size)
     hub.api().create_repo(name)
-    hub.api().upload_file(path_or_fileobj=data, path_in_repo="notes.txt", repo_id=name)
+    hub.put(name, "notes.txt", data)
     assert HubRepo(Hub(hub.address, TOKEN), name).read("main", "notes.txt", 100) == data[:100]
 
 

@@ -141,12 +141,8 @@ def test_a_job_is_gone_on_with_where_main_shows_its_own_result_and_not_that_of_a
 
 BROKEN: dict[str, Callable[[InHouse, str, Report | None], object]] = {
     "the last shard is gone": lambda hub, name, _: hub.api().delete_file(shards(hub, name)[-1], name),
-    "a shard is another": lambda hub, name, _: hub.api().upload_file(
-        path_or_fileobj=b"other", path_in_repo=shards(hub, name)[0], repo_id=name
-    ),
-    "the report is another": lambda hub, name, _: hub.api().upload_file(
-        path_or_fileobj=b"{}", path_in_repo=REPORT_NAME, repo_id=name
-    ),
+    "a shard is another": lambda hub, name, _: hub.put(name, shards(hub, name)[0], b"other"),
+    "the report is another": lambda hub, name, _: hub.put(name, REPORT_NAME, b"{}"),
 }
 
 
@@ -197,7 +193,7 @@ def test_where_main_moves_between_the_last_look_and_the_commit_nothing_of_it_is_
     shard(hub, SOURCE, name, "30kB")
     before = files_of(hub, name)
     events = start(hub, name, Verified)
-    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="config.json", repo_id=name)
+    hub.put(name, "config.json", b"mine")
     main = heads(hub, name)["main"]
     with pytest.raises(DestinationError, match=r"new or changed: config\.json"):
         list(events)

@@ -39,7 +39,7 @@ def test_a_repo_that_this_tool_did_not_write_stays_and_a_name_that_is_free_is_pr
     hub: InHouse, name: str, overwrite: bool, taken: int
 ) -> None:
     hub.api().create_repo(name)
-    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=name)
+    hub.put(name, "notes.txt", b"mine")
     for number in range(2, 2 + taken):
         hub.api().create_repo(f"{name}-{number}")
     before, _ = hub.api().model_info(name).sha, hub.log.clear()
@@ -58,7 +58,7 @@ def test_a_repo_that_this_tool_did_not_write_stays_and_a_name_that_is_free_is_pr
 
 
 CHANGES: dict[str, Callable[[InHouse, str], object]] = {
-    "main": lambda hub, name: hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=name),
+    "main": lambda hub, name: hub.put(name, "x.txt"),
     "a new staging branch": lambda hub, name: staged(begun(hub, name, "other"), 1),
 }
 

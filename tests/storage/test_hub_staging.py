@@ -236,7 +236,7 @@ def test_a_lost_answer_to_the_deletion_of_the_branch_is_no_failure(
         publish(target, tmp_path / "in", record)
     assert branches(hub, name) == {"main"}
     staged(begun(hub, f"{name}-not", private=True), 1)
-    hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=f"{name}-not")
+    hub.put(f"{name}-not", "x.txt")
     with hub.failing(rule):
         assert job.discard(f"{name}-not", endpoint=hub.address, token=TOKEN).found
     assert branches(hub, f"{name}-not") == {"main"}

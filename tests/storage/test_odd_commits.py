@@ -82,7 +82,7 @@ def test_a_history_is_one_of_commits_or_the_weights_are_not_taken_for_the_repos(
     hub: InHouse, changed: Changed, tmp_path: Path
 ) -> None:
     commit = hub.api().model_info(SOURCE).sha
-    hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="more.txt", repo_id=SOURCE)
+    hub.put(SOURCE, "more.txt")
     place = f"{SOURCE}@{commit}"
     assert job.inspect(place, endpoint=hub.address, token=TOKEN).unreached == ()
     for odd in ("main", "0" * 39, None):

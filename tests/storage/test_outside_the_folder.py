@@ -134,10 +134,7 @@ def test_a_part_that_is_a_link_is_not_written_through(source: Path, out: Path, t
 
 @pytest.mark.parametrize(
     "work",
-    [
-        lambda source, out: finish(job.shard(str(source), str(out), "400B")),
-        lambda source, out: job.discard(str(out)),
-    ],
+    [lambda source, out: finish(job.shard(str(source), str(out), "400B")), lambda source, out: job.discard(str(out))],
     ids=["shard", "discard"],
 )
 @pytest.mark.parametrize("linked", ["journal", "folder"])

@@ -87,9 +87,7 @@ def test_a_copy_of_a_folder_with_the_name_of_a_repo_is_no_copy_of_that_repo(hub:
     report = json.loads((download(hub, "alice/of-folder", place) / "sharding_report.json").read_text())
     report["source"]["kind"] = "folder"
     (place / "sharding_report.json").write_text(json.dumps(report))
-    hub.api().upload_file(
-        path_or_fileobj=place / "sharding_report.json", path_in_repo="sharding_report.json", repo_id="alice/of-folder"
-    )
+    hub.put("alice/of-folder", "sharding_report.json", place / "sharding_report.json")
     with pytest.raises(
         ReplaceRefused, match=r"alice/of-folder holds a copy of the folder alice/one\. A copy of alice/one"
     ):
