@@ -19,23 +19,12 @@ from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME
 from tests.conftest import listing
 from tests.fleet.hands import Hands, led
 from tests.folders import finish, staged
-from tests.storage.publications import write_source
 
 __all__ = ["led"]
 
 INDEX = "model.safetensors.index.json"
 ANOTHER = "elsewhere 17 1.0 abc"
 """What another machine writes into a lease."""
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "in")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 def job_of(plan: str) -> StagedJob:

@@ -10,17 +10,7 @@ from sharding.core.events import Verified
 from sharding.formats.names import STAGING_FOLDER
 from tests.conftest import listing
 from tests.folders import finish
-from tests.storage.publications import stable, write_pipeline, write_source
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "in")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
+from tests.storage.publications import stable, write_pipeline
 
 
 def shown(out: Path) -> dict[str, bytes]:

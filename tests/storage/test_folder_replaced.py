@@ -35,16 +35,6 @@ MODELS = [
 ]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "in")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
 # --- Whose copy -----------------------------------------------------------------------------------------------
 
 
@@ -115,14 +105,12 @@ def test_a_copy_that_overwrites_leaves_nothing_that_would_be_loaded_instead(tmp_
     source = write_pipeline(tmp_path / "in") if pipeline else write_source(tmp_path / "in")
     finish(job.shard(str(source), str(tmp_path / "plain"), "500B"))
     out = write_checkpoint(tmp_path / "out", {f"model-0000{n}-of-00002.safetensors": random_tensors(n) for n in (1, 2)})
-    goes = [
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-        "model.fp16.safetensors",
-        "modules.json",
-        "tf_model.h5",
-    ]
-    goes += ["model_index.json", "unet/old.safetensors", "unet/old.bin"] if pipeline else []
+    goes = ["pytorch_model.bin", "pytorch_model.bin.index.json", "model.fp16.safetensors", "tf_model.h5"]
+    goes += ["modules.json", "model_index.json"]
+    indexes = ("safetensors.index.json", "safetensors.index.fp16.json")
+    in_components = [f"unet/diffusion_pytorch_model.{index}" for index in indexes]
+    in_components += ["unet/old.safetensors", "unet/old.bin", "text_encoder/model.safetensors.index.json"]
+    goes += in_components if pipeline else []
     stays = {"thesis.txt": b"x", "deep/down/model.safetensors": b"y", "unet/notes.txt": b"z"}
     stays |= {} if pipeline else {"unet/old.safetensors": b"w"}
     for path, data in [*((path, b"old") for path in goes), *stays.items()]:

@@ -17,9 +17,9 @@ from sharding.storage.hub.repo import HubRepo, deleted, small, stored
 from sharding.storage.hub.source import open_repo
 from sharding.storage.hub.upload import LfsShardWriter
 from tests.conftest import listing
-from tests.hubs import TOKEN, download, files_of, shard
+from tests.hubs import SOURCE, TOKEN, download, files_of, shard
 from tests.inhouse import InHouse, hub_in_house
-from tests.storage.steps import SOURCE, heads
+from tests.storage.steps import heads
 
 COPY = "POST /api/models/.*/lfs-files/duplicate"
 DATA = os.urandom(20_000)
@@ -70,14 +70,13 @@ def test_side_files_of_the_store_are_copied_by_the_hub_or_sent_where_it_does_not
     assert heads(hub, name)["main"] == commit
 
 
-def test_a_whole_job_sends_side_files_that_the_hub_does_not_copy(hub: InHouse, name: str, tmp_path: Path) -> None:
-    if "tokenizer.model" not in files_of(hub, SOURCE):
-        hub.put(SOURCE, "tokenizer.model", DATA)
-    for number, rules in enumerate(([], [f"gone@{COPY}"])):
-        with hub.failing(*rules):
-            assert shard(hub, SOURCE, f"{name}-{number}", "9kB").verification.identical
-        assert listing(download(hub, f"{name}-{number}", tmp_path / str(number)))["tokenizer.model"] == DATA
-    hub.api().delete_file("tokenizer.model", SOURCE)
+def test_a_whole_job_sends_side_files_that_the_hub_does_not_copy(
+    hub: InHouse, own: str, name: str, tmp_path: Path
+) -> None:
+    hub.put(own, "tokenizer.model", DATA)
+    with hub.failing(f"gone@{COPY}"):
+        assert shard(hub, own, name, "9kB").verification.identical
+    assert listing(download(hub, name, tmp_path))["tokenizer.model"] == DATA
 
 
 @pytest.fixture

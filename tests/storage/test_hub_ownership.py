@@ -1,6 +1,6 @@
 """Whose a repo is, and who may see it, is what the Hub says: this tool shows and deletes only what it made itself."""
 
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,27 +8,17 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.events import Planned, Published, ShardFinished
+from sharding.core.events import Planned, ShardFinished
 from sharding.core.protocols import Discarded
 from sharding.localhub import repos
 from sharding.storage.hub import answers as retry
 from sharding.storage.hub.repo import Change, HubRepo
 from sharding.storage.hub.staging import STAGING_BRANCH
-from tests.hubs import TOKEN, branches, exists, files_of, shard
-from tests.inhouse import InHouse, ignore_private
-from tests.storage.steps import OF, SOURCE, aim, begin, begun, noted, publish, staged, start
+from tests.hubs import SOURCE, TOKEN, branches, exists, files_of, is_private, remark_of, shard
+from tests.inhouse import InHouse
+from tests.storage.steps import OF, aim, begin, begun, noted, publish, staged, start
 
-WRITES = "^(POST|PUT|DELETE) .*(repos/|commit|branch|preupload|info/lfs|settings)"
 ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
-
-
-def remark_of(events: Iterator[job.Event]) -> str:
-    (published,) = [event for event in events if isinstance(event, Published)]
-    return published.remark
-
-
-def is_private(hub: InHouse, name: str) -> bool:
-    return bool(hub.api().model_info(name).private)
 
 
 def discard(hub: InHouse, name: str) -> Discarded:
@@ -116,43 +106,23 @@ def test_a_repo_that_the_hub_only_says_it_has_deleted_is_said_to_stay(hub: InHou
 # --- Who may see it -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("begun_as", [None, True])
-@pytest.mark.parametrize("then", [None, False])
-def test_a_job_that_was_begun_without_a_word_or_privately_is_not_shown_when_it_goes_on(
-    hub: InHouse, folder: Path, name: str, begun_as: bool | None, then: bool | None
+@pytest.mark.parametrize(
+    ("begun_as", "then", "shown"),
+    [(None, None, False), (None, False, False), (True, False, False), (False, False, True), (False, None, False)],
+)
+def test_a_job_is_shown_where_that_was_asked_for_when_it_began_and_again_when_it_goes_on(
+    hub: InHouse, folder: Path, name: str, begun_as: bool | None, then: bool | None, shown: bool
 ) -> None:
     start(hub, name, ShardFinished, source=folder, private=begun_as).close()
-    events = start(hub, name, Planned, source=folder, private=then)
-    remark = remark_of(events)
     assert is_private(hub, name)
-    assert ("this job started as a private one" in remark) is (then is False)
-    assert hub.asked(f"PUT .*{name}/settings") == 0
+    remark = remark_of(start(hub, name, Planned, source=folder, private=then))
+    assert is_private(hub, name) is not shown and hub.asked(f"PUT .*{name}/settings") == shown
+    assert ("this job started as a private one" in remark) is (then is False and not shown)
 
 
-@pytest.mark.parametrize(("then", "shown"), [(False, True), (None, False), (True, False)])
-def test_a_job_that_was_begun_as_a_public_one_is_shown_where_that_is_asked_for_again(
-    hub: InHouse, folder: Path, name: str, then: bool | None, shown: bool
-) -> None:
-    start(hub, name, ShardFinished, source=folder, private=False).close()
-    assert is_private(hub, name)
-    assert remark_of(start(hub, name, Planned, source=folder, private=then)) == ""
-    assert is_private(hub, name) is not shown
-
-
-def test_a_new_repo_of_a_folder_is_refused_where_the_hub_shows_it_without_a_word(
-    hub: InHouse, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ignore_private(monkeypatch)
-    with pytest.raises(DestinationError, match="public, although this tool asked for a private repo"):
-        shard(hub, str(folder), name)
-    assert hub.asked(WRITES) == 2, "it was made, and deleted"
-    assert not exists(hub, name)
-
-
-@pytest.mark.parametrize("private", [True, False, None])
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(("there", "private"), [(True, None), (False, True), (False, False)])
 def test_a_hub_that_does_not_say_whether_a_repo_is_private_gets_no_commit(
-    hub: InHouse, name: str, private: bool | None, there: bool, monkeypatch: pytest.MonkeyPatch
+    hub: InHouse, name: str, there: bool, private: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if there:
         hub.api().create_repo(name, private=True)
@@ -177,12 +147,13 @@ def test_who_may_see_a_repo_is_asked_after_the_uploads_of_a_commit_and_right_bef
     hub: InHouse, folder: Path, name: str
 ) -> None:
     shard(hub, str(folder), name)
-    deeds = [
-        line for line in hub.log if line == f"GET /api/models/{name}" or "/preupload/" in line or "/commit/" in line
-    ]
+    steps = (f"GET /api/models/{name}$", "POST /api/repos/create", "/preupload/", "/branch/", "/commit/")
+    deeds = [line for line in hub.log if any(re.search(step, line) for step in steps)]
     commits = [number for number, line in enumerate(deeds) if "/commit/" in line]
     assert len(commits) >= 3 and any("/preupload/main" in line for line in deeds)
     assert {deeds[number - 1] for number in commits} == {f"GET /api/models/{name}"}
+    made = deeds.index("POST /api/repos/create")
+    assert deeds[made + 1] == f"GET /api/models/{name}", "and before anything goes up"
 
 
 def test_a_repo_that_is_shown_while_a_commit_uploads_gets_no_commit(

@@ -12,8 +12,10 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Planned
 from sharding.storage.hub import staging as hub_staging
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.main import MainBranch
 from sharding.storage.hub.repo import HubRepo
-from sharding.storage.hub.staging import STAGING_BRANCH
+from sharding.storage.hub.staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub.upload import XetShardWriter
 from tests.hubs import TOKEN, branches, exists, files_of
 from tests.inhouse import InHouse
@@ -108,16 +110,6 @@ def test_what_another_run_of_the_same_job_has_staged_stays_where_one_comes_to_no
     first.close()
     assert noted(hub, name) == {record.file}
     assert begun(hub, name).has_finished_shards
-
-
-def test_a_job_that_never_began_there_discards_nothing_of_another(hub: InHouse, name: str) -> None:
-    hub.api().create_repo(name, private=True)
-    late = looked(hub, name)
-    record = staged(begun(hub, name, "other"), 1)
-    with pytest.raises(DestinationError):
-        begin(late)
-    assert late.discard().found is False
-    assert noted(hub, name) == {record.file}
 
 
 # --- When a finished shard is told --------------------------------------------------------------------
@@ -254,22 +246,13 @@ def test_a_deletion_of_the_branch_that_is_refused_is_a_failure(hub: InHouse, nam
 
 
 def test_nothing_is_asked_of_a_hub_until_somebody_looks(hub: InHouse, name: str) -> None:
-    from sharding.storage.hub.client import Hub
-    from sharding.storage.hub.main import MainBranch
-    from sharding.storage.hub.staging import StagingBranch
-
     client = Hub(hub.address, TOKEN)
     repo = HubRepo(client, name)
     StagingBranch(repo)
     MainBranch(repo, overwrite=True)
-    assert (client.api.endpoint, bool(client.headers), client.page(name)) == (hub.address, True, repo_page(hub, name))
-    assert hub.log == []
-    assert repo.exists() is False
-    assert hub.log == [f"GET /api/models/{name}"]
-
-
-def repo_page(hub: InHouse, name: str) -> str:
-    return f"{hub.address}/{name}"
+    assert (client.api.endpoint, bool(client.headers)) == (hub.address, True)
+    assert client.page(name) == f"{hub.address}/{name}" and hub.log == []
+    assert repo.exists() is False and hub.log == [f"GET /api/models/{name}"]
 
 
 def test_a_job_that_only_planned_has_left_nothing(hub: InHouse, name: str) -> None:

@@ -17,9 +17,9 @@ from sharding.report.schema import Report
 from sharding.storage.hub.client import XET_SETTINGS, Hub, xet_session
 from sharding.storage.hub.upload import LfsShardWriter, XetShardWriter
 from tests.conftest import listing
-from tests.hubs import TOKEN, exists, push
+from tests.hubs import SOURCE, TOKEN, exists, push
 from tests.inhouse import InHouse, hub_in_house
-from tests.storage.steps import SOURCE, begun, noted, sent, staged
+from tests.storage.steps import begun, noted, sent, staged
 from tests.storage.test_hub_upload import Store
 
 

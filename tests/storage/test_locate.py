@@ -16,9 +16,8 @@ from sharding.storage.locate import find_destination, open_source
 from sharding.storage.names import is_folder, new_repo_id, parse_address
 from tests.conftest import listing
 from tests.folders import in_cache
-from tests.hubs import TOKEN, shard
+from tests.hubs import SOURCE, TOKEN, shard
 from tests.inhouse import InHouse
-from tests.storage.steps import SOURCE
 
 HUB = "https://hub.example"
 SHA = "0123456789abcdef0123456789abcdef01234567"
