@@ -100,6 +100,11 @@ class Server:
             with error:
                 return Reply(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
 
+    def commit(self, repo_id: str, lines: list[Any], token: str | None = "hf_alice") -> Reply:
+        """Ask for a commit on main by hand: its header and other `lines`."""
+        body = [{"key": "header", "value": {"summary": "x"}}, *lines]
+        return self.ask("POST", f"/api/models/{repo_id}/commit/main", "\n".join(map(json.dumps, body)).encode(), token)
+
     def login(self, user: str, scope: str, app: str = "app", nonce: str = "n") -> dict[str, Any]:
         """Sign `user` in to an application; return what its token endpoint gets."""
         back = "http://127.0.0.1:1/login/callback?_target_url=/"

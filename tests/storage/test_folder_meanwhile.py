@@ -133,9 +133,7 @@ def test_a_job_that_has_lost_its_folder_writes_nothing_more_there(out: Path, dee
     assert listing(out) == before
 
 
-def test_a_job_of_many_machines_that_loses_its_folder_publishes_nothing(
-    source: Path, out: Path, led: Callable[[Hands], Hands]
-) -> None:
+def test_a_fleet_that_lost_its_folder_publishes_nothing(source: Path, out: Path, led: Callable[[Hands], Hands]) -> None:
     led(Hands())
     finish(job.shard(str(source), str(out), "400B"))
     events = job.shard(str(source), str(out), "200B", workers="ray")
@@ -179,9 +177,7 @@ def test_a_job_that_loses_its_folder_before_it_has_finished_a_shard_leaves_it_to
         ("", set()),
     ],
 )
-def test_a_discard_removes_the_folders_of_its_job_but_none_that_somebody_uses(
-    tmp_path: Path, kept: str, folders: set[str]
-) -> None:
+def test_a_discard_removes_its_jobs_folders_but_none_in_use(tmp_path: Path, kept: str, folders: set[str]) -> None:
     (tmp_path / "theirs").mkdir()
     target = begun(tmp_path / "new/a/out", "plan", {"model.safetensors": b"one"})
     target.open_shard("second.safetensors").write(b"half")

@@ -78,9 +78,7 @@ def test_what_nothing_loads_instead_stays_beside_a_pipeline(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors", "sub/tokenizer.json"])
 @pytest.mark.parametrize("moment", ["before", "meanwhile"])
-def test_a_folder_of_the_name_of_a_file_is_not_replaced_even_by_who_overwrites(
-    source: Path, out: Path, name: str, moment: str
-) -> None:
+def test_a_folder_named_like_a_file_stays_whoever_overwrites(source: Path, out: Path, name: str, moment: str) -> None:
     finish(job.shard(str(source), str(out), "1GB"))
     if (out / name).exists():
         (out / name).unlink()

@@ -171,9 +171,7 @@ def write_two_entrances(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [write_adapter_beside, write_two_entrances])
-def test_a_discard_removes_what_is_put_down_while_not_all_that_shows_it_is_there(
-    tmp_path: Path, write: Callable[[Path], Path]
-) -> None:
+def test_a_discard_removes_a_result_that_is_not_shown_yet(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     source, out = write(tmp_path / "in"), tmp_path / "out"
     with recorded() as recorder:
         finish(job.shard(str(source), str(out), "1GB"))
@@ -188,9 +186,7 @@ def test_a_discard_removes_what_is_put_down_while_not_all_that_shows_it_is_there
 
 
 @pytest.mark.parametrize("write", [write_source, write_adapter_beside, write_two_entrances])
-def test_a_discard_leaves_a_result_of_which_all_that_shows_it_is_there(
-    tmp_path: Path, write: Callable[[Path], Path]
-) -> None:
+def test_a_discard_leaves_a_result_if_all_that_shows_it_is_there(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     source, out = write(tmp_path / "in"), tmp_path / "out"
     with recorded() as recorder:
         finish(job.shard(str(source), str(out), "1GB"))
@@ -209,9 +205,7 @@ def test_a_discard_leaves_a_result_of_which_all_that_shows_it_is_there(
 
 
 @pytest.mark.parametrize("plan", ["plan", "another"])
-def test_only_what_goes_counts_as_room_and_the_last_byte_decides(
-    tmp_path: Path, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_goes_is_room_and_a_byte_decides(tmp_path: Path, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     out, sizes = tmp_path / "out", {"a.safetensors": 3000, "b.safetensors": 500}
     target = FolderDestination(out)
     target.prepare(StagedJob("plan", MODELS[0], Options()), [], 0)

@@ -46,9 +46,7 @@ def test_what_the_store_has_and_what_is_small_goes_in_one_request(hub: InHouse, 
 
 
 @pytest.mark.parametrize("rule", ["", f"gone@{COPY}", "null"])
-def test_side_files_of_the_store_are_copied_by_the_hub_or_sent_where_it_does_not(
-    hub: InHouse, name: str, tmp_path: Path, rule: str
-) -> None:
+def test_side_files_are_copied_by_the_hub_or_sent(hub: InHouse, name: str, tmp_path: Path, rule: str) -> None:
     source, beside = f"{name}-source", {"lora/a.msgpack": DATA, "lora/sub/b.pt": DATA[:9000]}
     hub.api().create_repo(source)
     hub.api().create_repo(name)
@@ -70,9 +68,7 @@ def test_side_files_of_the_store_are_copied_by_the_hub_or_sent_where_it_does_not
     assert heads(hub, name)["main"] == commit
 
 
-def test_a_whole_job_sends_side_files_that_the_hub_does_not_copy(
-    hub: InHouse, own: str, name: str, tmp_path: Path
-) -> None:
+def test_a_job_sends_side_files_that_the_hub_does_not_copy(hub: InHouse, own: str, name: str, tmp_path: Path) -> None:
     hub.put(own, "tokenizer.model", DATA)
     with hub.failing(f"gone@{COPY}"):
         assert shard(hub, own, name, "9kB").verification.identical

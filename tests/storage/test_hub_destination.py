@@ -57,9 +57,7 @@ def test_files_beside_the_weights_are_those_of_the_pinned_commit_or_the_revision
     assert {path: found[path] for path in BESIDE} == dict.fromkeys(BESIDE, b"{}")
 
 
-def test_a_source_that_the_hub_has_renamed_is_not_replaced_under_its_old_name(
-    hub: InHouse, own: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_source_is_replaced_under_its_old_name(hub: InHouse, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hub answers for the old name with the repo itself. Its loopback twin does not, so the client is led there."""
     ask, old = HfApi.model_info, "alice/old"
     led = lambda api, repo_id, **more: ask(api, own if repo_id == old else repo_id, **more)  # noqa: E731

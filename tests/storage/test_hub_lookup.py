@@ -110,9 +110,7 @@ def test_what_was_typed_or_pasted_becomes_a_link(lookup: Lookup, shelf: InHouse)
         (f"{'x' * 99_999}://alice/copy", "xxx"),
     ],
 )
-def test_an_address_of_another_kind_is_refused_by_its_scheme_and_is_never_the_repo_in_it(
-    lookup: Lookup, text: str, scheme: str
-) -> None:
+def test_an_address_of_another_kind_is_refused_and_never_the_repo_in_it(lookup: Lookup, text: str, scheme: str) -> None:
     for ask in (lookup.link, lookup.card, lambda text: lookup.repo_id(text, ALICE)):
         with pytest.raises((SourceError, DestinationError)) as refusal:
             ask(text)
@@ -135,9 +133,7 @@ def test_a_link_to_what_is_no_model_is_refused_by_its_kind(lookup: Lookup, kind:
             lookup.link(text)
 
 
-def test_a_destination_is_named_or_pasted_and_a_bare_one_is_in_ones_own_namespace(
-    lookup: Lookup, shelf: InHouse
-) -> None:
+def test_a_destination_is_typed_or_pasted_and_a_bare_one_is_in_ones_namespace(lookup: Lookup, shelf: InHouse) -> None:
     for text in ("acme/copy", f"{shelf.address}/acme/copy", "https://huggingface.co/acme/copy", "hf://acme/copy"):
         assert lookup.repo_id(text, ALICE) == "acme/copy"
     assert lookup.repo_id("copy", ALICE) == "alice/copy"
@@ -177,9 +173,7 @@ def test_a_proposed_name_is_one_that_a_hub_accepts_and_says_all_but_the_end_of_t
                 assert name == f"{namespace}/{'x' * min(length, longest)}{end}" and len(name) <= 96
 
 
-def test_a_hubs_time_to_answer_is_the_shortest_of_a_few_and_kept_for_some_minutes(
-    lookup: Lookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shortest_time_of_an_answer_is_kept_for_minutes(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
     spent, now, asked = iter((9.0, 0.25, 5.0, *[1.0] * ANSWERS_TIMED)), [100.0], []
 
     def refs(hub: Hub, repo_id: str) -> None:
@@ -261,9 +255,7 @@ def test_the_lookup_keeps_no_token(hub: InHouse) -> None:
     assert TOKEN not in repr(vars(lookup))
 
 
-def test_nobody_looks_into_a_folder_for_somebody_on_a_page(
-    hub: InHouse, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_folder_is_looked_into_for_a_page(hub: InHouse, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     assert Lookup(hub.address).link(folder.name) == f"{hub.address}/{folder.name}"
     assert Lookup(hub.address).repo_id(folder.name, ALICE) == f"alice/{folder.name}"

@@ -37,9 +37,7 @@ def test_a_repo_that_somebody_fills_before_the_job_creates_it_is_left_alone(hub:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_empty_repo_that_somebody_creates_before_the_job_is_not_shown_or_deleted(
-    hub: InHouse, name: str, fails: bool
-) -> None:
+def test_an_empty_repo_that_somebody_made_first_is_not_shown_or_deleted(hub: InHouse, name: str, fails: bool) -> None:
     events = start(hub, name, Planned, private=False)
     hub.api().create_repo(name, private=True)
     if fails:
@@ -83,9 +81,7 @@ def finish_both(hub: InHouse, name: str, first: Callable[[], Iterator[Event]], s
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_of_two_jobs_to_a_new_repo_one_is_refused_and_the_other_loses_nothing(
-    hub: InHouse, name: str, restart: bool
-) -> None:
+def test_of_two_jobs_to_a_new_repo_one_is_refused_and_one_loses_nothing(hub: InHouse, name: str, restart: bool) -> None:
     second = start(hub, name, Planned, "20kB", restart=restart)
     first = start(hub, name, ShardFinished)
     finish_both(hub, name, lambda: first, second)
@@ -114,9 +110,7 @@ def test_whichever_step_another_job_comes_after_one_of_both_is_refused(
 
 
 @pytest.mark.parametrize("until", ["its first shard", "its last shard"])
-def test_of_two_runs_of_one_command_at_once_one_publishes_and_the_other_says_so(
-    hub: InHouse, name: str, until: str
-) -> None:
+def test_of_two_runs_of_a_command_at_once_one_publishes_the_other_says_so(hub: InHouse, name: str, until: str) -> None:
     first, second = start(hub, name, ShardFinished), start(hub, name, ShardFinished)
     if until == "its last shard":
         next(event for event in second if isinstance(event, ShardFinished) and event.number == event.shards)
@@ -133,9 +127,7 @@ def test_of_two_runs_of_one_command_at_once_one_publishes_and_the_other_says_so(
 # --- Going on ---------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_goes_on_replaces_nothing_that_came_to_main_meanwhile_and_shows_nothing(
-    hub: InHouse, name: str
-) -> None:
+def test_a_job_that_goes_on_replaces_nothing_that_came_to_main_and_shows_nothing(hub: InHouse, name: str) -> None:
     start(hub, name, ShardFinished, private=False).close()
     hub.put(name, "secret.txt")
     before = hub.put(name, "config.json", b'{"mine": true}')
@@ -148,9 +140,7 @@ def test_a_job_that_goes_on_replaces_nothing_that_came_to_main_meanwhile_and_sho
 
 
 @pytest.mark.parametrize("then", ["goes on", "is discarded", "is refused"])
-def test_a_result_that_is_shown_stays_although_its_staging_branch_is_there_still(
-    hub: InHouse, name: str, then: str
-) -> None:
+def test_a_result_that_is_shown_stays_although_its_staging_branch_is_there(hub: InHouse, name: str, then: str) -> None:
     with hub.failing(f"status:403@DELETE .*{STAGING_BRANCH}"), pytest.raises(DestinationError):
         shard(hub, SOURCE, name, "9kB")
     shown = files_of(hub, name)
@@ -184,9 +174,7 @@ def text(hub: InHouse, name: str, path: str, folder: Path) -> bytes:
     return Path(hub.api().hf_hub_download(name, path, local_dir=folder, force_download=True)).read_bytes()
 
 
-def test_what_somebody_has_put_beside_a_copy_or_changed_of_it_is_not_replaced_without_a_word(
-    hub: InHouse, own: str, name: str, tmp_path: Path
-) -> None:
+def test_what_others_put_beside_a_copy_or_change_stays(hub: InHouse, own: str, name: str, tmp_path: Path) -> None:
     shard(hub, own, name, "20kB")
     before = {path: text(hub, name, path, tmp_path) for path in STRANGE if path in files_of(hub, name)}
     for theirs in filter(None, STRANGE.values()):
@@ -209,7 +197,7 @@ def test_what_somebody_has_put_beside_a_copy_or_changed_of_it_is_not_replaced_wi
     assert all(text(hub, name, path, tmp_path) != MINE for path in ("notes.txt", "README.md", "config.json"))
 
 
-def test_a_file_of_an_earlier_copy_that_somebody_has_edited_stays_where_the_source_has_it_no_more(
+def test_an_edited_file_stays_where_the_source_has_it_no_more(
     hub: InHouse, own: str, name: str, tmp_path: Path
 ) -> None:
     for path in ("notes.txt", "labels.txt"):

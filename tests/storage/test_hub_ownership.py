@@ -30,9 +30,7 @@ def discard(hub: InHouse, name: str) -> Discarded:
 
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("then", ["publish", "discard"])
-def test_after_a_restart_a_repo_is_ones_own_only_while_main_is_as_it_was(
-    hub: InHouse, name: str, changed: bool, then: str
-) -> None:
+def test_a_restart_owns_a_repo_only_while_main_is_as_it_was(hub: InHouse, name: str, changed: bool, then: str) -> None:
     start(hub, name, ShardFinished).close()
     if changed:
         hub.put(name, ".gitattributes", ATTRIBUTES)
@@ -55,9 +53,7 @@ def test_after_a_restart_a_repo_that_somebody_else_made_is_theirs_still(hub: InH
     assert exists(hub, name) and is_private(hub, name)
 
 
-def test_a_repo_that_somebody_makes_between_two_tries_to_make_it_is_not_shown(
-    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repo_made_between_two_tries_is_not_shown(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry.time, "sleep", lambda _: hub.api().create_repo(name, private=True))
     with hub.failing("status:500@POST /api/repos/create#1"):
         remark = remark_of(job.shard(SOURCE, name, "9kB", private=False, endpoint=hub.address, token=TOKEN))
@@ -143,9 +139,7 @@ def test_a_hub_that_does_not_say_whether_a_repo_is_private_gets_no_commit(
     assert not there or (is_private(hub, name) and branches(hub, name) == {"main"})
 
 
-def test_who_may_see_a_repo_is_asked_after_the_uploads_of_a_commit_and_right_before_it(
-    hub: InHouse, folder: Path, name: str
-) -> None:
+def test_who_may_see_a_repo_is_asked_right_before_each_commit(hub: InHouse, folder: Path, name: str) -> None:
     shard(hub, str(folder), name)
     steps = (f"GET /api/models/{name}$", "POST /api/repos/create", "/preupload/", "/branch/", "/commit/")
     deeds = [line for line in hub.log if any(re.search(step, line) for step in steps)]
@@ -156,7 +150,7 @@ def test_who_may_see_a_repo_is_asked_after_the_uploads_of_a_commit_and_right_bef
     assert deeds[made + 1] == f"GET /api/models/{name}", "and before anything goes up"
 
 
-def test_a_repo_that_is_shown_while_a_commit_uploads_gets_no_commit(
+def test_one_shown_during_an_upload_gets_no_commit(
     hub: InHouse, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = begun(hub, name, private=True)

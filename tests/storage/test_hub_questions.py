@@ -111,7 +111,7 @@ def test_the_waits_double_where_the_hub_asks_for_none(slept: list[float]) -> Non
         ({"Retry-After": "7", "RateLimit": '"api";r=9;t=55'}, 7.0),
     ],
 )
-def test_a_hub_that_counts_requests_is_left_alone_for_as_long_as_it_says(
+def test_a_hub_that_counts_is_left_alone_as_it_says(
     slept: list[float], headers: dict[str, str], seconds: float
 ) -> None:
     answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
@@ -133,9 +133,7 @@ def test_what_hf_xet_raises_is_put_into_words(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("bound", ["MAX_ANSWER_BYTES", "MAX_ANSWER_VALUES"])
-def test_an_answer_that_was_cut_does_not_count_for_the_next_try(
-    hub: InHouse, monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
+def test_an_answer_that_was_cut_does_not_count_later(hub: InHouse, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     answer = hub.ask("GET", f"/api/models/{SOURCE}").body
     values = sum(answer.count(sign) for sign in (b",", b"[", b"{"))
     monkeypatch.setattr(hub_guard, bound, len(answer) + 9 if bound == "MAX_ANSWER_BYTES" else values)

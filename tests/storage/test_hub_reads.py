@@ -118,9 +118,7 @@ def test_a_hub_that_sends_more_than_a_range_is_not_believed(source: HubSource, f
 
 
 @pytest.mark.parametrize("file", [MODEL, CONFIG])
-def test_an_answer_of_another_commit_or_content_is_refused_also_where_it_redirects(
-    hub: InHouse, source: HubSource, file: str
-) -> None:
+def test_an_answer_of_another_commit_or_content_is_refused(hub: InHouse, source: HubSource, file: str) -> None:
     with hub.failing(f"other@{RESOLVE}"), pytest.raises(SourceError, match="is no longer the file that the Hub listed"):
         read(source, 0, 9, file)
     assert read(source, 0, 9, file)
@@ -143,9 +141,7 @@ def test_the_hubs_own_answer_speaks_of_the_commit_and_a_store_does_not(source: H
 
 
 @pytest.mark.parametrize("missing", ["private", "gated", "both", "none"])
-def test_only_what_the_hub_says_to_be_public_is_taken_for_public(
-    hub: InHouse, missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_is_said_to_be_public_is_public(hub: InHouse, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, left_out = repos.describe, ("private", "gated") if missing == "both" else (missing,)
 
     def describe(*given: Any, **more: Any) -> Any:
@@ -165,9 +161,7 @@ CLOSINGS: dict[str, Callable[[InHouse, str], object]] = {
 
 
 @pytest.mark.parametrize("what", CLOSINGS)
-def test_a_source_that_was_public_is_closed_unless_it_is_known_to_be_public_still(
-    hub: InHouse, folder: Path, name: str, what: str
-) -> None:
+def test_a_source_is_closed_unless_known_to_be_public_still(hub: InHouse, folder: Path, name: str, what: str) -> None:
     push(hub, folder, name)
     source = open_repo(Hub(hub.address, TOKEN), name)
     assert source.closed() == ""
@@ -184,9 +178,7 @@ def test_a_source_that_was_public_is_closed_unless_it_is_known_to_be_public_stil
 # --- Access to the store ------------------------------------------------------------------------------
 
 
-def test_access_is_asked_for_once_until_it_ends_soon_or_is_refused(
-    hub: InHouse, data: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_access_is_asked_for_once_until_it_ends(hub: InHouse, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hub, "least_xet_bytes", 1000)
     given: list[dict[str, Any]] = []
     refusals = iter([False, True, False, False, False, False])
@@ -214,7 +206,7 @@ def test_access_is_asked_for_once_until_it_ends_soon_or_is_refused(
 
 
 @pytest.mark.parametrize("order", [[MODEL, CONFIG], [CONFIG, MODEL]])
-def test_what_is_lent_of_a_public_repo_is_read_by_anybody_wherever_it_lies(
+def test_what_a_public_repo_lends_anybody_reads(
     hub: InHouse, source: HubSource, folder: Path, order: list[str]
 ) -> None:
     lent = source.lend(order)
@@ -229,9 +221,7 @@ def test_what_is_lent_of_a_public_repo_is_read_by_anybody_wherever_it_lies(
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_of_a_closed_repo_nothing_is_lent_where_one_file_takes_a_login(
-    hub: InHouse, folder: Path, name: str, gated: bool
-) -> None:
+def test_a_closed_repo_lends_nothing_if_one_takes_a_login(hub: InHouse, folder: Path, name: str, gated: bool) -> None:
     push(hub, folder, name, private=not gated)
     if gated:
         hub.api().update_repo_settings(name, gated="auto")

@@ -69,9 +69,7 @@ def test_no_record_counts_where_one_that_is_gone_says_what_was_read() -> None:
     assert whole(records, lambda _: False) == whole({}, lambda _: True) == {}
 
 
-def test_records_that_are_together_too_large_are_refused_and_others_are_read(
-    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_too_large_together_are_refused(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = begun(hub, name)
     for number in (1, 2, 3):
         staged(target, number)
@@ -105,9 +103,7 @@ def test_a_job_with_choices_that_nobody_can_make_is_no_job(options: str) -> None
 
 
 @pytest.mark.parametrize("plan", ["the same", "another"])
-def test_a_job_is_gone_on_with_where_main_shows_its_own_result_and_not_that_of_another_plan(
-    hub: InHouse, name: str, plan: str, tmp_path: Path
-) -> None:
+def test_a_job_goes_on_where_main_shows_its_own_result(hub: InHouse, name: str, plan: str, tmp_path: Path) -> None:
     shard(hub, SOURCE, name, "1MB")
     start(hub, name, ShardFinished).close()
     shard(hub, SOURCE, f"{name}-beside", "9kB" if plan == "the same" else "30kB")
@@ -169,9 +165,7 @@ def test_the_refusal_of_a_changed_repo_names_what_is_gone_there(hub: InHouse, na
     assert heads(hub, name)["main"] == before and STAGING_BRANCH in branches(hub, name)
 
 
-def test_where_main_moves_between_the_last_look_and_the_commit_nothing_of_it_is_replaced(
-    hub: InHouse, name: str, tmp_path: Path
-) -> None:
+def test_where_main_moves_before_the_commit_nothing_of_it_is_replaced(hub: InHouse, name: str, tmp_path: Path) -> None:
     shard(hub, SOURCE, name, "30kB")
     before = files_of(hub, name)
     events = start(hub, name, Verified)

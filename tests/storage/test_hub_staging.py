@@ -81,9 +81,7 @@ def test_of_two_jobs_that_begin_at_the_same_moment_the_later_ends_and_adds_nothi
 
 
 @pytest.mark.parametrize("plan", ["plan", "another plan"])
-def test_a_job_whose_branch_another_has_begun_anew_adds_nothing_to_it_and_removes_nothing(
-    hub: InHouse, name: str, tmp_path: Path, plan: str
-) -> None:
+def test_who_lost_the_branch_adds_and_removes_nothing(hub: InHouse, name: str, tmp_path: Path, plan: str) -> None:
     first = begun(hub, name)
     one, two = staged(first, 1), sent(first, 2)
     second = begun(hub, name, plan, restart=True)
@@ -136,9 +134,7 @@ def test_the_others_are_told_once_a_minute_several_together(hub: InHouse, name: 
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_all_that_was_finished_is_told_before_a_job_lets_go_or_reads_it_back(
-    hub: InHouse, name: str, closes: bool
-) -> None:
+def test_all_that_is_finished_is_told_before_a_job_ends_or_reads_it_back(hub: InHouse, name: str, closes: bool) -> None:
     target = begun(hub, name)
     records = [staged(target, number) for number in range(1, 4)]
     assert len(noted(hub, name)) == 1
@@ -149,9 +145,7 @@ def test_all_that_was_finished_is_told_before_a_job_lets_go_or_reads_it_back(
     assert hub.asked(STAGED) == 3
 
 
-def test_a_hub_that_does_not_answer_keeps_no_job_from_letting_go(
-    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_hub_keeps_no_job_from_letting_go(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = begun(hub, name)
     staged(target, 1)
     staged(target, 2)
@@ -218,9 +212,7 @@ def test_lost_answers_to_commits_are_no_failure_and_nothing_is_committed_twice(h
 
 
 @pytest.mark.parametrize("rule", ["cut:0@DELETE .*/branch/#1", "status:500@DELETE .*/branch/#1"])
-def test_a_lost_answer_to_the_deletion_of_the_branch_is_no_failure(
-    hub: InHouse, name: str, rule: str, tmp_path: Path
-) -> None:
+def test_a_lost_answer_to_deleting_the_branch_is_no_failure(hub: InHouse, name: str, rule: str, tmp_path: Path) -> None:
     hub.api().create_repo(name, private=True)
     target = begun(hub, name)
     record = staged(target, 1)

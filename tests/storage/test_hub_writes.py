@@ -71,9 +71,7 @@ def test_without_xet_one_shard_is_open_at_a_time_in_a_file_without_a_name(
     assert report.resources.bytes_deduplicated == 0
 
 
-def test_without_xet_a_finished_shard_has_let_go_of_its_file_and_one_that_is_given_up_too(
-    plain: InHouse, name: str, temporary: Path
-) -> None:
+def test_without_xet_a_shard_lets_go_of_its_file_finished_or_not(plain: InHouse, name: str, temporary: Path) -> None:
     target = begun(plain, name)
     assert target.shards_at_once == 1
     records = [staged(target, number) for number in (1, 2)]
@@ -97,9 +95,7 @@ def test_without_xet_what_the_store_has_already_is_not_counted_as_uploaded(plain
     target.close()
 
 
-def test_without_xet_no_bar_of_the_client_is_drawn(
-    plain: InHouse, folder: Path, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_xet_no_bar_shows(plain: InHouse, folder: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     for size in ("9kB", "8kB"):
         *_, report = job.shard(str(folder), name, size, endpoint=plain.address, token=TOKEN)
@@ -194,9 +190,7 @@ def test_hf_xet_gets_its_bounds_and_writes_no_log_files(monkeypatch: pytest.Monk
     assert {name: config[name] for name in XET_SETTINGS} == XET_SETTINGS
 
 
-def test_a_job_that_came_to_nothing_without_xet_leaves_nothing(
-    plain: InHouse, name: str, folder: Path, temporary: Path
-) -> None:
+def test_a_failed_job_without_xet_leaves_nothing(plain: InHouse, name: str, folder: Path, temporary: Path) -> None:
     with plain.failing("status:403@POST .*/info/lfs/"), pytest.raises(DestinationError, match="does not allow it"):
         list(job.shard(str(folder), name, "9kB", endpoint=plain.address, token=TOKEN))
     assert not exists(plain, name) and open_files(temporary) == 0 and listing(temporary) == {}

@@ -22,9 +22,7 @@ def held(folder: Path, job: StagedJob = JOB) -> Journal:
     return journal
 
 
-def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_is_gone_on_with_keeps_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held(tmp_path).close()
     before = (tmp_path / JOURNAL_NAME).read_bytes()
     with monkeypatch.context() as patched:
@@ -102,9 +100,7 @@ def test_a_journal_whose_folder_was_taken_over_is_not_begun_anew(tmp_path: Path)
     assert (tmp_path / LEASE_NAME).exists()
 
 
-def test_what_is_written_to_a_journal_is_counted_and_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_journal_is_told_is_counted_and_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
     journal = Journal(tmp_path)

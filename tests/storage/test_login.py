@@ -86,9 +86,7 @@ def test_a_function_writes_with_no_saved_login(hub: InHouse, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("saved", ["HF_TOKEN", "a file"])
-def test_the_command_line_uses_the_login_of_every_tool(
-    saved: str, hub: InHouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_use_the_login_of_every_tool(saved: str, hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN")
     if saved == "HF_TOKEN":

@@ -68,9 +68,7 @@ def test_nonsense_is_asked_for_once_and_the_request_is_named(
 
 
 @pytest.mark.parametrize("odd", ["html", "empty"])
-def test_what_is_no_answer_of_the_hub_is_asked_for_again_and_its_request_named(
-    hub: InHouse, own: str, tagged: str, name: str, odd: str
-) -> None:
+def test_what_a_proxy_answers_is_asked_for_again(hub: InHouse, own: str, tagged: str, name: str, odd: str) -> None:
     refs = f"GET /api/models/{own}/refs"
     with hub.failing(f"{odd}@{refs}"):
         error = refused(hub, tagged, name)
@@ -80,9 +78,7 @@ def test_what_is_no_answer_of_the_hub_is_asked_for_again_and_its_request_named(
         assert job.inspect(tagged, endpoint=hub.address, token=TOKEN).tensors
 
 
-def test_a_commit_of_which_the_answer_is_nonsense_is_looked_for(
-    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_with_an_odd_answer_is_looked_for(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = hub_repo.HubRepo.commit
 
     def commit(repo: hub_repo.HubRepo, branch: str, *rest: Any) -> str:
@@ -116,9 +112,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> No
     monkeypatch.setattr("sharding.localhub.web.JSONResponse", Changed)
 
 
-def test_a_field_that_holds_a_list_may_be_null(
-    hub: InHouse, own: str, tagged: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_may_be_null(hub: InHouse, own: str, tagged: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(monkeypatch, without_empty_lists)
     assert b'"converts":null' in hub.ask("GET", f"/api/models/{own}/refs", token="hf_bob").body.replace(b" ", b"")
     for place in (own, tagged):
@@ -130,9 +124,7 @@ def test_a_field_that_holds_a_list_may_be_null(
 
 
 @pytest.mark.parametrize("fault", [TypeError, KeyError, ValueError])
-def test_a_fault_of_our_own_is_not_called_an_answer_of_the_hub(
-    hub: InHouse, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
-) -> None:
+def test_no_fault_of_our_own_is_the_hubs(hub: InHouse, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]) -> None:
     def broken(*_: Any) -> None:
         raise fault("ours")
 
@@ -150,9 +142,7 @@ def without_orgs(content: Any) -> Any:
     return {**content, "orgs": []} if isinstance(content, dict) and "orgs" in content else content
 
 
-def test_a_namespace_that_the_hub_does_not_list_is_warned_of_and_tried(
-    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unlisted_namespace_is_warned_of_and_tried(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, bare = name.replace("alice", "acme"), name.partition("/")[2]
     for destination in (made, name, bare):
         planned, *_ = job.shard(SOURCE, destination, endpoint=hub.address, token=TOKEN)
@@ -167,9 +157,7 @@ def test_a_namespace_that_the_hub_does_not_list_is_warned_of_and_tried(
     assert not [one for one in report.plan.findings if one.code == "namespace"], "nobody else's business"
 
 
-def test_an_answer_on_the_store_that_is_cut_while_a_file_is_read_ends_in_a_sentence(
-    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_odd_answers_on_the_store_end_in_a_sentence(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hub, "least_xet_bytes", 0)
     for rule, says in (("short:1", "an unreadable answer"), ("null", "an answer that makes no sense")):
         with hub.failing(f"{rule}@xet-read-token"), pytest.raises(SourceError, match=says) as refusal:

@@ -52,9 +52,7 @@ def test_a_source_is_at_a_commit_or_it_is_not_read(hub: InHouse, changed: Change
 
 
 @pytest.mark.parametrize("key", ["targetCommit", "commitOid"])
-def test_a_destination_is_at_a_commit_or_nothing_is_shown_there(
-    hub: InHouse, name: str, changed: Changed, key: str
-) -> None:
+def test_a_destination_is_at_a_commit_or_nothing_is_shown(hub: InHouse, name: str, changed: Changed, key: str) -> None:
     for odd in ("0" * 39, None):
         changed[key] = odd
         with pytest.raises((DestinationError, SourceError)) as refusal:
@@ -66,9 +64,7 @@ def test_a_destination_is_at_a_commit_or_nothing_is_shown_there(
     assert "sharding_report.json" in files_of(hub, name)
 
 
-def test_a_history_is_one_of_commits_or_the_weights_are_not_taken_for_the_repos(
-    hub: InHouse, own: str, changed: Changed
-) -> None:
+def test_a_history_is_one_of_commits_or_weights_are_not_the_repos(hub: InHouse, own: str, changed: Changed) -> None:
     place = f"{own}@{hub.api().model_info(own).sha}"
     hub.put(own, "more.txt")
     assert job.inspect(place, endpoint=hub.address, token=TOKEN).unreached == ()

@@ -21,9 +21,7 @@ def other(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(2)}, False)
 
 
-def test_in_a_folder_another_models_copy_stays_until_the_command_says_overwrite(
-    folder: Path, other: Path, out: Path
-) -> None:
+def test_in_a_folder_anothers_copy_stays_until_the_command_says_overwrite(folder: Path, other: Path, out: Path) -> None:
     assert invoke("shard", folder, out, "-s", "9kB").exit_code == 0
     before = listing(out)
     refused = invoke("shard", other, out, "-s", "60kB")
@@ -35,9 +33,7 @@ def test_in_a_folder_another_models_copy_stays_until_the_command_says_overwrite(
     assert same(arrays(out), random_tensors(2))
 
 
-def test_in_a_repo_another_models_copy_stays_until_it_may_go(
-    hub: InHouse, name: str, other: Path, tmp_path: Path
-) -> None:
+def test_in_a_repo_anothers_copy_stays_until_it_may_go(hub: InHouse, name: str, other: Path, tmp_path: Path) -> None:
     theirs = push(hub, other, f"{name}-other")
     shard(hub, SOURCE, name, "9kB")
     before, _ = hub.api().model_info(name).sha, hub.log.clear()
@@ -56,9 +52,7 @@ def test_in_a_repo_another_models_copy_stays_until_it_may_go(
     assert same(arrays(download(hub, name, tmp_path / "down")), random_tensors(2))
 
 
-def test_a_copy_of_a_folder_with_the_name_of_a_repo_is_no_copy_of_that_repo(
-    hub: InHouse, name: str, tmp_path: Path
-) -> None:
+def test_a_copy_of_a_folder_named_like_a_repo_is_no_copy_of_that_repo(hub: InHouse, name: str, tmp_path: Path) -> None:
     shard(hub, SOURCE, name, "9kB")
     place = tmp_path / "copy"
     report = json.loads((download(hub, name, place) / "sharding_report.json").read_text())

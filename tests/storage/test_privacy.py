@@ -55,9 +55,7 @@ def test_where_the_hub_shows_it_all_the_same_nothing_is_written_and_the_repo_goe
     assert not exists(hub, name)
 
 
-def test_where_that_repo_cannot_be_removed_it_is_named(
-    hub: InHouse, name: str, hidden: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_stays_is_named(hub: InHouse, name: str, hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ignore_private(monkeypatch)
     with hub.failing("status:403@DELETE /api/repos/delete"), pytest.raises(DestinationError, match="public") as refusal:
         shard(hub, hidden, name)
@@ -80,7 +78,7 @@ def test_a_repo_that_is_public_is_refused_where_the_copy_is_to_be_private(hub: I
 
 @promise("docs/security.md#get-a-model-published-without-a")
 @pytest.mark.parametrize("missing", ["private", "gated"])
-def test_a_copy_of_what_may_be_private_is_not_shown(
+def test_what_may_be_private_is_not_shown(
     hub: InHouse, name: str, hidden: str, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     usual = repos.describe
@@ -135,9 +133,7 @@ def test_a_repo_that_is_made_public_between_two_staging_commits_gets_no_more(
 
 
 @pytest.mark.parametrize("moment", [Planned, Verified])
-def test_one_that_is_made_public_before_it_is_published_stays_empty(
-    hub: InHouse, name: str, hidden: str, moment: type
-) -> None:
+def test_one_shown_before_it_is_published_stays_empty(hub: InHouse, name: str, hidden: str, moment: type) -> None:
     hub.api().create_repo(name, private=True)
     events = start(hub, name, moment, source=hidden)
     show(hub, name)

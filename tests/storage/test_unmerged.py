@@ -80,9 +80,7 @@ def test_a_commit_of_a_pull_request_is_named_so_by_every_command(
 
 
 @promise("docs/security.md#get-weights-of-an-unmerged-pull")
-def test_its_card_says_so_and_names_no_base_model(
-    hub: InHouse, famous: str, proposed: str, name: str, tmp_path: Path
-) -> None:
+def test_a_card_says_so_and_names_no_base(hub: InHouse, famous: str, proposed: str, name: str, tmp_path: Path) -> None:
     shard(hub, f"{famous}@refs/pr/1", name)
     assert_told(hub, name, tmp_path / "copy", f"{famous}@{proposed}")
     shard(hub, famous, f"{name}-main")
@@ -129,9 +127,7 @@ def test_a_branch_that_is_gone_leads_nowhere(hub: InHouse, famous: str) -> None:
     assert "unreached-commit" in findings(hub, f"{famous}@{commit}")
 
 
-def test_beyond_the_bound_a_commit_is_not_known_to_be_reached(
-    hub: InHouse, famous: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beyond_the_bound_a_commit_is_not_reached(hub: InHouse, famous: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old = merged(hub, famous)
     monkeypatch.setattr("sharding.storage.hub.lookup.REACHED_COMMITS", 1)
     assert "contains commit" in findings(hub, f"{famous}@{old}")["unreached-commit"]
@@ -176,9 +172,7 @@ def test_the_classic_engine_says_so_too(hub: InHouse, name: str, tmp_path: Path)
     assert_told(hub, name, tmp_path / "copy", place)
 
 
-def test_a_base_of_a_pull_request_is_named_so_too(
-    hub: InHouse, famous: str, proposed: str, name: str, tmp_path: Path
-) -> None:
+def test_a_base_of_a_pull_request_is_too(hub: InHouse, famous: str, proposed: str, name: str, tmp_path: Path) -> None:
     run, base = write_ranks(tmp_path / "run"), f"{famous}@{proposed}"
     assert "unreached-commit" in findings(hub, str(run), base=base)
     shard(hub, push(hub, run, f"{name}-run"), name, job.Options("60kB", base=base))

@@ -85,9 +85,7 @@ def test_a_new_repo_is_as_its_source_and_its_base(hub: InHouse, place: str, kind
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_public_copy_of_what_is_not_public_needs_a_word_and_names_what_that_is(
-    hub: InHouse, place: str, kind: str
-) -> None:
+def test_a_public_copy_of_what_is_not_public_needs_a_word_and_names_that(hub: InHouse, place: str, kind: str) -> None:
     named = SOURCES[kind][3]
     if not named:
         check(hub, kind, place, private=False)
@@ -105,9 +103,7 @@ def test_a_public_copy_of_what_is_not_public_needs_a_word_and_names_what_that_is
 
 
 @pytest.mark.parametrize("kind", ["open of a private base", "open", "a folder"])
-def test_a_repo_that_everybody_sees_gets_no_copy_of_what_is_private_without_a_word(
-    hub: InHouse, place: str, kind: str
-) -> None:
+def test_a_public_repo_gets_no_copy_of_what_is_private_without_a_word(hub: InHouse, place: str, kind: str) -> None:
     hub.api().create_repo(place, private=False)
     hub.log.clear()
     if SOURCES[kind][3]:
