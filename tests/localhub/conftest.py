@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -117,24 +117,9 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Start a Hub with the options given; it is stopped at the end."""
-    servers: list[Server] = []
-
-    def serve(*options: str) -> Server:
-        servers.append(Server(tmp_path_factory.mktemp("hub"), options).start())
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        if server.process and server.process.poll() is None:
-            server.stop()
-
-
-@pytest.fixture(scope="session")
-def hub(serve: Callable[..., Server]) -> Server:
+def hub(served: Callable[..., Server]) -> Server:
     """The Hub that most tests share: Xet, and pages of four items so that every list has several."""
-    return serve("--page", "4", "--org", "acme=alice,bob", "--user", "alice", "--user", "bob", "--user", "carol")
+    return served("--page", "4", "--org", "acme=alice,bob", "--user", "alice", "--user", "bob", "--user", "carol")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from tests.localhub.conftest import Server, payload
 
 
 @pytest.fixture(scope="module")
-def plain(serve: Callable[..., Server]) -> Server:
+def plain(served: Callable[..., Server]) -> Server:
     """A Hub without Xet that takes files above 100 kB in parts."""
-    server = serve("--no-xet", "--lfs-multipart-above", "100000")
+    server = served("--no-xet", "--lfs-multipart-above", "100000")
     server.api().create_repo("alice/lfs")
     return server
 

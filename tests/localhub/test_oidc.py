@@ -90,8 +90,8 @@ def test_without_openid_there_is_no_identity(hub: Server) -> None:
     assert hub.ask("GET", "/oauth/userinfo", token=answer["access_token"]).status == 403
 
 
-def test_a_login_ends(serve: Callable[..., Server]) -> None:
-    brief = serve("--oauth-seconds", "1")
+def test_a_login_ends(served: Callable[..., Server]) -> None:
+    brief = served("--oauth-seconds", "1")
     answer = brief.login("alice", "openid")
     assert answer["expires_in"] == 1
     statuses = []

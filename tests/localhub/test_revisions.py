@@ -54,8 +54,8 @@ def test_commits_are_listed_newest_first_over_all_pages(hub: Server, repo: str) 
     assert titles == [*(f"number {n}" for n in reversed(range(6))), "initial commit"]
 
 
-def test_as_many_commits_come_at_once_as_are_asked_for(serve: Callable[..., Server]) -> None:
-    hub = serve()
+def test_as_many_commits_come_at_once_as_are_asked_for(served: Callable[..., Server]) -> None:
+    hub = served()
     hub.api().create_repo("alice/long")
     for n in range(60):
         file = {"path": "a", "content": f"{n}", "encoding": "utf-8"}

@@ -162,8 +162,8 @@ def test_what_one_application_made_is_closed_to_another(hub: Server) -> None:
     hub.api(first).create_branch(f"alice/of-one-{n}", branch="b")
 
 
-def test_a_full_namespace_takes_no_more(serve: Callable[..., Server], script: Callable[..., str]) -> None:
-    small = serve("--quota", "250000")
+def test_a_full_namespace_takes_no_more(served: Callable[..., Server], script: Callable[..., str]) -> None:
+    small = served("--quota", "250000")
     small.api().create_repo("alice/full")
     for seed in range(2):
         small.put("alice/full", f"{seed}.bin", payload(100_000, seed))

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+from starlette.responses import JSONResponse
+
 from sharding import job
 from sharding.core.options import Options
 from sharding.core.protocols import Destination
@@ -89,6 +92,16 @@ def publish(target: Destination, folder: Path, *records: ShardRecord, report: by
     folder.mkdir(exist_ok=True)
     written = {REPORT_NAME: report, "config.json": b"{}"}
     return target.publish({one.file: one for one in records}, [], open_folder(str(folder)), written).remark
+
+
+def change_answers(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    """Have the loopback Hub answer with something else."""
+
+    class Changed(JSONResponse):
+        def render(self, content: Any) -> bytes:
+            return super().render(change(content))
+
+    monkeypatch.setattr("sharding.localhub.web.JSONResponse", Changed)
 
 
 Answer = Callable[[socket.socket], None]

@@ -11,28 +11,26 @@ from sharding import job
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options
 from sharding.core.protocols import LentDestination
-from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import BytesRead, RepoRef, ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_writing import part_path, record_path
 from tests.conftest import listing
 from tests.folders import staged
+from tests.storage.publications import begun, job_of, written
 from tests.storage.recorder import recorded
 
 FILE = "model-00001-of-00002.safetensors"
-JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
+JOB = job_of()
 FILES = {FILE: b"one", "unet/model.safetensors": b"two", "last.safetensors": b"three"}
 
 
 def finished(folder: Path, *, reads: tuple[BytesRead, ...] = ()) -> dict[str, ShardRecord]:
     """Have a job finish `FILES` in `folder`; return their records."""
-    target, records = FolderDestination(folder), {}
-    target.prepare(JOB, [], 0)
-    for file, data in FILES.items():
-        writer = target.open_shard(file)
-        writer.write(data)
-        records[file] = ShardRecord(file, len(data), writer.finish(), {}, reads)
-        target.note(records[file])
+    target = begun(folder, {})
+    records = {file: written(target, file, data, reads) for file, data in FILES.items()}
+    for record in records.values():
+        target.note(record)
     target.close()
     return records
 

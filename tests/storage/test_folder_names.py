@@ -8,14 +8,8 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Verified
 from sharding.formats.names import STAGING_FOLDER
-from tests.conftest import listing
 from tests.folders import finish
-from tests.storage.publications import stable, write_pipeline
-
-
-def shown(out: Path) -> dict[str, bytes]:
-    """All files that are not in the folder of what is not published."""
-    return {path: data for path, data in listing(out).items() if not path.startswith(STAGING_FOLDER)}
+from tests.storage.publications import shown, stable, write_pipeline
 
 
 def run(source: Path, out: Path, moment: str, put: Path, *, as_folder: bool = False, overwrite: bool = False) -> None:

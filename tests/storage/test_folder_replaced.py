@@ -15,14 +15,14 @@ from sharding import job
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import ShardFinished
 from sharding.core.limits import DISK_FLOOR_BYTES
-from sharding.core.options import Options, Request
-from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.core.options import Request
+from sharding.core.values import RepoRef
 from sharding.formats.names import REPORT_NAME, STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
 from sharding.storage.folder_destination import FolderDestination
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import finish, staged
-from tests.storage.publications import stable, write_pipeline, write_source
+from tests.storage.publications import begun, job_of, stable, write_pipeline, write_source
 from tests.storage.recorder import Step, recorded
 
 INDEX = "model.safetensors.index.json"
@@ -205,18 +205,14 @@ def test_a_discard_leaves_a_result_if_all_that_shows_it_is_there(tmp_path: Path,
 
 
 @pytest.mark.parametrize("plan", ["plan", "another"])
-def test_only_what_goes_is_room_and_a_byte_decides(tmp_path: Path, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, sizes = tmp_path / "out", {"a.safetensors": 3000, "b.safetensors": 500}
-    target = FolderDestination(out)
-    target.prepare(StagedJob("plan", MODELS[0], Options()), [], 0)
-    for file, size in sizes.items():
-        writer = target.open_shard(file)
-        writer.write(b"x" * size)
-        target.note(ShardRecord(file, size, writer.finish(), {}))
-    target.close()
+def test_only_what_goes_counts_as_room_and_a_byte_decides(
+    out: Path, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"a.safetensors": 3000, "b.safetensors": 500}
+    begun(out, {file: b"x" * size for file, size in sizes.items()}).close()
     (staged(out) / "sharding_file0.part").write_bytes(b"y" * 40)  # a file beside them, which is written anew
     before = listing(out)
-    usage = shutil.disk_usage(tmp_path)
+    usage = shutil.disk_usage(out)
     records = sum(path.stat().st_size for path in staged(out).glob("*.record.part"))
     goes = 40 + (sum(sizes.values()) + records if plan == "another" else 0)
     for free, is_enough in ((DISK_FLOOR_BYTES + 10_000 - goes - 1, False), (DISK_FLOOR_BYTES + 10_000 - goes, True)):
@@ -225,7 +221,7 @@ def test_only_what_goes_is_room_and_a_byte_decides(tmp_path: Path, plan: str, mo
         kept = again.done(plan)
         assert len(kept) == (2 if plan == "plan" else 0)
         with nullcontext() if is_enough else pytest.raises(DestinationError, match="The result needs 10.0 kB"):
-            again.prepare(StagedJob(plan, MODELS[0], Options()), kept.values(), 10_000)
+            again.prepare(job_of(plan), kept.values(), 10_000)
         again.close()
         if not is_enough:
             assert listing(out) == before

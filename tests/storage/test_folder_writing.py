@@ -13,17 +13,16 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.options import Options
-from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_writing import explained, part_path, record_path, sync_folders, write_synced, write_whole
 from tests.conftest import listing
 from tests.folders import staged
+from tests.storage.publications import begun, written
 
 LONG = 30.0
 """Seconds for what comes at once, unless something is broken."""
 FILE = "model-00001-of-00002.safetensors"
-JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
 
 
 def is_of_shard(place: str) -> bool:
@@ -64,10 +63,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> FolderDestination:
-    target = FolderDestination(tmp_path / "out")
-    target.prepare(JOB, [], 0)
-    return target
+def target(out: Path) -> FolderDestination:
+    return begun(out, {})
 
 
 def test_a_long_shard_is_written_back_meanwhile_and_whole_at_its_end(disk: Disk, target: FolderDestination) -> None:
@@ -109,26 +106,20 @@ def test_a_disk_that_fails_meanwhile_ends_the_shard(disk: Disk, target: FolderDe
     assert set(listing(tmp_path)) == {f"out/{STAGING_FOLDER}/sharding_journal.part"}
 
 
-def test_what_is_written_is_counted_and_has_no_name_yet(tmp_path: Path, target: FolderDestination) -> None:
-    def written() -> int:
-        return target.disk_bytes_written
-
-    before = written()
-    assert before == (staged(tmp_path / "out") / "sharding_journal.part").stat().st_size
+def test_what_is_written_is_counted_and_has_no_name_yet(out: Path, target: FolderDestination) -> None:
+    journal = (staged(out) / "sharding_journal.part").stat().st_size
+    assert target.disk_bytes_written == journal
     for number, file in enumerate((FILE, "unet/model.safetensors"), start=1):
-        writer = target.open_shard(file)
-        writer.write(b"12345" * number)
+        record = written(target, file, b"12345" * number)
         assert not target.has_finished_shards or number > 1
-        target.note(ShardRecord(file, 5 * number, writer.finish(), {}))
+        target.note(record)
         assert target.has_finished_shards
         assert target.open_finished(file) is None, "it is read when all are written"
-    journal = (staged(tmp_path / "out") / "sharding_journal.part").stat().st_size
-    records = {path.name: path.stat().st_size for path in staged(tmp_path / "out").glob("*.record.part")}
+    records = {path.name: path.stat().st_size for path in staged(out).glob("*.record.part")}
     assert records.keys() == {f"{FILE}.plan.record.part", "unet%2Fmodel.safetensors.plan.record.part"}
-    assert written() == journal + 15 + sum(records.values())
+    assert target.disk_bytes_written == journal + 15 + sum(records.values())
     staging = {"sharding_journal.part", "sharding_lease.part", f"{FILE}.part", "unet%2Fmodel.safetensors.part"}
-    staging |= records.keys()
-    assert set(listing(tmp_path / "out")) == {f"{STAGING_FOLDER}/{name}" for name in staging}
+    assert set(listing(out)) == {f"{STAGING_FOLDER}/{name}" for name in staging | records.keys()}
     read = target.open_staged([FILE, "unet/model.safetensors"])
     assert b"".join(read.read("unet/model.safetensors", 2, 9)) == (b"12345" * 2)[2:9]
     target.close()

@@ -76,7 +76,8 @@ def test_a_job_sends_side_files_that_the_hub_does_not_copy(hub: InHouse, own: st
 
 
 @pytest.fixture
-def in_parts(tmp_path: Path) -> Iterator[InHouse]:
+def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
+    monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0.0001)
     with hub_in_house(tmp_path / "parts", xet=False, multipart_above_bytes=1500) as hub:
         hub.api().create_repo(SOURCE)
         yield hub

@@ -28,17 +28,12 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
     """A Hub with a few repos, which lists four at once."""
     orgs = {"acme": ("alice", "bob"), "zoo": ("alice",)}
     with hub_in_house(tmp_path_factory.mktemp("hub"), orgs=orgs, page_items=4) as server:
-        fill(server)
+        for name in ("apple-1", "apple-2", "pear", "hidden-apple"):
+            server.api().create_repo(f"alice/{name}", private=name == "hidden-apple")
+        server.put("alice/pear", "README.md", CARD)
+        server.api("hf_bob").create_repo("bob/gated")
+        server.api("hf_bob").update_repo_settings("bob/gated", gated="manual")
         yield server
-
-
-def fill(server: InHouse) -> None:
-    for name in ("apple-1", "apple-2", "pear"):
-        server.api().create_repo(f"alice/{name}")
-    server.put("alice/pear", "README.md", CARD)
-    server.api().create_repo("alice/hidden-apple", private=True)
-    server.api("hf_bob").create_repo("bob/gated")
-    server.api("hf_bob").update_repo_settings("bob/gated", gated="manual")
 
 
 @pytest.fixture
@@ -209,6 +204,7 @@ def test_who_somebody_is_is_never_older_than_a_minute(hub: InHouse, monkeypatch:
         assert lookup.who(token).name == token.removeprefix("hf_")
         said.append(hub.asked("whoami") - before)
     assert said == [1, 1, 0, 1, 1, 1, 0, 1]
+    assert TOKEN not in repr(vars(lookup)), "no token is kept"
 
 
 def test_a_login_that_has_ended_is_somebody_for_a_minute_at_most(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,12 +245,6 @@ def test_a_search_gives_a_few_the_most_popular_first() -> None:
     assert b"search=some" in line and b"sort=downloads" in line and b"limit=12" in line
 
 
-def test_the_lookup_keeps_no_token(hub: InHouse) -> None:
-    lookup: Any = Lookup(hub.address)
-    lookup.who(TOKEN)
-    assert TOKEN not in repr(vars(lookup))
-
-
 def test_no_folder_is_looked_into_for_a_page(hub: InHouse, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     assert Lookup(hub.address).link(folder.name) == f"{hub.address}/{folder.name}"
@@ -269,31 +259,19 @@ def answer(**more: Any) -> dict[str, Any]:
     return {"type": "user", "name": "alice", "auth": {"type": "access_token"}, **more}
 
 
-@pytest.mark.parametrize("orgs", [{}, {"orgs": None}, {"orgs": []}])
-def test_somebody_of_no_organisation_has_their_own_namespace(orgs: dict[str, Any]) -> None:
-    assert person_of(answer(**orgs)).namespaces == ("alice",)
-
-
-def test_an_organisation_is_open_where_one_may_write() -> None:
+def test_ones_own_namespace_is_open_and_an_organisation_where_one_may_write() -> None:
+    assert all(person_of(answer(**orgs)).namespaces == ("alice",) for orgs in ({}, {"orgs": None}, {"orgs": []}))
     roles = {"admin": 1, "write": 1, "contributor": 1, "read": 0, "no_access": 0}
     orgs = [{"type": "org", "name": f"of-{role}", "roleInOrg": role} for role in roles] + [{"name": "of-none"}]
     open_to = [f"of-{role}" for role, may in roles.items() if may]
     assert person_of(answer(orgs=orgs)).namespaces == ("alice", *open_to, "of-none")
 
 
-@pytest.mark.parametrize(
-    ("auth", "may"),
-    [
-        ({"type": "access_token"}, True),
-        (None, True),
-        ({"type": "oauth", "scopes": ["manage-repos"]}, True),
-        ({"type": "oauth", "scopes": ["contribute-repos"]}, False),
-        ({"type": "oauth"}, False),
-        ({"type": "oauth", "scopes": None}, False),
-    ],
-)
-def test_an_application_shows_a_repo_later_only_with_the_scope_for_it(auth: Any, may: bool) -> None:
-    assert person_of(answer(auth=auth)).may_show_later is may
+def test_an_application_shows_a_repo_later_only_with_the_scope_for_it() -> None:
+    for auth in ({"type": "access_token"}, None, {"type": "oauth", "scopes": ["manage-repos"]}):
+        assert person_of(answer(auth=auth)).may_show_later
+    for scopes in ({"scopes": ["contribute-repos"]}, {}, {"scopes": None}):
+        assert not person_of(answer(auth={"type": "oauth", **scopes})).may_show_later
 
 
 @pytest.mark.parametrize(

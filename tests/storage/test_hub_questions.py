@@ -111,9 +111,7 @@ def test_the_waits_double_where_the_hub_asks_for_none(slept: list[float]) -> Non
         ({"Retry-After": "7", "RateLimit": '"api";r=9;t=55'}, 7.0),
     ],
 )
-def test_a_hub_that_counts_is_left_alone_as_it_says(
-    slept: list[float], headers: dict[str, str], seconds: float
-) -> None:
+def test_a_hub_that_counts_is_left_alone_as_asked(slept: list[float], headers: dict[str, str], seconds: float) -> None:
     answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
     hub_retry.wait_to_retry(HfHubHTTPError("slow down", response=answer), 1)
     assert seconds <= slept[0] <= 1.5 * seconds
@@ -121,10 +119,8 @@ def test_a_hub_that_counts_is_left_alone_as_it_says(
 
 @pytest.mark.parametrize("error", [RuntimeError("xet"), PermissionError("old"), FileNotFoundError("gone")])
 def test_what_hf_xet_raises_is_put_into_words(error: Exception) -> None:
-    with (
-        pytest.raises(SourceError, match="a/b") as refusal,
-        Hub("http://127.0.0.1:1", None).explained("a/b", SourceError),
-    ):
+    hub = Hub("http://127.0.0.1:1", None)
+    with pytest.raises(SourceError, match="a/b") as refusal, hub.explained("a/b", SourceError):
         raise error
     assert refusal.value.hint
 

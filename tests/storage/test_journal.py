@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from sharding.core.options import Options
-from sharding.core.values import RepoRef, StagedJob
+from sharding.core.values import StagedJob
 from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME, Journal
+from tests.storage.publications import job_of
 
-JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
+JOB = job_of()
 
 
 def held(folder: Path, job: StagedJob = JOB) -> Journal:
@@ -87,11 +88,7 @@ def test_a_journal_whose_folder_was_taken_over_is_not_begun_anew(tmp_path: Path)
     journal.begin(JOB)
     (tmp_path / LEASE_NAME).write_text("elsewhere 17 1.0 abc")
     before = (tmp_path / JOURNAL_NAME).read_bytes()
-    for deed in (
-        lambda: journal.begin(replace(JOB, plan_id="another")),
-        lambda: journal.begin(JOB),
-        journal.lease.refuse_lost,
-    ):
+    for deed in (lambda: journal.begin(job_of("another")), lambda: journal.begin(JOB), journal.lease.refuse_lost):
         with pytest.raises(OSError, match="taken it over"):
             deed()
     assert not journal.is_ours

@@ -181,16 +181,6 @@ def test_who_has_the_lock_of_a_folder_waits_for_nobody_who_had_it(checkpoint: Pa
     assert not staging.exists()
 
 
-def test_what_a_killed_job_of_another_machine_left_is_discarded(checkpoint: Path, out: Path) -> None:
-    events = job.shard(str(checkpoint), str(out), "50kB")
-    while not any(out.rglob("*.part")) or not (out / STAGING_FOLDER / JOURNAL_NAME).read_bytes():
-        next(events)
-    events.close()
-    of_another_machine(out / STAGING_FOLDER, LEASE_SECONDS + 5)
-    job.discard(str(out))
-    assert not (out / STAGING_FOLDER).exists()
-
-
 # --- By the clock of the folder ---------------------------------------------------------------------------
 
 THEIRS = "new 1 1.0 def"

@@ -1,10 +1,8 @@
 """An answer that makes no sense ends a job at once, and says which request it was; an empty field is an empty list."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from starlette.responses import JSONResponse
 
 from sharding import job
 from sharding.core.errors import ShardingError, SourceError
@@ -16,6 +14,7 @@ from sharding.storage.hub.answers import NETWORK_TRIES
 from sharding.storage.hub.client import Hub
 from tests.hubs import SOURCE, TOKEN, exists, files_of, shard
 from tests.inhouse import InHouse
+from tests.storage.steps import change_answers
 
 REQUESTS = {
     "the login": "GET /api/whoami-v2",
@@ -102,18 +101,8 @@ def without_empty_lists(content: Any) -> Any:
     return {key: None if value == [] else without_empty_lists(value) for key, value in content.items()}
 
 
-def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
-    """Have the Hub answer with something else."""
-
-    class Changed(JSONResponse):
-        def render(self, content: Any) -> bytes:
-            return super().render(change(content))
-
-    monkeypatch.setattr("sharding.localhub.web.JSONResponse", Changed)
-
-
 def test_a_list_may_be_null(hub: InHouse, own: str, tagged: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(monkeypatch, without_empty_lists)
+    change_answers(monkeypatch, without_empty_lists)
     assert b'"converts":null' in hub.ask("GET", f"/api/models/{own}/refs", token="hf_bob").body.replace(b" ", b"")
     for place in (own, tagged):
         assert shard(hub, place, name, private=False, confirmed=True).verification.identical
@@ -147,7 +136,7 @@ def test_an_unlisted_namespace_is_warned_of_and_tried(hub: InHouse, name: str, m
     for destination in (made, name, bare):
         planned, *_ = job.shard(SOURCE, destination, endpoint=hub.address, token=TOKEN)
         assert not [one for one in planned.checkpoint.findings if one.code == "namespace"]
-    changed(monkeypatch, without_orgs)
+    change_answers(monkeypatch, without_orgs)
     planned, *_, report = job.shard(SOURCE, f"{made}-2", endpoint=hub.address, token=TOKEN)
     assert isinstance(planned, Planned) and isinstance(report, Report)
     (finding,) = [one for one in planned.checkpoint.findings if one.code == "namespace"]

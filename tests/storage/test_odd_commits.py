@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from starlette.responses import JSONResponse
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError
 from tests.hubs import SOURCE, TOKEN, exists, files_of, shard
 from tests.inhouse import InHouse
+from tests.storage.steps import change_answers
 
 ODD: list[object] = ["main", "../../" + "0" * 34, "0" * 39, "0" * 41, "A" * 40, "a" * 40 + "\n", "a" * 64, "", 7, None]
 
@@ -19,12 +19,7 @@ Changed = dict[str, object]
 def changed(monkeypatch: pytest.MonkeyPatch) -> Changed:
     """What the Hub says in the place of a commit, by the key under which it does."""
     changed: Changed = {}
-
-    class Odd(JSONResponse):
-        def render(self, content: Any) -> bytes:
-            return super().render(_with(content, changed))
-
-    monkeypatch.setattr("sharding.localhub.web.JSONResponse", Odd)
+    change_answers(monkeypatch, lambda content: _with(content, changed))
     return changed
 
 

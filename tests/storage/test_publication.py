@@ -34,7 +34,7 @@ of_shards = pytest.mark.parametrize("place", usually("shards", in_the_long_run=[
 
 
 def some(place: Place, first: int, work: Callable[[], object]) -> list[tuple[int, Step]]:
-    """The steps that something takes from here, with their numbers; all of them or every third from `first`."""
+    """The steps that something takes from here, with their numbers; all of them or every few from `first`."""
     return list(enumerate(steps_of(work)))[first % place.every :: place.every]
 
 
