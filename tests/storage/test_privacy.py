@@ -1,6 +1,5 @@
 """What is to be private is private before its first byte goes up, or nothing goes up."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,24 +101,17 @@ def test_what_may_be_private_is_not_shown(
 # --- A repo that somebody shows meanwhile -------------------------------------------------------------
 
 
-def gated(hub: InHouse, hidden: str) -> str:
-    hub.api().update_repo_settings(hidden, gated="auto")
-    show(hub, hidden)
-    return hidden
-
-
-OF: dict[str, Callable[[InHouse, str, Path], tuple[str, Options]]] = {
-    "a gated repo": lambda hub, hidden, _: (gated(hub, hidden), Options("9kB")),
-    "a folder with a private base": lambda hub, hidden, run: (str(write_ranks(run)), Options("60kB", base=hidden)),
-}
-
-
 @promise("docs/security.md#get-a-private-model-published-in")
-@pytest.mark.parametrize("of", ["a gated repo", "a folder with a private base"])
+@pytest.mark.parametrize("of", ["a folder with a private base", "a gated repo"])
 def test_a_repo_that_is_made_public_between_two_staging_commits_gets_no_more(
     hub: InHouse, name: str, hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
-    source, options = OF[of](hub, hidden, tmp_path / "run")
+    source, options = hidden, Options("9kB")
+    if of == "a gated repo":
+        hub.api().update_repo_settings(hidden, gated="auto")
+        show(hub, hidden)
+    else:
+        source, options = str(write_ranks(tmp_path / "run")), Options("60kB", base=hidden)
     after_commits(monkeypatch, 2, lambda: show(hub, name))  # the first says which job it is of
     with pytest.raises(DestinationError, match=f"{name} is public now, but the copy must be private") as refusal:
         shard(hub, source, name, options)
