@@ -7,25 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
-from threading import Lock
 from typing import Any
 
 import pytest
 
 from sharding import job
-from sharding.checkpoint import adapter as adapter_room
 from sharding.core.errors import Refused, SourceError, UsageError
 from sharding.core.options import Options
-from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, FileEntry
+from sharding.core.values import Checkpoint
 from sharding.desk import Desk, JobRequest, Settings, judgement
-from sharding.desk.models import Models
+from sharding.desk.models import Headers, Models
 from sharding.formats.names import REPORT_NAME
 from sharding.page.job_panels import job_panel, jobs_panel
 from sharding.page.result_panels import Places, is_proved, result_panel
 from sharding.report.report import event_json
 from sharding.verify.trust import Trust
-from tests.desk.actors import Stage
+from tests.desk.actors import Stage, until
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state, stop_short
 from tests.inhouse import InHouse
 from tests.lora import Case, edited, save_adapter, save_base
@@ -63,6 +60,14 @@ def merged(hub: InHouse, base: str, adapter: str) -> Iterator[str]:
 
 def commit(hub: InHouse, repo: str) -> str:
     return f"{repo}@{hub.api().model_info(repo).sha}"
+
+
+def in_git(hub: InHouse, repo: str, folder: Path) -> None:
+    """Put an adapter into git: a Hub states no SHA-256 for such a file."""
+    hub.api().create_repo(repo)
+    attributes = b"*.nothing filter=lfs\n"
+    hub.api().upload_file(repo_id=repo, path_in_repo=".gitattributes", path_or_fileobj=attributes)
+    hub.api().upload_folder(repo_id=repo, folder_path=folder, ignore_patterns=["README.md"])
 
 
 def edit_report(hub: InHouse, copy: str, changed: int) -> None:
@@ -205,11 +210,7 @@ def test_a_copy_with_a_private_adapter_is_private(
 def test_a_page_does_not_read_a_large_adapter_whole(
     hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Hub states no SHA-256 for a file that is stored in git."""
-    hub.api().create_repo("alice/in-git")
-    attributes = b"*.nothing filter=lfs\n"
-    hub.api().upload_file(repo_id="alice/in-git", path_in_repo=".gitattributes", path_or_fileobj=attributes)
-    hub.api().upload_folder(repo_id="alice/in-git", folder_path=folders[1], ignore_patterns=["README.md"])
+    in_git(hub, "alice/in-git", folders[1])
     monkeypatch.setattr("sharding.desk.models.MAX_PAGE_WEIGHT_BYTES", 100)
     monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", "", "", 100))
     options = Options(SIZE, adapter="alice/in-git")
@@ -223,28 +224,25 @@ def test_a_page_does_not_read_a_large_adapter_whole(
 def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_at_a_time(
     hub: InHouse, settings: Settings, folders: tuple[Path, Path], base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attributes = b"*.nothing filter=lfs\n"
     for name in ("alice/first", "alice/second"):
-        hub.api().create_repo(name)
-        hub.api().upload_file(repo_id=name, path_in_repo=".gitattributes", path_or_fileobj=attributes)
-        hub.api().upload_folder(repo_id=name, folder_path=folders[1], ignore_patterns=["README.md"])
-    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", "", "", 100))
-    reading, most, read, lock = 0, 0, [], Lock()
-    whole = adapter_room._sha256
+        in_git(hub, name, folders[1])
+    reading, most, read, usual = 0, 0, list[str](), Headers.read
 
-    def slowly(source: Source, file: FileEntry) -> str:
+    def noting(headers: Headers, *given: str, most_bytes: int = 100) -> Checkpoint:
         nonlocal reading, most
-        with lock:
-            reading += 1
-            most = max(most, reading)
-            read.append(source.ref.repo_id)
-        time.sleep(0.3)
-        with lock:
-            reading -= 1
-        return whole(source, file)
+        if most_bytes == 100:  # what a page reads for anybody at once
+            return usual(headers, *given, most_bytes=most_bytes)
+        reading += 1
+        most = max(most, reading)
+        until(lambda: read or sum(len(each.callers) for each in desk.models._weights._questions.values()) == 4)
+        found = usual(headers, *given, most_bytes=most_bytes)
+        assert found.adapter
+        read.append(found.adapter.source.repo_id)
+        reading -= 1
+        return found
 
-    monkeypatch.setattr(adapter_room, "_sha256", slowly)
-    asked = [f"alice/{name}" for name in ("first", "second")] + [commit(hub, "alice/first"), "alice/first@main"]
+    monkeypatch.setattr(Headers, "read", noting)
+    asked = ["alice/first", "alice/second", commit(hub, "alice/first"), "alice/first@main"]
     with Desk(settings) as desk, ThreadPoolExecutor(4) as pool:
         plans = list(pool.map(lambda name: desk.models.plan(base, Options(SIZE, adapter=name))[1], asked))
     assert all(plan.merged for plan in plans)
