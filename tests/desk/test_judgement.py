@@ -101,20 +101,12 @@ def test_a_record_of_anything_else_says_nothing(
     judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
     source, other = result.report.source.ref, "2" * 40
-    others = [
-        {"original": replace(source, revision=other)},
-        {"original": replace(source, repo_id="alice/another")},
-        {"original": replace(source, folder="sub/")},
-        {"original": replace(source, kind="folder")},
-        {"base": source},
-        {"adapter": (source, "adapter_model.safetensors")},
-        {"variant": "fp16"},
-        {"dtype": "bf16"},
+    originals = {"revision": other}, {"repo_id": "alice/another"}, {"folder": "sub/"}, {"kind": "folder"}
+    others: list[dict[str, Any]] = [
+        *({"original": replace(source, **change)} for change in originals),  # type: ignore[arg-type]
+        *({"base": source}, {"adapter": (source, "adapter_model.safetensors")}, {"variant": "fp16"}, {"dtype": "bf16"}),
+        *({"result": place} for place in (f"{COPY}@{other}", f"alice/copy@{result.revision}", COPY, "")),
         {"dequantizes": True},
-        {"result": f"{COPY}@{other}"},
-        {"result": f"alice/copy@{result.revision}"},
-        {"result": COPY},
-        {"result": ""},
     ]
     for kind in ("shard", "verify"):
         for change in others:
