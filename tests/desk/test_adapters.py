@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sharding import job
-from sharding.core.errors import Refused, SourceError, UsageError
+from sharding.core.errors import Refused, SourceError
 from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint
@@ -103,20 +103,6 @@ def test_an_adapter_in_a_folder_of_its_repo_is_named_like_that_or_by_its_link(
         desk.models.plan(base, Options(SIZE, adapter="alice/many"))
 
 
-def test_another_commit_of_an_adapter_is_another_plan(
-    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, tmp_path: Path
-) -> None:
-    place = copytree(folders[1], tmp_path / "lora")
-    mine = push(hub, place, "alice/changing")
-    first = commit(hub, mine)
-    config = json.loads((place / "adapter_config.json").read_text())
-    (place / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 99}))
-    hub.api().upload_folder(repo_id=mine, folder_path=place)
-    plans = [desk.models.plan(base, Options(SIZE, adapter=at))[1] for at in (first, commit(hub, mine))]
-    assert plans[0].merged != plans[1].merged
-    assert [tensor.recipe for tensor in plans[0].tensors] != [tensor.recipe for tensor in plans[1].tensors]
-
-
 def test_an_answer_about_one_adapter_is_none_about_another(
     hub: InHouse, base: str, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,11 +121,6 @@ def test_an_answer_about_one_adapter_is_none_about_another(
         models.names(checkpoint, "somebody")
     models.close()
     assert asked == [first.adapter.source.revision, "1" * 40]
-
-
-def test_a_base_and_an_adapter_together_are_refused(desk: Desk, base: str, adapter: str) -> None:
-    with pytest.raises(UsageError, match="not a base for an adapter"):
-        desk.models.plan(base, Options(SIZE, adapter=adapter, base=base))
 
 
 def test_an_unfinished_merge_goes_on_with_its_adapter(

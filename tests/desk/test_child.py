@@ -29,14 +29,6 @@ def begun(stage: Stage, tmp_path: Path) -> Iterator[tuple[Child, Actor]]:
     child.wait()
 
 
-def offspring(child: Child, actor: Actor) -> list[int]:
-    """Have a process start two more, one of which has started another."""
-    actor.do("sleep 600 & echo $!")
-    actor.do("sh -c 'sleep 600 & echo $!; wait' & echo $!")
-    lines = child.lines()
-    return [int(next(lines)) for _ in range(3)]
-
-
 @pytest.mark.parametrize("how", ["kill", "stop", "stubborn"])
 def test_with_a_process_ends_all_that_it_has_started(
     begun: tuple[Child, Actor], monkeypatch: pytest.MonkeyPatch, how: str
@@ -46,7 +38,10 @@ def test_with_a_process_ends_all_that_it_has_started(
     child, actor = begun
     if how == "stubborn":
         actor.do("trap '' TERM")
-    family = offspring(child, actor)
+    actor.do("sleep 600 & echo $!")
+    actor.do("sh -c 'sleep 600 & echo $!; wait' & echo $!")  # which starts another
+    lines = child.lines()
+    family = [int(next(lines)) for _ in range(3)]
     assert child.identity and not any(map(is_gone, family))
     child.kill() if how == "kill" else child.stop()
     until(lambda: all(map(is_gone, family)))

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from threading import Barrier, Event
 
 import pytest
@@ -74,18 +75,17 @@ def test_what_one_login_read_is_for_that_login_only_and_what_anybody_may_read_fo
 def test_an_answer_is_that_of_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has asked for what before, with a login or without."""
 
-    def read(source: str, *, variant: str, base: str, **_: object) -> Checkpoint:
-        return Checkpoint(RepoRef("hub", f"{source}|{variant}|{base}", "0" * 40), TENSORS, (), (), (), ())
+    def read(source: str, *, variant: str, base: str, adapter: str, **_: object) -> Checkpoint:
+        return Checkpoint(RepoRef("hub", f"{source}|{variant}|{base}|{adapter}", "0" * 40), TENSORS, (), (), (), ())
 
     monkeypatch.setattr(job, "inspect", read)
-    asked = [(source, variant, base) for source in ("a/b", "a/c") for variant in ("", "fp16") for base in ("", "c/d")]
+    asked = [*product(("a/b", "a/c"), ("", "fp16"), ("", "c/d"), ("", "e/f@1", "e/f@2"))]
     for tokens in ((None, "alice"), ("alice", None), ("bob", "alice")):
         headers = Headers("http://hub")
         for wanted in (asked, asked[::-1]):
             for token in tokens:
-                for source, variant, base in wanted:
-                    found = headers.read(source, token, variant, base)
-                    assert found.source.repo_id == f"{source}|{variant}|{base}"
+                for source, *more in wanted:
+                    assert headers.read(source, token, *more).source.repo_id == "|".join([source, *more])
 
 
 def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:

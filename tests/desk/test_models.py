@@ -15,7 +15,7 @@ from sharding import job
 from sharding.core.errors import Refused, SourceError, TooManyTensors, UsageError
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, RepoRef
-from sharding.desk import Desk
+from sharding.desk import Desk, Settings
 from sharding.desk.models import Models
 from sharding.desk.overview import Question
 from sharding.desk.questions import Later, patient
@@ -229,6 +229,16 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
 
     until(is_dropped)
     models.close()
+
+
+def test_a_desk_sweeps_and_tidies_now_and_then(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept, tidied = Event(), Event()
+    monkeypatch.setattr("sharding.desk.desk.SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("sharding.desk.desk.TIDY_SECONDS", 0.01)
+    monkeypatch.setattr(Desk, "sweep", lambda _: swept.set())
+    monkeypatch.setattr(Models, "tidy", lambda _: tidied.set())
+    with Desk(settings):
+        assert swept.wait(60) and tidied.wait(60)
 
 
 def test_a_base_that_makes_no_sense_is_refused_wherever_it_is_given(desk: Desk, small: str) -> None:

@@ -12,15 +12,10 @@ import pytest
 
 from sharding import __version__, job
 from sharding.core.errors import Refused
-from sharding.core.values import Shard
-from sharding.fleet.entry import enter
-from sharding.fleet.parts import Part, PartDone, parse_event, part_json
 from sharding.fleet.ray_workers import ray_workers
-from sharding.storage.folder_source import open_folder
 from tests.fleet.pretend_ray import Died, PretendRay
 from tests.folders import reshard
 from tests.hubs import TOKEN
-from tests.tensors import stored_tensor
 
 NODE = "10.0.0.7 (abcdef01)"
 
@@ -101,14 +96,6 @@ def test_a_node_with_another_version_or_without_it_does_nothing_and_ends_the_job
     found = f"On node {NODE}, shard-my-repo is {there or 'not installed'}, but here it is {__version__}."
     assert refused.value.message == found
     assert not (tmp_path / "out").exists() and ray.log[-1] == "shutdown"
-
-
-def test_a_node_with_this_version_does_its_part(ray: PretendRay, checkpoint: Path) -> None:
-    source = open_folder(str(checkpoint))
-    file = source.files[0].path
-    part = Part("verify", Shard(file, (stored_tensor("w", "U8", (9,), file, 0, 9),), 9), b"", (source.lend([file]),))
-    said = list(enter(part_json(part), __version__))
-    assert {node for node, _ in said} == {NODE} and isinstance(parse_event(said[-1][1]), PartDone)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from sharding import job
 from sharding.core.errors import DestinationError, Refused
 from sharding.core.events import Progress
 from sharding.fleet.parts import Part, PartDone, PartEvent, UnderWay
-from sharding.report.schema import FleetCost, Report
+from sharding.report.schema import Report
 from sharding.storage.journal import JOURNAL_NAME
 from tests.casts import save_mixed
 from tests.conftest import listing
@@ -24,11 +24,6 @@ from tests.inhouse import InHouse
 from tests.quantized import save_fp8
 
 Led = Callable[[Hands], Hands]
-
-
-def fleet_of(report: Report) -> FleetCost:
-    assert report.fleet
-    return report.fleet
 
 
 def without_figures(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -68,7 +63,7 @@ def test_the_result_is_that_of_one_machine(kind: str, checkpoint: Path, tmp_path
     many = reshard(source, tmp_path / "many", workers="ray", **choices)  # type: ignore[arg-type]
     assert without_figures(listing(tmp_path / "one")) == without_figures(listing(tmp_path / "many"))
     assert many.verification.method == one.verification.method and many.verification.identical
-    cost = fleet_of(many)
+    assert (cost := many.fleet)
     assert cost.engine == "hands 1" and [node.node for node in cost.nodes] == ["here"] and not cost.repeated
     assert cost.nodes[0].parts == len(hands.sent) == 2 * len(many.shards)
     assert cost.nodes[0].bytes == 2 * sum(shard.bytes for shard in many.plan.shards)
@@ -88,7 +83,7 @@ def test_what_a_worker_leaves_undone_is_begun_again_and_what_it_has_done_is_not(
     *events, report = job.shard(str(checkpoint), str(tmp_path / "many"), "50kB", workers="ray")
     assert isinstance(report, Report)
     assert without_figures(listing(tmp_path / "one")) == without_figures(listing(tmp_path / "many"))
-    counted = Counter(fleet_of(report).repeated)
+    counted = Counter(report.fleet.repeated if report.fleet else ())
     assert set(counted) == {shard.file for shard in report.shards} and set(counted.values()) == {2}
     found = [
         done.spent.bytes_read for stage, done in hands.done if stage == "transfer" and "00001" not in done.record.file

@@ -1,6 +1,6 @@
 """A worker reads and uploads with what it was granted, and knows when that is over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,24 +18,24 @@ from tests.conftest import in_two_files, listing
 from tests.fleet.hands import Hands
 from tests.folders import reshard
 from tests.hubs import TOKEN, push, shard
-from tests.inhouse import hub_in_house
-from tests.localhub.conftest import Server
+from tests.inhouse import InHouse, hub_in_house
 from tests.tensors import stored_tensor
 
 FILE = "model-00001-of-00002.safetensors"
 
 
 @pytest.fixture(scope="module")
-def hub(served: Callable[..., Server]) -> Server:
-    return served("--xet-over-http")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path_factory.mktemp("hub"), xet_over_http=True) as hub:
+        yield hub
 
 
 @pytest.fixture(scope="module")
-def repo(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+def repo(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> str:
     return push(hub, in_two_files(tmp_path_factory.mktemp("source")), "alice/lent", private=True)
 
 
-def test_what_is_lent_is_read_without_a_login(hub: Server, repo: str, checkpoint: Path) -> None:
+def test_what_is_lent_is_read_without_a_login(hub: InHouse, repo: str, checkpoint: Path) -> None:
     source = open_repo(Hub(hub.address, TOKEN), repo)
     lent = source.lend([FILE])
     assert TOKEN not in repr(lent) and lent.grant and TOKEN not in lent.grant.token
@@ -49,7 +49,7 @@ def test_what_is_lent_is_read_without_a_login(hub: Server, repo: str, checkpoint
 
 
 def test_access_that_is_over_is_told_from_a_damaged_source(
-    hub: Server, repo: str, monkeypatch: pytest.MonkeyPatch
+    hub: InHouse, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0)
     lent = open_repo(Hub(hub.address, TOKEN), repo).lend([FILE])
@@ -67,7 +67,7 @@ def _reading(lent: LentSource) -> Part:
     return Part("verify", shard, b"", (lent,))
 
 
-def test_an_upload_whose_access_is_over_is_not_begun(hub: Server, repo: str) -> None:
+def test_an_upload_whose_access_is_over_is_not_begun(hub: InHouse, repo: str) -> None:
     grant = Hub(hub.address, TOKEN).grant("write", repo, "main")
     lent = LentDestination(RepoRef("hub", repo, ""), "p", hub=hub.address, grant=replace(grant, expires=1))
     with closing(open_lent_destination(lent)) as sink, pytest.raises(GrantExpired):
@@ -75,7 +75,7 @@ def test_an_upload_whose_access_is_over_is_not_begun(hub: Server, repo: str) -> 
 
 
 def test_a_part_whose_access_ends_gets_other_access_and_is_not_asked_for_ever(
-    hub: Server, repo: str, led: Callable[[Hands], Hands]
+    hub: InHouse, repo: str, led: Callable[[Hands], Hands]
 ) -> None:
     class Late(Hands):
         """Some parts arrive when their access is over."""

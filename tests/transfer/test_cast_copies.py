@@ -1,7 +1,6 @@
 """A cast copy holds the numbers that `tensor.to(dtype)` gives, and says that it is one."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from sharding.core.errors import OverflowRefused, UsageError
 from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.formats.quantization import configured
-from sharding.report.schema import Report
 from tests import models
 from tests.casts import MIXED, cast, save_mixed
 from tests.folders import bits, kept, tensors, until_shard
-from tests.hubs import push
-from tests.localhub.conftest import Server
+from tests.hubs import TOKEN, push
+from tests.inhouse import InHouse
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -112,27 +110,11 @@ def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
     assert configured("[", "float16") is None
 
 
-def test_a_repo_is_cast_on_its_way_to_another(
-    served: Callable[..., Server], tmp_path: Path, nothing_stays_on_this_disk: None
-) -> None:
-    server = served()
-    source = llama(tmp_path / "source")
-    push(server, source, "alice/wide")
-    at = {"endpoint": server.address, "token": "hf_alice"}
-    *_, report = job.shard("alice/wide", "alice/narrow", Options("60kB", dtype="fp16"), **at)  # type: ignore[arg-type]
-    assert isinstance(report, Report) and report.verification.identical
-    *_, last = job.verify("alice/wide", "alice/narrow", dtype="fp16", **at)  # type: ignore[arg-type]
-    assert isinstance(last, Verified) and last.verification.identical
-
-
 def test_what_a_job_has_staged_that_was_allowed_to_overflow_is_not_taken_over_by_one_that_is_not(
-    served: Callable[..., Server], tmp_path: Path
+    hub: InHouse, tmp_path: Path
 ) -> None:
-    server = served()
-    source, out = llama(tmp_path / "source", large=300), tmp_path / "out"
-    push(server, source, "alice/wide")
-    at = {"endpoint": server.address, "token": "hf_alice"}
-    options = Options("20kB", dtype="fp16", allow_overflow=True)
-    until_shard(job.shard("alice/wide", str(out), options, **at), 0, stop=True)  # type: ignore[arg-type]
+    source, out = push(hub, llama(tmp_path / "source", large=300), "alice/wide"), str(tmp_path / "out")
+    options, at = Options("20kB", dtype="fp16", allow_overflow=True), {"endpoint": hub.address, "token": TOKEN}
+    until_shard(job.shard(source, out, options, **at), 0, stop=True)  # type: ignore[arg-type]
     with pytest.raises(OverflowRefused, match="300 finite numbers"):
-        list(job.shard("alice/wide", str(out), replace(options, allow_overflow=False), **at))  # type: ignore[arg-type]
+        list(job.shard(source, out, replace(options, allow_overflow=False), **at))  # type: ignore[arg-type]

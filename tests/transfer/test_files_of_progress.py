@@ -10,18 +10,12 @@ from sharding import job
 from sharding.core.events import Planned, Progress
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, push
-from tests.inhouse import InHouse, hub_in_house
+from tests.inhouse import InHouse
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path / "hub") as hub:
-        yield hub
 
 
 def counted(events: Iterator[job.Event]) -> tuple[dict[str, int], dict[str, Counter[str]]]:

@@ -54,15 +54,6 @@ def test_they_are_counted_by_tensor_however_many_reads_one_takes(
     assert cast(tmp_path / "in", tmp_path / "wide", "bf16", allow_overflow=True).overflowed == {"one": 1}
 
 
-def test_none_that_was_counted_before_an_interruption_is_lost_or_counted_twice(tmp_path: Path) -> None:
-    counted = save(tmp_path / "in", 9)
-    options = Options("20B", dtype="fp16", allow_overflow=True)
-    for number in (1, 2):
-        out = str(tmp_path / str(number))
-        until_shard(job.shard(str(tmp_path / "in"), out, options), number, stop=True)
-        assert finish(job.shard(str(tmp_path / "in"), out, options)).overflowed == counted
-
-
 def test_what_an_earlier_run_has_made_infinite_is_counted_once_and_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
