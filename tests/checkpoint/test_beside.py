@@ -1,7 +1,6 @@
 """Weights that lie beside a model, which something finds by name, are in the copy as they are."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,9 @@ import torch
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.checkpoint import side_files
 from sharding.core.errors import SourceError
 from sharding.core.events import Verified
 from sharding.core.values import Verification
-from tests.conftest import listing
 from tests.folders import finish, reshard
 from tests.storage.publications import write_pipeline
 
@@ -44,14 +41,10 @@ def compared(one: Path, other: Path, **options: bool) -> Verification:
     "paths",
     [
         [
-            *(
-                "speech-lora/adapter_model.safetensors",
-                "adapters/adapter_model.bin",
-                "speech_tokenizer/model.safetensors",
-            ),
-            *("deep/er/head.safetensors", "speaker_embeddings/v2/en_speaker_0.npy", "adapter_model.safetensors"),
+            *("speech-lora/adapter_model.safetensors", "adapters/adapter_model.bin", "open_clip_model.safetensors"),
+            *("speech_tokenizer/model.safetensors", "deep/er/head.safetensors", "adapter_model.safetensors"),
+            "speaker_embeddings/v2/en_speaker_0.npy",
             *("value_head.safetensors", "adapter.fra.safetensors", "spk_dict.pt", "pytorch_lora_weights.safetensors"),
-            "open_clip_model.safetensors",
         ],
         ["value_head.bin"],
     ],
@@ -68,12 +61,6 @@ def test_weights_that_something_finds_by_name_are_copied_byte_for_byte(
     assert compared(checkpoint, tmp_path / "out").identical
 
 
-def test_a_folder_with_an_index_keeps_it_and_the_shards(checkpoint: Path, tmp_path: Path) -> None:
-    shutil.copytree(checkpoint, checkpoint / "codec")
-    reshard(checkpoint, tmp_path / "out")
-    assert listing(tmp_path / "out/codec") == listing(checkpoint / "codec")
-
-
 def test_the_model_once_more_and_states_of_the_training_are_left_out_by_name(checkpoint: Path, tmp_path: Path) -> None:
     paths = [
         *("onnx/model.safetensors", "original/consolidated.00.pth", "checkpoint-500/model.safetensors"),
@@ -88,28 +75,6 @@ def test_the_model_once_more_and_states_of_the_training_are_left_out_by_name(che
     assert not [path for path in paths if (tmp_path / "out" / path).exists()]
     messages = [finding.message for finding in job.inspect(str(checkpoint)).findings if finding.code == "left-out"]
     assert [path for path in paths if not any(path in message for message in messages)] == []
-
-
-def test_pickled_twins_of_safetensors_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
-    for path in ("adapter_model", "lora/adapter_model"):
-        put(checkpoint, f"{path}.safetensors")
-        put(checkpoint, f"{path}.bin")
-    put(checkpoint, "open_clip_model.safetensors")
-    put(checkpoint, "open_clip_pytorch_model.bin")
-    reshard(checkpoint, tmp_path / "out")
-    assert not [path for path in listing(tmp_path / "out") if path.endswith(".bin")]
-
-
-def test_they_may_be_larger_than_other_files_beside_the_weights(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(side_files, "MAX_SIDE_FILE_BYTES", 10_000)
-    monkeypatch.setattr(side_files, "MAX_SIDE_FILES_BYTES", 20_000)
-    data = put(checkpoint, "lora/adapter_model.safetensors")
-    (checkpoint / "vocab.txt").write_bytes(b"x" * 10_001)
-    reshard(checkpoint, tmp_path / "out")
-    assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
-    assert not (tmp_path / "out/vocab.txt").exists()
 
 
 @pytest.mark.parametrize("harm", ["change", "remove", "add"])
@@ -170,12 +135,6 @@ def test_the_classic_engine_copies_them_too(tmp_path: Path) -> None:
     source = models.save("llama", tmp_path / "in", layers=1)
     data = put(source, "lora/adapter_model.safetensors")
     finish(job.shard(str(source), str(tmp_path / "out"), "50kB", engine="classic"))
-    assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
-
-
-def test_a_cast_leaves_them_as_they_are(checkpoint: Path, tmp_path: Path) -> None:
-    data = put(checkpoint, "lora/adapter_model.safetensors")
-    finish(job.shard(str(checkpoint), str(tmp_path / "out"), job.Options("50kB", dtype="bf16", allow_overflow=True)))
     assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
 
 

@@ -20,14 +20,16 @@ LORA = {"peft_type": "LORA"}
 PARTS = ["self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.experts.1.up_proj"]
 MODULES = [
     *(f"model.layers.{layer}.{part}" for layer in (0, 1, 11) for part in PARTS),
-    *("model.embed_tokens", "lm_head", "score", "layers.1.q_proj", "model.h.1.proj"),
+    *("model.embed_tokens", "lm_head", "score", "layers.1.q_proj", "model.h.1.proj", "h.qXproj", "h.0.a-b"),
 ]
 NAMES = st.lists(
     st.sampled_from(["q_proj", "proj", "up_proj", "v_proj", "lm_head", "self_attn.v_proj", "layers.1.q_proj", "1"]),
     max_size=3,
 )
 FORMS = [r".*\.(q|v)_proj", r"model\.layers\.1\..*", r".*layers\.\d\..*", "lm_head", r"^(?!.*v_proj).*proj$"]
-PATTERNS = st.sampled_from(["q_proj", "proj", ".*up_proj", r"layers\.1\..*", "^model.*v_proj", "self_attn.q_proj"])
+PATTERNS = st.sampled_from(
+    ["q_proj", "proj", ".*up_proj", r"layers\.1\..*", "^model.*v_proj", "self_attn.q_proj", "q.proj", "h.q.proj", "a-b"]
+)
 
 
 def match(pattern: str, text: str) -> tuple[str | None] | None:
@@ -39,7 +41,7 @@ def match(pattern: str, text: str) -> tuple[str | None] | None:
 @given(
     target=NAMES | st.sampled_from(FORMS),
     exclude=NAMES | st.sampled_from(FORMS) | st.none(),
-    saved=st.lists(st.sampled_from(["lm_head", "score", "self_attn", "embed_tokens"]), max_size=2),
+    saved=st.lists(st.sampled_from(["lm_head", "score", "self_attn", "embed_tokens", "q.proj", "v.*j"]), max_size=2),
     layers=st.none() | st.integers(0, 2) | st.lists(st.sampled_from([0, 1, 11]), max_size=2),
     pattern=st.sampled_from([None, "layers", ["h", "layers"], [], "self_attn", "(layers|h)"]),
 )
@@ -58,7 +60,7 @@ def test_the_targets_are_those_of_peft(target: Any, exclude: Any, saved: list[st
 
 
 @given(
-    ranks=st.dictionaries(PATTERNS, st.integers(1, 64), max_size=3),
+    ranks=st.dictionaries(PATTERNS, st.integers(1, 64), max_size=5),
     alphas=st.dictionaries(PATTERNS, st.integers(1, 64), max_size=3),
     rslora=st.booleans(),
 )
@@ -132,7 +134,8 @@ def test_a_start_that_leaves_the_base_as_it_is_is_fine(value: Any) -> None:
 
 
 def test_the_rows_to_replace_are_those_of_the_module() -> None:
-    both = parse_config({**LORA, "trainable_token_indices": {"embed_tokens": [3, 1], "lm_head": [2]}})
+    tokens = {"embed_tokens": [3, 1], "lm_head": [2], "model.embed_tokens": [9]}  # the first that fits counts
+    both = parse_config({**LORA, "trainable_token_indices": tokens})
     assert both.tokens_of("model.embed_tokens") == (3, 1) and both.tokens_of("lm_head") == (2,)
     assert both.tokens_of("model.other_embed_tokens") is None
     assert parse_config({**LORA, "trainable_token_indices": [5]}).tokens_of("any") == (5,)
