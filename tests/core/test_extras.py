@@ -35,14 +35,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "choices",
-    [
-        {"strategy": "pp:2"},
-        {"order": "transformers"},
-        {"engine": "classic"},
-        {"compare_rounds": 1},
-    ],
-    ids=str,
+    "choices", [{"strategy": "pp:2"}, {"order": "transformers"}, {"engine": "classic"}, {"compare_rounds": 1}], ids=str
 )
 def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
     plain: None, checkpoint: Path, tmp_path: Path, choices: dict[str, object]

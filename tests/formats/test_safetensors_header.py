@@ -2,7 +2,6 @@
 
 import json
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -186,7 +185,6 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(la
 arrays = st.builds(np.zeros, st.lists(st.integers(0, 3), max_size=3).map(tuple), st.sampled_from(NUMPY_DTYPES))
 
 
-@settings(max_examples=100)
 @given(
     # safetensors 0.8 itself writes a broken header for empty metadata without tensors.
     tensors=st.dictionaries(names, arrays, min_size=1, max_size=8),
@@ -202,7 +200,7 @@ def test_a_header_is_written_byte_for_byte_as_safetensors_writes_it(
 
 def test_every_dtype_has_the_width_that_safetensors_gives_it(tmp_path: Path) -> None:
     for dtype, row in BY_NAME.items():
-        for size in range(1, 72):
+        for size in (row.bits - 1, row.bits, row.bits + 1):
             text = json.dumps({"a": {"dtype": dtype, "shape": [8], "data_offsets": [0, size]}})
             assert (theirs(with_length(text, bytes(size)), tmp_path / "x") is not None) == (size == row.bits)
 
@@ -213,22 +211,20 @@ def test_the_writer_order_of_dtypes_is_that_of_safetensors() -> None:
     assert [entry.dtype for entry in in_file_order(reversed(entries))] == ranks
 
 
-def test_a_header_beyond_100_mb_is_not_written() -> None:
+def test_a_header_beyond_100_mb_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.formats.safetensors_file.MAX_HEADER_BYTES", 1000)
+    build_header([stored_tensor("n" * 900, "U8", (1,), "f", 0, 1)], None)
     with pytest.raises(HeaderError, match="100 MB"):
-        build_header([stored_tensor("n" * 100_000_001, "U8", (1,), "f", 0, 1)], None)
+        build_header([stored_tensor("n" * 1001, "U8", (1,), "f", 0, 1)], None)
 
 
 @pytest.mark.parametrize(
     "filler",
-    [
-        lambda size: "[" + "[]," * (size // 3) + "[]]",
-        lambda size: '["' + "x" * size + '"]',
-        lambda size: "[" + "0," * (size // 2) + "0]",
-    ],
+    ["[" + "[]," * 130_000 + "[]]", '["' + "x" * 400_000 + '"]', "[" + "0," * 200_000 + "0]"],
     ids=["empty lists", "one long text", "numbers"],
 )
-def test_memory_is_bounded_by_the_size_of_the_header(filler: Callable[[int], str]) -> None:
-    data = with_length(ONE % (',"x":' + filler(2_000_000)), bytes(4))
+def test_memory_is_bounded_by_the_size_of_the_header(filler: str) -> None:
+    data = with_length(ONE % f',"x":{filler}', bytes(4))
     tracemalloc.start()
     try:
         parse_header(data, len(data), "x")
