@@ -58,14 +58,6 @@ def save(folder: Path) -> None:
     _save(folder, _transformer(folder), Pooling(WIDTH), Dense(WIDTH, WIDE))
 
 
-def save_static(folder: Path) -> None:
-    """Save a static embedding."""
-    from sentence_transformers.models import StaticEmbedding
-
-    torch.manual_seed(0)
-    _save(folder, StaticEmbedding(_words(), embedding_dim=WIDE))
-
-
 def save_router(folder: Path) -> None:
     """Save a router: a static embedding for queries, a Transformer in shards for documents, and dense modules."""
     from sentence_transformers.models import Dense, Pooling, Router, StaticEmbedding
@@ -173,12 +165,6 @@ def write(folder: Path) -> None:
     _write_dense(folder / "2_Dense", WIDTH, WIDE)
 
 
-def write_static(folder: Path) -> None:
-    """Write a static embedding."""
-    _describe(folder, {"": "StaticEmbedding"})
-    _write_static(folder)
-
-
 def write_router(folder: Path) -> None:
     """Write a router of a static embedding and a Transformer in shards."""
     _describe(folder, {"": "Router"})
@@ -223,7 +209,6 @@ _ASYM = tuple(f"2_Asym/{place}/{PICKLE}" for place in ASYM_DENSE)
 
 KINDS = {
     "sentence-transformers, Dense": _SENTENCES(save, write=write, whole=(f"2_Dense/{WEIGHTS}",), cut=(INDEX,)),
-    "sentence-transformers, StaticEmbedding": _SENTENCES(save_static, write=write_static, whole=(WEIGHTS,)),
     "sentence-transformers, Router": _SENTENCES(
         save_router,
         write=write_router,
