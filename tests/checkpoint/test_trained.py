@@ -132,14 +132,6 @@ def test_nothing_but_the_state_of_a_training_is_no_model(state: dict[str, object
         inspect(str(save(tmp_path, state)))
 
 
-def without_paths(folder: Path) -> None:
-    """Take from `.metadata` which keys lead to each tensor, as planners of other kinds leave it out."""
-    metadata = dcp.FileSystemReader(folder).read_metadata()
-    metadata.planner_data = None
-    with (folder / ".metadata").open("wb") as file:
-        pickle.dump(metadata, file)
-
-
 @pytest.mark.parametrize(
     ("state", "names"),
     [
@@ -151,7 +143,10 @@ def without_paths(folder: Path) -> None:
 def test_where_only_whole_names_are_noted_they_tell_the_state(
     state: dict[str, object], names: set[str], tmp_path: Path
 ) -> None:
-    without_paths(save(tmp_path, state))
+    """Which keys lead to each tensor, planners of other kinds leave out."""
+    metadata = dcp.FileSystemReader(save(tmp_path, state)).read_metadata()
+    metadata.planner_data = None
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     assert names_in(tmp_path) == names
 
 
@@ -169,23 +164,19 @@ def test_where_only_whole_names_are_noted_they_tell_the_state(
 def test_two_tensors_that_would_get_one_name_are_refused(
     state: dict[str, object], first: str, second: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SourceError) as refusal:
+    with pytest.raises(SourceError, match=f"{first} and {second}|{second} and {first}") as refusal:
         inspect(str(save(tmp_path, state)))
-    assert f"{first} and {second}" in refusal.value.message or f"{second} and {first}" in refusal.value.message
     assert refusal.value.hint
 
 
-def test_two_tensors_of_rank_files_that_would_get_one_name_are_refused(tmp_path: Path) -> None:
-    rank_file(tmp_path, 1, {"a._orig_mod.w": np.ones(4, "f4"), "a.w": np.ones(4, "f4")})
-    with pytest.raises(SourceError, match=r"a\._orig_mod\.w and a\.w"):
-        inspect(str(tmp_path))
-
-
-def test_the_state_of_an_optimizer_in_rank_files_is_left_out(tmp_path: Path) -> None:
+def test_the_names_in_rank_files_tell_the_state_of_an_optimizer_and_are_there_once(tmp_path: Path) -> None:
     one = np.ones(4, "f4")
     rank_file(tmp_path, 1, {"scheduler.w": one, "a.w": one, "optimizer.state.a.w.exp_avg": one})
     assert names_in(tmp_path) == {"scheduler.w", "a.w"}
     assert "1 tensor of training state" in said(tmp_path)["training-state"]
+    rank_file(tmp_path, 1, {"a._orig_mod.w": one, "a.w": one})
+    with pytest.raises(SourceError, match=r"a\._orig_mod\.w and a\.w"):
+        inspect(str(tmp_path))
 
 
 def test_the_pieces_of_a_state_are_counted_together(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sharding import job
 from sharding.core.errors import SourceError, UsageError, VariantMissing
 from sharding.core.events import Verified
 from tests import models
+from tests.checkpoint.repos import repo
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import in_folders, reshard, said, weights
 from tests.promises import promise
@@ -31,12 +32,17 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.save_variants(tmp_path_factory.mktemp("variants"))
 
 
-def test_the_plain_weights_are_taken_and_the_variants_left_out_are_named(variants: Path) -> None:
+def test_the_plain_weights_are_taken_and_the_variants_left_out_are_named(variants: Path, tmp_path: Path) -> None:
     found = job.inspect(str(variants))
     assert [file.path for file in found.weight_files] == ["model.safetensors"]
     assert "fp16" in said(variants)["variants"]
     assert found.other_variants == ("fp16",)
     assert job.inspect(str(variants), variant="fp16").other_variants == ("",)
+    with pytest.raises(VariantMissing, match="no variant 'bf16'") as refusal:
+        job.inspect(str(variants), variant="bf16")
+    assert "the plain weights, 'fp16'" in refusal.value.hint and refusal.value.there == ("", "fp16")
+    with pytest.raises(UsageError, match="only the plain weights"):
+        reshard(variants, tmp_path / "out", engine="classic", variant="fp16")
 
 
 @pytest.mark.parametrize("size", [SIZE, "1GB"])
@@ -64,15 +70,7 @@ def test_a_variant_that_is_all_there_is_gets_taken(variants: Path, tmp_path: Pat
     shutil.copy(source / "model.fp16.safetensors", source / "model.ema.safetensors")
     with pytest.raises(VariantMissing, match="several variants but no plain weights") as refusal:
         job.inspect(str(source))
-    assert "'ema', 'fp16'" in refusal.value.hint
-    assert refusal.value.there == ("ema", "fp16")
-
-
-def test_a_variant_that_is_not_there_is_refused_with_those_that_are(variants: Path) -> None:
-    with pytest.raises(VariantMissing, match="no variant 'bf16'") as refusal:
-        job.inspect(str(variants), variant="bf16")
-    assert "the plain weights, 'fp16'" in refusal.value.hint
-    assert refusal.value.there == ("", "fp16")
+    assert "'ema', 'fp16'" in refusal.value.hint and refusal.value.there == ("ema", "fp16")
 
 
 def test_names_of_variants_as_diffusers_wrote_them_before_are_understood(tmp_path: Path) -> None:
@@ -102,11 +100,6 @@ def test_a_pickled_variant_is_taken_and_keeps_the_name_of_its_kind(variants: Pat
     assert torch.equal(models.logits(one), models.logits(other)) and one.dtype == torch.float16
 
 
-def test_the_classic_engine_takes_no_variant(variants: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="only the plain weights"):
-        reshard(variants, tmp_path / "out", engine="classic", variant="fp16")
-
-
 @pytest.mark.parametrize("size", ["100kB", "1GB"])
 def test_weights_that_the_configuration_names_are_taken_and_the_result_has_the_usual_names(
     tmp_path: Path, size: str
@@ -127,10 +120,8 @@ def test_weights_that_the_configuration_names_are_taken_and_the_result_has_the_u
 
 @pytest.mark.parametrize("name", ["absent.safetensors", "../secret.safetensors", "adapter_model.bin", "model.gguf"])
 def test_a_configuration_that_names_no_weights_is_refused(tmp_path: Path, name: str) -> None:
-    folder = write_checkpoint(tmp_path / "in", PLAIN, index=False)
-    (folder / "config.json").write_text(json.dumps({"transformers_weights": name}))
     with pytest.raises(SourceError, match="transformers_weights"):
-        job.inspect(str(folder))
+        job.inspect(str(repo(tmp_path, {**PLAIN, "config.json": {"transformers_weights": name}})))
 
 
 QUANTIZED: dict[str, dict[str, torch.Tensor]] = {

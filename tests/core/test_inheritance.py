@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -106,9 +105,3 @@ def test_ray_is_quiet_and_tells_nobody_how_it_is_used(
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
     prepare_for_ray(address)
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "1", "who wants to tell it may"
-
-
-def test_the_package_is_imported_from_where_it_is() -> None:
-    import sharding
-
-    assert Path(sharding.__file__).parent.parent == ROOT

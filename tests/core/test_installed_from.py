@@ -18,6 +18,8 @@ from tests.conftest import ROOT, environment, in_two_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 COMMITTED = {"vcs": "git", "commit_id": COMMIT, "requested_revision": "main"}
+HASHES = {"hashes": {"sha256": "0" * 64}}
+BELOW = {"subdirectory": "a/b"}
 
 
 @pytest.fixture
@@ -66,18 +68,12 @@ def test_what_was_installed_from_a_folder_is_installed_from_it_again(
     [
         ("https://hub.example/a/b", {"vcs_info": COMMITTED}, f"git+https://hub.example/a/b@{COMMIT}"),
         (
-            *("ssh://git@host/a/b.git", {"vcs_info": COMMITTED, "subdirectory": "tools/sharding"}),
-            f"git+ssh://git@host/a/b.git@{COMMIT}#subdirectory=tools/sharding",
+            "ssh://git@host/b.git",
+            {"vcs_info": COMMITTED} | BELOW,
+            f"git+ssh://git@host/b.git@{COMMIT}#subdirectory=a/b",
         ),
-        (
-            "https://host/my%20files/x.zip",
-            {"archive_info": {"hashes": {"sha256": "0" * 64}}},
-            "https://host/my%20files/x.zip",
-        ),
-        (
-            *("https://host/x.tar.gz", {"archive_info": {}, "subdirectory": "python"}),
-            "https://host/x.tar.gz#subdirectory=python",
-        ),
+        ("https://host/my%20files/x.zip", {"archive_info": HASHES}, "https://host/my%20files/x.zip"),
+        ("https://host/x.tar.gz", {"archive_info": {}} | BELOW, "https://host/x.tar.gz#subdirectory=a/b"),
     ],
     ids=["git", "git below", "archive", "archive below"],
 )

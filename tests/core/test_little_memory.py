@@ -41,8 +41,6 @@ def test_what_is_none_is_a_fault_of_the_program(error: Exception) -> None:
     assert not is_lack_of_memory(error) and isinstance(unforeseen(error), Fault)
 
 
-# --- Threads ------------------------------------------------------------------------------------------------
-
 LOST = "lost"
 
 

@@ -97,9 +97,6 @@ def test_a_dtype_that_torch_cannot_load_from_safetensors_keeps_its_bytes(tmp_pat
     assert (tmp_path / "out/model.safetensors").read_bytes().endswith(bits(state["w"])[2])
 
 
-# --- What transformers makes of the same file -----------------------------------------------------------
-
-
 @promise("docs/formats.md#what-a-repo-may-hold")
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "t5"])
 def test_the_result_is_byte_for_byte_what_loading_and_saving_writes(name: str, tmp_path: Path) -> None:
@@ -138,9 +135,6 @@ def test_tied_weights_are_written_once_under_the_name_that_transformers_keeps(
 def test_a_view_of_the_same_bytes_in_another_shape_is_a_tensor_of_its_own() -> None:
     one = torch.randn(2, 3)
     assert {entry.name for entry in read(saved({"a": one, "b": one.view(6), "c": one[:1]})).tensors} == {"a", "b", "c"}
-
-
-# --- Which files are taken --------------------------------------------------------------------------------
 
 
 def write_sharded(folder: Path, state: State) -> Path:
@@ -204,9 +198,6 @@ def test_a_training_checkpoint_gives_its_state_dict_and_says_what_is_left_out(tm
     assert (
         said == "The tensors are under state_dict. Left out: steps, epoch, ema and 1 more (beside it, or not a tensor)."
     )
-
-
-# --- From a Hub ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("nothing_stays_on_this_disk")

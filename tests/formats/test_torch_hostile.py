@@ -307,9 +307,6 @@ def test_one_long_list_given_to_many_calls_is_counted_each_time(monkeypatch: pyt
         read(packed(pairs + calls + b"."))
 
 
-# --- Beside torch's own reader ---------------------------------------------------------------------------------
-
-
 SOUND = [data for name, data in archives().items() if name in ("views", "dtypes", "wrapped")]
 PIECES = [b"K\0", b"K\1", b"M\1\1", b"N", b")", b"]", b"}", b"(", b"t", b"R", b"h\0", b"q\0", b"\x85", b"s", b"u", b"e", b"b", b"Q"]  # fmt: skip
 NAMES = [b"ctorch\nFloatStorage\n", b"ctorch\nSize\n", b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_parameter\n"]  # fmt: skip

@@ -28,9 +28,6 @@ def save_base(folder: Path) -> None:
     _base().save_pretrained(folder)
 
 
-# --- By peft ----------------------------------------------------------------------------------------------
-
-
 def _adapted(*names: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
@@ -50,7 +47,6 @@ def _adapted(*names: str) -> Any:
 
 
 def save(folder: Path) -> None:
-    """Save one adapter."""
     _adapted("default").save_pretrained(folder)
 
 
@@ -65,11 +61,7 @@ def save_beside(folder: Path, place: str = "") -> None:
     _adapted("default").save_pretrained(folder / place)
 
 
-# --- By hand: the same files ------------------------------------------------------------------------------
-
-
 def write(folder: Path, seed: int = 0) -> None:
-    """Write one adapter."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     weights = {}
@@ -96,9 +88,6 @@ def write_beside(folder: Path, place: str = "") -> None:
     """Write a model and an adapter in one repo, the latter at `place`."""
     save_base(folder)
     write(folder / place)
-
-
-# --- What is loaded ---------------------------------------------------------------------------------------
 
 
 def _loaded(folder: Path, *places: str) -> State:

@@ -37,7 +37,6 @@ def save_both(folder: Path) -> None:
 
 
 def save_unet(folder: Path) -> None:
-    """Save the UNet alone."""
     pipelines.build().unet.save_pretrained(folder)
 
 
@@ -117,8 +116,7 @@ def _both(folder: Path) -> State:
 _DIFFUSERS = partial(Kind, library="diffusers")
 
 KINDS = {
-    "diffusers pipeline": _DIFFUSERS(pipelines.save, _pipeline, cut=(f"unet/{INDEX}", f"vae/{INDEX}")),
-    "diffusers pipeline, two variants": _DIFFUSERS(save_both, _pipeline, cut=(f"unet/{INDEX}",)),
+    "diffusers pipeline, two variants": _DIFFUSERS(save_both, _pipeline, cut=(f"unet/{INDEX}", f"vae/{INDEX}")),
     "diffusers pipeline, the variant fp16": _DIFFUSERS(
         save_both,
         partial(_pipeline, variant="fp16"),

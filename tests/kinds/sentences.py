@@ -33,9 +33,6 @@ def _bert(folder: Path, **options: Any) -> Path:
     return folder
 
 
-# --- By the library ---------------------------------------------------------------------------------------
-
-
 def _transformer(folder: Path) -> Any:
     from sentence_transformers.models import Transformer
 
@@ -51,7 +48,6 @@ def _save(folder: Path, *modules: Any) -> None:
 
 
 def save(folder: Path) -> None:
-    """Save a Transformer with a pooling and a dense module."""
     from sentence_transformers.models import Dense, Pooling
 
     torch.manual_seed(0)
@@ -113,9 +109,6 @@ def _clip(folder: Path) -> Path:
     return folder
 
 
-# --- By hand: the same files ------------------------------------------------------------------------------
-
-
 def _describe(folder: Path, modules: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = "sentence_transformers.models."
@@ -158,7 +151,6 @@ def _write_router(folder: Path, name: str, routes: Mapping[str, list[str]]) -> N
 
 
 def write(folder: Path) -> None:
-    """Write a Transformer with a pooling and a dense module."""
     _describe(folder, {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"})
     _write_transformer(folder)
     _write_module(folder / "1_Pooling", {"embedding_dimension": WIDTH})
@@ -166,7 +158,6 @@ def write(folder: Path) -> None:
 
 
 def write_router(folder: Path) -> None:
-    """Write a router of a static embedding and a Transformer in shards."""
     _describe(folder, {"": "Router"})
     routes = {"query": [QUERY, DENSES[0]], "document": [DOCUMENT, "document_1_Pooling", DENSES[1]]}
     _write_router(folder, "router_config.json", routes)
@@ -178,7 +169,6 @@ def write_router(folder: Path) -> None:
 
 
 def write_asym(folder: Path) -> None:
-    """Write a router as releases before 5 did."""
     write(folder)
     shutil.rmtree(folder / "2_Dense")
     _describe(folder, {"": "Transformer", "1_Pooling": "Pooling", "2_Router": "Router"})
@@ -189,13 +179,9 @@ def write_asym(folder: Path) -> None:
 
 
 def write_clip(folder: Path) -> None:
-    """Write a CLIP."""
     _describe(folder, {"": "CLIPModel"})
     _clip(folder)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"transformer_task": "any-to-any"}))
-
-
-# --- What is loaded ---------------------------------------------------------------------------------------
 
 
 def _loaded(folder: Path) -> State:
