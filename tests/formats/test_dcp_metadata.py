@@ -72,6 +72,10 @@ def with_a_negative_length(metadata: Metadata) -> None:
     next(iter(metadata.storage_data.values())).offset = -1
 
 
+def with_a_number_for_a_name(metadata: Metadata) -> None:
+    metadata.storage_data = {MetadataIndex(3): info for info in metadata.storage_data.values()}  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -79,8 +83,13 @@ def with_a_negative_length(metadata: Metadata) -> None:
         (lambda metadata: metadata.storage_data.clear(), "does not say where the piece"),
         (lambda metadata: metadata.state_dict_metadata.update({"model.b": 3}), "neither a tensor nor bytes"),
         (with_a_negative_length, "invalid lengths"),
+        (lambda metadata: vars(metadata).update(state_dict_metadata=[]), "is not a dictionary"),
+        (with_a_number_for_a_name, "does not name a tensor or a file"),
+        (
+            lambda metadata: vars(metadata.state_dict_metadata["model.b"]).update(chunks=[3]),
+            "a piece of model.b is inco",
+        ),
     ],
-    ids=["compressed", "no places", "odd kind", "negative length"],
 )
 def test_what_cannot_be_is_refused(change: Callable[[Metadata], None], problem: str, data: bytes) -> None:
     metadata: Metadata = pickle.loads(data)

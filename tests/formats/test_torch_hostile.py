@@ -179,6 +179,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "an empty stack": (packed(b"a."), "uses a value that does not exist"),
     "nothing remembered": (packed(b"h\5."), "uses a value that does not exist"),
     "no end": (packed(b"}"), "ends early"),
+    "a call without a list": (packed(b"ccollections\nOrderedDict\n}R."), "without a list of arguments"),
     # Tensors that cannot be
     "a storage larger than its record": (of(count=7), "extends beyond"),
     "strides beyond it": (of(strides=(3, 1 << 40)), "extends beyond"),
