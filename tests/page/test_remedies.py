@@ -1,27 +1,25 @@
 """What helps is said in the words of the page, as a button where the page has its control; no option is shown."""
 
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import gradio as gr
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, expect
 
-from sharding import job
 from sharding.core.errors import Remedy, RemedyKind, ShardingError
 from sharding.core.values import Finding
 from sharding.page.panels import findings_panel, message, problem
 from sharding.page.render import help_with, in_page_words
-from tests.conftest import in_a_loop, random_tensors, write_checkpoint
-from tests.hubs import push
+from tests.conftest import in_a_loop
+from tests.hubs import push, shard
 from tests.localhub.conftest import Server
 from tests.messages import KINDS, Message, every_message
-from tests.page.conftest import Site, advanced, copy_name
+from tests.page.conftest import Visit, advanced, enter, model
 from tests.page.rooms import form
-
-Visit = Callable[..., Page]
+from tests.page.site import Site, copy_name
+from tests.page.sources import save_one
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]|HF_TOKEN(?!_)")
 COMMAND = re.compile(r"[Rr]un again|hf auth|HF_ENDPOINT")
@@ -136,12 +134,10 @@ def test_who_pushes_at_home_is_helped_by_buttons_for_the_fields_of_the_page_and_
     expect(page.locator("#dequantize").get_by_role("checkbox")).to_be_checked()
     expect(refusal).to_be_empty()
     # A public copy of a private model.
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    hidden = push(hub, folder, f"alice/{copy_name('hidden')}", private=True)
-    model, private = page.get_by_label("Model", exact=True), page.get_by_label("Private", exact=True)
+    hidden = push(hub, save_one(tmp_path), f"alice/{copy_name('hidden')}", private=True)
+    private = page.get_by_label("Private", exact=True)
     advanced(page).locator("#dtype").get_by_label("As it is").check()
-    model.fill(hidden)
-    model.press("Enter")
+    enter(model(page), hidden)
     expect(page.locator("#facts")).to_contain_text(hidden)
     expect(private).to_be_checked()
     page.get_by_label("Public", exact=True).check()
@@ -155,7 +151,7 @@ def test_who_pushes_at_home_is_helped_by_buttons_for_the_fields_of_the_page_and_
     expect(private).to_be_focused()
     # A copy of another model. To tick is not to start.
     name = copy_name()
-    *_, _ = job.shard(long, f"alice/{name}", endpoint=hub.address, token="hf_alice")
+    shard(hub, long, f"alice/{name}", "5GB")
     page.goto(f"{home.address}/?repo={small}&size=70kB&to=alice/{name}")
     page.locator("#start:not([disabled])").click()
     press(page.locator("#start-message").get_by_role("button", name="Replace it"))
