@@ -69,14 +69,6 @@ def test_each_tone_of_a_badge_has_its_colour() -> None:
     assert "#0f766e" in draw_badge(replace(PLAIN, tone="good")) and "#0f766e" not in draw_badge(PLAIN)
 
 
-@given(st.text(max_size=300))
-def test_no_name_becomes_markup_in_a_badge(name: str) -> None:
-    svg = ET.fromstring(draw_badge(Certificate(name, name, "plain", name, revision=name)))
-    kinds = [element.tag.removeprefix(SVG) for element in svg.iter()]
-    assert kinds == ["svg", "title", "clipPath", "rect", "g", "rect", "rect", "g", "text", "text"]
-    assert set(svg.attrib) == {"width", "height", "role", "aria-label"}
-
-
 @pytest.mark.parametrize("reached", [1, 2, 3])
 def test_the_steps_that_are_reached_are_marked_and_no_others(reached: int) -> None:
     steps = tuple(replace(step, is_reached=number < reached) for number, step in enumerate(STEPS))

@@ -88,13 +88,6 @@ def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) ->
         client.predict(source=variants, variant="bf16", api_name="/plan")
 
 
-def test_what_is_no_result_is_refused_in_words(connect: Connect, small: str) -> None:
-    for wanted in (small, "bob/nothing-here", "../../etc/passwd", "<script>alert(1)</script>"):
-        with pytest.raises(AppError) as refusal:
-            connect().predict(repo=wanted, api_name="/result")
-        assert len(str(refusal.value)) > 20, wanted
-
-
 def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: InHouse) -> None:
     api = hub.api("hf_bob")
     api.create_repo("bob/hostile-large")
@@ -106,12 +99,12 @@ def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: InHouse) -> None:
 
 NONSENSE: list[tuple[dict[str, object], str]] = [
     ({"max_shard_size": "9" * 5000}, "size"),
+    ({"max_shard_size": ""}, "is not a size"),
     ({"strategy": "pp:99999999999999999999"}, "There is no strategy"),
+    ({"strategy": None}, "must be text"),
     ({"source": "https://example.org/a/b"}, "example.org is not the Hub"),
     ({"source": ""}, "The name of a repo or a folder is empty"),
-    ({"base": " "}, "The name of a repo or a folder is empty"),
     ({"source": None}, "must be text"),
-    ({"strategy": None}, "must be text"),
     ({"source": "bob/small@.."}, "does not name a valid revision"),
 ]
 
@@ -120,8 +113,7 @@ def test_what_makes_no_sense_is_a_sentence(connect: Connect, small: str) -> None
     for wrong, says in NONSENSE:
         with pytest.raises(AppError) as refusal:
             connect().predict(**{"source": small, **wrong}, api_name="/plan")
-        assert says in str(refusal.value), wrong
-        assert len(str(refusal.value)) < 700, wrong
+        assert says in str(refusal.value) and len(str(refusal.value)) < 700, wrong
 
 
 def test_nobody_reads_or_cancels_the_job_of_another(connect: Connect, space: Site, hub: InHouse, long: str) -> None:

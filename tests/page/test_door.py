@@ -44,13 +44,6 @@ def test_the_page_listens_at_its_own_address_and_at_no_other(space: Site) -> Non
     assert "GRADIO_HOT_RELOAD" not in space.log
 
 
-@promise("docs/security.md#upload-a-file-or-download-one")
-def test_a_file_that_is_sent_is_nowhere(space: Site) -> None:
-    answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000}, **PATIENTLY)
-    assert answer.status_code == 404
-    assert "path" not in answer.text
-
-
 @promise("docs/security.md#fill-the-memory-with-long-requests")
 def test_a_long_body_is_refused_before_it_comes(space: Site) -> None:
     connection = HTTPConnection("127.0.0.1", space.port, timeout=LONGEST_SECONDS)

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from tests.conftest import random_tensors
 from tests.hubs import exists, push
 from tests.localhub.conftest import Server
-from tests.page.conftest import Visit, sign_in
+from tests.page.conftest import Visit
 from tests.page.site import Headers, Site, answer_in, ask, call, copy_name, event, follow, session_of
 from tests.page.sources import save_one
 
@@ -210,9 +210,3 @@ def test_in_a_browser_another_origin_is_nobody_to_a_space_that_knows_the_visitor
     page.reload()
     expect(page.locator("#account")).to_contain_text("Signed in as alice")
     assert "Signed in as" in page.evaluate(_GREET, ["", json.dumps(event(space, "greet")), "include"])
-    # The visitor signs out, and in again.
-    page.locator("#sign-in").click()
-    expect(page.locator("#account")).to_contain_text("Sign in to push")
-    page.goto(f"{space.address}/?repo=bob/small&size=50kB")
-    sign_in(page, "alice")
-    expect(page).to_have_url(f"{space.address}/?repo=bob/small&size=50kB")

@@ -8,7 +8,9 @@ from tests.page.conftest import Visit, advanced, enter, files, model, size
 from tests.page.site import Site
 
 
-def test_a_plan_is_shown_at_once_without_a_login(space: Site, visit: Visit, small: str) -> None:
+def test_a_plan_is_shown_at_once_without_a_login_and_what_is_wrong_stands_beside_its_field(
+    space: Site, visit: Visit, small: str, gated: str, variants: str
+) -> None:
     page = visit(space)
     facts, named = page.locator("#facts"), page.locator("#facts .repo")
     model(page).fill(small)
@@ -30,18 +32,13 @@ def test_a_plan_is_shown_at_once_without_a_login(space: Site, visit: Visit, smal
     model(page).press_sequentially("bob/smal", delay=20)  # fewer names match at every key
     page.get_by_role("option", name=small).click()
     expect(facts).to_contain_text(small)
-
-
-def test_changing_a_control_redraws_the_plan_and_nothing_else_and_what_is_wrong_stands_beside_its_field(
-    space: Site, visit: Visit, small: str, gated: str, variants: str
-) -> None:
-    page = visit(space, f"?repo={small}&size=100kB")
-    expect(files(page)).to_have_count(3)
-    page.evaluate("document.querySelector('#facts .repo').marked = true")
-    enter(size(page), "50kB")
     expect(files(page)).to_have_count(6)
+    # A control draws the plan again and nothing else.
+    page.evaluate("document.querySelector('#facts .repo').marked = true")
+    enter(size(page), "100kB")
+    expect(files(page)).to_have_count(3)
     assert page.evaluate("document.querySelector('#facts .repo').marked")
-    expect(page).to_have_url(re.compile(r"size=50kB$"))
+    expect(page).to_have_url(re.compile(r"size=100kB$"))
     advanced(page).get_by_label("As in today's files").check()
     expect(page).to_have_url(re.compile("order=stored$"))
     enter(size(page), "one file")
@@ -56,6 +53,7 @@ def test_changing_a_control_redraws_the_plan_and_nothing_else_and_what_is_wrong_
     expect(message).to_contain_text("bob/gated is gated. Accept its terms at")
     expect(page.locator("#plan")).to_be_hidden()
     enter(model(page), variants)
+    expect(facts).to_contain_text(variants)
     expect(message).to_have_count(0)
     enter(size(page), "10 apples")
     expect(page.locator("#size-message").get_by_role("alert")).to_contain_text("'10 apples' is not a size")

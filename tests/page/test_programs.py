@@ -250,5 +250,10 @@ def test_a_report_of_too_many_values_is_refused_before_anything_is_made_of_it(at
         with pytest.raises(gr.Error) as refusal:
             at_home.result("alice/costly", asks())
         assert (costly in str(refusal.value.message)) == bool(says)
-    with pytest.raises(gr.Error, match="has no sharding_report.json"):
-        at_home.result(SMALL, asks())
+    for wanted, says in (
+        (SMALL, "has no sharding_report.json"),
+        ("bob/nothing", "does not exist"),
+        ("../../etc", "is not the Hub"),
+    ):
+        with pytest.raises(gr.Error, match=says):
+            at_home.result(wanted, asks())

@@ -114,9 +114,14 @@ def press(button: Locator) -> None:
     button.press("Enter")
 
 
-def test_who_is_not_signed_in_is_led_to_it_from_the_refusal_and_back(space: Site, visit: Visit, gated: str) -> None:
-    page = visit(space, f"?repo={gated}")
+def test_who_signs_out_is_led_back_and_from_a_refusal_to_the_login_and_back_again(
+    space: Site, visit: Visit, gated: str
+) -> None:
+    page = visit(space, f"?repo={gated}", user="alice")
     refusal = page.locator("#repo-message")
+    expect(refusal).to_contain_text("is gated")
+    page.locator("#sign-in").click()
+    expect(page.locator("#account")).to_contain_text("Sign in to push")
     expect(refusal).to_contain_text("is gated")
     expect(refusal.get_by_text("hf auth login")).to_be_hidden()
     press(refusal.get_by_role("button", name="Sign in"))

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from gradio.blocks import Block
 
+from sharding.core.options import Options
 from sharding.page.api import Endpoints
 from sharding.page.form import PRIVATE
 from sharding.page.jobs import Pushing
 from sharding.page.planning import Planning
-from sharding.page.results import Comparing
+from sharding.page.results import Comparing, Showing
 from tests.conftest import random_tensors, write_checkpoint
-from tests.hubs import push
-from tests.page.rooms import Rooms, asks, rooms_over, told
+from tests.hubs import push, shard
+from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
 from tests.page.sources import save_fp8, save_lora, save_plain, save_ranks, save_variants
 from tests.promises import promise
 
@@ -237,6 +238,19 @@ def test_what_is_wrong_with_an_adapter_stands_below_its_field(rooms: Rooms) -> N
     visit.see(adapter=LORA)
     assert "12 of 25 tensors change" in visit.text("summary") and visit.text("repo_message") == ""
     assert visit.is_visible("push") and "adapter=bob/lora" in visit.now("query")
+
+
+def test_the_result_of_a_merge_shows_what_changes_and_leads_to_its_plan(rooms: Rooms) -> None:
+    shard(rooms.hub, PLAIN, "alice/merged", Options("30kB", adapter=LORA))
+    update = whole(Showing(rooms.desk, rooms.site, rooms.form).show("alice/merged", asks("alice"), None))
+    assert "12 of 25 tensors change" in update[rooms.form.result_map]
+    assert re.search("adapter=bob/lora@[0-9a-f]{40}", update[rooms.form.result])
+
+
+def test_two_repos_are_read_whole_by_who_has_a_login(rooms: Rooms) -> None:
+    comparing, read = Comparing(rooms.desk, rooms.space, rooms.form), rooms.form.read
+    offers = [told(comparing.show(SMALL, SMALL, asks(), by), read) for by in (None, login("alice"))]
+    assert [(offer["visible"], offer["interactive"]) for offer in offers] == [(True, False), (True, True)]
 
 
 @pytest.mark.parametrize("user", ["", "alice"])

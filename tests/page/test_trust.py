@@ -10,8 +10,6 @@ from tests.localhub.conftest import Server
 from tests.page.conftest import Visit, become
 from tests.page.site import Site, answer_in, call, copy_name
 
-HOSTILE = {"schema": 1, "tool": "<script>document.title='owned'</script>"}
-
 
 def headline(page: Page, level: str) -> Locator:
     state = page.locator(f'#result .state[data-trust="{level}"]')
@@ -56,25 +54,18 @@ def with_report(hub: Server, name: str, report: bytes) -> str:
     return repo_id
 
 
-def test_a_hostile_report_gets_one_clear_message_and_markup_in_a_well_formed_one_is_text(
-    home: Site, visit: Visit, hub: Server, genuine: str, tmp_path: Path
-) -> None:
-    repo_id = with_report(hub, "hostile-script", json.dumps(HOSTILE).encode())
-    page = visit(home, f"?result={repo_id}")
-    expect(page.locator("#result").get_by_role("alert")).to_contain_text("is not a report of this tool")
-    assert page.title() == "bob/hostile-script · Shard My Repo"
-    assert not page.complaints  # type: ignore[attr-defined]
+def test_markup_in_a_report_is_text(home: Site, visit: Visit, hub: Server, genuine: str, tmp_path: Path) -> None:
     folder = download(hub, genuine, tmp_path / "result")
     report = json.loads((folder / "sharding_report.json").read_text())
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     report["tool"] = report["verification"]["method"] = evil
     hub.api("hf_bob").create_repo("bob/hostile-markup")
     hub.api("hf_bob").upload_folder(repo_id="bob/hostile-markup", folder_path=folder)
-    place = with_report(hub, "hostile-markup", json.dumps(report).encode())
-    page.goto(f"{home.address}/?result={place}")
+    page = visit(home, f"?result={with_report(hub, 'hostile-markup', json.dumps(report).encode())}")
     expect(page.locator("#result-details")).to_contain_text("<img src=x onerror")
     assert page.locator("#outcome :is(img, script)").count() == 0
     assert page.title() == "bob/hostile-markup · Shard My Repo"
+    assert not page.complaints  # type: ignore[attr-defined]
 
 
 def test_a_report_alone_is_no_result(home: Site, hub: Server, genuine: str) -> None:
