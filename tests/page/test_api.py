@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -45,8 +46,8 @@ def connect(space: Site) -> Iterator[Connect]:
         return clients[token]
 
     yield connect
-    for client in clients.values():
-        client.close()
+    with ThreadPoolExecutor() as pool:  # each waits for a second
+        list(pool.map(Client.close, clients.values()))
 
 
 def finish(client: Client, job: str) -> dict[str, Any]:
