@@ -29,7 +29,7 @@ def test_a_plan_is_shown_at_once_without_a_login_and_what_is_wrong_stands_beside
     enter(model(page), "not a repo")
     expect(named).to_have_count(0)
     model(page).fill("")
-    model(page).press_sequentially("bob/smal", delay=20)  # fewer names match at every key
+    model(page).press_sequentially("bob/smal", delay=150)  # fewer names match at every key
     page.get_by_role("option", name=small).click()
     expect(facts).to_contain_text(small)
     expect(files(page)).to_have_count(6)
