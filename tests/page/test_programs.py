@@ -253,7 +253,7 @@ def test_a_report_of_too_many_values_is_refused_before_anything_is_made_of_it(at
     for wanted, says in (
         (SMALL, "has no sharding_report.json"),
         ("bob/nothing", "does not exist"),
-        ("../../etc", "is not the Hub"),
+        ("../../etc", "is not the name of a repo"),
     ):
         with pytest.raises(gr.Error, match=says):
             at_home.result(wanted, asks())
