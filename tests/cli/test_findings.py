@@ -66,7 +66,7 @@ def test_every_command_tells_programs_and_people_what_is_left_out_and_why(source
             assert {path.partition(" and ")[0] for path in shown} <= set(LEFT_OUT[reason])
     ours = {path for path in listing(tmp_path / "out") if path.startswith(("model-", "model.", "sharding", "README"))}
     assert listing(tmp_path / "out").keys() - ours == KEPT
-    for words in (["inspect", source], ["plan", source], ["shard", source, tmp_path / "people", "-s", "60kB"]):
+    for words in (["inspect", source], ["shard", source, tmp_path / "people", "-s", "60kB"]):
         said = printed(*words)
         for reason, paths in LEFT_OUT.items():
             assert reason in said and any(path in said for path in paths)
