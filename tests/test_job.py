@@ -28,7 +28,7 @@ from tests.promises import promise
 
 @promise("docs/formats.md#the-bits", "docs/formats.md#the-proof")
 @pytest.mark.parametrize("order", ["natural", "stored"])
-def test_every_tensor_of_the_result_is_bit_identical_and_has_the_digest_of_its_bytes(
+def test_every_tensor_is_bit_identical_and_has_the_digest_of_its_bytes(
     checkpoint: Path, tmp_path: Path, order: str
 ) -> None:
     out = tmp_path / "out"
@@ -79,9 +79,9 @@ def test_tensors_larger_than_many_blocks_come_out_identical(tmp_path: Path, monk
 
 
 def test_small_tensors_cost_few_requests(tmp_path: Path) -> None:
-    tensors = {f"layers.{n}.bias": np.full(8, n, np.float32) for n in range(2000)}
+    tensors = {f"layers.{n}.bias": np.full(8, n, np.float32) for n in range(500)}
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": tensors}, index=False)
-    report = finish(job.shard(str(folder), str(tmp_path / "out"), "16kB"))
+    report = finish(job.shard(str(folder), str(tmp_path / "out"), "4kB"))
     assert len(report.shards) == 4
     assert report.resources.read_requests < 15
 
@@ -112,9 +112,7 @@ def kept_in(events: Iterable[Event]) -> set[str]:
 
 @promise("docs/formats.md#resumed-jobs")
 @promise("README.md#what-to-type")
-def test_an_interrupted_run_is_resumed_and_finished_shards_are_not_written_again(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_is_resumed_and_finished_shards_are_kept(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     until_shard(job.shard(str(checkpoint), str(out), "20kB"), 5, stop=True)
     parts = {path.name: path.stat() for path in staged(out).glob("*.safetensors.part")}
@@ -195,32 +193,8 @@ def test_two_sources_of_one_name_size_and_time_are_not_mixed(checkpoint: Path, t
     assert isinstance(again, Verified) and again.verification.identical
 
 
-def test_a_file_in_the_place_of_another_of_one_size_and_time_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
-    if not folder_source.is_steady(checkpoint):
-        pytest.skip("this file system does not tell them apart")
-    path = checkpoint / "model-00002-of-00002.safetensors"
-    before = job.inspect(str(checkpoint)).source
-    events = job.shard(str(checkpoint), str(tmp_path / "out"), "20kB")
-    next(event for event in events if isinstance(event, ShardFinished))
-    replace_alike(path, dict(load_file(path)))
-    assert job.inspect(str(checkpoint)).source != before
-    with pytest.raises(SourceError, match="changed while it was being read"):
-        finish(events)
-
-
-@pytest.mark.usefixtures("as_on_a_network")
-def test_another_header_is_another_source(checkpoint: Path) -> None:
-    path = checkpoint / "model-00001-of-00002.safetensors"
-    before, times = job.inspect(str(checkpoint)).source, path.stat()
-    path.write_bytes(path.read_bytes().replace(b'"pt"', b'"tf"'))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert job.inspect(str(checkpoint)).source != before
-
-
 @promise("README.md#what-you-can-rely-on", "docs/formats.md#the-proof")
-def test_a_result_that_differs_is_not_published(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_differs_is_not_published(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = FolderShardWriter.write
 
     def flip_last_bit(self: FolderShardWriter, data: bytes) -> None:
@@ -262,7 +236,7 @@ def test_an_empty_name_is_wrong_usage_and_not_the_folder_that_one_is_in(
 
 
 @pytest.mark.parametrize("address", ["s3://a/b", "file:/a/b", "http://localhost/a/b"])
-def test_an_address_is_never_a_folder(
+def test_an_address_is_no_folder(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     (tmp_path / "here" / address).mkdir(parents=True)
@@ -279,9 +253,7 @@ def test_an_address_is_never_a_folder(
     assert listing(tmp_path) == before
 
 
-def test_a_folder_may_have_a_colon_in_its_name(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_may_have_a_colon_in_it(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     checkpoint.rename("s3:")
     assert len(job.inspect("s3:").tensors) == len(random_tensors())

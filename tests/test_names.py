@@ -74,9 +74,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_name_that_cannot_be_kept_is_refused_by_name_before_anything_moves(
-    case: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_name_that_cannot_be_kept_is_refused_before_anything_moves(case: str, source: Path, tmp_path: Path) -> None:
     change, says = REFUSED[case]
     change(source)
     before = listing(source)

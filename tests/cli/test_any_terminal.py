@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -48,19 +47,14 @@ def run_at(terminal: str, folder: Path, commands: list[list[str]]) -> list[tuple
     return list(zip(said[::2], map(int, said[1::2]), strict=False))
 
 
-@pytest.fixture
-def help_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def help_of(command: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The help of a command, which fits 80 columns, cuts nothing and is ASCII."""
     monkeypatch.setenv("COLUMNS", "80")
-
-    def help_of(command: str) -> str:
-        done = invoke(*command.split(), "--help")
-        assert done.exit_code == 0 and done.stdout.isascii()
-        assert max(map(len, done.stdout.splitlines())) <= 80
-        assert "..." not in done.stdout.replace("COMMAND [ARGS]...", "")
-        return str(done.stdout)
-
-    return help_of
+    done = invoke(*command.split(), "--help")
+    assert done.exit_code == 0 and done.stdout.isascii()
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "..." not in done.stdout.replace("COMMAND [ARGS]...", "")
+    return str(done.stdout)
 
 
 def test_help_needs_no_heavy_library() -> None:
@@ -83,10 +77,8 @@ def sections(text: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("command", [name for name in CLI.commands if name != "localhub"])
-def test_help_lists_every_option_once_under_its_heading_and_shows_a_command_that_can_be_given(
-    command: str, help_of: Callable[[str], str]
-) -> None:
-    text = help_of(command)
+def test_help_lists_every_option_once_and_shows_a_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = help_of(command, monkeypatch)
     listed = sections(text)
     order = ["Arguments", *get_args(Group), "Other"]
     assert list(listed) == [heading for heading in order if heading in listed]
@@ -105,9 +97,9 @@ def test_help_lists_every_option_once_under_its_heading_and_shows_a_command_that
     CLI.commands[name].make_context(name, words)
 
 
-def test_the_first_help_lists_the_commands_with_a_sentence_each_and_an_example(help_of: Callable[[str], str]) -> None:
-    assert help_of("localhub")
-    text = help_of("")
+def test_the_first_help_lists_the_commands_with_a_sentence_each_and_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert help_of("localhub", monkeypatch)
+    text = help_of("", monkeypatch)
     commands = text.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in commands] == list(CLI.commands)
     assert all(line.endswith(".") for line in commands)

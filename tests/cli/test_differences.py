@@ -33,9 +33,7 @@ def without_time(text: str) -> str:
     return text.rpartition("; ")[0]
 
 
-def test_the_table_has_whole_names_on_standard_output_also_at_80_columns(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_has_whole_names_also_at_80_columns(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = {}
     for columns in ("80", "300"):
         monkeypatch.setenv("COLUMNS", columns)

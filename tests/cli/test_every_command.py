@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sharding import job
+from sharding import __version__, job
 from sharding.cli import commands, start
 from sharding.core.errors import DestinationError, Refused, Remedy, ShardingError, UsageError
 from sharding.storage.folder_writing import FolderShardWriter
@@ -40,8 +41,8 @@ def ways(command: str) -> list[list[str]]:
     return [[], ["--json"], *([["--events"]] if command in STREAMED else [])]
 
 
-@pytest.mark.parametrize(("command", "empty"), zip(NAMES, cycle(["", " \t\n"]), strict=False))
-def test_what_is_empty_or_blank_is_refused_by_its_name(
+@pytest.mark.parametrize(("command", "empty"), list(zip(NAMES, cycle(["", " \t\n"]), strict=False)))
+def test_what_is_empty_is_refused_by_its_name(
     command: str, empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,6 +122,32 @@ def test_where_there_is_no_memory_to_begin_a_sentence_says_so(
         start.main()
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def whole_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the program changes of its process is as it was in the end."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("whole_program")
+def test_within_another_program_its_outputs_stay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sys.stdout, sys.stderr
+    monkeypatch.setattr("sys.argv", ["shard-my-repo", "--version"])
+    with pytest.raises(SystemExit):
+        start.main()
+    assert (sys.stdout, sys.stderr) == before
+    assert capsys.readouterr().out == f"shard-my-repo {__version__}\n"
+
+
+@pytest.mark.usefixtures("whole_program")
 @pytest.mark.parametrize("sent", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
 def test_a_signal_is_an_interrupt_and_a_closed_terminal_one_however_often_it_is_told(
     sent: list[signal.Signals], monkeypatch: pytest.MonkeyPatch
@@ -135,18 +162,14 @@ def test_a_signal_is_an_interrupt_and_a_closed_terminal_one_however_often_it_is_
                 signal.raise_signal(number)
             put_away.append(True)
 
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)}
-    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)
     monkeypatch.setattr("sys.argv", ["shard-my-repo", "discard", "a/b"])
     monkeypatch.setattr(job, "discard", discard)
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
-    try:
-        with pytest.raises(SystemExit):
-            commands.main()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with pytest.raises(SystemExit):
+        commands.main()
     assert ended == [130] and put_away == [True]
 
 
@@ -167,7 +190,7 @@ def test_what_is_found_of_the_source_and_of_the_plan_is_shown(command: str, tmp_
 
 
 @pytest.mark.parametrize("way", [[], ["--json"], ["--events"]])
-def test_a_copy_that_was_written_wrong_is_a_no(
+def test_a_copy_that_differs_is_a_no(
     way: list[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = FolderShardWriter.write

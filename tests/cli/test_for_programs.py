@@ -80,9 +80,7 @@ def test_what_is_done_is_one_object_with_status_0_and_a_finding_stops_nothing(co
     ("command", "how"),
     [(name, "--json") for name in REFUSED] + [(name, "--events") for name in ("shard", "verify", "compare")],
 )
-def test_what_ends_without_a_result_says_so_in_one_object_and_in_a_sentence(
-    command: str, how: str, place: Path
-) -> None:
+def test_what_ends_without_a_result_says_so_in_an_object_and_a_sentence(command: str, how: str, place: Path) -> None:
     words, status, kind = REFUSED[command]
     before = listing(place)
     done = invoke(*words, how)

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from sharding import __version__
-from sharding.cli.start import main
 from tests.commands import invoke, run_process
 from tests.conftest import LONGEST_SECONDS, ROOT, environment, in_two_files, listing
 from tests.folders import recorded_in, reshard, staged
@@ -27,26 +25,14 @@ from tests.forks import CLOSED, UNREAD, Order
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 INDEX = "new/model.safetensors.index.json"
+SHARD = "shard ./in ./new -s 60kB"
 ENDS = {
-    "--help": 0,
-    "localhub --help": 0,
-    "--version": 0,
-    "inspect ./in": 0,
-    "plan ./in --json": 0,
-    "shard ./in ./new -s 60kB": 0,
-    "shard ./in ./new -s 60kB --json": 0,
-    "shard ./in ./new -s 60kB --events": 130,
-    "verify ./in ./copy --events": 130,
-    "verify ./in ./other": 1,
-    "discard ./copy": 0,
+    **dict.fromkeys(("--help", "localhub --help", "--version", "inspect ./in", "plan ./in --json"), 0),
+    **{SHARD: 0, f"{SHARD} --json": 0, f"{SHARD} --events": 130, "discard ./copy": 0},
+    **{"verify ./in ./copy --events": 130, "verify ./in ./other": 1},
 }
 """What is typed, and the status where nobody reads what it prints."""
-FULL = [
-    "--help",
-    "inspect ./in",
-    "plan ./in --json",
-    *(f"shard ./in ./new -s 60kB{way}" for way in ("", " --json", " --events")),
-]
+FULL = ["--help", "inspect ./in", "plan ./in --json", SHARD, f"{SHARD} --json", f"{SHARD} --events"]
 SENTENCE = "Standard output cannot be written: No space left on device."
 
 
@@ -122,15 +108,13 @@ def test_standard_output_that_cannot_be_written_is_a_sentence_and_status_3(typed
 @pytest.mark.parametrize(
     ("error", "typed", "status"),
     [
-        *((error, "shard ./in ./new -s 60kB", 0) for error in (UNREAD, "/dev/full", CLOSED)),
+        *((error, SHARD, 0) for error in (UNREAD, "/dev/full", CLOSED)),
         (UNREAD, "verify ./in ./other --json", 1),
         ("/dev/full", "inspect", 2),
         (CLOSED, "inspect ./nowhere --json", 3),
     ],
 )
-def test_without_standard_error_a_command_does_what_it_does(
-    error: str, typed: str, status: int, run: Run, place: Path
-) -> None:
+def test_without_standard_error_a_command_works(error: str, typed: str, status: int, run: Run, place: Path) -> None:
     done = run(typed.split(), error=error)
     assert done.returncode == status
     assert (place / INDEX).exists() == ("shard" in typed)
@@ -139,7 +123,7 @@ def test_without_standard_error_a_command_does_what_it_does(
         assert len(json.loads(done.stdout)) >= 1
 
 
-def test_a_standard_output_that_was_closed_from_the_start_is_none(run: Run, place: Path) -> None:
+def test_a_process_that_is_no_fork_ends_as_quietly_also_without_a_standard_output(run: Run, place: Path) -> None:
     for words in (["--version"], ["inspect", "./in"]):
         done = run(words, output=CLOSED)
         assert done.returncode == 0 and is_quiet(done.stderr), done.stderr
@@ -147,12 +131,9 @@ def test_a_standard_output_that_was_closed_from_the_start_is_none(run: Run, plac
     done = run_process(*job, cwd=place, stdout=None, preexec_fn=lambda: os.close(1))  # it imports without one, too
     assert done.returncode == 0 and is_quiet(done.stderr), done.stderr
     assert invoke("verify", place / "in", place / "new").exit_code == 0
-
-
-def test_a_process_without_a_fork_ends_as_quietly(place: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    done = run_process("--help", cwd=place, stdout=writing)
+    done = run_process("--help", stdout=writing)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -191,9 +172,7 @@ def start_slow_job(checkpoint: Path, out: Path, **more: Any) -> "subprocess.Pope
     return job
 
 
-def test_a_job_at_work_is_left_alone_and_an_interrupt_ends_it_cleanly_with_130(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_job_at_work_is_left_alone_and_an_interrupt_ends_it_cleanly(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     job = start_slow_job(checkpoint, out)
     try:
@@ -219,9 +198,7 @@ def test_a_job_at_work_is_left_alone_and_an_interrupt_ends_it_cleanly_with_130(
     assert again.exit_code == 0 and "was finished by an earlier run and is kept" in again.stderr
 
 
-def test_a_job_whose_events_nobody_reads_any_more_ends_and_keeps_what_is_finished(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_job_whose_events_nobody_reads_ends_and_keeps_what_is_finished(checkpoint: Path, tmp_path: Path) -> None:
     job = start_slow_job(checkpoint, tmp_path / "out")
     assert job.stdout and job.stderr
     job.stdout.close()
@@ -272,19 +249,3 @@ def test_a_job_that_was_started_with_nohup_goes_on_when_its_terminal_closes(plac
     done = run_process(*words, program=SENT_IN_BETWEEN, cwd=place, stdout=terminal, stderr=terminal, **ignoring)
     os.close(terminal)
     assert done.returncode == 0 and (place / INDEX).exists()
-
-
-def test_within_another_program_its_outputs_stay_what_they_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
-    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
-    monkeypatch.setattr("sys.argv", ["shard-my-repo", "--version"])
-    try:
-        with pytest.raises(SystemExit):
-            main()
-    finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGHUP), before[2:], strict=True):
-            signal.signal(number, handler)
-    assert (sys.stdout, sys.stderr) == before[:2]
-    assert capsys.readouterr().out == f"shard-my-repo {__version__}\n"

@@ -50,8 +50,7 @@ def read_bytes() -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["inspect", "inspect --json", "plan -s 1MB", "plan -s 1MB --json", "plan --strategy blocks --order stored"],
+    "words", ["inspect", "inspect --json", "plan -s 1MB", "plan -s 1MB --json", "plan --strategy blocks --order stored"]
 )
 def test_to_inspect_and_to_plan_reads_no_weights_and_writes_nothing(
     words: str, source: Path, read_bytes: dict[str, int], nothing_stays_on_this_disk: None

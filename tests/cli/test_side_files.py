@@ -44,7 +44,7 @@ def in_store(hub: InHouse, repo_id: str) -> set[str]:
 
 
 @promise("docs/security.md#fill-the-memory-with-side-files")
-def test_texts_that_are_too_much_for_a_commit_go_to_the_store_and_others_stay_in_git(
+def test_texts_too_large_for_a_commit_go_to_the_store(
     hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not in_store(hub, SOURCE) & TEXTS.keys()

@@ -76,9 +76,7 @@ def interrupt(terminal: Terminal) -> None:
     ],
     ids=["verified", "compared", "error", "end", "interrupt"],
 )
-def test_the_bar_ends_before_an_outcome_is_shown_and_with_the_command(
-    outcome: Callable[[Terminal], object], said: str
-) -> None:
+def test_the_bar_ends_before_an_outcome_and_with_the_command(outcome: Callable[[Terminal], object], said: str) -> None:
     screen = io.StringIO()
     consoles = [Console(file=screen, force_terminal=True, width=200) for _ in range(2)]
     with suppress(KeyboardInterrupt), Terminal(*consoles) as terminal:

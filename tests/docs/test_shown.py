@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from itertools import takewhile
@@ -64,9 +63,7 @@ OF_SAMPLES = {
 """The blocks of each page that show what a command prints of the sample models."""
 ASKS_TORCH = ("pp:", "--workers", "shard-my-repo compare")
 SAMPLED = [
-    pytest.param(
-        page, id=page.name, marks=pytest.mark.thorough if any(word in str(shown) for word in ASKS_TORCH) else ()
-    )
+    pytest.param(page, id=page.name, marks=[pytest.mark.thorough] * any(word in str(shown) for word in ASKS_TORCH))
     for page, shown in OF_SAMPLES.items()
     if shown
 ]
@@ -94,7 +91,7 @@ def measured_apart(line: str) -> str:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", SAMPLED)
-def test_what_a_page_shows_of_the_samples_is_what_is_printed(
+def test_what_a_page_shows_of_the_samples_is_printed(
     page: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(samples)
@@ -227,16 +224,10 @@ def test_every_command_has_an_example_in_the_docs() -> None:
         assert [words[1] for words, _ in examples(command)] == [command] * len(list(examples(command))), command
 
 
-@dataclass(frozen=True)
-class Example:
-    """A command that a page tells somebody to give."""
-
-    page: Path
-    words: tuple[str, ...]
-
-
-def commands_shown() -> Iterator[Example]:
-    """Every line of a block of commands, and every command that stands in a line of text."""
+@cache
+def commands_shown() -> list[tuple[Path, tuple[str, ...]]]:
+    """Every line of a block of commands, and every command that stands in a line of text, with its page."""
+    found = []
     for page in (*PAGES, RESULTS):
         lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line]
         lines += [line[2:] for block in blocks(page, "console") for line in block.splitlines() if line[:2] == "$ "]
@@ -247,7 +238,8 @@ def commands_shown() -> Iterator[Example]:
         begins = ("shard-my-repo ", "python ", ".venv/bin/python ", "make ", "pip install ", "hf ")
         for line in [*lines, *(span for span in spans if span.startswith(begins))]:
             words = shlex.split(line, comments=True)
-            yield Example(page, tuple(word for word in words if not re.match(r"[A-Z_]+=http|HF_TOKEN=", word)))
+            found.append((page, tuple(word for word in words if not re.match(r"[A-Z_]+=http|HF_TOKEN=", word))))
+    return found
 
 
 @cache
@@ -300,18 +292,14 @@ def check(words: tuple[str, ...]) -> None:
             pytest.fail(f"There is no way to tell whether {words} is a command.")
 
 
-def test_every_command_shown_can_be_given() -> None:
-    for example in (shown := list(commands_shown())):
+def test_every_command_shown_can_be_given_and_the_readme_shows_every_command() -> None:
+    for page, words in commands_shown():
         try:
-            check(example.words)
+            check(words)
         except (Exception, pytest.fail.Exception, SystemExit) as problem:
-            raise AssertionError(f"{example.page.name}: {shlex.join(example.words)}: {problem!r}") from problem
-    assert {words[1] for words in (one.words for one in shown) if words[0] == "shard-my-repo"} >= set(CLI.commands)
-
-
-def test_the_readme_shows_every_command() -> None:
-    shown = [example.words for example in commands_shown() if example.page == README]
-    assert {words[1] for words in shown if words[0] == "shard-my-repo"} == set(CLI.commands)
+            raise AssertionError(f"{page.name}: {shlex.join(words)}: {problem!r}") from problem
+    in_readme = [words for page, words in commands_shown() if page == README]
+    assert {words[1] for words in in_readme if words[0] == "shard-my-repo"} == set(CLI.commands)
 
 
 def test_the_readme_answers_nine_wishes_with_one_command_each() -> None:
@@ -346,8 +334,6 @@ def test_every_example_in_python_runs(tmp_path: Path, checkpoint: Path, monkeypa
 
 
 def test_every_target_of_make_that_help_lists_stands_on_a_page() -> None:
-    listed = subprocess.run(
-        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    shown = {words[1] for words in (example.words for example in commands_shown()) if words[0] == "make"}
-    assert {line.split()[0] for line in listed} == shown
+    command = ["make", "--no-print-directory", "help"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {line.split()[0] for line in listed} == {words[1] for _, words in commands_shown() if words[0] == "make"}

@@ -30,6 +30,8 @@ def test_every_snippet_loads_the_model(tmp_path: Path, monkeypatch: pytest.Monke
     counts = list[int]()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with hub_in_house(tmp_path / "hub") as hub:
+        resolve = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", resolve)
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         for build, size in ((build_llama, "2MB"), (build_t5, "single-file")):
             name = build.__name__

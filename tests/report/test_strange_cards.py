@@ -46,9 +46,7 @@ UNREAD = {
 
 @promise("docs/security.md#delay-a-job-with-the-metadata")
 @pytest.mark.parametrize(("metadata", "problem"), UNREAD.values(), ids=UNREAD)
-def test_metadata_that_cannot_be_read_is_left_out_for_a_reason(
-    metadata: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_that_cannot_be_read_is_left_out(metadata: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sharding.formats.model_card.MAX_METADATA_VALUES", MANY)
     card = parse_card(f"---\n{metadata}\n---\nWords about a model.\n")
     assert (card.metadata, card.text) == ({}, "Words about a model.\n")
