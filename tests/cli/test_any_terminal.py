@@ -6,9 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from sharding.core.options import Group, of_command
 from tests.commands import invoke, run_process
@@ -134,23 +132,3 @@ def test_what_the_encoding_cannot_hold_is_written_as_escapes(terminal: str, tmp_
         assert r"\u" in said or words[0] in ("shard", "plan", "verify") or "--" in said, said
     assert (tmp_path / f"{name} 2" / f"{name}.txt").read_bytes() == b"x"
     assert name in (tmp_path / f"{name} 2" / "README.md").read_text("utf-8")
-
-
-def test_a_repo_of_very_many_files_is_shown_in_a_few_lines_and_whole_to_programs(tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    source.mkdir()
-    weights = [f"model-{number:05}-of-00200.safetensors" for number in range(1, 201)]
-    for number, name in enumerate(weights):
-        save_file({f"layers.{number}.weight": np.zeros(1, np.float32)}, source / name)
-    index = {"metadata": {}, "weight_map": {f"layers.{number}.weight": name for number, name in enumerate(weights)}}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    beside = [f"notes/{number:04}-{'n' * 40}.txt" for number in range(200)]
-    (source / "notes").mkdir()
-    for name in beside:
-        (source / name).write_bytes(b"x")
-    done = invoke("inspect", source)
-    assert done.exit_code == 0 and len(done.output) < 5000 and len(done.output.splitlines()) < 60, done.output
-    assert [name for name in beside if name in done.output] == beside[:5]
-    assert "and 195 more" in done.output and "(160 more)" in done.output
-    document = json.loads(invoke("inspect", source, "--json").stdout)
-    assert len(document["weight_files"]) == len(document["side_files"]) == 200

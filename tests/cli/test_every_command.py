@@ -93,6 +93,7 @@ def test_an_error_is_said_to_a_person_and_printed_for_a_program(
             assert list(error) == ["kind", "message", "hint", "remedy"] and error["kind"] == named
             assert error["remedy"] == ({"kind": "sign_in", "value": ""} if issubclass(kind, ShardingError) else None)
             assert error["message"] in done.stderr and error["hint"] in done.stderr
+        assert "[token]" in done.stderr or kind is KeyboardInterrupt
         if kind in (UsageError, DestinationError, Refused):
             assert "It is [token].\nLook at [token].\n" in done.stderr.replace("\n\n", "\n")
         if kind is KeyboardInterrupt:

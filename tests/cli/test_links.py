@@ -14,7 +14,7 @@ from sharding.fleet.worker import open_lent
 from sharding.storage.folder_source import FolderSource, open_folder
 from tests.commands import Result, invoke
 from tests.conftest import in_two_files, listing
-from tests.folders import write_ranks
+from tests.folders import in_cache, write_ranks
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
@@ -164,25 +164,6 @@ def test_what_is_beside_a_base_is_not_read_over_a_link(checkpoint: Path, secret:
 # --- Caches of the Hub ----------------------------------------------------------------------------------------
 
 
-def in_cache(checkpoint: Path, cache: Path, *, is_shared: bool, name: str = "models--acme--small") -> Path:
-    """Lay `checkpoint` out as huggingface_hub does, with large files in its store for all repos if that `is_shared`."""
-    repo = cache / name
-    snapshot = repo / "snapshots" / ("c" * 40)
-    (repo / "blobs").mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    for number, path in enumerate(sorted(checkpoint.iterdir())):
-        blob = repo / "blobs" / f"{number:040x}"
-        if is_shared and path.suffix == ".safetensors":
-            shared = cache / "blobs" / "ab" / ("ab" + f"{number:062x}")
-            shared.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(shared)
-            blob.symlink_to(os.path.relpath(shared, blob.parent))
-        else:
-            path.rename(blob)
-        (snapshot / path.name).symlink_to(os.path.relpath(blob, snapshot))
-    return snapshot
-
-
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_links_into_the_store_of_a_cache_are_followed_wherever_it_is(
     is_shared: bool, checkpoint: Path, tmp_path: Path
@@ -203,14 +184,14 @@ def test_links_into_the_store_of_a_cache_are_followed_wherever_it_is(
     + [(name, False) for name in ("x", "models", "models--", "my-models--acme--small")],
 )
 def test_a_cache_is_told_by_the_names_of_its_repos(name: str, is_cache: bool, checkpoint: Path, tmp_path: Path) -> None:
-    snapshot = in_cache(checkpoint, tmp_path / "cache", is_shared=False, name=name)
+    snapshot = in_cache(checkpoint, tmp_path / "cache", name=name)
     result = invoke("plan", snapshot)
     assert result.exit_code == 0 if is_cache else "is a link to a file outside" in refusal(result)
 
 
 def test_a_part_of_a_snapshot_is_read_from_the_store_too(tmp_path: Path) -> None:
     in_two_files(tmp_path / "part")
-    snapshot = in_cache(tmp_path / "part", tmp_path / "cache", is_shared=False)
+    snapshot = in_cache(tmp_path / "part", tmp_path / "cache")
     (snapshot / "unet").mkdir()
     for link in [path for path in snapshot.iterdir() if path.is_symlink()]:
         (snapshot / "unet" / link.name).symlink_to(Path("..", os.readlink(link)))
@@ -221,11 +202,11 @@ def test_a_part_of_a_snapshot_is_read_from_the_store_too(tmp_path: Path) -> None
 @promise("docs/security.md#reach-other-files-of-a-hub")
 @pytest.mark.parametrize(
     "place",
-    ["models--acme--other/blobs/0", "models--acme--small/refs/main", "models--acme--small/blobs/sub/x", "token",
+    ["models--acme--other/blobs/0", "models--owner--name/refs/main", "models--owner--name/blobs/sub/x", "token",
      "blobs/ab/short", "blobs/ab/" + "cd" * 32, "blobs/" + "ab" * 32],
 )  # fmt: skip
 def test_nothing_else_of_a_cache_is_reached_over_a_link(place: str, checkpoint: Path, tmp_path: Path) -> None:
-    snapshot = in_cache(checkpoint, tmp_path / "cache", is_shared=False)
+    snapshot = in_cache(checkpoint, tmp_path / "cache")
     (tmp_path / "cache" / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "cache" / place).write_bytes(SECRET)
     (snapshot / "tokenizer.json").symlink_to(tmp_path / "cache" / place)
@@ -233,8 +214,8 @@ def test_nothing_else_of_a_cache_is_reached_over_a_link(place: str, checkpoint: 
 
 
 def test_blobs_that_are_a_link_are_no_store(checkpoint: Path, tmp_path: Path) -> None:
-    snapshot = in_cache(checkpoint, tmp_path / "cache", is_shared=False)
-    move_and_link(tmp_path / "cache/models--acme--small/blobs", "../../elsewhere")
+    snapshot = in_cache(checkpoint, tmp_path / "cache")
+    move_and_link(tmp_path / "cache/models--owner--name/blobs", "../../elsewhere")
     assert "is a link to a file outside" in refusal(invoke("plan", snapshot))
 
 

@@ -38,11 +38,13 @@ def test_a_long_table_has_its_first_and_last_rows_and_counts_the_others(count: i
     shards = tuple(Shard(file, (tensor,), 4) for file, tensor in zip(files, tensors, strict=True))
     plan = Plan(shards, (Component(),), 4 * count, 4 * count, Options(), ())
     entries = tuple(FileEntry(file, 4) for file in files)
-    checkpoint = Checkpoint(RepoRef("hub", "a/b", ""), tuple(tensors), (Component(),), entries, (), ())
+    checkpoint = Checkpoint(RepoRef("hub", "a/b", ""), tuple(tensors), (Component(),), entries, entries, ())
     expected = files if count <= 40 else [*files[:20], f"({count - 40}", *files[-20:]]
     for show in (lambda view: view.plan(plan), lambda view: view.checkpoint(checkpoint)):
-        rows = [line.split()[0] for line in shown(show)[0].splitlines()]
+        table, _, beside = shown(show)[0].partition("Other files: ")
+        rows = [line.split()[0] for line in table.splitlines()]
         assert rows[rows.index("file") + 1 :] == expected
+    assert beside == f"{', '.join(files[:5])} and {count - 5} more\n"
 
 
 def test_findings_and_differences_are_shown_up_to_a_number_and_the_others_are_counted() -> None:
