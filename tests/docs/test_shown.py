@@ -29,6 +29,7 @@ from tests.docs.pages import (
     API,
     CLI,
     COMMANDS,
+    GAINS,
     PAGES,
     README,
     RESULTS,
@@ -92,8 +93,10 @@ def measured_apart(line: str) -> str:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", SAMPLED)
 def test_what_a_page_shows_of_the_samples_is_printed(
-    page: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, samples: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if page != GAINS:  # which tells of the memory that a process of its own has
+        request.getfixturevalue("warm_processes")
     monkeypatch.chdir(samples)
     for name in sorted(set(re.findall(r"\./samples/([\w-]+)", "".join(OF_SAMPLES[page])))):
         if not Path("samples", name).exists():
@@ -192,6 +195,7 @@ def test_what_the_docs_show_of_a_command_is_what_it_prints(command: str, place: 
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("command", ["compare", "devices"])
 def test_what_the_docs_show_of_a_command_that_needs_a_model_is_what_it_prints(command: str, place: Path) -> None:
     invoke("shard", "./my-model", "./my-model-sharded", "-s", "5MB")

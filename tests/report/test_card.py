@@ -116,6 +116,7 @@ def test_any_text_as_a_source_card_gives_a_card_that_the_hub_takes(text: str, fe
         assert find_errors(card(before=source)) == []
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("rounds", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_comparison(
     rounds: int, served: Callable[..., Server], tmp_path: Path
@@ -149,7 +150,7 @@ def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_
     assert "(sharding_comparison.svg)" in card
     ET.fromstring((down / "sharding_comparison.svg").read_text())
     classic = found["comparison"]["classic"]
-    assert classic["peak_anon_bytes"] > 100_000_000  # it imports torch, if nothing else
+    assert classic["peak_anon_bytes"] > 0
     assert "| classic: load, save, load again |" in card
     assert classic["disk_bytes"] >= found["source"]["total_bytes"]
     assert classic["seconds"] > 0
