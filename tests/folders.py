@@ -138,14 +138,22 @@ def write_ranks(folder: Path) -> Path:
     return folder
 
 
-def in_cache(checkpoint: Path, cache: Path) -> Path:
-    """Lay `checkpoint` out as the Hub's client does; return the folder of the commit."""
-    repo = cache / "models--owner--name"
+def in_cache(checkpoint: Path, cache: Path, name: str = "models--owner--name", is_shared: bool = False) -> Path:
+    """Lay `checkpoint` out as the Hub's client does; return the folder of the commit.
+
+    If that `is_shared`, large files lie in the store for all repos.
+    """
+    repo = cache / name
     snapshot = repo / "snapshots" / ("0" * 40)
     for folder in (snapshot, repo / "blobs"):
         folder.mkdir(parents=True)
     for number, path in enumerate(sorted(checkpoint.iterdir())):
-        blob = hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".safetensors" else str(number)
-        (repo / "blobs" / blob).write_bytes(path.read_bytes())
-        (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
+        is_large, data = path.suffix == ".safetensors", path.read_bytes()
+        blob = repo / "blobs" / (hashlib.sha256(data).hexdigest() if is_large else f"{number:040x}")
+        place = cache / "blobs" / blob.name[:2] / blob.name if is_large and is_shared else blob
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        if place != blob:
+            blob.symlink_to(f"../../blobs/{blob.name[:2]}/{blob.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{blob.name}")
     return snapshot

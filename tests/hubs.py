@@ -1,6 +1,7 @@
 """What tests do with a Hub: put a checkpoint there, shard it, look at what is there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,38 @@ import pytest
 from huggingface_hub import CommitOperationAdd
 
 from sharding import job
+from sharding.core.events import Published
 from sharding.core.options import Options
 from sharding.report.schema import Report
+from sharding.storage.hub import answers
 from sharding.storage.hub.repo import HubRepo
+from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
 
-TOKEN = "hf_alice"
+TOKEN, SOURCE = "hf_alice", "alice/source"
+NUMBERS = count()
+
+
+@pytest.fixture(scope="session")
+def one_hub(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[InHouse]:
+    """A Hub with the model in `folder`, for tests that each write to repos of their own."""
+    with hub_in_house(tmp_path_factory.mktemp("hub"), orgs={"acme": ("alice", "bob")}) as hub:
+        push(hub, folder, SOURCE)
+        yield hub
+
+
+@pytest.fixture
+def hub(one_hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> InHouse:
+    """That Hub, which has heard no request yet; what fails is tried again at once. No test changes the source."""
+    monkeypatch.setattr(answers, "NETWORK_WAIT_SECONDS", 0.0001)
+    one_hub.log.clear()
+    return one_hub
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no repo has yet."""
+    return f"alice/made-{next(NUMBERS)}"
 
 
 def push(hub: Server, folder: Path, repo_id: str, token: str = TOKEN, **options: object) -> str:
@@ -52,6 +79,16 @@ def branches(hub: Server, repo_id: str) -> set[str]:
 
 def exists(hub: Server, repo_id: str) -> bool:
     return hub.api().repo_exists(repo_id)
+
+
+def is_private(hub: Server, repo_id: str) -> bool:
+    return bool(hub.api().model_info(repo_id).private)
+
+
+def remark_of(events: Iterable[job.Event]) -> str:
+    """Run a job to its end; return what is remarked on what it has published."""
+    (published,) = [event for event in events if isinstance(event, Published)]
+    return published.remark
 
 
 def download(hub: Server, repo_id: str, folder: Path) -> Path:

@@ -71,7 +71,7 @@ def _made_in(name: str, room: ast.Module) -> Iterator[Message]:
 
 def _unpacked(part: ast.expr, room: ast.Module) -> Iterable[ast.expr]:
     """What `*NAME` stands for, if NAME is a tuple of the room; else the part itself."""
-    for value in _given(ast.unparse(part.value), room.body) if isinstance(part, ast.Starred) else ():
+    for value in _given(ast.unparse(part.value), room) if isinstance(part, ast.Starred) else ():
         if isinstance(value, ast.Tuple):
             return value.elts
     return [part]
@@ -92,14 +92,21 @@ def _meant(part: ast.expr, line: int, function: ast.FunctionDef, room: ast.Modul
 
 
 def _last_given(name: str, line: int, function: ast.FunctionDef, room: ast.Module) -> list[ast.expr]:
-    before = [value for value in _given(name, ast.walk(function)) if value.lineno < line]
-    return sorted(before, key=lambda value: value.lineno)[-1:] or _given(name, room.body)
+    before = [value for value in _given(name, function) if value.lineno < line]
+    return sorted(before, key=lambda value: value.lineno)[-1:] or _given(name, room)
 
 
-def _given(name: str, nodes: Iterable[ast.AST]) -> list[ast.expr]:
+def _given(name: str, where: ast.FunctionDef | ast.Module) -> list[ast.expr]:
     """What a name is given; as one of several, all that these are given."""
+    return [value for names, value in _stored(where) if name in names]
+
+
+@cache
+def _stored(where: ast.FunctionDef | ast.Module) -> list[tuple[list[str], ast.expr]]:
+    """What is given to names anywhere in a function, or at the top of a room."""
+    nodes = where.body if isinstance(where, ast.Module) else ast.walk(where)
     stored = [node for node in nodes if isinstance(node, ast.Assign)]
-    return [node.value for node in stored if name in ast.unparse(node.targets[0]).strip("()").split(", ")]
+    return [(ast.unparse(node.targets[0]).strip("()").split(", "), node.value) for node in stored]
 
 
 def _texts(parts: Iterable[ast.AST]) -> list[str]:

@@ -7,6 +7,7 @@ import struct
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from typing import get_args
 
@@ -15,6 +16,7 @@ import pytest
 from sharding.core.errors import Refused
 from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.options import Options
+from sharding.core.protocols import Discarded
 from sharding.core.values import (
     Address,
     Component,
@@ -35,19 +37,14 @@ from sharding.drawing.model_map import map_of_plan
 from sharding.formats.index import build_indexes
 from sharding.formats.model_card import ModelCard
 from sharding.formats.safetensors_file import shard_header
+from sharding.loading.costs import Comparison, LoadCost, Prediction, Probed, Verdict
 from sharding.page import job_panels, panels
 from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.page.result_panels import Places, details_panel, result_panel
 from sharding.planning.devices import DeviceLoad, DevicePlan, device_snippet
 from sharding.report.card import Links, write_card
 from sharding.report.report import summarize_source
-from sharding.report.snippets import (
-    download_snippet,
-    how_to_check,
-    loading_code,
-    loading_snippets,
-    pipeline_snippets,
-)
+from sharding.report.snippets import download_snippet, how_to_check, loading_code, loading_snippets, pipeline_snippets
 from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.structure import compare_structure
 from sharding.verify.trust import Trust
@@ -98,11 +95,15 @@ def names_in(code: str) -> set[str]:
     return found | {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
 
 
+@cache
+def usual_names() -> set[str]:
+    return set[str]().union(*map(names_in, of_python("1 harmless")))
+
+
 @pytest.mark.parametrize("name", [*EVIL, "LlamaForCausalLM\n", "Llama.evil", "1Llama"])
 def test_code_runs_nothing_that_a_name_says(name: str) -> None:
-    usual = set[str]().union(*map(names_in, of_python("1 harmless")))
     for code in of_python(name):
-        assert names_in(code) <= usual, code
+        assert names_in(code) <= usual_names(), code
 
 
 @pytest.mark.parametrize("name", [HARMLESS, *EVIL])
@@ -119,7 +120,7 @@ def test_commands_hold_a_name_as_one_word(name: str) -> None:
     commands = pipeline_snippets(planned(report, stages=stages), "me/copy")["on each machine"]
     words = shlex.split(commands, comments=True)
     assert [word for before, word in zip(words, words[1:], strict=False) if before == "--include"] == [
-        *("*.json", "token*", name, f"{name}.tied"),
+        *("*.json", "token*", name, f"{name}.tied")
     ]
     chosen = checkpoint(components=(Component(variant=name),))
     html = likeness_panel(compare_structure(chosen, checkpoint(COPY, tensors=())), Trust("contradicted", ()), "")
@@ -193,11 +194,16 @@ def panels_of(name: str) -> Iterable[str]:
     yield likeness_panel(compare_structure(source, checkpoint(FOLDER)), trust, "http://hub")
 
 
+@cache
+def usual_panels() -> list[Tags]:
+    return list(map(Tags, panels_of(HARMLESS)))
+
+
 @pytest.mark.parametrize("name", EVIL)
 def test_names_on_the_page_are_no_markup(name: str) -> None:
-    for html, usual in zip(panels_of(name), panels_of(HARMLESS), strict=True):
-        assert {*Tags(html).seen} <= {*Tags(usual).seen, "wbr"}, html
-        assert "evil" not in name or "evil" in Tags(html).text or HARMLESS not in Tags(usual).text
+    for tags, usual in zip(map(Tags, panels_of(name)), usual_panels(), strict=True):
+        assert {*tags.seen} <= {*usual.seen, "wbr"}, tags.text
+        assert "evil" not in name or "evil" in tags.text or HARMLESS not in usual.text
 
 
 def pictures_of(name: str) -> Iterable[str]:
@@ -207,11 +213,22 @@ def pictures_of(name: str) -> Iterable[str]:
     yield draw_plan(cut.source, cut.plan)
 
 
+@cache
+def usual_pictures() -> list[set[str]]:
+    return list(map(elements, pictures_of(HARMLESS)))
+
+
+def elements(svg: str) -> set[str]:
+    return {element.tag for element in ET.fromstring(svg).iter()}
+
+
 @pytest.mark.parametrize("name", EVIL)
 def test_names_in_a_picture_are_no_markup_and_it_stays_xml(name: str) -> None:
-    for svg, usual in zip(pictures_of(name), pictures_of(HARMLESS), strict=True):
-        tags, others = ([element.tag for element in ET.fromstring(text).iter()] for text in (svg, usual))
-        assert {*tags} == {*others}
+    assert list(map(elements, pictures_of(name))) == usual_pictures()
+
+
+LOADED, ONE = ("from_pretrained", None, True, None), Prediction(1, 1)
+FAILED = ("from_pretrained", None, None, "cold", dict[str, float](), 1, 1, 1)
 
 
 @pytest.mark.parametrize("name", EVIL)
@@ -227,6 +244,11 @@ def test_names_at_a_terminal_cannot_steer_it(name: str) -> None:
         lambda view: view.event(replace(cut.report, overflowed={name: 1}, destination=RepoRef("folder", name, ""))),
         lambda view: view.event(ShardFinished(name, 4, "0", 1, 1, kept=True)),
         lambda view: view.error(Refused(name, name)),
+        lambda view: view.findings([Finding("warning", "x", name, name)]),
+        lambda view: view.discarded(Discarded(True, False, name)),
+        lambda view: view.devices(DevicePlan(name, (name,), 3, (), {name: "cpu"}, f"# {name}", name)),
+        lambda view: view.comparison(Comparison(*LOADED, (), (), Verdict("gain", None, name), (ONE, ONE), name, name)),
+        lambda view: view.event(Probed("original", 1, 1, LoadCost("failed", name, *FAILED))),
     ]
     shown_there = [terminal(show).replace("\n", "") for show in lines]
     assert [text for text in shown_there if not text.isprintable()] == []

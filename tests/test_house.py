@@ -36,8 +36,9 @@ def modules() -> dict[str, ast.Module]:
 @cache
 def imports(module: ast.Module) -> set[str]:
     """Full names of what a module imports, anywhere in it."""
-    found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
-    froms = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+    nodes = list(ast.walk(module))
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return found | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
 

@@ -221,7 +221,7 @@ class Desk:
             raise Refused("You have no job with this id.", "Sign in with the account that started it.")
         with self._lock:
             taken = self._jobs.get(job_id)
-            if taken and taken.record.state != "cancelling":
+            if taken and taken.record.state in ("queued", "running"):  # it may have ended a moment ago
                 taken.record = replace(taken.record, state="cancelling")
                 if taken.child:
                     taken.child.stop()

@@ -1,8 +1,7 @@
 """Weights that lie beside a model, which something finds by name, are in the copy as they are."""
 
-import json
-import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +9,13 @@ import torch
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.checkpoint import side_files
 from sharding.core.errors import SourceError
 from sharding.core.events import Verified
 from sharding.core.values import Verification
-from tests.conftest import listing
+from tests import models
+from tests.checkpoint.repos import BERT, repo
 from tests.folders import finish, reshard
+from tests.fuzz.seeds import saved
 from tests.storage.publications import write_pipeline
 
 ADAPTER = {"lora_A.weight": np.arange(9000, dtype=np.float32)}
@@ -23,15 +23,10 @@ ADAPTER = {"lora_A.weight": np.arange(9000, dtype=np.float32)}
 
 def put(folder: Path, path: str) -> bytes:
     """Write weights at `path`, and a configuration beside those in a folder of their own; return the bytes."""
-    place = folder / path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if place.parent != folder:
-        (place.parent / "adapter_config.json").write_text("{}")
-    if path.endswith(".safetensors"):
-        save_file(ADAPTER, place)
-    else:
-        torch.save({"w": torch.ones(9)}, place)
-    return place.read_bytes()
+    above = path.rpartition("/")[0]
+    config = {f"{above}/adapter_config.json": {}} if above else {}
+    repo(folder, {**config, path: ADAPTER if path.endswith(".safetensors") else saved({"w": torch.ones(9)})})
+    return (folder / path).read_bytes()
 
 
 def compared(one: Path, other: Path, **options: bool) -> Verification:
@@ -44,14 +39,10 @@ def compared(one: Path, other: Path, **options: bool) -> Verification:
     "paths",
     [
         [
-            *(
-                "speech-lora/adapter_model.safetensors",
-                "adapters/adapter_model.bin",
-                "speech_tokenizer/model.safetensors",
-            ),
-            *("deep/er/head.safetensors", "speaker_embeddings/v2/en_speaker_0.npy", "adapter_model.safetensors"),
+            *("speech-lora/adapter_model.safetensors", "adapters/adapter_model.bin", "open_clip_model.safetensors"),
+            *("speech_tokenizer/model.safetensors", "deep/er/head.safetensors", "adapter_model.safetensors"),
+            "speaker_embeddings/v2/en_speaker_0.npy",
             *("value_head.safetensors", "adapter.fra.safetensors", "spk_dict.pt", "pytorch_lora_weights.safetensors"),
-            "open_clip_model.safetensors",
         ],
         ["value_head.bin"],
     ],
@@ -66,12 +57,6 @@ def test_weights_that_something_finds_by_name_are_copied_byte_for_byte(
     assert [path for path in sorted(paths)[:2] if path not in kept.message] == []
     assert {*paths} <= {*report.files} and len(report.plan.shards) > 2
     assert compared(checkpoint, tmp_path / "out").identical
-
-
-def test_a_folder_with_an_index_keeps_it_and_the_shards(checkpoint: Path, tmp_path: Path) -> None:
-    shutil.copytree(checkpoint, checkpoint / "codec")
-    reshard(checkpoint, tmp_path / "out")
-    assert listing(tmp_path / "out/codec") == listing(checkpoint / "codec")
 
 
 def test_the_model_once_more_and_states_of_the_training_are_left_out_by_name(checkpoint: Path, tmp_path: Path) -> None:
@@ -90,48 +75,27 @@ def test_the_model_once_more_and_states_of_the_training_are_left_out_by_name(che
     assert [path for path in paths if not any(path in message for message in messages)] == []
 
 
-def test_pickled_twins_of_safetensors_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
-    for path in ("adapter_model", "lora/adapter_model"):
-        put(checkpoint, f"{path}.safetensors")
-        put(checkpoint, f"{path}.bin")
-    put(checkpoint, "open_clip_model.safetensors")
-    put(checkpoint, "open_clip_pytorch_model.bin")
-    reshard(checkpoint, tmp_path / "out")
-    assert not [path for path in listing(tmp_path / "out") if path.endswith(".bin")]
-
-
-def test_they_may_be_larger_than_other_files_beside_the_weights(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(side_files, "MAX_SIDE_FILE_BYTES", 10_000)
-    monkeypatch.setattr(side_files, "MAX_SIDE_FILES_BYTES", 20_000)
-    data = put(checkpoint, "lora/adapter_model.safetensors")
-    (checkpoint / "vocab.txt").write_bytes(b"x" * 10_001)
-    reshard(checkpoint, tmp_path / "out")
-    assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
-    assert not (tmp_path / "out/vocab.txt").exists()
-
-
-@pytest.mark.parametrize("harm", ["change", "remove", "add"])
-def test_verify_notices_one_that_is_other_missing_or_new(checkpoint: Path, tmp_path: Path, harm: str) -> None:
+def test_verify_notices_one_that_is_other_missing_or_new(checkpoint: Path, tmp_path: Path) -> None:
     put(checkpoint, "lora/adapter_model.safetensors")
     out = tmp_path / "out"
     reshard(checkpoint, out)
-    assert compared(checkpoint, out, quick=False).identical
     place = out / "lora/adapter_model.safetensors"
     data = place.read_bytes()
-    if harm == "change":
-        place.write_bytes(data[:-1] + b"!")
-    elif harm == "remove":
-        place.unlink()
-    else:
-        put(out, "more/adapter_model.safetensors")
-        assert compared(checkpoint, out).identical  # nothing finds that with the model
-        put(out, "adapter_model.safetensors")
-    (mismatch,) = compared(checkpoint, out).mismatches
-    names = {"change": "lora/", "remove": "lora/", "add": ""}
-    problems = {"change": "its bytes differ", "remove": "it is missing", "add": "it is not in the original"}
-    assert (mismatch.tensor, mismatch.problem) == (f"{names[harm]}adapter_model.safetensors", problems[harm])
+
+    def problem() -> tuple[str, str]:
+        (mismatch,) = compared(checkpoint, out).mismatches
+        return mismatch.tensor, mismatch.problem
+
+    assert compared(checkpoint, out, quick=False).identical
+    place.write_bytes(data[:-1] + b"!")
+    assert problem() == ("lora/adapter_model.safetensors", "its bytes differ")
+    place.unlink()
+    assert problem() == ("lora/adapter_model.safetensors", "it is missing")
+    place.write_bytes(data)
+    put(out, "more/adapter_model.safetensors")
+    assert compared(checkpoint, out).identical, "nothing finds that with the model"
+    put(out, "adapter_model.safetensors")
+    assert problem() == ("adapter_model.safetensors", "it is not in the original")
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -165,45 +129,29 @@ def test_a_quick_look_says_that_it_has_not_compared_their_bytes(checkpoint: Path
 @pytest.mark.usefixtures("classic_here")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_the_classic_engine_copies_them_too(tmp_path: Path) -> None:
-    from tests import models
-
     source = models.save("llama", tmp_path / "in", layers=1)
     data = put(source, "lora/adapter_model.safetensors")
     finish(job.shard(str(source), str(tmp_path / "out"), "50kB", engine="classic"))
     assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
 
 
-def test_a_cast_leaves_them_as_they_are(checkpoint: Path, tmp_path: Path) -> None:
-    data = put(checkpoint, "lora/adapter_model.safetensors")
-    finish(job.shard(str(checkpoint), str(tmp_path / "out"), job.Options("50kB", dtype="bf16", allow_overflow=True)))
-    assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
-
-
 @pytest.mark.parametrize(
     ("side", "model"),
     [
-        ("speaker_embeddings.safetensors", "model.pth"),
-        ("mmproj.safetensors", "llava-q4.gguf"),
-        ("extra_head.safetensors", "tf_model.h5"),
-        ("extra_head.safetensors", "flax_model.msgpack"),
-        ("head.safetensors", "weights.ckpt"),
+        *(("speaker_embeddings.safetensors", "model.pth"), ("mmproj.safetensors", "llava-q4.gguf")),
+        *(("head.safetensors", model) for model in ("tf_model.h5", "flax_model.msgpack", "weights.ckpt")),
     ],
 )
-@pytest.mark.parametrize("config", [None, {"architectures": ["BertModel"], "model_type": "bert"}])
+@pytest.mark.parametrize("config", [{}, {"config.json": BERT}], ids=len)
 def test_weights_beside_a_model_in_another_format_are_not_taken_for_it(
-    tmp_path: Path, side: str, model: str, config: object
+    tmp_path: Path, side: str, model: str, config: dict[str, Any]
 ) -> None:
-    save_file(ADAPTER, tmp_path / side)
-    (tmp_path / model).write_bytes(b"x")
-    if config:
-        (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(SourceError) as refusal:
-        job.inspect(str(tmp_path))
+        job.inspect(str(repo(tmp_path, {side: ADAPTER, model: "x", **config})))
     assert side in refusal.value.message and model in refusal.value.message
 
 
 @pytest.mark.parametrize("other", ["yolo.pt", "yolo.Q4_K_M.gguf", "training_args.bin", "vocabulary.pkl"])
 def test_the_one_file_beside_itself_in_another_format_or_beside_data_is_the_model(tmp_path: Path, other: str) -> None:
-    save_file(ADAPTER, tmp_path / "yolo.safetensors")
-    (tmp_path / other).write_bytes(b"x")
+    repo(tmp_path, {"yolo.safetensors": ADAPTER, other: "x"})
     assert [file.path for file in job.inspect(str(tmp_path)).weight_files] == ["yolo.safetensors"]

@@ -9,8 +9,10 @@ import torch
 
 from sharding import job
 from sharding.core.errors import HeaderError, ShardingError, SourceError
+from tests.checkpoint.repos import repo
 from tests.conftest import listing
 from tests.folders import reshard
+from tests.fuzz.seeds import saved
 from tests.hubs import TOKEN
 from tests.localhub.conftest import Server
 
@@ -21,23 +23,22 @@ POINTER = (
 STARTS = {
     "a pointer": (POINTER, "pointer of Git LFS", "git lfs pull"),
     "GGUF": (b"GGUF\x03\0\0\0" + bytes(200), "GGUF file", ".gguf"),
-    "torch.save": (None, "file of torch.save", ".bin"),
+    "torch.save": (saved({"a": torch.zeros(4)}), "file of torch.save", ".bin"),
     "a page": (b"<!DOCTYPE html>\n<html><body>Sign in</body></html>", "web page", "Download"),
     "an error": (b'{"error": "Repository not found"}' + bytes(20), "JSON file", "Download"),
 }
 
 
-@pytest.mark.parametrize("kind", STARTS)
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("model.safetensors", kind) for kind in STARTS),
+        *(("pytorch_model.bin", kind) for kind in STARTS if "." not in kind),
+    ],
+)
 def test_weights_that_are_something_else_are_named(name: str, kind: str, tmp_path: Path) -> None:
     start, what, do = STARTS[kind]
-    if start is None and name.endswith(".bin"):
-        return  # that is what it holds
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    if start is None:
-        torch.save({"a": torch.zeros(4)}, tmp_path / name)
-    else:
-        (tmp_path / name).write_bytes(start)
+    repo(tmp_path, {"config.json": {"model_type": "llama"}, name: start})
     with pytest.raises((SourceError, HeaderError), match=what) as refusal:
         job.inspect(str(tmp_path))
     assert name in refusal.value.message and do in refusal.value.hint
@@ -62,9 +63,8 @@ def test_a_file_beside_the_weights_that_is_a_pointer_on_a_hub_is_refused_too(
     hub = served("--user", "alice")
     hub.api().create_repo("alice/model")
     # Else that Hub would keep the file in Git LFS.
-    hub.api().upload_file(
-        repo_id="alice/model", path_in_repo=".gitattributes", path_or_fileobj=b"*.nothing filter=lfs\n"
-    )
+    attributes = b"*.nothing filter=lfs\n"
+    hub.api().upload_file(repo_id="alice/model", path_in_repo=".gitattributes", path_or_fileobj=attributes)
     (checkpoint / "tokenizer.model").write_bytes(POINTER)
     hub.api().upload_folder(repo_id="alice/model", folder_path=checkpoint)
     with pytest.raises(SourceError, match=r"tokenizer.model is a pointer of Git LFS"):

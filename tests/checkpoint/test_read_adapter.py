@@ -1,6 +1,5 @@
 """The headers of an adapter are read, and its weights only if nobody states their hash."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,28 +8,30 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError, TooManyTensors
+from tests.checkpoint.repos import repo
 from tests.conftest import write_checkpoint
 
 SIDE = 16
 
 
+PLAIN = {"layers.0.q_proj.weight": np.ones((SIDE, SIDE), np.float32)}
+
+
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    folder = tmp_path / "lora"
-    folder.mkdir()
-    name = "base_model.model.layers.0.q_proj"
-    tensors = {f"{name}.lora_A.weight": np.ones((4, SIDE)), f"{name}.lora_B.weight": np.ones((SIDE, 4))}
-    save_file(
-        {name: tensor.astype(np.float32) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors"
-    )
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}))
-    return folder
+    name = "base_model.model.layers.0.q_proj.lora_{}.weight"
+    tensors = {name.format("A"): np.ones((4, SIDE), np.float32), name.format("B"): np.ones((SIDE, 4), np.float32)}
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}
+    return repo(tmp_path / "lora", {"adapter_model.safetensors": tensors, "adapter_config.json": config})
 
 
-def test_weights_are_read_only_up_to_a_limit(adapter: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "base", {"model.safetensors": PLAIN}, False)
+
+
+def test_weights_are_read_only_up_to_a_limit(adapter: Path, base: Path, tmp_path: Path) -> None:
     """A folder states no SHA-256. A head that may be tied is compared with the embeddings."""
-    plain = {"layers.0.q_proj.weight": np.ones((SIDE, SIDE), np.float32)}
-    base = write_checkpoint(tmp_path / "base", {"model.safetensors": plain}, False)
     size = (adapter / "adapter_model.safetensors").stat().st_size
     assert job.inspect(str(base), adapter=str(adapter), most_bytes=size).adapter
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors") as refusal:
@@ -39,19 +40,16 @@ def test_weights_are_read_only_up_to_a_limit(adapter: Path, tmp_path: Path) -> N
     assert job.inspect(str(base), most_bytes=0).adapter is None
 
     words = np.ones((1000, SIDE), np.float32)
-    tied = {**plain, "model.embed_tokens.weight": words, "lm_head.weight": words}
-    base = write_checkpoint(tmp_path / "tied", {"model.safetensors": tied}, False)
-    config = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps({**config, "model_type": "llama", "tie_word_embeddings": True}))
+    tied = {**PLAIN, "model.embed_tokens.weight": words, "lm_head.weight": words}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
+    base = repo(tmp_path / "tied", {"model.safetensors": tied, "config.json": config})
     known = job.inspect(str(base), adapter=str(adapter), most_bytes=2 * words.nbytes).adapter
     assert known and known.head_is_copy
     with pytest.raises(SourceError, match="lm_head.weight and model.embed_tokens.weight are equal"):
         job.inspect(str(base), adapter=str(adapter), most_bytes=2 * words.nbytes - 1)
 
 
-def test_a_header_too_long_for_the_tensors_allowed_is_not_read(adapter: Path, tmp_path: Path) -> None:
-    plain = {"layers.0.q_proj.weight": np.ones((SIDE, SIDE), np.float32)}
-    base = write_checkpoint(tmp_path / "base", {"model.safetensors": plain}, False)
+def test_a_header_too_long_for_the_tensors_allowed_is_not_read(adapter: Path, base: Path) -> None:
     name = "base_model.model.layers.{}.q_proj.lora_A.weight"
     many = {name.format(number): np.ones((4, SIDE), np.float32) for number in range(200)}
     save_file(many, adapter / "adapter_model.safetensors")

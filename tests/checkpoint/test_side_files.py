@@ -19,44 +19,20 @@ from tests.promises import promise
 
 
 def test_what_is_not_copied_is_named_with_its_reason(checkpoint: Path) -> None:
-    for path in (
-        "consolidated.00.pth",
-        "original/model.bin",
-        "model.gguf",
-        "tf_model.h5",
-        ".gitattributes",
-        "checkpoint-500/model.safetensors",
-        "checkpoint-500/config.json",
-    ):
+    left_out = [
+        *("consolidated.00.pth", "consolidated.safetensors", "original/model.safetensors"),
+        *("model.gguf", "tf_model.h5", ".gitattributes", "params.part"),
+        *("checkpoint-500/model.safetensors", "checkpoint-500/config.json"),
+    ]
+    copied = ["LICENSE", "modeling_custom.py", "sub/config.json", "tokenizer.json"]
+    for path in (*left_out, *copied):
         (checkpoint / path).parent.mkdir(exist_ok=True)
         (checkpoint / path).write_bytes(b"x")
-    for path in ("tokenizer.json", "LICENSE", "modeling_custom.py", "sub/config.json"):
-        (checkpoint / path).parent.mkdir(exist_ok=True)
-        (checkpoint / path).write_bytes(b"x")
+    os.mkfifo(checkpoint / "pipe.json")
     found = inspect(str(checkpoint))
     said = " ".join(finding.message for finding in found.findings if finding.code == "left-out")
-    assert [file.path for file in found.side_files] == [
-        "LICENSE",
-        "config.json",
-        "modeling_custom.py",
-        "sub/config.json",
-        "tokenizer.json",
-    ]
-    for path in (
-        "consolidated.00.pth",
-        "original/model.bin",
-        "model.gguf",
-        "tf_model.h5",
-        ".gitattributes",
-        "checkpoint-500/model.safetensors",
-        "checkpoint-500/config.json",
-    ):
-        assert path in said
-
-
-def test_a_pipe_is_no_side_file(checkpoint: Path) -> None:
-    os.mkfifo(checkpoint / "pipe.json")
-    assert "pipe.json" not in {file.path for file in inspect(str(checkpoint)).side_files}
+    assert [file.path for file in found.side_files] == sorted([*copied, "config.json"])
+    assert [path for path in left_out if path not in said] == []
 
 
 @promise("docs/formats.md#limits")
@@ -88,6 +64,7 @@ def test_a_file_and_all_of_them_may_have_what_the_bounds_say_and_not_a_byte_more
         *((name, "warning") for name in ("new_embeddings.safetensors", "medusa_lm_head.pt", "extra.safetensors")),
         *((name, "info") for name in ("pytorch_model.bin", "model.fp16.safetensors", "tf_model.h5", "model.gguf")),
         *((name, "info") for name in ("optimizer.pt", "onnx/extra.bin", "checkpoint-5/mm_projector.bin")),
+        ("pytorch_model.bin.index.json", "info"),
     ],
 )
 def test_weights_that_a_copy_lacks_are_named_in_a_warning(file: str, level: str) -> None:

@@ -17,16 +17,13 @@ from sharding import job
 from sharding.core.errors import SourceError, UsageError, VariantMissing
 from sharding.core.events import Verified
 from tests import models
+from tests.checkpoint.repos import repo
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import in_folders, reshard, said, weights
 from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
 SIZE = "50kB"
-
-
 PLAIN = {"model.safetensors": {"w": np.zeros(3, np.float32)}}
 
 
@@ -35,12 +32,17 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.save_variants(tmp_path_factory.mktemp("variants"))
 
 
-def test_the_plain_weights_are_taken_and_the_variants_left_out_are_named(variants: Path) -> None:
+def test_the_plain_weights_are_taken_and_the_variants_left_out_are_named(variants: Path, tmp_path: Path) -> None:
     found = job.inspect(str(variants))
     assert [file.path for file in found.weight_files] == ["model.safetensors"]
     assert "fp16" in said(variants)["variants"]
     assert found.other_variants == ("fp16",)
     assert job.inspect(str(variants), variant="fp16").other_variants == ("",)
+    with pytest.raises(VariantMissing, match="no variant 'bf16'") as refusal:
+        job.inspect(str(variants), variant="bf16")
+    assert "the plain weights, 'fp16'" in refusal.value.hint and refusal.value.there == ("", "fp16")
+    with pytest.raises(UsageError, match="only the plain weights"):
+        reshard(variants, tmp_path / "out", engine="classic", variant="fp16")
 
 
 @pytest.mark.parametrize("size", [SIZE, "1GB"])
@@ -53,12 +55,8 @@ def test_a_variant_keeps_the_names_of_its_kind_byte_for_byte(variants: Path, tmp
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", variant="fp16")
     assert torch.equal(models.logits(model), models.logits(loaded))
     assert "variant='fp16'" in (tmp_path / "out/README.md").read_text()
-    (verified,) = [
-        event
-        for event in job.verify(str(variants), str(tmp_path / "out"), variant="fp16")
-        if isinstance(event, Verified)
-    ]
-    assert verified.verification.identical and report.source.variant == "fp16"
+    *_, verified = job.verify(str(variants), str(tmp_path / "out"), variant="fp16")
+    assert isinstance(verified, Verified) and verified.verification.identical and report.source.variant == "fp16"
 
 
 def test_a_variant_that_is_all_there_is_gets_taken(variants: Path, tmp_path: Path) -> None:
@@ -72,35 +70,23 @@ def test_a_variant_that_is_all_there_is_gets_taken(variants: Path, tmp_path: Pat
     shutil.copy(source / "model.fp16.safetensors", source / "model.ema.safetensors")
     with pytest.raises(VariantMissing, match="several variants but no plain weights") as refusal:
         job.inspect(str(source))
-    assert "'ema', 'fp16'" in refusal.value.hint
-    assert refusal.value.there == ("ema", "fp16")
-
-
-def test_a_variant_that_is_not_there_is_refused_with_those_that_are(variants: Path) -> None:
-    with pytest.raises(VariantMissing, match="no variant 'bf16'") as refusal:
-        job.inspect(str(variants), variant="bf16")
-    assert "the plain weights, 'fp16'" in refusal.value.hint
-    assert refusal.value.there == ("", "fp16")
+    assert "'ema', 'fp16'" in refusal.value.hint and refusal.value.there == ("ema", "fp16")
 
 
 def test_names_of_variants_as_diffusers_wrote_them_before_are_understood(tmp_path: Path) -> None:
-    first, second = "model-00001-of-00002.fp16.safetensors", "model-00002-of-00002.fp16.safetensors"
+    first, second = (f"model-0000{n}-of-00002.fp16.safetensors" for n in (1, 2))
     files = {first: {"a": np.zeros(3)}, second: {"b": np.ones(3)}, **PLAIN}
     folder = write_checkpoint(tmp_path / "in", files, index=False)
     assert [file.path for file in job.inspect(str(folder), variant="fp16").weight_files] == [first, second]
-    index = {"metadata": {}, "weight_map": {"a": first, "b": second}}
+    index = {"weight_map": {"a": first, "b": second}}
     (folder / "model.safetensors.fp16.index.json").write_text(json.dumps(index))
     assert said(folder, "fp16").keys() == {"variant", "left-out"}
     reshard(folder, tmp_path / "out", variant="fp16", size="30B")
     assert "model.safetensors.index.fp16.json" in listing(tmp_path / "out")
-
-
-def test_an_index_with_the_name_of_today_counts_before_one_with_an_old_name(tmp_path: Path) -> None:
-    first, second = "model-00001-of-00002.fp16.safetensors", "model-00002-of-00002.fp16.safetensors"
-    files = {first: {"a": np.zeros(3)}, second: {"b": np.ones(3)}, "old.safetensors": {"c": np.ones(3)}, **PLAIN}
-    folder = write_checkpoint(tmp_path / "in", files, index=False)
-    for name, listed in (("index.fp16", {"a": first, "b": second}), ("fp16.index", {"c": "old.safetensors"})):
-        (folder / f"model.safetensors.{name}.json").write_text(json.dumps({"weight_map": listed}))
+    # An index with the name of today counts before it.
+    save_file({"c": np.ones(3)}, folder / "old.safetensors")
+    (folder / "model.safetensors.index.fp16.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.fp16.index.json").write_text('{"weight_map": {"c": "old.safetensors"}}')
     assert [file.path for file in job.inspect(str(folder), variant="fp16").weight_files] == [first, second]
 
 
@@ -112,24 +98,6 @@ def test_a_pickled_variant_is_taken_and_keeps_the_name_of_its_kind(variants: Pat
     reshard(source, tmp_path / "out", variant="fp16")
     one, other = (AutoModelForCausalLM.from_pretrained(folder, variant="fp16") for folder in (source, tmp_path / "out"))
     assert torch.equal(models.logits(one), models.logits(other)) and one.dtype == torch.float16
-
-
-def test_the_classic_engine_takes_no_variant(variants: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="only the plain weights"):
-        reshard(variants, tmp_path / "out", engine="classic", variant="fp16")
-
-
-@pytest.mark.parametrize("place", ["", "spanish/"])
-def test_an_adapter_stays_one_file_and_that_is_explained(tmp_path: Path, place: str) -> None:
-    folder = write_checkpoint(tmp_path / "in", {}, index=False)
-    (folder / place).mkdir(exist_ok=True)
-    save_file(random_tensors(), folder / f"{place}adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / f"{place}adapter_config.json").write_text("{}")
-    report = reshard(folder, tmp_path / "out")
-    assert [shard.file for shard in report.plan.shards] == [f"{place}adapter_model.safetensors"]
-    assert in_folders(tmp_path / "out") == in_folders(folder)
-    assert "adapter_model" in said(folder)["kept-whole"]
-    assert "AutoPeftModel" in (tmp_path / "out/README.md").read_text()
 
 
 @pytest.mark.parametrize("size", ["100kB", "1GB"])
@@ -152,26 +120,8 @@ def test_weights_that_the_configuration_names_are_taken_and_the_result_has_the_u
 
 @pytest.mark.parametrize("name", ["absent.safetensors", "../secret.safetensors", "adapter_model.bin", "model.gguf"])
 def test_a_configuration_that_names_no_weights_is_refused(tmp_path: Path, name: str) -> None:
-    folder = write_checkpoint(tmp_path / "in", PLAIN, index=False)
-    (folder / "config.json").write_text(json.dumps({"transformers_weights": name}))
     with pytest.raises(SourceError, match="transformers_weights"):
-        job.inspect(str(folder))
-
-
-def test_a_consolidated_copy_and_the_original_folder_are_left_out(checkpoint: Path) -> None:
-    (checkpoint / "original").mkdir()
-    for name in ("consolidated.safetensors", "original/model.safetensors"):
-        save_file({"layers.0.weight": np.ones(3)}, checkpoint / name)
-    (checkpoint / "params.json").write_text("{}")
-    found = job.inspect(str(checkpoint))
-    assert "consolidated.safetensors, original/model.safetensors" in said(checkpoint)["left-out"]
-    assert len(found.tensors) == len(random_tensors())
-
-
-def test_weights_in_folders_that_nothing_names_are_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "checkpoint-500", PLAIN, index=False)
-    with pytest.raises(SourceError, match="folders that no configuration names: checkpoint-500/model.safetensors"):
-        job.inspect(str(tmp_path))
+        job.inspect(str(repo(tmp_path, {**PLAIN, "config.json": {"transformers_weights": name}})))
 
 
 QUANTIZED: dict[str, dict[str, torch.Tensor]] = {
@@ -192,13 +142,11 @@ def test_a_quantized_repo_is_copied_bit_for_bit_with_the_metadata_of_every_shard
     # As transformers 5.23 saves what torchao has quantized: what each tensor was stands in the header of every file.
     layout = {"tensor_names": json.dumps(["q.weight"]), "q.weight": json.dumps({"_type": "Int8Tensor"})}
     metadata = {"format": "pt", **(layout if method == "torchao" else {})}
-    names = list(QUANTIZED[method])
-    weight_map = {}
-    for number, name in enumerate(names, start=1):
-        file = f"model-{number:05d}-of-{len(names):05d}.safetensors"
-        save_torch_file({name: QUANTIZED[method][name]}, source / file, metadata=metadata)
-        weight_map[name] = file
-    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    tensors = QUANTIZED[method]
+    files = {name: f"model-{n:05d}-of-{len(tensors):05d}.safetensors" for n, name in enumerate(tensors, start=1)}
+    for name, file in files.items():
+        save_torch_file({name: tensors[name]}, source / file, metadata=metadata)
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     config = {"quantization_config": {"quant_method": method}}
     (source / "config.json").write_text(json.dumps(config))
     for size in ("100B", "1GB"):
@@ -209,15 +157,6 @@ def test_a_quantized_repo_is_copied_bit_for_bit_with_the_metadata_of_every_shard
         for path in out.glob("*.safetensors"):
             with safe_open(path, "pt") as file:
                 assert file.metadata() == metadata
-
-
-def test_pickled_weights_beside_safetensors_are_left_out_and_that_is_said(checkpoint: Path) -> None:
-    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
-        (checkpoint / name).write_bytes(b"x")
-    found = job.inspect(str(checkpoint))
-    messages = [finding.message for finding in found.findings]
-    assert ["pytorch_model.bin" in message for message in messages] == [True, True]
-    assert [file.path for file in found.side_files] == ["config.json"]
 
 
 @pytest.mark.parametrize(("stored", "kept"), [(None, "pt"), ({"who": "me"}, "pt"), ({"format": "mlx"}, "mlx")])

@@ -1,51 +1,40 @@
 """Who loads a repo, and which of its files: the first sign that applies decides, and what is left out is named."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.values import Component
+from tests.checkpoint.repos import modules, ones, pipeline, repo
 from tests.conftest import in_two_files, listing
 from tests.folders import reshard, said
 from tests.promises import promise
 
 
-def put(folder: Path, path: str, *names: str, length: int = 900) -> None:
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: np.ones(length, np.float32) for name in names}, folder / path, metadata={"format": "pt"})
-
-
-def write(folder: Path, path: str, document: Any) -> None:
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    (folder / path).write_text(document if isinstance(document, str) else json.dumps(document))
-
-
 def test_the_first_sign_that_applies_decides_who_loads_a_repo(tmp_path: Path) -> None:
-    put(tmp_path, "model.safetensors", "a", "b")
-    put(tmp_path, "text/model.safetensors", "w")
-    write(tmp_path, "text/config.json", {})
-    write(tmp_path, "model_index.json", {"_class_name": "P", "text": ["transformers", "T"]})
-    write(tmp_path, "modules.json", [{"path": "", "type": "sentence_transformers.models.Transformer"}])
-    write(tmp_path, "meta.json", {"spacy_version": ">=3"})
-    write(tmp_path, "config.json", {"pretrained_cfg": {}, "_class_name": "U"})
-    write(tmp_path, "open_clip_config.json", {})
-    write(tmp_path, "README.md", "---\ntags: [pytorch_model_hub_mixin]\n---\n")
+    marks = {
+        **pipeline(text=("transformers", "T")),
+        **modules({"": "Transformer"}),
+        "meta.json": {"spacy_version": ">=3"},
+        "config.json": {"pretrained_cfg": {}, "_class_name": "U"},
+        "open_clip_config.json": {},
+        "README.md": "---\ntags: [pytorch_model_hub_mixin]\n---\n",
+    }
+    text = {"text/model.safetensors": ones("w"), "text/config.json": {}}
+    repo(tmp_path, {"model.safetensors": ones("a", "b"), **text, **marks})
     found = []
-    for mark in ("model_index.json", "modules.json", "meta.json", "config.json", "open_clip_config.json", "README.md"):
+    for mark in marks:
         found.append(job.inspect(str(tmp_path)).library)
         if mark == "config.json":
-            write(tmp_path, mark, {"_class_name": "U"})
+            repo(tmp_path, {mark: {"_class_name": "U"}})
         else:
             (tmp_path / mark).unlink()
     found.append(job.inspect(str(tmp_path)).library)
     for config in ({"model_type": "llama"}, {"architectures": ["X"]}, {}):
-        write(tmp_path, "config.json", config)
+        repo(tmp_path, {"config.json": config})
         found.append(job.inspect(str(tmp_path)).library)
     assert found == [
         *("diffusers", "sentence-transformers", "spacy", "timm", "open_clip", "pytorch_model_hub_mixin"),
@@ -72,9 +61,7 @@ OF_TIMM = {"architecture": "resnet18", "pretrained_cfg": {"num_classes": 9}}
 def test_a_model_of_timm_is_one_file_unless_transformers_has_written_its_configuration(
     more: dict[str, Any], library: str, tmp_path: Path
 ) -> None:
-    source = tmp_path / "in"
-    put(source, "model.safetensors", "a", "b", "c")
-    write(source, "config.json", OF_TIMM | more)
+    source = repo(tmp_path / "in", {"model.safetensors": ones("a", "b", "c"), "config.json": OF_TIMM | more})
     report = reshard(source, tmp_path / "out", "4kB")
     assert job.inspect(str(source)).library == library
     assert len(report.plan.shards) == (1 if library == "timm" else 3)
@@ -90,8 +77,7 @@ LORA = ("unet.lora_A.weight", "unet.lora_B.weight", "unet.lora_A.alpha")
 def test_what_nothing_says_the_loader_of_is_one_file_where_all_of_it_is_an_adapter(
     names: tuple[str, ...], is_adapter: bool, name: str, tmp_path: Path
 ) -> None:
-    put(tmp_path / "in", name, *names)
-    report = reshard(tmp_path / "in", tmp_path / "out", "4kB")
+    report = reshard(repo(tmp_path / "in", {name: ones(*names)}), tmp_path / "out", "4kB")
     assert [shard.file for shard in report.plan.shards] == (
         [name] if is_adapter else [f"model-{n:05d}-of-{len(names):05d}.safetensors" for n in range(1, len(names) + 1)]
     )
@@ -109,15 +95,10 @@ def test_of_one_file_and_an_index_the_library_takes_its_own_of_every_variant(
     dot = f".{variant}" if variant else ""
     single, index = f"{base}{dot}.safetensors", f"{base}.safetensors.index{dot}.json"
     shards = [f"{base}{dot}-{n:05d}-of-00002.safetensors" for n in (1, 2)]
-    for name in (single, shards[0]):
-        put(tmp_path, name, "a")
-    put(tmp_path, shards[1], "b")
-    write(tmp_path, index, {"metadata": {}, "weight_map": {"a": shards[0], "b": shards[1]}})
-    write(
-        tmp_path,
-        "config.json",
-        {"_class_name": "U", "_diffusers_version": "0.42"} if takes_index else {"architectures": ["X"]},
-    )
+    weights = {single: ones("a"), shards[0]: ones("a"), shards[1]: ones("b")}
+    config = {"_class_name": "U", "_diffusers_version": "0.42"} if takes_index else {"architectures": ["X"]}
+    document = {"metadata": {}, "weight_map": {"a": shards[0], "b": shards[1]}}
+    repo(tmp_path, {**weights, index: document, "config.json": config})
     found = job.inspect(str(tmp_path), variant=variant)
     assert [file.path for file in found.weight_files] == (shards if takes_index else [single])
     told = said(tmp_path, variant)
@@ -133,8 +114,7 @@ def test_an_index_of_a_rank_is_no_variant(tmp_path: Path) -> None:
     source = in_two_files(tmp_path / "in")
     whole = (source / "model.safetensors.index.json").read_text()
     for rank in (0, 1):
-        write(source, Component().of_rank(rank, 2).index, whole)
-        write(source, Component(variant="fp16").of_rank(rank, 2).index, whole)
+        repo(source, {Component(variant=name).of_rank(rank, 2).index: whole for name in ("", "fp16")})
     found = job.inspect(str(source))
     assert found.other_variants == () and said(source).keys() == {"left-out"}
     assert all(f"rank{rank}-of-2" in said(source)["left-out"] for rank in (0, 1))
@@ -142,12 +122,10 @@ def test_an_index_of_a_rank_is_no_variant(tmp_path: Path) -> None:
     assert not [path for path in listing(tmp_path / "out") if "rank" in path]
 
 
-@pytest.mark.parametrize("name", ["Readme.MD", "README.MD", "CONFIG.json", "Config.JSON"])
+@pytest.mark.parametrize("name", ["Readme.MD", "CONFIG.json"])
 def test_what_differs_only_in_case_from_a_file_that_is_written_anew_is_left_out(name: str, tmp_path: Path) -> None:
     source = in_two_files(tmp_path / "in")
-    (source / "README.md").write_text("The card.")
-    write(source, name, "{}")
-    write(source, f"sub/{name}", "{}")
+    repo(source, {"README.md": "The card.", name: "{}", f"sub/{name}": "{}"})
     reshard(source, tmp_path / "out")
     assert f"Left out: {name} (differs only in case" in said(source)["left-out"]
     assert {"README.md", "config.json", f"sub/{name}"} <= listing(tmp_path / "out").keys()
@@ -156,20 +134,3 @@ def test_what_differs_only_in_case_from_a_file_that_is_written_anew_is_left_out(
     (source / "README.md").unlink()
     reshard(source, tmp_path / "out")
     assert name not in listing(tmp_path / "out")
-
-
-def test_in_a_router_the_modules_of_transformers_are_cut_and_the_others_stay_one_file(tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    kinds = {"query_0_Static": "StaticEmbedding", "document_0_Transformer": "Transformer", "document_1_Dense": "Dense"}
-    write(source, "modules.json", [{"path": "./parts/", "type": "sentence_transformers.models.Router"}])
-    types = {name: f"sentence_transformers.models.{kind}" for name, kind in kinds.items()}
-    write(source, "parts/router_config.json", {"types": types})
-    for name in kinds:
-        put(source, f"parts/{name}/model.safetensors", "a", "b", "c")
-        write(source, f"parts/{name}/config.json", {})
-    report = reshard(source, tmp_path / "out", "4kB")
-    cut = [f"parts/document_0_Transformer/model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
-    whole = [f"parts/{name}/model.safetensors" for name in ("query_0_Static", "document_1_Dense")]
-    assert sorted(shard.file for shard in report.plan.shards) == sorted(cut + whole)
-    indexes = [path for path in listing(tmp_path / "out") if path.endswith("index.json")]
-    assert indexes == ["parts/document_0_Transformer/model.safetensors.index.json"]

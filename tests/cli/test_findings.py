@@ -1,12 +1,12 @@
-"""What is left out, and why, is in what every command prints, for people and for programs."""
+"""What is left out is told with its reason."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.commands import invoke
 from tests.conftest import in_two_files, listing
+from tests.folders import reshard
 
 LEFT_OUT = {
     "other weights": ("extra.safetensors",),
@@ -34,39 +34,17 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def told(findings: list[dict[str, str]]) -> dict[str, list[str]]:
-    """The paths that are left out, by reason."""
-    found = {}
-    for finding in findings:
-        assert finding["code"] == "left-out"
-        paths, _, reason = finding["message"].removeprefix("Left out: ").removesuffix(").").partition(" (")
-        found[reason] = paths.split(", ")
-    return found
-
-
-def printed(*words: object) -> str:
-    done = invoke(*words)
-    assert done.exit_code == 0, done.output
-    return done.stdout if words[-1] in ("--json", "--events") else " ".join(done.output.split())
-
-
-def test_every_command_tells_programs_and_people_what_is_left_out_and_why(source: Path, tmp_path: Path) -> None:
-    report = json.loads(printed("shard", source, tmp_path / "out", "-s", "60kB", "--json"))
-    planned = json.loads(printed("shard", source, tmp_path / "again", "-s", "60kB", "--events").splitlines()[0])
-    for findings in (
-        json.loads(printed("inspect", source, "--json"))["findings"],
-        json.loads(printed("plan", source, "-s", "60kB", "--json"))["findings"],
-        report["plan"]["findings"],
-        planned["source"]["findings"],
-    ):
-        found = told(findings)
-        assert found.keys() == LEFT_OUT.keys()
-        for reason, paths in found.items():
-            shown = [path for path in paths if not path.endswith(" more")]
-            assert {path.partition(" and ")[0] for path in shown} <= set(LEFT_OUT[reason])
+def test_what_is_left_out_is_told_with_its_reason_and_all_else_is_copied(source: Path, tmp_path: Path) -> None:
+    report = reshard(source, tmp_path / "out", "60kB")
+    told = {}
+    for finding in report.plan.findings:
+        assert finding.code == "left-out"
+        paths, _, reason = finding.message.removeprefix("Left out: ").removesuffix(").").partition(" (")
+        told[reason] = [path.partition(" and ")[0] for path in paths.split(", ") if not path.endswith(" more")]
+    assert told.keys() == LEFT_OUT.keys()
+    assert all(paths and {*paths} <= {*LEFT_OUT[reason]} for reason, paths in told.items())
     ours = {path for path in listing(tmp_path / "out") if path.startswith(("model-", "model.", "sharding", "README"))}
     assert listing(tmp_path / "out").keys() - ours == KEPT
-    for words in (["inspect", source], ["plan", source], ["shard", source, tmp_path / "people", "-s", "60kB"]):
-        said = printed(*words)
-        for reason, paths in LEFT_OUT.items():
-            assert reason in said and any(path in said for path in paths)
+    said = " ".join(invoke("inspect", source).output.split())
+    for reason, paths in LEFT_OUT.items():
+        assert reason in said and any(path in said for path in paths)

@@ -2,16 +2,17 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from sharding.storage.folder_source import FolderSource
 from tests.commands import invoke
-from tests.conftest import in_two_files, listing
+from tests.conftest import in_two_files, listing, write_checkpoint
+from tests.promises import promise
 
 
 @pytest.fixture(scope="module")
@@ -60,29 +61,29 @@ REFUSED = {
 def test_what_is_done_is_one_object_with_status_0_and_a_finding_stops_nothing(command: str, place: Path) -> None:
     for_people = invoke(*DONE[command])
     assert for_people.exit_code == 0, for_people.output
+    stage = {"shard": "writing shards", "verify": "verifying"}.get(command, "")
+    assert stage in for_people.stderr and not (stage and stage in for_people.stdout)
     done = invoke(*[word.replace("./new", "./more") for word in DONE[command]], "--json")
     assert (done.exit_code, done.stdout.count("\n")) == (0, 1), done.output
     said = json.loads(done.stdout)
     assert isinstance(said, dict) and "error" not in said and "event" not in said
     assert ("Identical" in done.stderr) == (command in ("shard", "verify", "quick")) and "{" not in done.stderr
+    if command == "shard":
+        assert said == json.loads((place / "more/sharding_report.json").read_text())
     findings = [*said.get("findings", []), *said.get("plan", {}).get("findings", [])]
     assert len(findings) >= (command in ("inspect", "plan", "shard"))
     for finding in findings:
         assert finding.keys() == {"level", "code", "message", "hint"} and finding["level"] in ("info", "warning")
 
 
-@pytest.mark.parametrize("how", ["--json", "--events"])
-@pytest.mark.parametrize("command", REFUSED)
-def test_what_ends_without_a_result_says_so_in_one_object_and_in_a_sentence(
-    command: str, how: str, place: Path
-) -> None:
-    arguments, status, kind = REFUSED[command]
-    if how == "--events" and arguments[0] not in ("shard", "verify", "compare"):
-        arguments = [*arguments, "--json"]
-    else:
-        arguments = [*arguments, how]
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [(name, "--json") for name in REFUSED] + [(name, "--events") for name in ("shard", "verify", "compare")],
+)
+def test_what_ends_without_a_result_says_so_in_an_object_and_a_sentence(command: str, how: str, place: Path) -> None:
+    words, status, kind = REFUSED[command]
     before = listing(place)
-    done = invoke(*arguments)
+    done = invoke(*words, how)
     assert (done.exit_code, done.stdout.count("\n")) == (status, 1), done.output
     said = json.loads(done.stdout)
     assert said.keys() == {"error"} and said["error"].keys() == {"kind", "message", "hint", "remedy"}
@@ -114,32 +115,49 @@ def test_with_events_every_line_is_one_thing_that_happened_and_the_report_is_the
     assert "{" not in done.stderr
 
 
-@pytest.fixture
-def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have somebody press Ctrl-C while a source is read for the so manieth time."""
-
-    def at(number: int) -> None:
-        usual, reads = FolderSource.read, iter(range(number))
-
-        def read(self: FolderSource, file: str, start: int, end: int) -> Iterator[bytes]:
-            if next(reads, None) is None:
-                raise KeyboardInterrupt
-            return usual(self, file, start, end)
-
-        monkeypatch.setattr(FolderSource, "read", read)
-
-    return at
-
-
 @pytest.mark.parametrize("how", ["--json", "--events"])
 @pytest.mark.parametrize(("command", "resumes"), [("shard", True), ("verify", False)])
 def test_a_command_that_is_cancelled_ends_with_status_130(
-    command: str, resumes: bool, how: str, place: Path, interrupting: Callable[[int], None]
+    command: str, resumes: bool, how: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupting(0)
+    def press_ctrl_c(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FolderSource, "read", press_ctrl_c)
     done = invoke(*DONE[command], how)
     assert done.exit_code == 130
     error: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])["error"]
     assert (error["kind"], error["message"]) == ("Cancelled", "Cancelled.")
     assert ("run the same command again" in error["hint"]) == resumes
     assert not (place / "new").exists() and "Traceback" not in done.stderr
+
+
+HOSTILE = "w\x1b[31m\x7f\x9b\u200b\u202e\u2066\U000e0041é"
+
+
+@promise("docs/security.md#send-commands-to-your-terminal-in")
+def test_what_is_printed_for_programs_holds_no_character_that_a_terminal_obeys(tmp_path: Path) -> None:
+    source, other, out = tmp_path / "in", tmp_path / "other", tmp_path / "out"
+    for folder, name in ((source, HOSTILE), (other, "x")):
+        write_checkpoint(folder, {"model.safetensors": {name: np.ones(9, np.float32)}}, index=False)
+    for words, status in (
+        (["inspect", source, "--json"], 0),
+        (["plan", source, "--json"], 0),
+        (["shard", source, out, "--events"], 0),
+        (["verify", source, other, "--json"], 1),
+        (["inspect", f"{tmp_path}/no{HOSTILE}", "--json"], 3),
+    ):
+        done = invoke(*words)
+        assert done.exit_code == status, done.stderr
+        assert all(line.isprintable() and line.isascii() for line in done.stdout.splitlines())
+        if words[0] == "plan":
+            assert [*json.loads(done.stdout)["weight_map"]] == [HOSTILE]
+
+
+@promise("docs/security.md#make-every-byte-read-sound-like")
+def test_verify_says_what_it_has_not_checked(made: Path) -> None:
+    done = invoke("verify", made / "in", made / "copy")
+    files = "other files (they may hold weights too)"
+    assert f"Not checked: code, configuration, tokenizer, {files} and the figures of a report" in done.stdout
+    unchecked = json.loads(invoke("verify", made / "in", made / "copy", "--json").stdout)["unchecked"]
+    assert unchecked[:3] == ["code", "configuration", "tokenizer"]

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from sharding.storage.folder_source import FolderSource
 from tests.commands import invoke
 from tests.conftest import listing
+from tests.promises import promise
 
 FILES = 3
 LARGE = 200_000
@@ -48,22 +49,15 @@ def read_bytes() -> Iterator[dict[str, int]]:
         yield counts
 
 
-COMMANDS: dict[str, list[str]] = {
-    "inspect": ["inspect"],
-    "inspect for programs": ["inspect", "--json"],
-    "plan": ["plan", "-s", "1MB"],
-    "plan for programs": ["plan", "-s", "1MB", "--json"],
-    "plan of blocks": ["plan", "--strategy", "blocks", "--order", "stored"],
-    "plan of one file": ["plan", "--single-file"],
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "words", ["inspect", "inspect --json", "plan -s 1MB", "plan -s 1MB --json", "plan --strategy blocks --order stored"]
+)
 def test_to_inspect_and_to_plan_reads_no_weights_and_writes_nothing(
-    command: str, source: Path, read_bytes: dict[str, int], nothing_stays_on_this_disk: None
+    words: str, source: Path, read_bytes: dict[str, int], nothing_stays_on_this_disk: None
 ) -> None:
     before = listing(source.parent)
-    done = invoke(COMMANDS[command][0], source, *COMMANDS[command][1:])
+    command, *options = words.split()
+    done = invoke(command, source, *options)
     assert done.exit_code == 0, done.output
     assert listing(source.parent) == before
     weights = {file: count for file, count in read_bytes.items() if file.endswith(".safetensors")}
@@ -72,13 +66,16 @@ def test_to_inspect_and_to_plan_reads_no_weights_and_writes_nothing(
     assert sum(read_bytes.values()) < FILES * (64 << 10) + 5_000
 
 
+@promise("README.md#what-to-type")
 def test_a_plan_writes_the_picture_that_was_asked_for_and_nothing_else(source: Path, tmp_path: Path) -> None:
     before = listing(tmp_path)
-    done = invoke("plan", source, "--picture", tmp_path / "plan.svg")
+    done = invoke("plan", source, "-s", "1MB", "--picture", tmp_path / "plan.svg")
     assert done.exit_code == 0, done.output
-    assert listing(tmp_path).keys() - before.keys() == {"plan.svg"}
-    assert listing(tmp_path).items() >= before.items()
-    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
+    picture = (tmp_path / "plan.svg").read_text()
+    assert picture.startswith("<svg") and "in: 3 files → 3" in picture
+    assert listing(tmp_path) == before | {"plan.svg": picture.encode()}
+    refused = invoke("plan", source, "--picture", tmp_path / "no/such/folder.svg", "--json")
+    assert refused.exit_code == 3 and "cannot be written" in json.loads(refused.stdout)["error"]["message"]
 
 
 def test_a_job_reads_weights_once_and_what_the_proof_reads_is_not_counted(source: Path, tmp_path: Path) -> None:

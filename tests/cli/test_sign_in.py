@@ -26,38 +26,32 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
         yield hub
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def signed_in(hub: InHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.usefixtures("signed_in")
 @pytest.mark.parametrize(
-    "words",
+    ("typed", "beyond"),
     [
-        ["inspect", "alice/hidden"],
-        ["plan", "alice/hidden"],
-        ["shard", "alice/hidden", "./out"],
-        ["verify", "alice/hidden", "alice/hidden"],
-        ["devices", "alice/hidden", "--budget", "cpu=1GB"],
-        ["compare", "alice/hidden", "alice/none"],
+        *((f"{typed} alice/hidden", "") for typed in ("inspect", "plan", "verify alice/hidden")),
+        ("shard alice/hidden ./out", ""),
+        # Of the model two commands say what they get to beyond opening it.
+        ("devices alice/hidden --budget cpu=1GB", "has no config.json"),
+        ("compare alice/hidden alice/none", "alice/none"),
     ],
-    ids=lambda words: words[0],
 )
-def test_a_command_reads_what_the_login_may_read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of the model two commands say what they get to beyond opening it.
-    beyond = {"devices": "has no config.json", "compare": "alice/none"}.get(words[0], "")
-    seen = invoke(*words)
+def test_a_command_reads_what_the_login_may_read(typed: str, beyond: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = invoke(*typed.split())
     assert seen.exit_code == (3 if beyond else 0) and beyond in seen.stderr, seen.stderr
     monkeypatch.delenv("HF_TOKEN")
-    hidden = invoke(*words)
+    hidden = invoke(*typed.split())
     assert hidden.exit_code == 3 and "alice/hidden" in hidden.stderr
     assert not beyond or beyond not in hidden.stderr
 
 
-@pytest.mark.usefixtures("signed_in")
 def test_discard_may_do_what_the_login_may(hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = in_two_files(tmp_path / "in")
     events = job.shard(str(folder), "alice/staged", "60kB", endpoint=hub.address, token=TOKEN)
@@ -72,36 +66,24 @@ def test_discard_may_do_what_the_login_may(hub: InHouse, tmp_path: Path, monkeyp
     assert not exists(hub, "alice/staged")
 
 
-@pytest.mark.usefixtures("signed_in")
 @pytest.mark.parametrize(
-    ("source", "options", "is_private"),
+    ("typed", "is_private"),
     [
-        ("alice/open", [], False),
-        ("alice/open", ["--public"], False),
-        ("alice/open", ["--private"], True),
-        ("alice/hidden", [], True),
-        ("alice/hidden", ["--private"], True),
-        ("alice/hidden", ["--public"], None),
-        ("alice/hidden", ["--public", "--yes"], False),
-        ("alice/hidden", ["--yes"], True),
-        ("FOLDER", [], True),
-        ("FOLDER", ["--yes"], True),
-        ("FOLDER", ["--private"], True),
-        ("FOLDER", ["--public"], False),
+        ("alice/open alice/new", False),
+        ("alice/open alice/new --private", True),
+        ("alice/hidden alice/new --public", None),
+        ("alice/hidden alice/new --public --yes", False),
+        ("./in alice/new", True),
+        ("./in alice/new --public", False),
     ],
-    ids=lambda given: given if isinstance(given, str) else " ".join(given) if isinstance(given, list) else None,
 )
-def test_a_new_repo_is_as_its_source_or_as_it_is_told(
-    hub: InHouse, tmp_path: Path, source: str, options: list[str], is_private: bool | None
-) -> None:
-    folder = str(write_checkpoint(tmp_path / "in", {"model.safetensors": {"w": np.zeros(9)}}, index=False))
-    done = invoke("shard", source.replace("FOLDER", folder), "alice/new", *options)
-    try:
-        assert (done.exit_code == 3) == (is_private is None), done.output
-        if is_private is None:
-            assert "alice/hidden is private or gated" in done.stderr and "--yes" in done.stderr
-            assert not exists(hub, "alice/new")
-        else:
-            assert hub.api().model_info("alice/new").private is is_private
-    finally:
-        hub.api().delete_repo("alice/new", missing_ok=True)
+def test_a_new_repo_is_as_its_source_or_as_it_is_told(hub: InHouse, typed: str, is_private: bool | None) -> None:
+    write_checkpoint(Path("in"), {"model.safetensors": {"w": np.zeros(9)}}, index=False)
+    done = invoke("shard", *typed.split())
+    assert done.exit_code == (3 if is_private is None else 0), done.output
+    if is_private is None:
+        assert "alice/hidden is private or gated" in done.stderr and "--yes" in done.stderr
+        assert not exists(hub, "alice/new")
+    else:
+        assert hub.api().model_info("alice/new").private is is_private
+        hub.api().delete_repo("alice/new")

@@ -35,14 +35,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "choices",
-    [
-        {"strategy": "pp:2"},
-        {"order": "transformers"},
-        {"engine": "classic"},
-        {"compare_rounds": 1},
-    ],
-    ids=str,
+    "choices", [{"strategy": "pp:2"}, {"order": "transformers"}, {"engine": "classic"}, {"compare_rounds": 1}], ids=str
 )
 def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
     plain: None, checkpoint: Path, tmp_path: Path, choices: dict[str, object]
@@ -106,10 +99,7 @@ def test_neither_plan_nor_shard_of_a_folder_imports_what_an_extra_brings(tmp_pat
 
 def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned() -> None:
     pinned = versions(*USUAL)
-    ranges = [
-        *PROJECT["dependencies"],
-        *(text for extra in PROJECT["optional-dependencies"].values() for text in extra),
-    ]
+    ranges = sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])
     asked = [wanted for wanted in map(Requirement, ranges) if wanted.name != PROJECT["name"]]
     assert asked
     for wanted in asked:

@@ -4,6 +4,7 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,11 +69,7 @@ def test_a_saved_login_that_cannot_be_read_is_a_sentence_that_says_where_it_is_a
 def test_whatever_the_library_of_the_hub_raises_is_that_sentence(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (saved / "token").write_text("hf_a")
     for error in (ValueError("hf_a"), KeyError("hf_a"), RuntimeError("hf_a"), PermissionError(13, "Permission denied")):
-
-        def broken(error: Exception = error) -> str:
-            raise error
-
-        monkeypatch.setattr("huggingface_hub.get_token", broken)
+        monkeypatch.setattr("huggingface_hub.get_token", Mock(side_effect=error))
         with pytest.raises(Refused, match="The saved login cannot be read from") as refused:
             hub_token()
         assert "hf_a" not in refused.value.message
@@ -103,15 +100,12 @@ def test_a_login_in_the_address_of_the_hub_is_shown_nowhere(login: str, monkeypa
 
 
 def test_an_address_of_a_hub_without_a_login_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, taken in (
-        ("http://127.0.0.1:8080/", "http://127.0.0.1:8080"),
-        ("https://hub.example/a@b", "https://hub.example/a@b"),
-        ("", "https://huggingface.co"),
-    ):
-        monkeypatch.setenv("HF_ENDPOINT", given)
-        assert hub_endpoint() == taken
-    monkeypatch.delenv("HF_ENDPOINT")
-    assert hub_endpoint() == "https://huggingface.co"
+    for address in ("http://127.0.0.1:8080", "https://hub.example/a@b"):
+        monkeypatch.setenv("HF_ENDPOINT", f"{address}/")
+        assert hub_endpoint() == address
+    for forget in (lambda: monkeypatch.setenv("HF_ENDPOINT", ""), lambda: monkeypatch.delenv("HF_ENDPOINT")):
+        forget()
+        assert hub_endpoint() == "https://huggingface.co"
 
 
 def test_cards_link_to_the_own_name_of_a_space(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.conftest import environment
+from tests.commands import invoke
 from tests.docs.pages import README, code, table
 from tests.localhub.conftest import Server
 
@@ -49,13 +47,16 @@ def write_lora(folder: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("row", range(9))
-def test_a_command_of_the_front_page_does_its_job(hub: Server, tmp_path: Path, row: int) -> None:
+def test_a_command_of_the_front_page_does_its_job(
+    hub: Server, tmp_path: Path, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed = table(README, "You have | You want")[row][-1]
     words = shlex.split(code(typed)[0])[1:]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_TOKEN", "hf_alice")
     if "--adapter" in words:
         write_lora(tmp_path / "lora")
     names = NAMES | (BASE if "--base" in words else {})
-    command = [sys.executable, "-m", "sharding", *(names.get(word, word) for word in words)]
-    env = environment() | {"HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_alice", "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = invoke(*(names.get(word, word) for word in words))
+    assert done.exit_code == 0, done.output

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sharding.cli.commands import app
 from sharding.demo import whole_job as demo
+from tests.commands import invoke
 from tests.conftest import write_checkpoint
 from tests.folders import arrays, same
 from tests.hubs import push
@@ -37,7 +36,10 @@ def hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[InHouse]:
 
     def run(command: list[str], env: dict[str, str], check: bool) -> None:
         assert check and command[1:3] == ["-m", "sharding"]
-        done = CliRunner().invoke(app, command[3:], env={name: env[name] for name in ("HF_ENDPOINT", "HF_TOKEN")})
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("HF_ENDPOINT", "HF_TOKEN"):
+                patch.setenv(name, env[name])
+            done = invoke(*command[3:])
         assert done.exit_code == 0, done.output
         print(done.output)
 

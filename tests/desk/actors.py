@@ -40,23 +40,19 @@ done 3<> "$place.pipe"
 """
 
 PROGRESS = {
-    "event": "progress",
-    "stage": "transfer",
-    "bytes_done": 1,
-    "bytes_total": 2,
-    "file": "f",
-    "bytes_per_second": 1.0,
-    "seconds_left": None,
-    "anon_bytes": 1,
-    "bytes_uploaded": 1,
-    "bytes_deduplicated": 1,
+    **{
+        "event": "progress",
+        "stage": "transfer",
+        "bytes_done": 1,
+        "bytes_total": 2,
+        "file": "f",
+        "bytes_per_second": 1.0,
+    },
+    **{"seconds_left": None, "anon_bytes": 1, "bytes_uploaded": 1, "bytes_deduplicated": 1},
 }
 
 PROBED = {
-    "event": "probed",
-    "side": "original",
-    "round": 0,
-    "rounds": 3,
+    **{"event": "probed", "side": "original", "round": 0, "rounds": 3},
     "cost": {
         **{"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"},
         **{"memory_limited_by": None, "seconds": {}, "peak_anon_bytes": 1, "peak_file_bytes": 1, "peak_total_bytes": 2},

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from sharding import job
 from sharding.cli.commands import app
-from sharding.core.events import ShardFinished, Verified
+from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, JobStatus, Settings
 from sharding.desk.gauge import this_machine
@@ -22,8 +23,10 @@ from sharding.report.report import event_json
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
-from tests.desk.actors import Stage, Told
+from tests.desk.actors import Actor, Stage, Told
 from tests.desk.actors import until as wait
+from tests.folders import until_shard
+from tests.hubs import branches, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
 
@@ -57,10 +60,8 @@ def large(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 def variants(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A public source of 100 small tensors, plain and as the variant fp16, with 100 tensors."""
     plain = {f"layers.{n}.weight": np.full(500, n, np.float32) for n in range(100)}
-    files = {
-        "model.safetensors": plain,
-        "model.fp16.safetensors": {name: tensor.astype(np.float16) for name, tensor in plain.items()},
-    }
+    halves = {name: tensor.astype(np.float16) for name, tensor in plain.items()}
+    files = {"model.safetensors": plain, "model.fp16.safetensors": halves}
     return push(hub, write_checkpoint(tmp_path_factory.mktemp("in") / "variants", files, False), "alice/variants")
 
 
@@ -70,12 +71,6 @@ SLOW = "100kB"
 def at_work(hub: InHouse, source: str) -> AbstractContextManager[None]:
     """Let a job that copies `source` finish a few shards, and no more until the block ends."""
     return hub.holding(rf"GET /{source}/resolve/.*\.safetensors", after=10)
-
-
-def push(hub: Server, folder: Path, repo_id: str, token: str = ALICE, **options: object) -> str:
-    hub.api(token).create_repo(repo_id, **options)  # type: ignore[arg-type]
-    hub.api(token).upload_folder(repo_id=repo_id, folder_path=folder)
-    return repo_id
 
 
 @pytest.fixture
@@ -125,7 +120,7 @@ class Hand:
 @pytest.fixture
 def at_hand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run in this process: what they find is the same, and only their processes are not tested."""
-    if "stage" not in request.fixturenames and not request.node.get_closest_marker("own_process"):
+    if "stage" not in request.fixturenames:
         monkeypatch.setattr("sharding.desk.runner.Child", Hand)
 
 
@@ -142,10 +137,21 @@ def name() -> str:
     return f"alice/copy-{next(NUMBERS)}"
 
 
-def hand_in(desk: Desk, source: str, who: str, **more: object) -> tuple[str, str]:
+def hand_in(desk: Desk, source: str, who: str, **more: Any) -> tuple[str, str]:
     """Hand in a job of `who`, who may write where alice may; return its id and where it writes."""
-    request = replace(JobRequest(source, f"alice/of-{who}", Options("60kB")), **more)  # type: ignore[arg-type]
+    request = replace(JobRequest(source, f"alice/of-{who}", Options("60kB")), **more)
     return desk.submit(request, Person(who, ("alice",)), ALICE), request.destination
+
+
+def begin(desk: Desk, stage: Stage, source: str, who: str = "a", **more: Any) -> tuple[str, Actor]:
+    """Hand in a job of `who` and wait until it runs; return its id and who plays its process."""
+    job_id, _ = hand_in(desk, source, who, **more)
+    return job_id, player(desk, stage, job_id, who)
+
+
+def player(desk: Desk, stage: Stage, job_id: str, viewer: str = "alice") -> Actor:
+    """Wait until a job runs; return who plays its process."""
+    return stage(state(desk, job_id, "running", viewer).request.destination)
 
 
 def seen(desk: Desk, job_id: str, viewer: str = "a") -> JobStatus:
@@ -185,38 +191,17 @@ def process_of(settings: Settings, job_id: str) -> int:
     return int(number)
 
 
-def branches(hub: Server, repo_id: str) -> set[str]:
-    return {branch.name for branch in hub.api().list_repo_refs(repo_id).branches}
-
-
-def sha256s(hub: Server, repo_id: str) -> dict[str, str]:
-    """What a result is: its shards' SHA-256s, and the index."""
-    files = hub.api().model_info(repo_id, files_metadata=True).siblings or []
-    return {
-        file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in files if "model" in file.rfilename
-    }
-
-
 def is_identical(hub: Server, one: str, other: str) -> bool:
     *_, verified = job.verify(one, other, endpoint=hub.address, token=ALICE)
-    assert isinstance(verified, Verified)
-    return verified.verification.identical
+    return isinstance(verified, Verified) and verified.verification.identical
 
 
 def stop_short(
-    hub: InHouse,
-    source: str,
-    destination: str,
-    patch: pytest.MonkeyPatch,
-    options: Options | str = "60kB",
-    **more: object,
+    hub: InHouse, source: str, destination: str, options: Options | str = "60kB", token: str = ALICE, **more: Any
 ) -> None:
     """Leave a job unfinished, with one shard of it staged."""
-    with patch.context() as context:
-        context.setattr("sharding.storage.hub.staging.COMMIT_SECONDS", 0)
-        events = job.shard(source, destination, options, endpoint=hub.address, token=ALICE, **more)  # type: ignore[arg-type]
-        for event in events:
-            if isinstance(event, ShardFinished) and event.number >= 2:
-                break
-        events.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sharding.storage.hub.staging.COMMIT_SECONDS", 0)
+        events = job.shard(source, destination, options, endpoint=hub.address, token=token, **more)
+        until_shard(events, 2, stop=True)
     assert STAGING_BRANCH in branches(hub, destination)

@@ -1,7 +1,7 @@
 """A desk that reads a result and its source whole, says what it found, and remembers it."""
 
-import json
 import warnings
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,16 +9,17 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from safetensors.numpy import load_file, save_file
 
-from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk.jobs import JobRecord, new_job_id
 from sharding.report.snippets import how_to_check
 from tests import quantized
 from tests.conftest import random_tensors, write_checkpoint
-from tests.desk.conftest import ALICE, AS_ALICE, BOB, end, push
+from tests.desk.actors import Stage
+from tests.desk.conftest import ALICE, AS_ALICE, BOB, end, player, state
 from tests.folders import tensors
-from tests.hubs import download, propose
+from tests.hubs import download, propose, push, shard
 from tests.localhub.conftest import Server
 from tests.promises import promise
 
@@ -29,22 +30,51 @@ pytestmark = pytest.mark.usefixtures("at_hand")
 def copy(hub: Server, small: str, name: str) -> str:
     """A result that no desk has made, in bob's namespace."""
     repo_id = name.replace("alice/", "bob/")
-    *_, _ = job.shard(small, repo_id, "70kB", endpoint=hub.address, token=BOB)
+    shard(hub, small, repo_id, "70kB", BOB)
     return repo_id
 
 
-@pytest.mark.own_process
-def test_a_check_reads_both_whole_and_is_remembered(desk: Desk, settings: Settings, small: str, copy: str) -> None:
+def test_a_check_reads_both_whole_and_what_it_found_of_this_commit_is_remembered(
+    hub: Server, desk: Desk, settings: Settings, small: str, copy: str
+) -> None:
+    """What is pushed later is another."""
+    commit = f"{copy}@{hub.api().model_info(copy).sha}"
     assert desk.results.judge(copy, ALICE)[1].level == "fits"
     done = end(desk, desk.submit_check(copy, *AS_ALICE))
     assert (done.state, done.error) == ("done", None)
     assert done.verification and done.verification.identical and done.verification.tensors == 14
-    assert done.request.source.startswith(f"{small}@") and done.request.destination.startswith(f"{copy}@")
-    result, trust = desk.results.judge(copy, ALICE)
+    assert done.request.source.startswith(f"{small}@") and done.request.destination == commit
+    assert desk.jobs_of("alice")[0].result == commit
+    result, trust = desk.results.judge(copy, None)
     assert (trust.level, result.repo_id) == ("read-now", copy)
+    hub.api(BOB).upload_file(repo_id=copy, path_in_repo="notes.txt", path_or_fileobj=b"Later.")
     desk.close()
     with Desk(settings) as later:
-        assert later.results.judge(copy, None)[1].level == "read-now"
+        assert [later.results.judge(place, ALICE)[1].level for place in (copy, commit)] == ["fits", "read-now"]
+
+
+def test_a_check_that_came_to_no_end_says_nothing_of_a_result(desk: Desk, stage: Stage, copy: str) -> None:
+    job_id = desk.submit_check(copy, *AS_ALICE)
+    player(desk, stage, job_id).exit(3)
+    state(desk, job_id, "failed")
+    record = desk.jobs_of("alice")[0]
+    assert record.result == "" and record.can_resume
+    assert desk.results.judge(copy, ALICE)[1].level == "fits"
+
+
+def test_the_time_of_a_result_is_that_of_the_job_here_that_made_this_commit(
+    hub: Server, desk: Desk, small: str, copy: str
+) -> None:
+    """A check of it, and a job that made another commit, say nothing of it."""
+    source, result = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (small, copy))
+    asked = JobRequest(source, copy, Options("70kB"))
+    made = JobRecord(new_job_id(copy), "alice", asked, 1, 5.0, "done", 6.0, 116.0, result=result)
+    checked = replace(made, id=new_job_id(copy), request=replace(asked, destination=result, kind="verify"), ended=9.0)
+    other = replace(made, id=new_job_id(copy), result=f"{copy}@{'0' * 40}", ended=7.0)
+    wanted = desk.results.judge(copy, ALICE)[0]
+    for record, seconds in ((checked, None), (other, None), (made, 110.0)):
+        desk._shelf.save(record)
+        assert desk.results.seconds_of(wanted) == seconds
 
 
 def test_a_check_that_finds_a_difference_fails_and_stays_red(
@@ -90,7 +120,7 @@ def trained(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_said_of_a_copy_with_a_base_is_held_to_both(desk: Desk, hub: Server, trained: Path, name: str) -> None:
     copy = name.replace("alice/", "bob/")
     options = Options("1MB", base="alice/base", dequantize=True)
-    *_, _ = job.shard("alice/run", copy, options, endpoint=hub.address, token=BOB)
+    shard(hub, "alice/run", copy, options, BOB)
     result, trust = desk.results.judge(copy, ALICE)
     assert trust.level == "fits", trust.reasons
     assert "--base alice/base@" in how_to_check(result.report, copy)["check every byte"]
@@ -98,25 +128,19 @@ def test_what_is_said_of_a_copy_with_a_base_is_held_to_both(desk: Desk, hub: Ser
     assert done.verification and done.verification.identical
 
 
-def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it(
+def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it_and_only_there(
     desk: Desk, hub: Server, trained: Path, name: str
 ) -> None:
-    options = Options("1MB", base=str(trained), dequantize=True)
-    *_, _ = job.shard("alice/run", name, options, endpoint=hub.address, token=ALICE)
+    shard(hub, "alice/run", name, Options("1MB", base=str(trained), dequantize=True))
     result, trust = desk.results.judge(name, ALICE)
     assert trust.level == "claims" and "the base model was a folder" in trust.reasons[1]
     assert how_to_check(result.report, name) == {}
     with pytest.raises(Refused, match="folder, which is not on this machine"):
         desk.submit_check(name, *AS_ALICE)
-
-
-def test_a_base_that_was_a_folder_does_not_matter_where_no_number_depends_on_it(
-    desk: Desk, hub: Server, trained: Path, name: str
-) -> None:
-    *_, _ = job.shard("alice/run", name, Options("1MB", base=str(trained)), endpoint=hub.address, token=ALICE)
-    assert desk.results.judge(name, ALICE)[1].level == "fits"
-    assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
-    assert desk.results.judge(name, ALICE)[1].level == "read-now"
+    shard(hub, "alice/run", f"{name}-kept", Options("1MB", base=str(trained)))
+    assert desk.results.judge(f"{name}-kept", ALICE)[1].level == "fits"
+    assert end(desk, desk.submit_check(f"{name}-kept", *AS_ALICE)).state == "done"
+    assert desk.results.judge(f"{name}-kept", ALICE)[1].level == "read-now"
 
 
 @pytest.fixture
@@ -144,46 +168,9 @@ def test_weights_of_a_pull_request_are_never_green(
         assert trust.level == "unreached" and "read every tensor of both" in trust.reasons[1]
 
 
-def test_a_base_of_a_pull_request_counts_too(desk: Desk, hub: Server, trained: Path, name: str) -> None:
-    (trained / "README.md").write_text("---\nlicense: mit\n---\n")
-    base = f"alice/base@{propose(hub, trained, 'alice/base')}"
-    *_, _ = job.shard("alice/run", name, Options("1MB", base=base), endpoint=hub.address, token=ALICE)
-    trust = desk.results.judge(name, ALICE)[1]
-    assert trust.level == "unreached" and "alice/base" in trust.reasons[0]
-
-
-def test_a_report_that_says_nothing_of_it_is_held_to_what_the_hub_says(
-    desk: Desk, hub: Server, unmerged: str, name: str, tmp_path: Path
-) -> None:
-    *_, _ = job.shard(unmerged, name, "70kB", endpoint=hub.address, token=ALICE)
-    folder = download(hub, name, tmp_path / "copy")
-    report = json.loads((folder / "sharding_report.json").read_text())
-    del report["verification"]["unreached"]
-    report["plan"]["findings"] = []
-    (folder / "sharding_report.json").write_text(json.dumps(report))
-    hub.api(ALICE).upload_folder(repo_id=name, folder_path=folder, ignore_patterns=[".cache/*"])
-    trust = desk.results.judge(name, ALICE)[1]
-    assert trust.level == "unreached" and "alice/small" in trust.reasons[0]
-
-
-def test_what_was_merged_once_and_is_gone_from_the_history_is_not_green(
-    desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
-) -> None:
-    source = push(hub, download(hub, small, tmp_path / "in"), f"{name}-source")
-    commit = hub.api(ALICE).model_info(source).sha
-    hub.api(ALICE).create_branch(source, branch="kept", revision=commit)
-    hub.api(ALICE).super_squash_history(source)
-    assert end(desk, desk.submit(JobRequest(f"{source}@{commit}", name, Options("70kB")), *AS_ALICE)).unreached == ()
-    assert desk.results.judge(name, ALICE)[1].level == "made-here"
-    hub.api(ALICE).delete_branch(source, branch="kept")
-    desk.close()
-    with Desk(Settings(tmp_path / "later", hub.address)) as later:
-        assert later.results.judge(name, ALICE)[1].level == "unreached"
-
-
 @promise("docs/security.md#get-a-result-in-a-pull")
 def test_a_result_in_a_pull_request_is_not_that_repos(
-    desk: Desk, hub: Server, small: str, copy: str, tmp_path: Path, name: str
+    desk: Desk, hub: Server, copy: str, tmp_path: Path, name: str
 ) -> None:
     hub.api(ALICE).create_repo(name)
     place = f"{name}@{propose(hub, download(hub, copy, tmp_path / 'copy'), name)}"
@@ -200,7 +187,7 @@ def test_there_is_nothing_to_check_where_there_is_no_result_or_no_source(
     with pytest.raises(SourceError, match="no sharding_report.json"):
         desk.submit_check(small, *AS_ALICE)
     folder = write_checkpoint(tmp_path / "folder", {"model.safetensors": random_tensors()}, False)
-    *_, _ = job.shard(str(folder), name, "70kB", private=False, endpoint=hub.address, token=ALICE)
+    shard(hub, str(folder), name, private=False)
     with pytest.raises(Refused, match="made from a folder"):
         desk.submit_check(name, *AS_ALICE)
     assert desk.results.judge(name, ALICE)[1].level == "claims"

@@ -29,14 +29,6 @@ def begun(stage: Stage, tmp_path: Path) -> Iterator[tuple[Child, Actor]]:
     child.wait()
 
 
-def offspring(child: Child, actor: Actor) -> list[int]:
-    """Have a process start two more, one of which has started another."""
-    actor.do("sleep 600 & echo $!")
-    actor.do("sh -c 'sleep 600 & echo $!; wait' & echo $!")
-    lines = child.lines()
-    return [int(next(lines)) for _ in range(3)]
-
-
 @pytest.mark.parametrize("how", ["kill", "stop", "stubborn"])
 def test_with_a_process_ends_all_that_it_has_started(
     begun: tuple[Child, Actor], monkeypatch: pytest.MonkeyPatch, how: str
@@ -46,7 +38,10 @@ def test_with_a_process_ends_all_that_it_has_started(
     child, actor = begun
     if how == "stubborn":
         actor.do("trap '' TERM")
-    family = offspring(child, actor)
+    actor.do("sleep 600 & echo $!")
+    actor.do("sh -c 'sleep 600 & echo $!; wait' & echo $!")  # which starts another
+    lines = child.lines()
+    family = [int(next(lines)) for _ in range(3)]
     assert child.identity and not any(map(is_gone, family))
     child.kill() if how == "kill" else child.stop()
     until(lambda: all(map(is_gone, family)))
@@ -91,33 +86,19 @@ def test_the_last_line_on_standard_error_is_kept_however_much_there_is(begun: tu
         actor.warn(line)
     actor.exit(3)
     assert list(child.lines()) == []
-    assert child.wait() == 3
-    assert child.last_words == "it has [token] and [token]"
+    assert (child.wait(), child.last_words) == (3, "it has [token] and [token]")
 
 
-def test_a_process_that_says_nothing_on_standard_error_has_no_last_words(begun: tuple[Child, Actor]) -> None:
-    child, actor = begun
-    actor.say(f"one {TOKEN}")
-    actor.say("two")
-    actor.exit()
-    assert list(child.lines()) == [b"one [token]\n", b"two\n"]
-    assert (child.wait(), child.last_words) == (0, "")
-
-
-@pytest.mark.parametrize("length", [1000, 1001])
-def test_a_line_has_a_bound(begun: tuple[Child, Actor], monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+def test_a_line_has_a_bound(begun: tuple[Child, Actor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sharding.desk.runner.EVENT_BYTES", 1001)
     child, actor = begun
-    actor.say("first")
-    actor.say("x" * length)
+    for length in (1, 1000, 1001):
+        actor.say("x" * length)
     actor.exit()
     lines = child.lines()
-    assert next(lines) == b"first\n"
-    if length == 1000:
-        assert list(lines) == [b"x" * 1000 + b"\n"]
-    else:
-        with pytest.raises(ValueError, match="too long"):
-            next(lines)
+    assert [next(lines) for _ in range(2)] == [b"x\n", b"x" * 1000 + b"\n"]
+    with pytest.raises(ValueError, match="too long"):
+        next(lines)
 
 
 def test_a_process_begins_where_nothing_is_and_knows_the_login_from_its_environment_only(
@@ -126,10 +107,10 @@ def test_a_process_begins_where_nothing_is_and_knows_the_login_from_its_environm
     child, actor = begun
     actor.do('echo "$HF_TOKEN|$HF_ENDPOINT|$HOME|$HF_HOME|$TMPDIR|$PWD|$(ls | wc -l)"')
     actor.exit()
-    ((seen,),) = [[line.decode().strip().split("|") for line in child.lines()]]
+    (line,) = child.lines()
     work = tmp_path / "work"
     places = [f"{work}/home", f"{work}/home", f"{work}/tmp", f"{work}/here"]
-    assert seen == ["[token]", "http://hub", *places, "0"]
+    assert line.decode().strip().split("|") == ["[token]", "http://hub", *places, "0"]
     assert TOKEN not in actor.arguments
 
 

@@ -1,7 +1,6 @@
 """Any two repos compared at a desk: without reading weights, by reading every byte, and by what it remembers."""
 
 import json
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from sharding.storage.locate import open_source
 from sharding.verify.structure import Claims
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
-from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push, state
-from tests.hubs import download, propose
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, player, state
+from tests.hubs import download, propose, push, shard
 from tests.inhouse import InHouse
 from tests.localhub.conftest import Server
 from tests.promises import promise
@@ -30,32 +29,28 @@ pytestmark = pytest.mark.usefixtures("at_hand")
 
 
 @pytest.fixture
-def same(hub: Server, small: str, name: str, tmp_path: Path) -> str:
-    """The same files in another repo."""
-    return push(hub, download(hub, small, tmp_path / "same"), f"{name}-same")
-
-
-@pytest.fixture
 def cut(hub: Server, small: str, name: str) -> str:
     """A sharded copy that no desk has made."""
-    *_, _ = job.shard(small, f"{name}-cut", "70kB", endpoint=hub.address, token=ALICE)
+    shard(hub, small, f"{name}-cut", "70kB")
     return f"{name}-cut"
 
 
 def changed(hub: Server, small: str, name: str, folder: Path) -> str:
     """A copy with two tensors of other numbers."""
-    download(hub, small, folder)
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(download(hub, small, folder) / "model.safetensors")
     tensors["layers.3.weight"] = tensors["layers.3.weight"] * np.float32(1.5)
     tensors["layers.7.weight"] = tensors["layers.7.weight"][::-1].copy()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return push(hub, folder, f"{name}-changed")
 
 
-def test_equal_files_are_known_by_the_hashes_that_the_hub_states(desk: Desk, small: str, same: str) -> None:
+def test_equal_files_are_known_by_the_hashes_that_the_hub_states(
+    desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
+) -> None:
+    same = push(hub, download(hub, small, tmp_path / "same"), f"{name}-same")
     likeness, trust = desk.results.compare(small, same, None)
     assert (likeness.verdict, trust.level) == ("same-files", "fits")
-    assert likeness.original.repo_id == small and likeness.copy.repo_id == same
+    assert (likeness.original.repo_id, likeness.copy.repo_id) == (small, same)
 
 
 def test_a_sharded_copy_fits_until_every_byte_is_read(desk: Desk, settings: Settings, small: str, cut: str) -> None:
@@ -91,7 +86,7 @@ def test_a_cast_is_read_as_a_cast(desk: Desk, hub: Server, small: str, name: str
     folder = download(hub, small, tmp_path / "plain")
     (folder / "config.json").unlink()  # nothing for transformers to be asked about
     source, cast = push(hub, folder, f"{name}-plain"), f"{name}-fp16"
-    *_, _ = job.shard(source, cast, Options("70kB", dtype="fp16"), endpoint=hub.address, token=ALICE)
+    shard(hub, source, cast, Options("70kB", dtype="fp16"))
     likeness, trust = desk.results.compare(source, cast, None)
     assert (likeness.verdict, likeness.dtype, trust.level) == ("converted", "fp16", "fits")
     done = end(desk, desk.submit_comparison(source, cast, "", *AS_ALICE))
@@ -100,7 +95,7 @@ def test_a_cast_is_read_as_a_cast(desk: Desk, hub: Server, small: str, name: str
 
 
 def test_a_variant_is_compared_by_its_name(desk: Desk, hub: Server, variants: str, name: str) -> None:
-    *_, _ = job.shard(variants, name, Options("9kB", variant="fp16"), endpoint=hub.address, token=ALICE)
+    shard(hub, variants, name, Options("9kB", variant="fp16"))
     likeness, _ = desk.results.compare(variants, name, None, variant="fp16")
     assert (likeness.verdict, likeness.variant) == ("same-structure", "fp16")
     assert desk.results.compare(variants, name, None)[0].verdict == "converted"  # of the plain weights
@@ -119,28 +114,25 @@ def test_what_was_read_of_the_plain_weights_proves_no_report_of_a_variant(
     halves = {name: (tensor + 1).astype(np.float16) for name, tensor in plain.items()}
     files = {"model.safetensors": plain, "model.fp16.safetensors": halves}
     both = push(hub, write_checkpoint(tmp_path / "both", files, False), f"{name}-both")
-    cast = Options("3kB", dtype="fp16")
-    *_, _ = job.shard(both, f"{name}-cast", cast, endpoint=hub.address, token=ALICE)
-    folder = download(hub, f"{name}-cast", tmp_path / "cast")
-    *_, true = job.shard(both, f"{name}-true", Options("3kB", variant="fp16"), endpoint=hub.address, token=ALICE)
-    told = json.loads((folder / REPORT_NAME).read_text())
-    summary = json.loads(json_file(to_json(true)))
+    cast, true = f"{name}-cast", Options("3kB", variant="fp16")
+    told = json.loads(json_file(to_json(shard(hub, both, cast, Options("3kB", dtype="fp16")))))
+    summary = json.loads(json_file(to_json(shard(hub, both, f"{name}-true", true))))
     told["source"] = summary["source"]
     told["plan"] |= {key: summary["plan"][key] for key in ("dtype", "order")}
     told["verification"] = {**told["verification"], "dtype": "keep"}
-    (folder / REPORT_NAME).write_text(json.dumps(told))
-    hub.api(ALICE).upload_file(repo_id=f"{name}-cast", path_in_repo=REPORT_NAME, path_or_fileobj=folder / REPORT_NAME)
-    assert end(desk, desk.submit_comparison(both, f"{name}-cast", "", *AS_ALICE)).state == "done"
-    assert desk.results.judge(f"{name}-cast", None)[1].level != "read-now"
-    end(desk, desk.submit_check(f"{name}-cast", *AS_ALICE))
-    assert desk.results.judge(f"{name}-cast", None)[1].level == "contradicted"
+    text = json.dumps(told).encode()
+    hub.api(ALICE).upload_file(repo_id=cast, path_in_repo=REPORT_NAME, path_or_fileobj=text)
+    assert end(desk, desk.submit_comparison(both, cast, "", *AS_ALICE)).state == "done"
+    assert desk.results.judge(cast, None)[1].level != "read-now"
+    end(desk, desk.submit_check(cast, *AS_ALICE))
+    assert desk.results.judge(cast, None)[1].level == "contradicted"
 
 
 @promise("docs/security.md#get-a-copy-shown-in-green")
 def test_stored_digests_are_a_claim_and_a_forged_one_lifts_nothing(
     desk: Desk, hub: Server, small: str, cut: str, name: str, tmp_path: Path
 ) -> None:
-    *_, _ = job.shard(small, f"{name}-other", "50kB", endpoint=hub.address, token=ALICE)
+    shard(hub, small, f"{name}-other", "50kB")
     likeness, trust = desk.results.compare(cut, f"{name}-other", None)
     assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", Claims(14, ()), "fits")
     # Other numbers, beside the digests and the report of the true ones.
@@ -155,24 +147,20 @@ def test_stored_digests_are_a_claim_and_a_forged_one_lifts_nothing(
     assert desk.results.compare(cut, forged, None)[1].level == "contradicted"
 
 
-@pytest.mark.parametrize(
-    "text", [b"{", b"[]", b'{"schema": 1, "plan_id": "", "shards": {}, "tensors": {}}', b"[" * 1_000_001]
-)
 def test_digests_that_describe_nothing_here_are_no_claim(
-    text: bytes, desk: Desk, hub: Server, small: str, cut: str, name: str, tmp_path: Path
+    desk: Desk, hub: Server, small: str, cut: str, name: str
 ) -> None:
-    folder = download(hub, cut, tmp_path / "odd")
-    (folder / "sharding_digests.json").write_bytes(text)
-    (folder / "more.txt").write_bytes(blake2b(text).digest())
-    odd = push(hub, folder, f"{name}-odd-{len(text)}")
-    likeness, trust = desk.results.compare(small, odd, None)
-    assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", None, "fits")
-    likeness, _ = desk.results.compare(cut, odd, None)
-    assert likeness.claims is None
+    shard(hub, small, odd := f"{name}-odd", "50kB")
+    empty = b'{"schema": 1, "plan_id": "", "shards": {}, "tensors": {}}'
+    for text in (b"{", b"[]", empty, b"[" * 1_000_001):
+        to = {"repo_id": odd, "path_in_repo": "sharding_digests.json"}
+        commit = hub.api().upload_file(path_or_fileobj=text, **to).oid
+        likeness, trust = desk.results.compare(cut, f"{odd}@{commit}", None)
+        assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", None, "fits"), text[:60]
 
 
-def test_a_private_repo_of_somebody_else_is_as_one_that_does_not_exist(
-    desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
+def test_a_private_repo_of_somebody_else_is_as_one_that_does_not_exist_and_so_are_its_claims(
+    desk: Desk, hub: Server, small: str, cut: str, name: str, tmp_path: Path
 ) -> None:
     private = push(hub, download(hub, small, tmp_path / "private"), f"{name}-private", private=True)
     assert desk.results.compare(small, private, ALICE)[0].verdict == "same-files"  # which the desk now remembers
@@ -187,26 +175,11 @@ def test_a_private_repo_of_somebody_else_is_as_one_that_does_not_exist(
     with pytest.raises(SourceError):
         desk.submit_comparison(small, private, "", *AS_BOB)
     assert desk.queue_length == 0
-
-
-def test_the_claims_of_a_private_repo_are_for_those_who_may_read_it(
-    desk: Desk, hub: Server, small: str, cut: str, name: str
-) -> None:
-    *_, _ = job.shard(small, f"{name}-own", "50kB", private=True, endpoint=hub.address, token=ALICE)
+    shard(hub, small, f"{name}-own", "50kB", private=True)
     assert desk.results.compare(cut, f"{name}-own", ALICE)[0].claims == Claims(14, ())
     for token in (None, BOB):
         with pytest.raises(SourceError):
             desk.results.compare(cut, f"{name}-own", token)
-
-
-def test_a_gated_repo_is_named_and_its_weights_are_not_compared(
-    desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
-) -> None:
-    gated = push(hub, download(hub, small, tmp_path / "gated"), f"{name}-gated")
-    hub.api(ALICE).update_repo_settings(gated, gated="auto")
-    with pytest.raises(SourceError, match="gated"):
-        desk.results.compare(small, gated, None)
-    assert desk.results.compare(small, gated, ALICE)[0].verdict == "same-files"
 
 
 def test_weights_of_a_pull_request_are_never_the_repos_own(
@@ -230,7 +203,7 @@ def test_a_comparison_is_a_job_like_others(
     with pytest.raises(Refused, match="You have a job here already"):
         desk.submit_comparison(small, small, "", *AS_ALICE)
     assert desk.status(job_id, "bob") is None
-    stage(state(desk, job_id, "running").request.destination).exit(3)
+    player(desk, stage, job_id).exit(3)
     state(desk, job_id, "failed")
     with Desk(Settings(settings.folder.parent / "limited", hub.address, max_job_bytes=1000)) as limited:
         with pytest.raises(Refused, match="This shared machine accepts up to"):
@@ -241,7 +214,7 @@ def test_a_comparison_is_a_job_like_others(
 def test_digests_that_cannot_be_read_once_are_no_claim_then_and_are_asked_for_again(
     desk: Desk, hub: InHouse, small: str, cut: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *_, _ = job.shard(small, f"{name}-other", "90kB", endpoint=hub.address, token=ALICE)
+    shard(hub, small, f"{name}-other", "90kB")
     opened: list[str] = []
 
     def fails_once(place: str, hub: Any) -> Any:

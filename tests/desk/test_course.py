@@ -5,12 +5,10 @@ from threading import Event
 
 import pytest
 
-from sharding.core.options import Options
 from sharding.desk import Desk, Settings
 from tests.desk.actors import Stage, Told, until
-from tests.desk.conftest import end, hand_in, seen, state
+from tests.desk.conftest import begin, end, hand_in, seen, state
 
-SIZE = Options("60kB")
 NOON = 1_800_000_000.0
 HOUR = 3600
 
@@ -20,21 +18,14 @@ def now() -> list[float]:
     return [NOON]
 
 
-# --- Turns ----------------------------------------------------------------------------------------------------
-
-
 def test_jobs_have_their_turns_in_the_order_in_which_they_came(desk: Desk, stage: Stage, small: str) -> None:
     """Each sees how many are before it, the running one too; who leaves the queue lets the others move up."""
-    people = ["a", "b", "c", "d"]
-    ids, actors = {}, {}
-    for who in people:
-        ids[who], destination = hand_in(desk, small, who)
-        actors[who] = stage(destination)
-    state(desk, ids["a"], "running", "a")
+    ids = {"a": begin(desk, stage, small)[0]}
+    ids |= {who: hand_in(desk, small, who)[0] for who in "bcd"}
+    actors = {who: stage(f"of-{who}") for who in ids}
 
     def places() -> list[tuple[str, int]]:
-        seen = [desk.status(ids[who], who) for who in people]
-        return [(status.state, status.position) for status in seen if status]
+        return [(status.state, status.position) for who in ids for status in [seen(desk, ids[who], who)]]
 
     assert places() == [("running", 0), ("queued", 1), ("queued", 2), ("queued", 3)] and desk.queue_length == 4
     desk.cancel(ids["b"], "b")
@@ -42,44 +33,38 @@ def test_jobs_have_their_turns_in_the_order_in_which_they_came(desk: Desk, stage
     actors["a"].exit()
     state(desk, ids["c"], "running", "c")
     assert places() == [("failed", 0), ("cancelled", 0), ("running", 0), ("queued", 1)]
-    actors["c"].exit()
-    state(desk, ids["d"], "running", "d")
-    actors["d"].exit()
-    state(desk, ids["d"], "failed", "d")
-    assert desk.queue_length == 0 and not actors["b"].has_begun
+    for who in "cd":
+        actors[who].exit()
+        state(desk, ids[who], "failed", who)
+    assert desk.queue_length == 0 and not actors["b"].has_begun and actors["b"].discarded == 0
 
 
 def test_so_many_jobs_run_side_by_side_as_the_settings_say(settings: Settings, stage: Stage, small: str) -> None:
     """The next begins where one of them ends; when it may begin follows from those before it."""
     with Desk(replace(settings, jobs_at_once=2)) as desk:
         ids = {}
-        for who in ("a", "b", "c", "d"):
-            ids[who], destination = hand_in(desk, small, who)
-            stage(destination)
         for who, seconds in (("a", 30.0), ("b", 10.0)):
-            state(desk, ids[who], "running", who)
-            stage(f"of-{who}").progress(seconds_left=seconds)
-            until(lambda who=who: (s := desk.status(ids[who], who)) and s.progress)
+            ids[who], actor = begin(desk, stage, small, who)
+            actor.progress(seconds_left=seconds)
+            until(lambda who=who: seen(desk, ids[who], who).progress)
+        ids |= {who: hand_in(desk, small, who)[0] for who in "cd"}
+        actors = {who: stage(f"of-{who}") for who in ids}
 
         def start(who: str) -> tuple[str, int, float | None]:
-            status = desk.status(ids[who], who)
-            assert status
+            status = seen(desk, ids[who], who)
             return status.state, status.position, status.seconds_until_start
 
         assert start("c") == ("queued", 2, 10.0)
         follows = start("d")  # the third is expected to take a few seconds
         assert follows[:2] == ("queued", 3) and follows[2] and 10 < follows[2] <= 30
-        stage("of-b").exit()
+        actors["b"].exit()
         state(desk, ids["c"], "running", "c")
         assert start("a")[0] == "running" and start("d")[:2] == ("queued", 2)
-        stage("of-a").exit()
+        actors["a"].exit()
         state(desk, ids["d"], "running", "d")
-        for who in ("c", "d"):
-            stage(f"of-{who}").exit()
+        for who in "cd":
+            actors[who].exit()
             state(desk, ids[who], "failed", who)
-
-
-# --- What is told meanwhile -----------------------------------------------------------------------------------
 
 
 def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
@@ -92,10 +77,8 @@ def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
     for who in ("failed", "cancelled"):
         looked.clear()
         cleared.clear()
-        job_id, destination = hand_in(desk, small, who)
-        actor = stage(destination)
+        job_id, actor = begin(desk, stage, small, who)
         actor.will_discard({"repo_deleted": False, "remark": "Look at it."})
-        state(desk, job_id, "running", who)
         actor.say(told["planned"])
         until(lambda job_id=job_id, who=who: seen(desk, job_id, who).planned)
         if who == "cancelled":
@@ -106,24 +89,17 @@ def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
         looked.set()
         assert cleared.wait(30)
         assert seen(desk, job_id, who) == ends[who]
-    assert [line.split(" ", 1)[1] for line in ends["cancelled"].log] == [
-        "Planned: 240.1 kB in 5 shards.", "Its staged files were discarded.", "Look at it."
-    ]  # fmt: skip
-    assert [line.split(" ", 1)[1] for line in ends["failed"].log] == [
-        "Planned: 240.1 kB in 5 shards.", "The job's process ended with status 3."
-    ]  # fmt: skip
-
-
-# --- Jobs that hang -------------------------------------------------------------------------------------------
+    said = {who: [line.split(" ", 1)[1] for line in status.log] for who, status in ends.items()}
+    planned = "Planned: 240.1 kB in 5 shards."
+    assert said["cancelled"] == [planned, "Its staged files were discarded.", "Look at it."]
+    assert said["failed"] == [planned, "The job's process ended with status 3."]
 
 
 def test_a_job_that_speaks_goes_on_and_one_that_is_silent_for_too_long_is_ended(
     settings: Settings, stage: Stage, small: str, now: list[float]
 ) -> None:
     with Desk(settings, clock=lambda: now[0]) as desk:
-        job_id, destination = hand_in(desk, small, "a")
-        actor = stage(destination)
-        state(desk, job_id, "running", "a")
+        job_id, actor = begin(desk, stage, small)
         for number in range(1, 4):
             now[0] += HOUR / 2
             desk.sweep()
@@ -143,10 +119,9 @@ def test_a_job_may_run_as_long_as_any_however_long_it_has_waited(
     settings: Settings, stage: Stage, small: str, now: list[float]
 ) -> None:
     with Desk(settings, clock=lambda: now[0]) as desk:
-        first, destination = hand_in(desk, small, "a")
-        second, next_destination = hand_in(desk, small, "b")
-        actor, waiting = stage(destination), stage(next_destination)
-        state(desk, first, "running", "a")
+        _, actor = begin(desk, stage, small)
+        second, destination = hand_in(desk, small, "b")
+        waiting = stage(destination)
         now[0] += 23 * HOUR
         actor.exit()
         state(desk, second, "running", "b")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.conftest import ALICE, AS_ALICE, BOB, end
+from tests.hubs import shard
 from tests.inhouse import InHouse
 
 SIZE = "60kB"
@@ -35,7 +35,7 @@ def test_a_copy_that_the_desk_makes_is_of_that_folder(hub: InHouse, desk: Desk, 
 
 
 def test_a_copy_that_others_made_is_held_to_that_folder_and_to_no_other(hub: InHouse, desk: Desk, repo: str) -> None:
-    *_, _ = job.shard(f"{repo}/sub", "bob/of-sub", SIZE, endpoint=hub.address, token=BOB)
+    shard(hub, f"{repo}/sub", "bob/of-sub", SIZE, BOB)
     trust = desk.results.judge("bob/of-sub", None)[1]
     assert trust.level == "fits", trust.reasons
     # A reading of the repo's root proves nothing of the folder.
@@ -46,11 +46,8 @@ def test_a_copy_that_others_made_is_held_to_that_folder_and_to_no_other(hub: InH
     assert desk.results.compare(repo, "bob/of-sub", ALICE)[1].level == "contradicted"
 
 
-def test_a_result_is_no_folder(hub: InHouse, desk: Desk, repo: str) -> None:
+def test_the_facts_of_a_folder_name_it_and_lead_to_it_and_a_result_is_none(hub: InHouse, desk: Desk, repo: str) -> None:
     with pytest.raises(SourceError, match="A result is a whole repo"):
         desk.results.judge(f"{repo}/sub", ALICE)
-
-
-def test_the_facts_of_a_folder_name_it_and_lead_to_it(hub: InHouse, desk: Desk, repo: str) -> None:
     card = desk.lookup.card(f"{repo}/sub", ALICE)
     assert (card.repo_id, card.page) == (f"{repo}/sub", f"{hub.address}/{repo}/tree/{card.revision}/sub")

@@ -41,20 +41,14 @@ rates = st.builds(Rates, machine=machines, answer_seconds=st.floats(0, 30))
 factors = st.lists(st.floats(0.01, 100), max_size=5)
 
 
-def record(
-    seconds: float | None, expected: float | None = 1.0, state: State = "done", peak: int = 1, disk: int = 0
-) -> JobRecord:
+def record(seconds: float | None, expected: float | None = 1.0, state: State = "done", **costs: int) -> JobRecord:
     """A job that took `seconds`, of which `expected` were expected."""
-    asked = JobRequest("a/b", "c/d", Options("1MB"))
-    costs = {"expected_seconds": expected, "seconds": seconds, "peak_anon_bytes": peak, "disk_bytes_written": disk}
-    return JobRecord("id", "alice", asked, 100, NOON, state, **costs)  # type: ignore[arg-type]
+    asked, costs = JobRequest("a/b", "c/d", Options("1MB")), {"peak_anon_bytes": 1, "disk_bytes_written": 0, **costs}
+    return JobRecord("id", "alice", asked, 100, NOON, state, expected_seconds=expected, seconds=seconds, **costs)
 
 
 def middle(estimate: Forecast) -> float:
     return (estimate.lower_seconds + estimate.upper_seconds) / 2
-
-
-# --- The range ------------------------------------------------------------------------------------------------
 
 
 @given(works, rates, factors)
@@ -86,35 +80,25 @@ def test_more_bytes_or_files_never_take_less_time(one: Work, other: Work, rates:
     assert less.lower_seconds <= estimate.lower_seconds and less.upper_seconds <= estimate.upper_seconds
 
 
-@pytest.mark.parametrize(
-    "more",
-    [replace(WORK, bytes=2 * WORK.bytes), replace(WORK, source_files=3000), replace(WORK, files=1000)],
-    ids=["bytes", "files of the source", "files of the copy"],
-)
-def test_each_part_of_the_work_counts(more: Work) -> None:
-    assert expected_seconds(more, RATES) > 1.3 * expected_seconds(WORK, RATES)
-
-
 @given(works, rates, st.floats(0.01, 30))
 def test_a_hub_that_answers_slowly_makes_a_job_longer(work: Work, rates: Rates, more: float) -> None:
     slower = replace(rates, answer_seconds=rates.answer_seconds + more)
     assert expected_seconds(work, slower) - expected_seconds(work, rates) > 40 * more
 
 
-def test_a_slow_machine_makes_a_job_longer() -> None:
+def test_each_part_of_the_work_and_a_slow_machine_count() -> None:
+    for more in ({"bytes": 2 * WORK.bytes}, {"source_files": 3000}, {"files": 1000}):
+        assert expected_seconds(replace(WORK, **more), RATES) > 1.3 * expected_seconds(WORK, RATES)
     slow = expected_seconds(WORK, replace(RATES, machine=Machine(1.0, 100e6)))
     assert slow - expected_seconds(WORK, RATES) == pytest.approx(WORK.bytes / 200e6)
 
 
-@pytest.mark.parametrize("seconds", [1, 7, 19, 21, 119, 121, 599, 601, 7199, 7201, 10**6])
+@pytest.mark.parametrize("seconds", [1, 19, 121, 599, 7199, 10**6])
 def test_a_range_reads_as_two_numbers_with_one_unit_and_says_no_more_than_is_known(seconds: float) -> None:
     estimate = forecast(Work(1, 1, 1), Rates(Machine(0.0, 1 / seconds), 0.0), [])
     text = time_range(estimate.lower_seconds, estimate.upper_seconds)
     digits = [word for word in text.split() if word[0].isdigit()]
     assert 1 <= len(digits) <= 4 and all(len(word.replace(".", "")) <= 3 for word in digits)
-
-
-# --- What it rests on -----------------------------------------------------------------------------------------
 
 
 def test_before_the_first_job_an_estimate_follows_from_what_was_measured_and_says_so() -> None:
@@ -132,7 +116,12 @@ def test_a_machine_that_cannot_be_measured_counts_as_another_one_and_the_estimat
 
 
 def test_an_estimate_learns_from_the_jobs_that_were_done_here() -> None:
-    finished = [record(30, 10, peak=5), record(20, 10, peak=9, disk=3), record(900, 10), record(30, 10)]
+    finished = [
+        record(30, 10, peak_anon_bytes=5),
+        record(20, 10, peak_anon_bytes=9, disk_bytes_written=3),
+        record(900, 10),
+        record(30, 10),
+    ]
     estimate = forecast(WORK, RATES, finished)
     expected = 3 * expected_seconds(WORK, RATES)
     assert estimate.lower_seconds <= expected <= estimate.upper_seconds
@@ -169,12 +158,8 @@ def test_a_desk_takes_the_answers_of_its_hub_into_account(
         with Desk(replace(settings, folder=tmp_path / str(len(rules)))) as desk, hub.failing(*rules):
             return desk.forecast(*desk.models.plan(small, Options("60kB"), ALICE))
 
-    quick, slow = asked(), asked("delay:0.5@GET /api/models")
-    assert slow.lower_seconds - quick.lower_seconds > 5
-    assert slow.lower_seconds >= 40 * 0.5 / sqrt(2)
-
-
-# --- The queue ------------------------------------------------------------------------------------------------
+    quick, slow = asked(), asked("delay:0.3@GET /api/models")
+    assert slow.lower_seconds >= 40 * 0.3 / sqrt(2) > quick.lower_seconds
 
 
 @pytest.mark.parametrize(
@@ -190,17 +175,10 @@ def test_a_job_starts_when_those_before_it_leave_a_place(
 @pytest.mark.parametrize(
     ("started", "own", "expected", "factor", "left"),
     [
-        (None, None, 10.0, None, 10.0),  # it waits
-        (None, None, 5.0, 2.0, 10.0),
-        (None, None, None, 2.0, None),
-        (NOON, None, None, None, None),
-        (NOON, None, 10.0, None, 7.0),
-        (NOON, 5.0, 5.0, 2.0, 7.0),
-        (NOON, 8.0, 10.0, None, 8.0),
-        (NOON, 8.0, None, None, 8.0),
-        (NOON, 0.0, 1.0, None, 0.0),  # longer than all others have taken
-        (NOON, None, 1.0, None, 0.0),
-        (NOON, 2.0, 1.0, None, 2.0),
+        *((None, None, 10.0, None, 10.0), (None, None, 5.0, 2.0, 10.0), (None, None, None, 2.0, None)),  # it waits
+        *((NOON, None, None, None, None), (NOON, None, 10.0, None, 7.0), (NOON, 5.0, 5.0, 2.0, 7.0)),
+        *((NOON, 8.0, 10.0, None, 8.0), (NOON, 8.0, None, None, 8.0)),
+        *((NOON, 0.0, 1.0, None, 0.0), (NOON, None, 1.0, None, 0.0), (NOON, 2.0, 1.0, None, 2.0)),  # it takes longer
     ],
 )
 def test_the_time_left_is_the_longer_of_two_estimates_and_never_below_nothing(
@@ -213,22 +191,16 @@ def test_the_time_left_is_the_longer_of_two_estimates_and_never_below_nothing(
         assert seconds_left(running, None, factor, NOON + 3) == left
 
 
-# --- This machine ---------------------------------------------------------------------------------------------
-
-
 def test_this_machine_is_measured_once_in_a_process_of_its_own() -> None:
     machine = this_machine().result()
     assert machine and machine.bytes_per_second > 1e6 and machine.start_seconds > 0
     assert this_machine() is this_machine()
 
 
-@pytest.mark.parametrize("said", ["", "[1.0]", "nonsense"])
-def test_a_machine_whose_measurement_breaks_off_is_not_known(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.desk.gauge.child_command", lambda *_: ["echo", said])
-    assert measure_machine() is None
-
-
-def test_a_measurement_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.desk.gauge.child_command", lambda *_: ["sleep", "600"])
-    monkeypatch.setattr("sharding.desk.gauge.GAUGE_SECONDS", 0.05)
+@pytest.mark.parametrize("command", ["echo", "echo [1.0]", "echo nonsense", "sleep 600"])
+def test_a_machine_whose_measurement_breaks_off_or_hangs_is_not_known(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.desk.gauge.child_command", lambda *_: command.split())
+    monkeypatch.setattr("sharding.desk.gauge.GAUGE_SECONDS", 0.05 if "sleep" in command else 30)
     assert measure_machine() is None

@@ -1,9 +1,8 @@
 """Headers are read once for all who may see them, and for nobody else."""
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from itertools import product
 from threading import Barrier, Event
 
 import pytest
@@ -13,9 +12,8 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, RepoRef
-from sharding.desk import Desk, Settings
+from sharding.desk import Desk
 from sharding.desk.models import Headers, Models
-from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 from tests.promises import promise
 from tests.tensors import stored_tensor
@@ -28,14 +26,12 @@ class Readings:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str | None]] = []
-        self.variants: list[tuple[str, str]] = []
         self.go = Event()
         self.go.set()
         self.broken = False
 
-    def __call__(self, source: str, *, variant: str, base: str, token: str | None, **_: object) -> Checkpoint:
+    def __call__(self, source: str, *, token: str | None, **_: object) -> Checkpoint:
         self.seen.append((source, token))
-        self.variants.append((variant, base))
         assert self.go.wait(60)
         if self.broken:
             raise SourceError("It is broken.", "Try later.")
@@ -66,41 +62,30 @@ def test_visitors_who_ask_at_once_cost_one_reading(readings: Readings) -> None:
     assert readings.seen == [("a/b", None)]
 
 
-def test_what_one_login_read_is_for_that_login_only(readings: Readings) -> None:
+def test_what_one_login_read_is_for_that_login_only_and_what_anybody_may_read_for_every_login(
+    readings: Readings,
+) -> None:
     headers = Headers("http://hub")
-    for token in ("alice", "bob", None, "alice", "bob", None):
+    for token in ("alice", "bob", None, "alice", "bob", "carol", None):
         headers.read("a/b", token)
     assert readings.seen == [("a/b", "alice"), ("a/b", "bob"), ("a/b", None)]
-
-
-def test_what_anybody_may_read_is_for_every_login(readings: Readings) -> None:
-    headers = Headers("http://hub")
-    headers.read("a/b", None)
-    headers.read("a/b", "alice")
-    assert readings.seen == [("a/b", None)]
-
-
-def test_no_token_is_held(readings: Readings) -> None:
-    headers = Headers("http://hub")
-    headers.read("a/b", "hf_very_secret")
-    assert "hf_very_secret" not in repr(vars(headers))
+    assert "alice" not in repr(vars(headers)), "no token is held"
 
 
 def test_an_answer_is_that_of_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has asked for what before, with a login or without."""
 
-    def read(source: str, *, variant: str, base: str, **_: object) -> Checkpoint:
-        return Checkpoint(RepoRef("hub", f"{source}|{variant}|{base}", "0" * 40), TENSORS, (), (), (), ())
+    def read(source: str, *, variant: str, base: str, adapter: str, **_: object) -> Checkpoint:
+        return Checkpoint(RepoRef("hub", f"{source}|{variant}|{base}|{adapter}", "0" * 40), TENSORS, (), (), (), ())
 
     monkeypatch.setattr(job, "inspect", read)
-    asked = [(source, variant, base) for source in ("a/b", "a/c") for variant in ("", "fp16") for base in ("", "c/d")]
+    asked = [*product(("a/b", "a/c"), ("", "fp16"), ("", "c/d"), ("", "e/f@1", "e/f@2"))]
     for tokens in ((None, "alice"), ("alice", None), ("bob", "alice")):
         headers = Headers("http://hub")
         for wanted in (asked, asked[::-1]):
             for token in tokens:
-                for source, variant, base in wanted:
-                    found = headers.read(source, token, variant, base)
-                    assert found.source.repo_id == f"{source}|{variant}|{base}"
+                for source, *more in wanted:
+                    assert headers.read(source, token, *more).source.repo_id == "|".join([source, *more])
 
 
 def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +114,10 @@ def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("bound", "value", "kept"), [("CACHED_CHECKPOINTS", 3, 3), ("CACHED_TENSORS", 30, 3), ("CACHED_TENSORS", 39, 3)]
+    ("bound", "value"), [("CACHED_CHECKPOINTS", 3), ("CACHED_TENSORS", 30), ("CACHED_TENSORS", 39)]
 )
 def test_the_newest_headers_stay_where_they_are_too_many_or_too_large(
-    readings: Readings, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, kept: int
+    readings: Readings, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
     monkeypatch.setattr(f"sharding.desk.models.{bound}", value)
     headers, names = Headers("http://hub"), [f"a/{letter}" for letter in "abcde"]
@@ -140,12 +125,9 @@ def test_the_newest_headers_stay_where_they_are_too_many_or_too_large(
         headers.read(name, None)
     headers.forget()
     readings.seen.clear()
-    for name in names[::-1][:kept]:
+    for name in names[::-1]:
         headers.read(name, None)
-    assert readings.seen == []
-    for name in names[::-1][kept:]:
-        headers.read(name, None)
-    assert [source for source, _ in readings.seen] == names[::-1][kept:]
+    assert [source for source, _ in readings.seen] == ["a/b", "a/a"]
 
 
 def test_a_failure_is_told_to_all_who_wait_and_not_remembered(readings: Readings) -> None:
@@ -168,45 +150,34 @@ def test_headers_are_read_again_when_they_are_old(readings: Readings) -> None:
     assert len(readings.seen) == 2
 
 
-def test_what_transformers_knows_is_asked_for_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(
-        "sharding.desk.models.hints_for", lambda checkpoint, options, **_: asked.append(checkpoint.variant) or {}
-    )
+def test_what_transformers_knows_is_asked_for_each_variant_and_each_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def note(checkpoint: Checkpoint, options: Options, **_: object) -> dict[str, str]:
+        asked.append((checkpoint.variant, options.strategy))
+        return {}
+
+    monkeypatch.setattr("sharding.desk.models.hints_for", note)
     models = Models("http://hub")
+    ranks = [Options(strategy=strategy) for strategy in ("pp:2", "blocks", "pp:3", "blocks", "pp:2")]
     for variant in ("", "fp16", "", "fp16"):
         found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(variant=variant),), (), (), ())
-        models.hints(found, Options(dtype="bf16"), "alice")
-    assert asked == ["", "fp16"]
-
-
-def test_what_transformers_knows_is_asked_for_each_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(
-        "sharding.desk.models.hints_for", lambda checkpoint, options, **_: asked.append(options.strategy) or {}
-    )
-    models = Models("http://hub")
-    found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(),), (), (), ())
-    ranks = [Options(strategy=strategy) for strategy in ("pp:2", "blocks", "pp:3", "blocks", "pp:2")]
-    for options in [*ranks, Options(order="transformers")]:
-        models.hints(found, options, "alice")
-    assert asked == ["pp:2", "blocks", "pp:3"]
+        for options in [*ranks, Options(order="transformers")]:
+            models.hints(found, options, "alice")
+    assert asked == [(variant, strategy) for variant in ("", "fp16") for strategy in ("pp:2", "blocks", "pp:3")]
 
 
 def test_another_size_is_planned_without_reading_anything(
-    hub: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, small: str, hub: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    hub.api().create_repo("alice/open")
-    hub.api().upload_folder(repo_id="alice/open", folder_path=folder)
-    real: Callable[..., Checkpoint] = job.inspect
-    reads: list[str] = []
+    real, reads = job.inspect, list[str]()
     monkeypatch.setattr(job, "inspect", lambda source, **options: reads.append(source) or real(source, **options))
-    with Desk(Settings(tmp_path / "desk", hub.address)) as desk:
-        counts = [len(desk.models.plan("alice/open", Options(size))[1].shards) for size in ("20kB", "60kB", "1GB")]
-        desk.models.plan(f"{hub.address}/alice/open/tree/main", Options("60kB"))
+    counts = [len(desk.models.plan(small, Options(size))[1].shards) for size in ("20kB", "60kB", "1GB")]
+    desk.models.plan(f"{hub.address}/{small}/tree/main", Options("60kB"))
     assert counts == [14, 5, 1]
-    assert reads == [f"{hub.address}/alice/open", f"{hub.address}/alice/open/tree/main"]
+    assert reads == [f"{hub.address}/{small}", f"{hub.address}/{small}/tree/main"]
 
 
 @promise("docs/security.md#stop-the-page-with-a-million")

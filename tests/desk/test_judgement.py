@@ -1,6 +1,6 @@
 """What the desk's own records say of a result counts for this very commit and this very source, and for nothing else."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import permutations
 from types import SimpleNamespace
@@ -46,17 +46,13 @@ def headers(hub: InHouse) -> dict[str, Checkpoint]:
     return {repo: job.inspect(repo, endpoint=hub.address, token=TOKEN) for repo in (MODEL, COPY)}
 
 
-def trust_in(result: Result, inspect: Callable[..., Checkpoint], records: Sequence[JobRecord]) -> Trust:
-    """Judge a result by headers and records that the test gives."""
-    models, shelf = SimpleNamespace(inspect=inspect), SimpleNamespace(records=lambda: records)
-    return Results("", models, shelf).trust(result, None)  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def judged(result: Result, headers: dict[str, Checkpoint]) -> Callable[..., Any]:
-    """Judge the result by records; `unreached` are commits, by repo, that no branch leads to now."""
+    """Judge the result, or what is `told` of it, by records; `unreached` are commits that no branch leads to now."""
 
-    def judged(*records: JobRecord, unread: bool = False, unreached: dict[str, str] | None = None) -> Any:
+    def judged(
+        *records: JobRecord, unread: bool = False, unreached: dict[str, str] | None = None, told: Result = result
+    ) -> Trust:
         def inspect(place: str, variant: str = "", **_: object) -> Checkpoint:
             repo = place.partition("@")[0]
             if unread and repo == MODEL:
@@ -64,7 +60,8 @@ def judged(result: Result, headers: dict[str, Checkpoint]) -> Callable[..., Any]
             more = (unreached or {}).get(repo)
             return replace(headers[repo], unreached=(more,) if more else ())
 
-        return trust_in(result, inspect, records)
+        models, shelf = SimpleNamespace(inspect=inspect), SimpleNamespace(records=lambda: records)
+        return Results("", models, shelf).trust(told, None)  # type: ignore[arg-type]
 
     return judged
 
@@ -101,20 +98,12 @@ def test_a_record_of_anything_else_says_nothing(
     judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
     source, other = result.report.source.ref, "2" * 40
-    others = [
-        {"original": replace(source, revision=other)},
-        {"original": replace(source, repo_id="alice/another")},
-        {"original": replace(source, folder="sub/")},
-        {"original": replace(source, kind="folder")},
-        {"base": source},
-        {"adapter": (source, "adapter_model.safetensors")},
-        {"variant": "fp16"},
-        {"dtype": "bf16"},
+    originals = {"revision": other}, {"repo_id": "alice/another"}, {"folder": "sub/"}, {"kind": "folder"}
+    others: list[dict[str, Any]] = [
+        *({"original": replace(source, **change)} for change in originals),  # type: ignore[arg-type]
+        *({"base": source}, {"adapter": (source, "adapter_model.safetensors")}, {"variant": "fp16"}, {"dtype": "bf16"}),
+        *({"result": place} for place in (f"{COPY}@{other}", f"alice/copy@{result.revision}", COPY, "")),
         {"dequantizes": True},
-        {"result": f"{COPY}@{other}"},
-        {"result": f"alice/copy@{result.revision}"},
-        {"result": COPY},
-        {"result": ""},
     ]
     for kind in ("shard", "verify"):
         for change in others:
@@ -197,9 +186,7 @@ def test_a_record_is_not_green_where_no_branch_leads_to_either_commit_then_or_no
 
 
 def test_a_report_that_names_such_a_commit_itself_is_believed_in_that(
-    judged: Callable[..., Any], result: Result, headers: dict[str, Checkpoint]
+    judged: Callable[..., Any], result: Result
 ) -> None:
     proof = replace(result.report.verification, unreached=(UNMERGED,))
-    told = replace(result, report=replace(result.report, verification=proof))
-    found = trust_in(told, lambda place, *_, **__: headers[place.partition("@")[0]], ())
-    assert found.level == "unreached"
+    assert judged(told=replace(result, report=replace(result.report, verification=proof))).level == "unreached"

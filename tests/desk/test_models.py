@@ -15,13 +15,14 @@ from sharding import job
 from sharding.core.errors import Refused, SourceError, TooManyTensors, UsageError
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, RepoRef
-from sharding.desk import Desk
+from sharding.desk import Desk, Settings
 from sharding.desk.models import Models
 from sharding.desk.overview import Question
 from sharding.desk.questions import Later, patient
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.desk.actors import until
-from tests.desk.conftest import ALICE, BOB, push
+from tests.desk.conftest import ALICE, BOB
+from tests.hubs import push
 from tests.inhouse import InHouse
 
 
@@ -141,7 +142,7 @@ def test_what_reads_or_plans_much_waits_for_no_class_and_no_class_for_it(
 
 
 def test_counts_are_for_those_only_who_may_read_the_repo(
-    hub: InHouse, desk: Desk, hidden: str, small: str, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, hidden: str, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody gets the answer to another login's question; the same login is answered once."""
     asked: list[str | None] = []
@@ -186,11 +187,8 @@ def test_devices_are_refused_as_plans_are_before_anybody_waits(
     assert held.asked == ["devices"]
     held.let_go()
     assert [answer.answer.result(20) for answer in waiting] == [f"cpu={number}GB" for number in range(1, 7)]
-
-
-def test_the_answer_on_devices_is_for_those_only_who_may_read_the_repo(desk: Desk, held: Held, hidden: str) -> None:
-    held.go["devices"].set()
-    for _ in range(2):
+    held.asked.clear()
+    for _ in range(2):  # the answer is for those only who may read the repo
         assert desk.models.devices(hidden, "cpu=1GB", ALICE) == "cpu=1GB"
         for token in (BOB, None):
             with pytest.raises(SourceError, match="does not exist"):
@@ -198,12 +196,8 @@ def test_the_answer_on_devices_is_for_those_only_who_may_read_the_repo(desk: Des
     assert held.asked == ["devices"]
 
 
-class Answer:
-    """Something large that a question is answered with."""
-
-
 class Read(Checkpoint):
-    """A checkpoint of which can be told whether anybody still holds it."""
+    """Something large of which can be told whether anybody still holds it."""
 
     __slots__ = ("__weakref__",)
 
@@ -212,18 +206,13 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
     """Headers, classes and counts; what is new stays."""
     made: list[weakref.ref[object]] = []
 
-    def make(*_: object, kind: type = Answer, **__: object) -> object:
-        made.append(weakref.ref(answer := kind()))
-        return answer
-
-    def read(source: str, **_: object) -> Read:
-        found = Read(RepoRef("hub", source, "0" * 40), (), (), (), (), ())
+    def make(*_: object, **__: object) -> Read:
+        found = Read(RepoRef("hub", "a/b", "0" * 40), (), (), (), (), ())
         made.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(job, "inspect", read)
-    monkeypatch.setattr(job, "devices", make)
-    monkeypatch.setattr("sharding.desk.models.ask_overview", make)
+    for place in ("sharding.job.inspect", "sharding.job.devices", "sharding.desk.models.ask_overview"):
+        monkeypatch.setattr(place, make)
     models = Models("http://hub")
     models.devices("a/b", "cpu=1GB", None, None)
     models.overview("a/b", "", None, "", None)
@@ -242,11 +231,20 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
     models.close()
 
 
+def test_a_desk_sweeps_and_tidies_now_and_then(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept, tidied = Event(), Event()
+    monkeypatch.setattr("sharding.desk.desk.SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("sharding.desk.desk.TIDY_SECONDS", 0.01)
+    monkeypatch.setattr(Desk, "sweep", lambda _: swept.set())
+    monkeypatch.setattr(Models, "tidy", lambda _: tidied.set())
+    with Desk(settings):
+        assert swept.wait(60) and tidied.wait(60)
+
+
 def test_a_base_that_makes_no_sense_is_refused_wherever_it_is_given(desk: Desk, small: str) -> None:
-    with pytest.raises(UsageError, match="configuration of its own"):
-        desk.models.inspect(small, base=small)
-    with pytest.raises(UsageError, match="configuration of its own"):
-        desk.models.plan(small, Options("60kB", base=small))
+    for ask in (lambda: desk.models.inspect(small, base=small), lambda: desk.models.plan(small, Options(base=small))):
+        with pytest.raises(UsageError, match="configuration of its own"):
+            ask()
     with pytest.raises(SourceError):
         desk.models.inspect(small, base="./small")
 

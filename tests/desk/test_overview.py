@@ -18,18 +18,20 @@ from sharding.desk.overview import OVERVIEW_BYTES, Overview, Question, ask_overv
 from sharding.report.report import summarize_source
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import is_gone, until
-from tests.desk.conftest import ALICE, BOB, push
+from tests.desk.conftest import ALICE, BOB
+from tests.hubs import push
 from tests.inhouse import InHouse
 
 QUESTION = ("http://hub/a/b", "fp16", "http://hub/c/d", "http://hub", "hf_secret")
 
 
 @pytest.fixture
-def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Let a script of the shell count, in a folder of its own."""
+def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Let a script of the shell count, in a folder of its own; `answer` is in a file there."""
 
-    def counter(code: str) -> Path:
+    def counter(code: str, answer: str = "") -> Path:
         script = tmp_path / "count"
+        (tmp_path / "answer").write_text(answer)
         script.write_text(f"#!/bin/sh\ncd '{tmp_path}'\n{code}")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr("sharding.core.environment.sys.executable", str(script))
@@ -60,21 +62,19 @@ def count_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[Question], tuple[in
 
 def test_the_counts_are_those_of_the_headers_as_who_asks_may_read_them(
     hub: InHouse, small: str, tmp_path: Path, count_here: Callable[[Question], tuple[int, str]],
-    counter: Callable[[str], Path],
+    counter: Callable[..., Path],
 ) -> None:  # fmt: skip
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, False)
     hidden = push(hub, folder, "alice/hidden", private=True)
     for source, token in ((small, None), (hidden, ALICE)):
         status, answer = count_here((f"{hub.address}/{source}", "", "", hub.address, token))
-        place = counter("cat answer")
-        (place / "answer").write_text(answer)
+        counter("cat answer", answer)
         found = ask_overview(QUESTION)
         assert status == 0
         assert found.source == summarize_source(job.inspect(source, endpoint=hub.address, token=token))
         assert found.picture.startswith("<svg") and source in found.picture
     status, answer = count_here((f"{hub.address}/{hidden}", "", "", hub.address, BOB))
-    place = counter(f"cat answer; exit {status}")
-    (place / "answer").write_text(answer)
+    counter(f"cat answer; exit {status}", answer)
     with pytest.raises(SourceError) as refusal:
         ask_overview(QUESTION)
     with pytest.raises(SourceError) as usual:
@@ -83,7 +83,7 @@ def test_the_counts_are_those_of_the_headers_as_who_asks_may_read_them(
 
 
 def test_who_counts_is_told_the_question_and_no_login_that_others_could_see(
-    counter: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    counter: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_space")
     place = counter("echo $$ > pid; printf '%s\\n' \"$@\" > arguments; export -p > environment; cat > question; exit 1")
@@ -99,21 +99,14 @@ def test_who_counts_is_told_the_question_and_no_login_that_others_could_see(
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param("echo $$ > pid; exec sleep 600", id="takes too long"),
-        pytest.param("echo '{'", id="no JSON"),
-        pytest.param("echo '{}'", id="no counts"),
-        pytest.param("echo 'null'", id="nothing"),
-        pytest.param("", id="silence"),
-        pytest.param("echo 'Traceback' >&2; exit 1", id="out of memory"),
-        pytest.param("kill -9 $$", id="killed"),
-        pytest.param("printf '\\377'", id="no text"),
-        pytest.param("exit 3", id="an error without words"),
-        pytest.param("echo 'It is broken.'; exit 3", id="an error that is no JSON"),
-        pytest.param("head -c 5000 /dev/zero", id="too much to show"),
+        "echo $$ > pid; exec sleep 600",
+        *("echo '{'", "echo '{}'", "echo 'null'", "", "printf '\\377'", "head -c 5000 /dev/zero"),  # no counts
+        *("echo 'Traceback' >&2; exit 1", "kill -9 $$"),  # out of memory
+        *("exit 3", "echo 'It is broken.'; exit 3"),  # an error without words, and one that is no JSON
     ],
 )
 def test_counting_that_fails_or_takes_too_long_ends_in_a_refusal(
-    code: str, counter: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    code: str, counter: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.desk.overview.OVERVIEW_SECONDS", 0.3 if "sleep" in code else 30)
     monkeypatch.setattr("sharding.desk.overview.MAX_OVERVIEW_BYTES", 4000)
@@ -126,16 +119,14 @@ def test_counting_that_fails_or_takes_too_long_ends_in_a_refusal(
         until(lambda: is_gone(int((place / "pid").read_text())))
 
 
-def test_an_answer_has_a_bound(counter: Callable[[str], Path], hub: InHouse, small: str) -> None:
+def test_an_answer_has_a_bound(
+    counter: Callable[..., Path], hub: InHouse, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = Overview(summarize_source(job.inspect(small, endpoint=hub.address)), "<svg>")
     text = overview._ANSWER.dump_json(found).decode()
-    place = counter("cat answer")
-    (place / "answer").write_text(text)
-    for bound, is_taken in ((len(text), True), (len(text) - 1, False)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sharding.desk.overview.MAX_OVERVIEW_BYTES", bound)
-            if is_taken:
-                assert ask_overview(QUESTION) == found
-            else:
-                with pytest.raises(SourceError, match="takes too long here"):
-                    ask_overview(QUESTION)
+    counter("cat answer", text)
+    monkeypatch.setattr("sharding.desk.overview.MAX_OVERVIEW_BYTES", len(text))
+    assert ask_overview(QUESTION) == found
+    monkeypatch.setattr("sharding.desk.overview.MAX_OVERVIEW_BYTES", len(text) - 1)
+    with pytest.raises(SourceError, match="takes too long here"):
+        ask_overview(QUESTION)

@@ -12,13 +12,11 @@ from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
-from tests.desk.conftest import ALICE, AS_ALICE, branches, push, state, stop_short
+from tests.desk.conftest import ALICE, AS_ALICE, state, stop_short
+from tests.hubs import branches, push, shard
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
-
-
-# --- What a job is pinned to --------------------------------------------------------------------------------
 
 
 def test_a_job_copies_the_commit_that_was_planned_whatever_is_pushed_later(
@@ -40,10 +38,10 @@ def test_a_job_copies_the_commit_that_was_planned_whatever_is_pushed_later(
 
 
 def test_a_check_is_of_what_the_result_says_of_itself_at_the_commits_that_are_there(
-    hub: InHouse, desk: Desk, stage: Stage, variants: str, name: str, tmp_path: Path
+    hub: InHouse, desk: Desk, stage: Stage, variants: str, name: str
 ) -> None:
     """The same variant, dtype and commits; and not what is pushed meanwhile."""
-    *_, _ = job.shard(variants, name, Options("1MB", variant="fp16"), endpoint=hub.address, token=ALICE)
+    shard(hub, variants, name, Options("1MB", variant="fp16"))
     for dtype in ("keep", "bf16"):
         report = json.loads(hub.ask("GET", f"/{name}/resolve/main/{REPORT_NAME}").body)
         report["plan"]["dtype"] = report["verification"]["dtype"] = dtype
@@ -57,23 +55,14 @@ def test_a_check_is_of_what_the_result_says_of_itself_at_the_commits_that_are_th
         state(desk, job_id, "failed")
 
 
-# --- What is unfinished -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("private", [None, True, False])
+@pytest.mark.parametrize("private", [None, True])
 def test_what_is_unfinished_goes_on_with_its_choices_and_as_hidden_as_it_was(
-    hub: InHouse,
-    desk: Desk,
-    stage: Stage,
-    variants: str,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    private: bool | None,
+    hub: InHouse, desk: Desk, stage: Stage, variants: str, name: str, private: bool | None
 ) -> None:
     """From the commit that was copied, whatever is pushed meanwhile; nobody else's repo says anything of it."""
     options = Options("10kB", "blocks", "stored", variant="fp16", allow_overflow=True)
     source = f"{variants}@{hub.api().model_info(variants).sha}"
-    stop_short(hub, source, name, monkeypatch, options, private=private)
+    stop_short(hub, source, name, options, private=private)
     hub.api().upload_file(repo_id=variants, path_in_repo=f"{private}.txt", path_or_fileobj=b"Later.")
     request = desk.unfinished(name, ALICE)
     assert request == JobRequest(source, name, options, private=bool(private), confirmed=True)
@@ -88,10 +77,8 @@ def test_what_is_unfinished_goes_on_with_its_choices_and_as_hidden_as_it_was(
     assert desk.unfinished(name, ALICE) is None
 
 
-def test_what_was_begun_from_a_folder_cannot_go_on_here(
-    hub: InHouse, desk: Desk, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_begun_from_a_folder_cannot_go_on_here(hub: InHouse, desk: Desk, name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    stop_short(hub, str(folder), name, monkeypatch)
+    stop_short(hub, str(folder), name)
     assert desk.unfinished(name, ALICE) is None
     assert STAGING_BRANCH in branches(hub, name)

@@ -7,12 +7,11 @@ import psutil
 import pytest
 
 from sharding.core.errors import Refused
-from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk import Desk, Settings
 from sharding.formats.names import REPORT_NAME
 from tests.conftest import listing
-from tests.desk.actors import Actor, Stage
-from tests.desk.conftest import AS_ALICE, SLOW, at_work, end, hand_in, process_of, state, until
+from tests.desk.actors import Actor, Stage, Told
+from tests.desk.conftest import ALICE, begin, hand_in, process_of, state
 from tests.inhouse import InHouse
 
 GARBAGE: dict[str, Callable[[Actor], None]] = {
@@ -55,30 +54,20 @@ def test_a_queue_that_is_full_takes_nobody_more(
     assert "duplicate this Space" in refusal.value.hint
 
 
-# --- Secrets ----------------------------------------------------------------------------------------------
-
-
 def test_the_token_is_nowhere_but_in_the_environment_of_the_job(
-    hub: InHouse, desk: Desk, settings: Settings, large: str, name: str, monkeypatch: pytest.MonkeyPatch
+    hub: InHouse, desk: Desk, settings: Settings, stage: Stage, small: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_the_space")
     monkeypatch.setenv("OPENAI_API_KEY", "another_secret_of_the_space")
-    token = hub.login("alice", "openid profile write-repos manage-repos")["access_token"]
-    with at_work(hub, large):
-        job_id = desk.submit(JobRequest(large, name, Options(SLOW)), AS_ALICE[0], token)
-        assert token not in repr(until(desk, job_id, 2))
-        process = psutil.Process(process_of(settings, job_id))
-        family = [process, *process.children(recursive=True)]
-        assert not [argument for member in family for argument in member.cmdline() if token in argument]
-        variables = process.environ()
-        assert variables["HF_TOKEN"] == token
-        assert "secret_of_the_space" not in repr(variables)
-        assert variables["HF_HOME"].startswith(str(settings.folder))
-        assert stat.S_IMODE(settings.folder.stat().st_mode) == 0o700
-        assert not [path for path, data in listing(settings.folder).items() if token.encode() in data]
-    status = end(desk, job_id)
-    assert status.state == "done"
-    assert token not in repr(status)
+    job_id, actor = begin(desk, stage, small)
+    process = psutil.Process(process_of(settings, job_id))
+    variables = process.environ()
+    assert variables["HF_TOKEN"] == ALICE and ALICE not in " ".join(process.cmdline())
+    assert "secret_of_the_space" not in repr(variables)
+    assert variables["HF_HOME"].startswith(str(settings.folder))
+    assert stat.S_IMODE(settings.folder.stat().st_mode) == 0o700
+    actor.publish(told)
+    assert ALICE not in repr(state(desk, job_id, "done", "a"))
     places = listing(settings.folder)
-    places |= {path: hub.ask("GET", f"/{name}/resolve/main/{path}").body for path in (REPORT_NAME, "README.md")}
-    assert not [path for path, data in places.items() if token.encode() in data]
+    places |= {path: hub.ask("GET", f"/alice/told/resolve/main/{path}").body for path in (REPORT_NAME, "README.md")}
+    assert not [path for path, data in places.items() if ALICE.encode() in data]

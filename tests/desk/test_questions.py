@@ -5,13 +5,13 @@ import gc
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
-from threading import Event, active_count
+from threading import Event
 
 import pytest
 
 from sharding.core.errors import Refused, SourceError
 from sharding.core.limits import CACHED_SECONDS
-from sharding.desk.questions import PATIENT_THREADS, QUESTIONS_WAITING, Later, Questions, patient, result_of
+from sharding.desk.questions import PATIENT_THREADS, QUESTIONS_WAITING, Questions, patient, result_of
 from tests.conftest import in_a_loop
 from tests.desk.actors import until
 from tests.promises import promise
@@ -29,13 +29,6 @@ def questions(now: list[float]) -> Iterator[Questions]:
     questions.close()
 
 
-def test_an_answer_is_remembered_for_all(questions: Questions) -> None:
-    asked: list[str] = []
-    for caller in ("a", "b", "c"):
-        assert questions.ask("key", caller, lambda: asked.append("x") or 5) == 5
-    assert asked == ["x"]
-
-
 def test_a_refusal_is_remembered_and_forgotten_in_the_end(questions: Questions, now: list[float]) -> None:
     asked: list[str] = []
 
@@ -50,7 +43,7 @@ def test_a_refusal_is_remembered_and_forgotten_in_the_end(questions: Questions, 
     assert len(asked) == 2
 
 
-async def crowd(questions: Questions, size: int, same: bool = False, callers: int | None = None) -> list[object]:
+async def crowd(questions: Questions, size: int, same: bool) -> list[object]:
     """Ask `size` questions at once while the first is held up; return what came at once, and what came in the end."""
     go, began = Event(), Event()
 
@@ -60,7 +53,7 @@ async def crowd(questions: Questions, size: int, same: bool = False, callers: in
         return "answer"
 
     def ask(number: int) -> str:
-        return questions.ask("key" if same else number, f"caller {number % (callers or size)}", work)
+        return questions.ask("key" if same else number, f"caller {number}", work)
 
     first = asyncio.create_task(patient(ask)(0))
     while not began.is_set():
@@ -79,28 +72,9 @@ async def crowd(questions: Questions, size: int, same: bool = False, callers: in
 @pytest.mark.parametrize("same", [False, True])
 def test_one_is_in_work_five_wait_and_all_others_are_refused_at_once(questions: Questions, same: bool) -> None:
     answers = in_a_loop(crowd(questions, 80, same))
-    assert answers.count("answer") == 1 + QUESTIONS_WAITING
     busy = [answer for answer in answers if isinstance(answer, Refused)]
-    assert len(busy) == 80 - 1 - QUESTIONS_WAITING
-    assert "busy" in busy[0].message
-    assert busy[0].hint.startswith("Try again in ")
-
-
-def test_a_caller_has_one_question_at_a_time(questions: Questions) -> None:
-    go = Event()
-    held = patient(lambda: questions.ask("first", "alice", lambda: go.wait(60)))
-
-    async def ask() -> None:
-        first = asyncio.create_task(held())
-        while not questions._questions:
-            await asyncio.sleep(0.01)
-        with pytest.raises(Refused, match="still being answered"):
-            await patient(lambda: questions.ask("second", "alice", lambda: 2))()
-        go.set()
-        await first
-        assert await patient(lambda: questions.ask("second", "alice", lambda: 2))() == 2
-
-    in_a_loop(ask())
+    assert (answers.count("answer"), len(busy)) == (1 + QUESTIONS_WAITING, 80 - 1 - QUESTIONS_WAITING)
+    assert "busy" in busy[0].message and busy[0].hint.startswith("Try again in ")
 
 
 @pytest.mark.parametrize("others", ["new", "another's"])
@@ -173,27 +147,6 @@ def test_an_answer_that_is_an_error_reaches_who_waits_patiently() -> None:
     in_a_loop(ask())
 
 
-def test_who_waits_patiently_holds_no_thread(questions: Questions) -> None:
-    go = Event()
-
-    async def ask() -> None:
-        before = active_count()
-        tasks = [
-            asyncio.create_task(patient(lambda n=n: questions.ask("key", f"c{n}", lambda: go.wait(60)))())
-            for n in range(4)
-        ]
-        while not questions._questions or len(questions._questions["key"].callers) < 4:
-            await asyncio.sleep(0.01)
-        assert active_count() - before <= 4  # idle ones of the pool
-        # All threads of the pool are free: as many others run at once as there are.
-        assert await asyncio.gather(*(patient(lambda: 1)() for _ in range(60))) == [1] * 60
-        assert not any(task.done() for task in tasks)
-        go.set()
-        assert await asyncio.gather(*tasks) == [True] * 4
-
-    in_a_loop(ask())
-
-
 def test_an_answer_that_is_not_worth_its_memory_is_made_anew(questions: Questions) -> None:
     made: list[int] = []
     for _ in range(2):
@@ -202,24 +155,15 @@ def test_an_answer_that_is_not_worth_its_memory_is_made_anew(questions: Question
     assert made == [1, 2, 1]
 
 
-def test_an_answer_that_is_not_worth_its_memory_is_held_by_nobody_once_it_is_given(questions: Questions) -> None:
-    """Also where no other question comes."""
-
-    class Large:
-        pass
-
-    held = weakref.ref(questions.ask("large", "a", Large, weight=None))
-    questions.forget()
-
-    def is_gone() -> bool:
-        gc.collect()
-        return held() is None
-
-    until(is_gone)
+def are_gone(*held: "weakref.ref[object]") -> bool:
+    gc.collect()
+    return not any(ref() for ref in held)
 
 
-def test_what_makes_an_answer_is_held_by_nobody_once_there_is_one(questions: Questions) -> None:
-    """It may hold a token, or a whole checkpoint."""
+def test_neither_what_makes_an_answer_is_held_once_it_is_there_nor_an_answer_that_is_not_worth_its_memory(
+    questions: Questions,
+) -> None:
+    """Also where no other question comes: it may hold a token, or a whole checkpoint."""
 
     class Work:
         def __call__(self) -> str:
@@ -229,20 +173,11 @@ def test_what_makes_an_answer_is_held_by_nobody_once_there_is_one(questions: Que
     held = weakref.ref(work)
     assert questions.ask("kept", "a", work) == "answer"
     del work
-
-    def is_gone() -> bool:
-        gc.collect()
-        return held() is None
-
-    until(is_gone)
+    until(lambda: are_gone(held))
     assert questions.ask("kept", "a", lambda: "another") == "answer"
-
-
-def test_answers_that_are_old_are_dropped_though_nobody_asks(questions: Questions, now: list[float]) -> None:
-    questions.ask("key", "a", lambda: 7)
-    now[0] += CACHED_SECONDS + 1
+    large = weakref.ref(questions.ask("large", "a", Work, weight=None))
     questions.forget()
-    assert not questions._questions
+    until(lambda: are_gone(large))
 
 
 @pytest.mark.parametrize(("bound", "value"), [("CACHED_ANSWERS", 3), ("CACHED_TENSORS", 30)])
@@ -251,15 +186,15 @@ def test_the_newest_answers_stay_where_they_are_too_many_or_too_large(
 ) -> None:
     monkeypatch.setattr(f"sharding.desk.questions.{bound}", value)
     made: list[str] = []
-    for key in "abcde":
-        questions.ask(key, "a", lambda key=key: made.append(key), weight=10)
+
+    def ask(keys: str, caller: str) -> str:
+        for key in keys:
+            questions.ask(key, caller, lambda key=key: made.append(key), weight=10)
+        return "".join(made)
+
+    assert ask("abcde", "a") == "abcde"
     questions.forget()
-    for key in "edc":
-        questions.ask(key, "b", lambda key=key: made.append(key), weight=10)
-    assert made == list("abcde")
-    for key in "ba":
-        questions.ask(key, "b", lambda key=key: made.append(key), weight=10)
-    assert made == [*"abcde", *"ba"]
+    assert ask("edc", "b") == "abcde" and ask("ba", "b") == "abcdeba"
 
 
 def test_a_function_runs_again_with_the_answers_that_it_has_waited_for(questions: Questions) -> None:
@@ -271,11 +206,7 @@ def test_a_function_runs_again_with_the_answers_that_it_has_waited_for(questions
         total = 0
         for key in ("one", "two"):
             questions._questions.clear()
-            try:
-                total += questions.ask(key, "a", lambda: 1)
-            except Later:
-                raise
+            total += questions.ask(key, "a", lambda: 1)
         return total
 
-    assert in_a_loop(patient(both)()) == 2
-    assert len(runs) == 3
+    assert in_a_loop(patient(both)()) == 2 and len(runs) == 3

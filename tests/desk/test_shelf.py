@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from stat import S_IMODE
+from typing import Any
 
 import pytest
 
@@ -26,9 +27,9 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf.close()
 
 
-def record(name: str, **more: object) -> JobRecord:
-    job_id = new_job_id(f"alice/{name}")
-    return replace(JobRecord(job_id, "alice", JobRequest("a/b", f"alice/{name}", Options()), 1, 0.0), **more)  # type: ignore[arg-type]
+def record(name: str, **more: Any) -> JobRecord:
+    job_id, request = new_job_id(f"alice/{name}"), JobRequest("a/b", f"alice/{name}", Options())
+    return replace(JobRecord(job_id, "alice", request, 1, 0.0), **more)
 
 
 def place(tmp_path: Path, kept: JobRecord) -> Path:
@@ -36,27 +37,15 @@ def place(tmp_path: Path, kept: JobRecord) -> Path:
 
 
 def test_what_is_kept_comes_back_as_it_was_the_oldest_first(shelf: Shelf, tmp_path: Path) -> None:
+    options = Options("1MB", variant="fp16", base="d/e")
     whole = record(
         "whole",
-        request=JobRequest(
-            "a/b@c", "alice/whole", Options("1MB", variant="fp16", base="d/e"), private=False, compare_rounds=3
-        ),
-        created=5.0,
-        state="failed",
-        started=6.0,
-        ended=7.0,
-        process=(8, 9.5),
-        error=("a sentence", "a hint"),
-        remedy=Remedy("choose_variant", "fp16"),
-        remark="é\n",
-        result="alice/whole@c",
-        seconds=1.5,
-        peak_anon_bytes=2,
-        disk_bytes_written=3,
-        unreached=("a/b@c",),
+        request=JobRequest("a/b@c", "alice/whole", options, private=False, compare_rounds=3),
+        **{"created": 5.0, "state": "failed", "started": 6.0, "ended": 7.0, "process": (8, 9.5), "seconds": 1.5},
+        **{"error": ("a sentence", "a hint"), "remedy": Remedy("choose_variant", "fp16"), "remark": "é\n"},
+        **{"result": "alice/whole@c", "peak_anon_bytes": 2, "disk_bytes_written": 3, "unreached": ("a/b@c",)},
     )
-    plain = record("plain", created=4.0)
-    newest = record("newest", created=6.0)
+    plain, newest = record("plain", created=4.0), record("newest", created=6.0)
     for kept in (newest, whole, plain):
         shelf.save(kept)
     assert shelf.records() == [plain, whole, newest]
@@ -111,9 +100,8 @@ def test_an_event_that_cannot_be_read_hides_nothing_else(shelf: Shelf, tmp_path:
     with open(place(tmp_path, kept) / "events.jsonl", "ab") as stream:
         stream.write(b'{"time": 4.0, "event": "prog')
     history = shelf.history(kept)
-    assert [line.split()[:2] for line in history.log] == [
-        ["00:00:01", "Checking"], ["00:00:03", "Reading"], ["00:01:00", "It"]
-    ]  # fmt: skip
+    log = [" ".join(line.split()[:2]) for line in history.log]
+    assert log == ["00:00:01 Checking", "00:00:03 Reading", "00:01:00 It"]
     assert history.progress and history.progress.phase == "verify"
 
 
@@ -196,4 +184,3 @@ def test_what_is_old_is_removed_and_nothing_else(shelf: Shelf, tmp_path: Path) -
     assert {what for what, kept in jobs.items() if not place(tmp_path, kept).exists()} == gone
     there = {path.name for path in (tmp_path / "desk").iterdir()}
     assert there - {place(tmp_path, kept).name for kept in jobs.values()} == {"just so", "new", "desk.lock"}
-    shelf.close()

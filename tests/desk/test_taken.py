@@ -18,7 +18,8 @@ from sharding.planning.plan import identify_plan
 from sharding.storage.hub.answers import Person
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
-from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, push, state
+from tests.desk.conftest import AS_ALICE, AS_BOB, NUMBERS, seen, state
+from tests.hubs import push, shard
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
@@ -27,7 +28,7 @@ SIZE = Options("60kB")
 @pytest.fixture(scope="module")
 def result(hub: InHouse, small: str) -> str:
     """A copy of `small`, for anybody to check."""
-    *_, _ = job.shard(small, "alice/result", SIZE, endpoint=hub.address, token=ALICE)
+    shard(hub, small, "alice/result")
     return "alice/result"
 
 
@@ -43,9 +44,6 @@ def trained(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     return push(hub, folder / "run", "alice/run"), base
 
 
-# --- The plan that was shown, or none ----------------------------------------------------------------------
-
-
 def test_a_job_runs_the_plan_that_was_shown_or_is_refused(desk: Desk, stage: Stage, small: str, name: str) -> None:
     shown = identify_plan(desk.models.plan(small, SIZE)[1])
     with pytest.raises(Refused, match="have changed since this plan was made"):
@@ -55,19 +53,14 @@ def test_a_job_runs_the_plan_that_was_shown_or_is_refused(desk: Desk, stage: Sta
     assert len(desk.jobs_of("alice")) == 1
 
 
-# --- One job a person, and one writer a repo ------------------------------------------------------------------
-
-
 def test_who_has_a_job_gets_no_second_one_until_it_has_ended(
     desk: Desk, stage: Stage, small: str, result: str, name: str
 ) -> None:
     """Whether it waits, runs or is being cancelled; a check counts as a job does."""
 
     def are_refused(who: tuple[Person, str], destination: str, own: str) -> None:
-        for ask in (
-            lambda: desk.submit(JobRequest(small, destination, SIZE), *who),
-            lambda: desk.submit_check(result, *who),
-        ):
+        request = JobRequest(small, destination, SIZE)
+        for ask in (lambda: desk.submit(request, *who), lambda: desk.submit_check(result, *who)):
             with pytest.raises(Refused, match="a job here already") as refusal:
                 ask()
             assert refusal.value.remedy == Remedy("open_job", own)
@@ -90,7 +83,7 @@ def test_who_has_a_job_gets_no_second_one_until_it_has_ended(
     are_refused(AS_ALICE, f"{name}-2", check)
     second.exit()
     state(desk, waiting, "failed", "bob")
-    stage(desk.status(check, "alice").request.destination).exit()  # type: ignore[union-attr]
+    stage(seen(desk, check, "alice").request.destination).exit()
     state(desk, check, "failed")
     assert desk.queue_length == 0
 
@@ -107,7 +100,7 @@ def test_a_repo_has_one_writer_until_its_job_has_ended(hub: InHouse, desk: Desk,
 
     actor = stage(shared)
     job_id = desk.submit(JobRequest(small, f"{hub.address}/{shared}", SIZE), *AS_ALICE)
-    assert desk.status(job_id, "alice").request.destination == shared  # type: ignore[union-attr]
+    assert seen(desk, job_id, "alice").request.destination == shared
     state(desk, job_id, "running")
     actor.ignore_stop()
     is_refused()
@@ -129,10 +122,8 @@ def test_of_jobs_handed_in_at_the_same_time_one_is_taken(
     usual: Callable[..., None] = job.check
     shared = f"acme/copy-{next(NUMBERS)}"
     mine = [(f"alice/copy-{next(NUMBERS)}", AS_ALICE) for _ in range(2)]
-    for pair, says in (
-        (mine, "a job here already"),
-        ([(shared, AS_ALICE), (shared, AS_BOB)], "Another job is writing"),
-    ):
+    ours = [(shared, AS_ALICE), (shared, AS_BOB)]
+    for pair, says in ((mine, "a job here already"), (ours, "Another job is writing")):
         together = Barrier(2)
 
         def check(*given: object, together: Barrier = together, **more: object) -> None:
@@ -147,14 +138,10 @@ def test_of_jobs_handed_in_at_the_same_time_one_is_taken(
             (refusal,) = filter(None, [answer.exception() for answer in asked])
         assert isinstance(refusal, Refused) and says in refusal.message
         assert desk.queue_length == 1
-        ((job_id, (_, (person, _))),) = (
-            (answer.result(), place) for answer, place in zip(asked, pair, strict=True) if not answer.exception()
-        )
-        desk.cancel(job_id, person.name)
-        state(desk, job_id, "cancelled", person.name)
-
-
-# --- What is too large, or hopeless -------------------------------------------------------------------------
+        for answer, (_, (person, _)) in zip(asked, pair, strict=True):
+            if not answer.exception():
+                desk.cancel(answer.result(), person.name)
+                state(desk, answer.result(), "cancelled", person.name)
 
 
 def test_the_limit_is_for_every_visitor_and_to_the_byte(
@@ -163,24 +150,19 @@ def test_the_limit_is_for_every_visitor_and_to_the_byte(
     """Copy or check, and also where the machine has no host; the host has no limit."""
     with Desk(settings) as desk:
         size = desk.models.plan(small, SIZE)[1].total_bytes
-    for host, limit, is_taken in (
-        (None, size, True),
-        (None, size - 1, False),
-        ("bob", size - 1, False),
-        ("alice", 1, True),
-    ):
+    for host, limit in ((None, size), (None, size - 1), ("bob", size - 1), ("alice", 1)):
         with Desk(replace(settings, max_job_bytes=limit, host=host)) as desk:
             for ask in (
                 lambda desk=desk: desk.submit(JobRequest(small, name, SIZE), *AS_ALICE),
                 lambda desk=desk: desk.submit_check(result, *AS_ALICE),
             ):
-                if not is_taken:
+                if limit < size and host != "alice":
                     with pytest.raises(Refused, match="This shared machine accepts up to"):
                         ask()
                     assert desk.queue_length == 0
                     continue
                 job_id = ask()
-                stage(desk.status(job_id, "alice").request.destination).exit()
+                stage(seen(desk, job_id, "alice").request.destination).exit()
                 state(desk, job_id, "failed")
 
 
@@ -190,7 +172,7 @@ def test_what_would_end_a_job_is_said_when_it_is_handed_in(
     """A copy of another model is replaced with a word only, and what is private is shown with a word only."""
     other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=5)}, False)
     push(hub, other, f"{name}-other")
-    *_, _ = job.shard(f"{name}-other", name, SIZE, endpoint=hub.address, token=ALICE)
+    shard(hub, f"{name}-other", name)
     hidden = push(hub, other, f"{name}-hidden", private=True)
     with pytest.raises(DestinationError, match="copy of"):
         desk.submit(JobRequest(small, name, SIZE, confirmed=True, restart=True), *AS_ALICE)
@@ -198,10 +180,8 @@ def test_what_would_end_a_job_is_said_when_it_is_handed_in(
         desk.submit(JobRequest(hidden, f"{name}-shown", SIZE, private=False, overwrite=True), *AS_ALICE)
     assert desk.queue_length == 0 and desk.jobs_of("alice") == []
     assert not hub.api().repo_exists(f"{name}-shown")
-    for request in (
-        JobRequest(small, name, SIZE, overwrite=True),
-        JobRequest(hidden, f"{name}-shown", SIZE, private=False, confirmed=True),
-    ):
+    shown = JobRequest(hidden, f"{name}-shown", SIZE, private=False, confirmed=True)
+    for request in (JobRequest(small, name, SIZE, overwrite=True), shown):
         stage(request.destination).exit()
         state(desk, desk.submit(request, *AS_ALICE), "failed")
 
@@ -214,7 +194,6 @@ def test_what_was_trained_of_a_private_base_is_shown_with_a_word_only(
     with pytest.raises(DestinationError, match=f"{base}.* is private or gated"):
         desk.submit(asked, *AS_ALICE)
     assert desk.jobs_of("alice") == []
-    actor = stage(name)
-    actor.exit()
+    stage(name).exit()
     status = state(desk, desk.submit(replace(asked, confirmed=True), *AS_ALICE), "failed")
     assert status.request.options.base == f"{base}@{hub.api().model_info(base).sha}"

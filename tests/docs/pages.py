@@ -1,9 +1,6 @@
 """Read the pages: README and docs."""
 
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,20 +8,17 @@ from typing import Any
 import typer
 
 from sharding.cli.commands import app
-from tests.conftest import ROOT, environment
+from tests.commands import invoke
+from tests.conftest import ROOT
 
 README, RESULTS = ROOT / "README.md", ROOT / "bench/RESULTS.md"
 COMMANDS, API, GAINS, DEVELOPMENT, FORMATS, ARCHITECTURES, TROUBLE = (
     ROOT / "docs" / f"{name}.md"
-    for name in (
-        *("commands", "page-and-api", "gains", "development", "formats", "architectures"),
-        "troubleshooting",
-    )
+    for name in (*("commands", "page-and-api", "gains", "development", "formats", "architectures"), "troubleshooting")
 )
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 MOST_LINES = 170
 CLI: Any = typer.main.get_command(app)
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def prose(page: Path) -> str:
@@ -75,6 +69,4 @@ def slugs(page: Path) -> set[str]:
 
 @cache
 def localhub_options() -> frozenset[str]:
-    command = [sys.executable, "-m", "sharding", "localhub", "--help"]
-    said = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout
-    return frozenset(re.findall(r"^  (--[a-z-]+)", said, flags=re.M))
+    return frozenset(re.findall(r"^  (--[a-z-]+)", invoke("localhub", "--help").stdout, flags=re.M))

@@ -8,7 +8,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
 from sharding import job
 from sharding.cli import commands
@@ -19,8 +18,11 @@ from sharding.core.events import Phase
 from sharding.core.options import OPTIONS
 from sharding.formats.names import PICTURE_NAME
 from sharding.planning.devices import PRESETS
+from tests.commands import invoke
 from tests.conftest import random_tensors, write_checkpoint
 from tests.docs.pages import CLI, COMMANDS, cells, code, localhub_options, prose, section, subsection, table
+
+JOBS = [name for name in CLI.commands if name != "localhub"]
 
 
 def options_of(command: Any) -> dict[str, Any]:
@@ -35,6 +37,11 @@ def test_every_command_stands_in_the_docs_with_its_arguments_and_none_besides() 
     }
     rows = [code(first)[0].split() for first, _ in table(COMMANDS, "command | what it does")]
     assert {name: rest for name, *rest in rows} == arguments
+
+
+def option_rows(command: str) -> list[list[str]]:
+    """The rows of the options of a command."""
+    return cells(subsection(COMMANDS, command), "option | default |")
 
 
 def plain(cell: str) -> str:
@@ -52,11 +59,9 @@ def rows_of(command: Any) -> list[tuple[str, str, str]]:
     return [(name.replace(" / ", ", "), default or "", words) for name, words, default in found]
 
 
-@pytest.mark.parametrize("command", [name for name in CLI.commands if name != "localhub"])
-def test_the_options_of_each_command_stand_in_the_docs_with_the_words_of_its_help_and_none_besides(
-    command: str,
-) -> None:
-    rows = cells(subsection(COMMANDS, command), "option | default |")
+@pytest.mark.parametrize("command", JOBS)
+def test_the_options_of_each_command_stand_in_the_docs_with_the_words_of_its_help(command: str) -> None:
+    rows = option_rows(command)
     expected = rows_of(CLI.commands[command])
     assert [(plain(names), plain(default)) for names, default, _ in rows] == [row[:2] for row in expected]
     for (names, _, meaning), (*_, words) in zip(rows, expected, strict=True):
@@ -74,25 +79,17 @@ def test_options_before_the_command_stand_in_the_docs_and_none_besides() -> None
 
 
 def test_defaults_and_choices_of_options_are_those_in_the_docs() -> None:
-    for command in CLI.commands:
-        for names, default, meaning in (
-            cells(subsection(COMMANDS, command), "option | default |") if command != "localhub" else ()
-        ):
+    for command in JOBS:
+        for names, default, meaning in option_rows(command):
             param = options_of(CLI.commands[command])[code(names)[0].split()[0]]
             if code(default):
                 assert [str(param.default)] == code(default), names
             else:
                 assert param.required if default else param.default in (False, None, ""), names
             kind = get_type_hints(getattr(commands, command))[param.name]
-            choices = {
-                choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)
-            }
+            choices = {word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)}
             assert choices <= {*code(meaning), *code(names)[0].split()[1:]}, names
-    (budget,) = (
-        meaning
-        for names, *_, meaning in cells(subsection(COMMANDS, "devices"), "option | default |")
-        if "--budget" in names
-    )
+    (budget,) = (meaning for names, *_, meaning in option_rows("devices") if "--budget" in names)
     assert set(PRESETS) <= set(code(budget))
 
 
@@ -109,30 +106,21 @@ def test_every_option_of_localhub_stands_in_the_docs_and_none_besides() -> None:
     assert set(documented) == localhub_options()
 
 
-def test_the_exit_statuses_are_those_in_the_docs(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exit_statuses_are_those_in_the_docs(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other").mkdir()
     save_file(random_tensors(seed=1), tmp_path / "other/model.safetensors")
-
-    def status(*arguments: object) -> int:
-        return int(CliRunner().invoke(app, [*map(str, arguments)]).exit_code)
-
-    found = [
-        status("verify", checkpoint, checkpoint),
-        status("verify", checkpoint, tmp_path / "other"),
-        status("plan", checkpoint, "-s", "10 apples"),
-        status("plan", tmp_path / "nowhere"),
-    ]
+    ends = (("verify", checkpoint), ("verify", tmp_path / "other"), ("plan", "-s", "10 apples"))
+    found = [invoke(command, checkpoint, *more).exit_code for command, *more in ends]
+    found.append(invoke("plan", tmp_path / "nowhere").exit_code)
     monkeypatch.setattr(job, "inspect", lambda *_, **__: signal.raise_signal(signal.SIGINT))
-    found.append(status("inspect", checkpoint))
+    found.append(invoke("inspect", checkpoint).exit_code)
     assert [str(one) for one in found] == [row[0] for row in table(COMMANDS, "status | meaning")]
     assert found[-1] == Cancelled.exit_status
 
 
-def keys(*arguments: object) -> set[str]:
-    """The keys of the object that a command prints."""
-    return set(json.loads(CliRunner().invoke(app, [*map(str, arguments), "--json"]).stdout))
+def printed(*words: object) -> Any:
+    """The object that a command prints."""
+    return json.loads(invoke(*words, "--json").stdout)
 
 
 def documented_keys() -> dict[str, set[str]]:
@@ -141,23 +129,18 @@ def documented_keys() -> dict[str, set[str]]:
 
 def test_the_keys_that_programs_read_are_those_in_the_docs(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = {
-        "inspect": keys("inspect", checkpoint),
-        "plan": keys("plan", checkpoint),
-        "shard": keys("shard", checkpoint, out, "-s", "60kB"),
-        "verify": keys("verify", checkpoint, out),
-        "diff": keys("diff", checkpoint, out),
-        "discard": keys("discard", out),
-    }
+    ways = {"inspect": (), "plan": (), "shard": (out, "-s", "60kB"), "verify": (out,), "diff": (out,)}
+    found = {command: set(printed(command, checkpoint, *more)) for command, more in ways.items()}
+    found["discard"] = set(printed("discard", out))
     documented = documented_keys()
     assert documented.keys() - found.keys() == {"compare", "devices", "any that ends without a result"}
     assert found == {command: documented[command] for command in found}
-    error = json.loads(CliRunner().invoke(app, ["plan", "./nowhere", "--json"]).stdout)
+    error = printed("plan", "./nowhere")
     assert {*error, *error["error"]} == documented["any that ends without a result"]
 
     other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=1)}, index=False)
     report, text = json.loads((out / "sharding_report.json").read_text()), prose(COMMANDS)
-    difference = json.loads(CliRunner().invoke(app, ["diff", str(checkpoint), str(other), "--json"]).stdout)
+    difference = printed("diff", checkpoint, other)
     inner = (report["resources"], report["shards"][0], report["plan"]["shards"][0], *difference["differences"])
     assert {key for one in inner for key in one} <= set(code(text))
     written = {path.name for path in out.iterdir() if not path.name.startswith("model")} - {"config.json"}
@@ -170,8 +153,7 @@ def test_the_remedies_are_those_in_the_docs() -> None:
 
 
 def events(*arguments: object) -> list[dict[str, Any]]:
-    said = CliRunner().invoke(app, [*map(str, arguments), "--events"]).stdout
-    return [json.loads(line) for line in said.splitlines()]
+    return [json.loads(line) for line in invoke(*arguments, "--events").stdout.splitlines()]
 
 
 def documented_events(command: str) -> set[str]:
@@ -181,10 +163,9 @@ def documented_events(command: str) -> set[str]:
 def test_the_events_of_a_job_are_those_in_the_docs(checkpoint: Path, tmp_path: Path) -> None:
     found = events("shard", checkpoint, tmp_path / "out", "-s", "60kB")
     assert {event["event"] for event in found} == documented_events("shard") - {"probed", "compared"}
-    found = events("verify", checkpoint, tmp_path / "out")
-    assert {event["event"] for event in found} == documented_events("verify")
-    found = events("diff", checkpoint, tmp_path / "out")
-    assert {event["event"] for event in found} == documented_events("diff")
+    for command in ("verify", "diff"):
+        found = events(command, checkpoint, tmp_path / "out")
+        assert {event["event"] for event in found} == documented_events(command)
 
 
 def test_the_phases_of_progress_are_those_in_the_docs() -> None:
@@ -200,10 +181,8 @@ def test_the_keys_and_events_of_what_loads_a_model_are_those_in_the_docs(tmp_pat
 
     source, out = models.save("llama", tmp_path / "source", layers=2), tmp_path / "out"
     documented = documented_keys()
-    assert keys("devices", source, "--budget", "cpu=1GB") == documented["devices"]
+    assert set(printed("devices", source, "--budget", "cpu=1GB")) == documented["devices"]
     said = [*events("shard", source, out), *events("compare", source, out, "--rounds", "1")]
     assert {event["event"] for event in said} == documented_events("shard")
-    assert {event["event"] for event in said if event["event"] in ("probed", "compared")} == documented_events(
-        "compare"
-    )
+    assert documented_events("compare") == {"probed", "compared"}
     assert said[-1].keys() - {"event"} == documented["compare"]

@@ -13,18 +13,7 @@ from sharding.core.text import format_bytes
 from sharding.desk import desk
 from sharding.storage.hub import guard
 from tests.conftest import ROOT
-from tests.docs.pages import (
-    API,
-    COMMANDS,
-    DEVELOPMENT,
-    FORMATS,
-    GAINS,
-    README,
-    RESULTS,
-    code,
-    section,
-    table,
-)
+from tests.docs.pages import API, COMMANDS, DEVELOPMENT, FORMATS, GAINS, README, RESULTS, code, section, table
 
 # --- What is looked up --------------------------------------------------------------------------------
 
@@ -128,16 +117,6 @@ def test_every_figure_is_one_that_was_measured(page: Path) -> None:
         for (number, unit), text in zip(quantities(figure), written, strict=True):
             places = len(text.partition(".")[2])
             assert is_among(number, unit, places, results), f"{what}: {number} {unit}"
-
-
-def test_a_figure_that_was_not_measured_is_found_out() -> None:
-    assert quantities("11.1 s, 355 MB; 2.4, 2.9 ×") == [(11.1, "s"), (355, "MB"), (2.4, ""), (2.9, "")]
-    results = measured("python bench/shard.py --pairs 20")
-    rows = [row for row in figures(GAINS) if "bench/shard.py" in row[2]]
-    (memory,) = [row for row in rows if row[1].endswith("MB")]
-    ((number, unit),) = quantities(memory[1])
-    assert is_among(number, unit, 0, results)
-    assert not is_among(number, "s", 0, results) and not is_among(number - 3, unit, 0, results)
 
 
 def test_the_machines_are_those_on_which_it_was_measured() -> None:

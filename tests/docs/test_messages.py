@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from sharding.core import errors
-from tests.docs.pages import TROUBLE, Run, blocks, code, table
+from tests.commands import invoke
+from tests.docs.pages import TROUBLE, blocks, code, table
 from tests.messages import CLASSES, every_message, every_text
 
 
@@ -42,10 +43,7 @@ def test_the_messages_that_the_page_explains_are_those_of_the_code() -> None:
     assert len(rows) > 30
 
 
-def test_the_error_that_the_page_shows_is_the_real_one(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_that_the_page_shows_is_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shown,) = blocks(TROUBLE, "console")
     monkeypatch.chdir(tmp_path)
-    done = run("plan", "./nowhere")
-    assert done.stderr.strip().splitlines() == shown.splitlines()[1:]
+    assert invoke("plan", "./nowhere").stderr.strip().splitlines() == shown.splitlines()[1:]

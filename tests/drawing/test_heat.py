@@ -9,10 +9,8 @@ from sharding.core.values import NOT_FINITE, Difference
 from sharding.drawing.heat import EQUAL, NO_NUMBERS, STRONGEST, distance_of, draw_heat, level_of, stacks_of
 
 PARTS = ("self_attn.q_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight")
-NAMES = [f"model.layers.{n}.{part}" for n in range(12) for part in PARTS] + [
-    "model.embed_tokens.weight",
-    "lm_head.weight",
-]
+OUTSIDE = ("model.embed_tokens.weight", "lm_head.weight")
+NAMES = [*(f"model.layers.{n}.{part}" for n in range(12) for part in PARTS), *OUTSIDE]
 
 
 def differing(name: str, cosine: float | None = 0.5) -> Difference:
@@ -26,7 +24,7 @@ def test_each_layer_is_a_column_in_natural_order_and_each_part_a_row() -> None:
     cells = {(part, column): cell.level for part, row in layers.rows.items() for column, cell in row.items()}
     assert cells.pop(("mlp.down_proj.weight", 10)) == STRONGEST
     assert len(cells) == 35 and set(cells.values()) == {EQUAL}
-    assert (outside.name, set(outside.rows)) == ("", {"model.embed_tokens.weight", "lm_head.weight"})
+    assert (outside.name, set(outside.rows)) == ("", {*OUTSIDE})
 
 
 def test_a_cell_says_by_how_much_its_tensor_differs() -> None:

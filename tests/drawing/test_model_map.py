@@ -26,7 +26,7 @@ from sharding.drawing.model_map import (
 )
 from sharding.drawing.tensor_kinds import kind_of
 from sharding.planning.plan import plan_checkpoint, plan_shards
-from tests.models import CLASSES, build
+from tests.models import build
 from tests.planning.tensors import in_ranks
 from tests.tensors import stored_tensor
 
@@ -84,9 +84,7 @@ def test_areas_are_bytes_and_do_not_overlap(sizes: list[int], files: int, dealt:
     _, drawn = planned(source, 300)
     for strip, columns in (("after", drawn.after), ("today", drawn.today)):
         boxes = [(cell.bytes, getattr(cell, strip)) for cell in drawn.cells]
-        room = WIDTH - sum(
-            after.x - before.x - before.width for before, after in zip(columns, columns[1:], strict=False)
-        )
+        room = WIDTH - sum(after.x - before.x - before.width for before, after in pairwise(columns))
         for size, box in boxes:
             assert box.width * box.height == pytest.approx(room * HEIGHT * size / sum(sizes), rel=0.02)
         assert all(overlap(one, other) < 1e-6 for (_, one), (_, other) in combinations(boxes, 2))
@@ -94,12 +92,7 @@ def test_areas_are_bytes_and_do_not_overlap(sizes: list[int], files: int, dealt:
 
 @pytest.mark.parametrize(
     ("sizes", "files", "size", "scattered"),
-    [
-        (layers(300, experts=16), 200, 2000, True),
-        (layers(800), 3, 240, False),
-        (layers(250), 1, 10**9, False),
-        (layers(100), 401, 300, True),
-    ],
+    [(layers(100, experts=16), 200, 700, True), (layers(800), 3, 240, False), (layers(250), 1, 10**9, False)],
 )
 def test_a_large_map_is_gathered_and_loses_nothing(
     sizes: dict[str, int], files: int, size: int, scattered: bool
@@ -122,10 +115,16 @@ def test_a_large_map_is_gathered_and_loses_nothing(
     assert len(draw_plan(source, plan).encode()) < 200_000
 
 
-def test_a_gathered_cell_says_what_it_stands_for() -> None:
+def test_a_gathered_cell_says_what_it_stands_for_and_counts_what_a_merge_changes() -> None:
     _, drawn = planned(checkpoint(layers(400, experts=4)), 10**9)
     titles = [cell.title for cell in drawn.cells if cell.kind == "expert"]
     assert "8 expert tensors in model.layers.1 to model.layers.2" in titles
+    source = checkpoint(layers(400), files=2)
+    changed = {tensor.name for tensor in source.tensors if tensor.name.endswith("3.self_attn.q_proj.weight")}
+    drawn = map_of_copy(source, source, changed=changed)
+    assert drawn.changed == len(changed) and len(drawn.cells) <= MOST_CELLS
+    some = [cell for cell in drawn.cells if 0 < cell.changed < cell.tensors]
+    assert some and all(f", {cell.changed} of them change" in cell.title for cell in some)
 
 
 def test_a_copy_without_a_known_source_has_no_today() -> None:
@@ -150,7 +149,7 @@ def test_the_picture_is_an_svg_that_shows_both(size: str | int) -> None:
     assert paths == 2 * ["attention", "mlp", "embedding", "norm"]
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", ["qwen2-moe", "gpt-neox", "dinov2"])  # others are held against their classes
 def test_what_models_of_transformers_hold_is_told_apart(name: str) -> None:
     kinds = Counter(kind_of(key) for key in build(name, layers=2).state_dict())
     assert kinds.keys() >= {"attention", "embedding", "norm"} and kinds.keys() & {"mlp", "expert"}
@@ -162,11 +161,8 @@ def test_each_machine_stands_under_its_own_files() -> None:
     hints = in_ranks([tensor.name for tensor in source.tensors], 3)
     plan = plan_checkpoint(source, Options(500, strategy="pp:3"), {"": hints})
     machines = map_of_plan(source, plan).machines
-    sizes = [f"{501 + 2 * 241} B", f"{2 * 241} B", f"{2 * 241} B"]
-    parts = ["layers 0 to 1", "layers 2 to 3", "layers 4 to 5"]
-    assert [machine.title for machine in machines] == [
-        f"{size}, {part}" for size, part in zip(sizes, parts, strict=True)
-    ]
+    titles = ["983 B, layers 0 to 1", "482 B, layers 2 to 3", "482 B, layers 4 to 5"]
+    assert [machine.title for machine in machines] == titles
     assert sum(machine.width for machine in machines) <= WIDTH
     assert all(one.x + one.width <= other.x for one, other in pairwise(machines))
     assert not map_of_plan(source, plan_checkpoint(source, Options(500))).machines
@@ -185,19 +181,16 @@ def test_quantized_weights_lie_today_where_their_numbers_and_scales_do() -> None
     assert (today.bytes, today.tensors, after.bytes) == (174, 2, 644)
 
 
-@pytest.mark.parametrize("files", [1, MOST_COLUMNS - 1, MOST_COLUMNS, MOST_COLUMNS + 1, 2 * MOST_COLUMNS + 1])
-@pytest.mark.parametrize("scattered", [False, True])
-def test_files_have_a_column_each_up_to_a_bound_and_share_them_beyond(files: int, scattered: bool) -> None:
+@pytest.mark.parametrize("files", [1, MOST_COLUMNS, MOST_COLUMNS + 1, 2 * MOST_COLUMNS + 1])
+def test_files_have_a_column_each_up_to_a_bound_and_share_them_beyond(files: int) -> None:
     """No map has more columns than a page can show, and none is gathered where that is not needed."""
-    source = checkpoint({f"h.{n}.weight": 10 for n in range(files)}, files, scattered)
+    source = checkpoint({f"h.{n}.weight": 10 for n in range(files)}, files)
     plan, drawn = planned(source, 10)
     assert len(plan.shards) == len(source.weight_files) == files
-    for columns, names in (
-        (drawn.after, [shard.file for shard in plan.shards]),
-        (drawn.today, [file.path for file in source.weight_files]),
-    ):
+    names = [shard.file for shard in plan.shards], [file.path for file in source.weight_files]
+    for columns, there in zip((drawn.after, drawn.today), names, strict=True):
         assert len(columns) == files if files <= MOST_COLUMNS else len(columns) <= MOST_COLUMNS
-        assert [name for column in columns for name in column.names] == names
+        assert [name for column in columns for name in column.names] == there
     assert len(drawn.cells) == files if files <= MOST_COLUMNS else len(drawn.cells) <= MOST_CELLS
 
 
@@ -238,15 +231,6 @@ def test_cells_with_tensors_that_a_merge_changes_are_hatched_and_say_so() -> Non
     assert f'fill="url(#hatch)" d="{outline(drawn.cells)}"' in text and ET.fromstring(text) is not None
     plain = map_of_copy(source, source)
     assert not plain.changed and "hatch" not in draw_map(plain, "A copy")
-
-
-def test_a_cell_of_many_tensors_counts_those_that_change() -> None:
-    source = checkpoint(layers(400), files=2)
-    changed = {tensor.name for tensor in source.tensors if tensor.name.endswith("3.self_attn.q_proj.weight")}
-    drawn = map_of_copy(source, source, changed=changed)
-    assert drawn.changed == len(changed) and len(drawn.cells) <= MOST_CELLS
-    some = [cell for cell in drawn.cells if 0 < cell.changed < cell.tensors]
-    assert some and all(f", {cell.changed} of them change" in cell.title for cell in some)
 
 
 @pytest.mark.parametrize("has_source", [True, False])

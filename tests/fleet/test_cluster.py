@@ -12,13 +12,10 @@ import pytest
 
 from sharding import __version__, job
 from sharding.core.errors import Refused
-from sharding.fleet.entry import enter
 from sharding.fleet.ray_workers import ray_workers
-from sharding.storage.folder_source import open_folder
 from tests.fleet.pretend_ray import Died, PretendRay
 from tests.folders import reshard
 from tests.hubs import TOKEN
-from tests.tensors import stored_tensor
 
 NODE = "10.0.0.7 (abcdef01)"
 
@@ -40,25 +37,29 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendRay]:
 def test_a_cluster_of_this_machine_is_given_no_login_and_ends_with_the_job(
     ray: PretendRay, checkpoint: Path, tmp_path: Path
 ) -> None:
-    around = dict(os.environ)
+    def others() -> dict[str, str]:
+        return {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+
+    around = others()
     report = reshard(checkpoint, tmp_path / "out", workers="ray")
     assert ray.log == ["init local", "shutdown"]
     assert TOKEN not in ray.environment.values() and ray.environment["RAY_OWN"] == "1"
     assert ray.options["_node_ip_address"] == "127.0.0.1" and ray.options["log_to_driver"] is False
-    assert {name: text for name, text in os.environ.items() if not name.startswith("RAY_")} == {
-        name: text for name, text in around.items() if not name.startswith("RAY_")
-    }
+    assert others() == around
     assert report.fleet and report.fleet.engine == "ray 2.0" and [one.node for one in report.fleet.nodes] == [NODE]
 
 
-def test_a_cluster_that_is_there_is_connected_to_and_left(
+def test_a_cluster_that_is_there_is_left_and_whatever_ends_a_job_has_the_workers_under_way_killed(
     ray: PretendRay, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sharding.fleet.crew.TOLD_SECONDS", 0)
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     events = job.shard(str(checkpoint), str(tmp_path / "out"), "50kB", workers="ray")
     next(events)
+    next(events)
     events.close()
-    assert ray.log[0] == "init auto" and ray.log[-1] == "shutdown" and "_node_ip_address" not in ray.options
+    assert 1 <= ray.log.count("cancel") <= 2 and "_node_ip_address" not in ray.options
+    assert ray.log[0] == "init auto" and ray.log[-1] == "shutdown"
 
 
 def test_a_worker_that_dies_costs_one_of_three_attempts(ray: PretendRay, checkpoint: Path, tmp_path: Path) -> None:
@@ -73,17 +74,6 @@ def test_a_worker_that_dies_costs_one_of_three_attempts(ray: PretendRay, checkpo
     with pytest.raises(Refused, match="has died 3 times"):
         reshard(checkpoint, tmp_path / "out", workers="ray")
     assert len(begun) == 3 and ray.log[-1] == "shutdown"
-
-
-def test_whatever_ends_a_job_has_the_workers_under_way_killed(
-    ray: PretendRay, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sharding.fleet.crew.TOLD_SECONDS", 0)
-    events = job.shard(str(checkpoint), str(tmp_path / "out"), "50kB", workers="ray")
-    next(events)
-    next(events)
-    events.close()
-    assert 1 <= ray.log.count("cancel") <= 2 and ray.log[-1] == "shutdown"
 
 
 @pytest.mark.parametrize("there", ["0.0.1", ""])
@@ -103,26 +93,15 @@ def test_a_node_with_another_version_or_without_it_does_nothing_and_ends_the_job
     ray.around = on_that_node
     with pytest.raises(Refused) as refused:
         reshard(checkpoint, tmp_path / "out", workers="ray")
-    assert refused.value.message == (
-        f"On node {NODE}, shard-my-repo is {there or 'not installed'}, but here it is {__version__}."
-    )
+    found = f"On node {NODE}, shard-my-repo is {there or 'not installed'}, but here it is {__version__}."
+    assert refused.value.message == found
     assert not (tmp_path / "out").exists() and ray.log[-1] == "shutdown"
 
 
-def test_a_node_with_this_version_does_its_part(ray: PretendRay, checkpoint: Path) -> None:
-    from sharding.core.values import Shard
-    from sharding.fleet.parts import Part, PartDone, parse_event, part_json
-
-    source = open_folder(str(checkpoint))
-    file = source.files[0].path
-    part = Part("verify", Shard(file, (stored_tensor("w", "U8", (9,), file, 0, 9),), 9), b"", (source.lend([file]),))
-    said = list(enter(part_json(part), __version__))
-    assert {node for node, _ in said} == {NODE} and isinstance(parse_event(said[-1][1]), PartDone)
-
-
-@pytest.mark.parametrize("address", ["local", "auto"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize(
+    ("address", "number", "is_there"),
+    [("local", signal.SIGTERM, True), ("auto", signal.SIGINT, True), ("local", signal.SIGHUP, False)],
+)
 def test_signals_end_the_command_as_they_did_before_whether_or_not_a_cluster_is_there(
     ray: PretendRay, address: str, number: signal.Signals, is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,17 +119,13 @@ def test_signals_end_the_command_as_they_did_before_whether_or_not_a_cluster_is_
     monkeypatch.setattr(ray, "init", init)
     before = signal.signal(number, handler)
     try:
-        with nullcontext() if is_there else pytest.raises(Refused), ray_workers():
+        with (
+            nullcontext()
+            if is_there
+            else pytest.raises(Refused, match="Ray cannot start a cluster here: nobody is there"),
+            ray_workers(),
+        ):
             assert signal.getsignal(number) is handler
         assert signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)
-
-
-def test_a_cluster_that_cannot_be_reached_is_refused(ray: PretendRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    def init(*_: Any, **__: Any) -> None:
-        raise ConnectionError("nobody is there")
-
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(Refused, match="Ray cannot start a cluster here: nobody is there"), ray_workers():
-        pass

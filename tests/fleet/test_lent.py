@@ -77,14 +77,8 @@ def outcome_of(source: LentSource, target: LentDestination | None) -> PartFailed
 @pytest.mark.parametrize(
     ("source_left", "target_left", "again"),
     [
-        (None, None, False),
-        (3600, 3600, False),
-        (3600, None, False),
-        (-1, 3600, True),
-        (3600, -1, True),
-        (None, -1, True),
-        (GRANT_MARGIN_SECONDS - 5, None, True),
-        (None, GRANT_MARGIN_SECONDS - 5, True),
+        *((None, None, False), (3600, None, False), (-1, 3600, True), (3600, -1, True), (None, -1, True)),
+        *((GRANT_MARGIN_SECONDS - 5, None, True), (None, GRANT_MARGIN_SECONDS - 5, True)),
         (GRANT_MARGIN_SECONDS + 60, GRANT_MARGIN_SECONDS + 60, False),
     ],
 )
@@ -118,8 +112,6 @@ def test_a_worker_says_how_far_it_is_and_its_outcome_last(
         assert figures == sorted(figures) and all(figure <= 10 for figure in figures)
         assert len(under_way) <= 1 or not every
 
-
-# --- Where a shard goes -------------------------------------------------------------------------------------
 
 PLAN = "a" * 64
 

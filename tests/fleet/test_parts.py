@@ -44,14 +44,7 @@ UNCAST = st.one_of(
     st.builds(Mxfp4, LYING, LYING, NUMBERS, NUMBERS, NUMBERS),
 )
 UPDATES = st.builds(
-    Update,
-    st.none() | LYING,
-    LYING,
-    *[WORDS] * 2,
-    NUMBERS,
-    st.floats(-1e6, 1e6),
-    *[NUMBERS] * 4,
-    st.booleans(),
+    Update, st.none() | LYING, LYING, *[WORDS] * 2, NUMBERS, st.floats(-1e6, 1e6), *[NUMBERS] * 4, st.booleans()
 )
 MERGED = st.one_of(
     st.builds(
@@ -86,12 +79,7 @@ COUNTS = st.dictionaries(WORDS, NUMBERS, max_size=3)
 RECORDS = st.builds(ShardRecord, WORDS, NUMBERS, WORDS, st.dictionaries(WORDS, WORDS, max_size=3), READS, COUNTS)
 SAID: st.SearchStrategy[PartEvent] = st.one_of(
     st.builds(UnderWay, WORKERS, NUMBERS, SECONDS, NUMBERS),
-    st.builds(
-        PartDone,
-        WORKERS,
-        RECORDS,
-        st.builds(Spent, SECONDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
-    ),
+    st.builds(PartDone, WORKERS, RECORDS, st.builds(Spent, SECONDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)),
     st.builds(PartFailed, WORKERS, WORDS, WORDS, WORDS, st.booleans()),
 )
 

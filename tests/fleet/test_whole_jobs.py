@@ -15,11 +15,12 @@ from sharding.core.events import ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
 from sharding.fleet.parts import Part, PartDone, PartEvent, parse_part
+from sharding.fleet.worker import GrantedHub
 from sharding.storage.hub.source import HubSource
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.fleet import hands
 from tests.fleet.hands import Hands
-from tests.folders import recorded_in, reshard, write_ranks
+from tests.folders import recorded_in, reshard, weights, write_ranks
 from tests.hubs import push, shard
 from tests.inhouse import InHouse
 
@@ -68,16 +69,11 @@ def test_modules_of_a_base_are_made_by_workers_as_on_one_machine(tmp_path: Path,
     reshard(ranks, tmp_path / "many", "50kB", workers="ray", **options)
     reshard(ranks, tmp_path / "one", "50kB", **options)
     assert [parse_part(text).sources[-1].ref.repo_id for text in crew.sent if "2_Dense" in text][:1] == ["base"]
-    many, one = (
-        {name: data for name, data in listing(tmp_path / way).items() if name.endswith(".safetensors")}
-        for way in ("many", "one")
-    )
+    many, one = (weights(tmp_path / way) for way in ("many", "one"))
     assert many == one and "2_Dense/model.safetensors" in one
 
 
-def test_the_cost_is_that_of_moving_once_and_memory_the_peak(
-    checkpoint: Path, tmp_path: Path, led: Led, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_is_that_of_moving_once_and_memory_the_peak(checkpoint: Path, tmp_path: Path, led: Led) -> None:
     one = reshard(checkpoint, tmp_path / "one")
     crew = led(Hands())
     many = reshard(checkpoint, tmp_path / "many", workers="ray")
@@ -130,7 +126,7 @@ def test_what_workers_have_read_to_cast_is_held_to_the_hash_of_the_hub(
     damages: str, checkpoint: Path, in_house: InHouse, led: Led, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(in_house, checkpoint, "alice/source")
-    weights = [path for path in listing(checkpoint) if path.endswith("tensors")]
+    paths = [path for path in listing(checkpoint) if path.endswith("tensors")]
     usual_work, usual_read, now = hands.work, HubSource._read, [""]
 
     def work(text: str, node: str) -> Iterator[str]:
@@ -155,8 +151,8 @@ def test_what_workers_have_read_to_cast_is_held_to_the_hash_of_the_hub(
     problems = {one.tensor: one.problem for one in reversed(verification.mismatches)}  # the first of each
     wrong = {
         "nothing": {},
-        "transfer": dict.fromkeys(weights, "an earlier read of it does not match the file on the Hub"),
-        "proof": dict.fromkeys(weights, "it does not have the SHA-256 that the Hub states"),
+        "transfer": dict.fromkeys(paths, "an earlier read of it does not match the file on the Hub"),
+        "proof": dict.fromkeys(paths, "it does not have the SHA-256 that the Hub states"),
     }
     assert problems.items() >= wrong[damages].items() and problems.keys() == wrong[damages].keys()
 
@@ -164,8 +160,6 @@ def test_what_workers_have_read_to_cast_is_held_to_the_hash_of_the_hub(
 def test_a_worker_uses_no_login_of_its_own_node(
     checkpoint: Path, in_house: InHouse, led: Led, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sharding.fleet.worker import GrantedHub
-
     push(in_house, checkpoint, "alice/source", private=True)
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_node")
     seen: list[GrantedHub] = []
@@ -181,12 +175,7 @@ def test_a_worker_uses_no_login_of_its_own_node(
     assert len(seen) >= len(crew.sent)
     for hub in seen:
         assert not hub.is_signed_in
-        sent = json.dumps(
-            [
-                {**hub.headers},
-                {**hub.api.headers} if hub.api.headers else {},
-                hub._xet_access("read", "a/b", "")["custom_headers"],
-            ]
-        )
+        access = hub._xet_access("read", "a/b", "")["custom_headers"]
+        sent = json.dumps([{**hub.headers}, {**(hub.api.headers or {})}, access])
         assert "authorization" not in sent.lower() and "hf_of_the_node" not in sent
     assert not re.search("hf_of_the_node|hf_alice", "".join(crew.sent))

@@ -1,6 +1,5 @@
 """`.metadata` is read as torch reads it, and nothing in it is called."""
 
-import io
 import pickle
 import pickletools
 import random
@@ -20,6 +19,7 @@ from sharding.formats.torch_globals import PickleRefused
 from sharding.job import inspect
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import open_folder
+from tests.formats.test_torch_hostile import Call
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -42,11 +42,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_it_is_read_as_torch_reads_it(data: bytes) -> None:
     ours, theirs = parse_metadata(data), pickle.loads(data)
-    tensors = {
-        name: entry for name, entry in theirs.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)
-    }
+    saved = theirs.state_dict_metadata
+    tensors = {name: entry for name, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
     assert {entry.name for entry in ours.entries} == tensors.keys()
-    assert set(ours.others) == theirs.state_dict_metadata.keys() - tensors.keys()
+    assert set(ours.others) == saved.keys() - tensors.keys()
     for entry in ours.entries:
         known = tensors[entry.name]
         assert (entry.shape, f"torch.{entry.dtype}") == (tuple(known.size), str(known.properties.dtype))
@@ -56,74 +55,60 @@ def test_it_is_read_as_torch_reads_it(data: bytes) -> None:
             assert (chunk.file, chunk.start_byte, chunk.bytes) == (info.relative_path, info.offset, info.length)
 
 
-class Evil:
-    """What runs a command when pickle reads it."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.marker,))
-
-
 def test_nothing_in_it_is_called(tmp_path: Path, data: bytes) -> None:
     metadata: Metadata = pickle.loads(data)
-    metadata.storage_meta = Evil(tmp_path / "called")  # type: ignore[assignment]
+    metadata.storage_meta = Call(Path.touch, tmp_path / "called")  # type: ignore[assignment]
     found = parse_metadata(pickle.dumps(metadata))
     assert len(found.entries) == 3 and not (tmp_path / "called").exists()
     pickle.loads(pickle.dumps(metadata))
     assert (tmp_path / "called").exists()
 
 
-def changed(data: bytes, change: Callable[[Metadata], None]) -> bytes:
-    metadata: Metadata = pickle.loads(data)
-    change(metadata)
-    return pickle.dumps(metadata)
-
-
 def compressed(metadata: Metadata) -> None:
     next(iter(metadata.storage_data.values())).transform_descriptors = ["zstd"]
-
-
-def without_places(metadata: Metadata) -> None:
-    metadata.storage_data = {}
-
-
-def of_an_odd_kind(metadata: Metadata) -> None:
-    metadata.state_dict_metadata["model.b"] = 3  # type: ignore[assignment]
 
 
 def with_a_negative_length(metadata: Metadata) -> None:
     next(iter(metadata.storage_data.values())).offset = -1
 
 
+def with_a_number_for_a_name(metadata: Metadata) -> None:
+    metadata.storage_data = {MetadataIndex(3): info for info in metadata.storage_data.values()}  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         (compressed, "is compressed or transformed"),
-        (without_places, "does not say where the piece"),
-        (of_an_odd_kind, "neither a tensor nor bytes"),
+        (lambda metadata: metadata.storage_data.clear(), "does not say where the piece"),
+        (lambda metadata: metadata.state_dict_metadata.update({"model.b": 3}), "neither a tensor nor bytes"),
         (with_a_negative_length, "invalid lengths"),
+        (lambda metadata: vars(metadata).update(state_dict_metadata=[]), "is not a dictionary"),
+        (with_a_number_for_a_name, "does not name a tensor or a file"),
+        (
+            lambda metadata: vars(metadata.state_dict_metadata["model.b"]).update(chunks=[3]),
+            "a piece of model.b is inco",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(change: Callable[[Metadata], None], problem: str, data: bytes) -> None:
+    metadata: Metadata = pickle.loads(data)
+    change(metadata)
     with pytest.raises(PickleRefused, match=problem):
-        parse_metadata(changed(data, change))
+        parse_metadata(pickle.dumps(metadata))
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [], "text", torch.zeros(2), print])
 def test_another_pickle_is_refused(value: Any) -> None:
-    stream = io.BytesIO()
-    pickle.dump(value, stream, protocol=4)
     with pytest.raises(PickleRefused):
-        parse_metadata(stream.getvalue())
+        parse_metadata(pickle.dumps(value, protocol=4))
 
 
 def test_a_damaged_one_is_refused_or_read(data: bytes) -> None:
     chosen = random.Random(0)
     positions = [position for _, _, position in pickletools.genops(data)]
     refused = 0
-    for _ in range(3000):
+    for _ in range(500):
         damaged = bytearray(data)
         at = chosen.choice(positions) + chosen.randrange(3)
         damaged[at % len(data)] = chosen.randrange(256)
@@ -131,7 +116,7 @@ def test_a_damaged_one_is_refused_or_read(data: bytes) -> None:
             parse_metadata(bytes(damaged))
         except PickleRefused:
             refused += 1
-    assert refused > 500
+    assert refused > 80
     for end in range(0, len(data), 97):
         with pytest.raises(PickleRefused):
             parse_metadata(data[:end])
@@ -148,17 +133,15 @@ def test_one_of_endless_length_is_not_followed(limit: str, tmp_path: Path, monke
 def test_places_of_many_pieces_are_found_in_little_memory_and_few_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     state = {f"w{n}": torch.full((4 if n % 2 else 30_000,), float(n)) for n in range(60)}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
     monkeypatch.setattr("sharding.formats.dcp_archives._PIECES_AT_ONCE", 7)
     source = open_folder(str(tmp_path))
     checkpoint = read_checkpoint(source)
+    read_to_plan = source.bytes_read
     for tensor in checkpoint.tensors:
         place = place_of(tensor)
         stored = b"".join(source.read(tensor.file, place.start_byte, place.start_byte + 4))
         assert torch.frombuffer(bytearray(stored), dtype=torch.float32).item() == float(tensor.name[1:])
-    source = open_folder(str(tmp_path))
-    read_checkpoint(source)
     metadata_bytes = (tmp_path / ".metadata").stat().st_size
-    assert source.bytes_read - metadata_bytes < 60 * 8_000 < sum(tensor.bytes for tensor in checkpoint.tensors) / 5
+    assert read_to_plan - metadata_bytes < 60 * 8_000 < sum(tensor.bytes for tensor in checkpoint.tensors) / 5

@@ -20,14 +20,16 @@ LORA = {"peft_type": "LORA"}
 PARTS = ["self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.experts.1.up_proj"]
 MODULES = [
     *(f"model.layers.{layer}.{part}" for layer in (0, 1, 11) for part in PARTS),
-    *("model.embed_tokens", "lm_head", "score", "layers.1.q_proj", "model.h.1.proj"),
+    *("model.embed_tokens", "lm_head", "score", "layers.1.q_proj", "model.h.1.proj", "h.qXproj", "h.0.a-b"),
 ]
 NAMES = st.lists(
     st.sampled_from(["q_proj", "proj", "up_proj", "v_proj", "lm_head", "self_attn.v_proj", "layers.1.q_proj", "1"]),
     max_size=3,
 )
 FORMS = [r".*\.(q|v)_proj", r"model\.layers\.1\..*", r".*layers\.\d\..*", "lm_head", r"^(?!.*v_proj).*proj$"]
-PATTERNS = st.sampled_from(["q_proj", "proj", ".*up_proj", r"layers\.1\..*", "^model.*v_proj", "self_attn.q_proj"])
+PATTERNS = st.sampled_from(
+    ["q_proj", "proj", ".*up_proj", r"layers\.1\..*", "^model.*v_proj", "self_attn.q_proj", "q.proj", "h.q.proj", "a-b"]
+)
 
 
 def match(pattern: str, text: str) -> tuple[str | None] | None:
@@ -39,7 +41,7 @@ def match(pattern: str, text: str) -> tuple[str | None] | None:
 @given(
     target=NAMES | st.sampled_from(FORMS),
     exclude=NAMES | st.sampled_from(FORMS) | st.none(),
-    saved=st.lists(st.sampled_from(["lm_head", "score", "self_attn", "embed_tokens"]), max_size=2),
+    saved=st.lists(st.sampled_from(["lm_head", "score", "self_attn", "embed_tokens", "q.proj", "v.*j"]), max_size=2),
     layers=st.none() | st.integers(0, 2) | st.lists(st.sampled_from([0, 1, 11]), max_size=2),
     pattern=st.sampled_from([None, "layers", ["h", "layers"], [], "self_attn", "(layers|h)"]),
 )
@@ -51,14 +53,12 @@ def test_the_targets_are_those_of_peft(target: Any, exclude: Any, saved: list[st
     theirs = peft.LoraConfig(**values)
     ours = parse_config({**LORA, **values})
     for module in MODULES:
-        assert ours.targets(module, match) == (
-            bool(check_target_module_exists(theirs, module))
-            and "Excluded" not in type(check_target_module_exists(theirs, module)).__name__
-        )
+        found = check_target_module_exists(theirs, module)
+        assert ours.targets(module, match) == (bool(found) and "Excluded" not in type(found).__name__)
 
 
 @given(
-    ranks=st.dictionaries(PATTERNS, st.integers(1, 64), max_size=3),
+    ranks=st.dictionaries(PATTERNS, st.integers(1, 64), max_size=5),
     alphas=st.dictionaries(PATTERNS, st.integers(1, 64), max_size=3),
     rslora=st.booleans(),
 )
@@ -80,25 +80,14 @@ def test_every_linear_layer_but_the_head_may_be_meant() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("peft_type", "IA3", "peft_type IA3"),
-        ("peft_type", None, "peft_type"),
-        ("alora_invocation_tokens", [1], "alora_invocation_tokens"),
-        ("use_qalora", True, "QALoRA"),
-        ("arrow_config", {"top_k": 1}, "arrow_config"),
-        ("kasa_config", {}, "kasa_config"),
-        ("use_bdlora", {"nblocks": 2}, "use_bdlora"),
-        ("layer_replication", [[0, 2]], "layer_replication"),
-        ("megatron_config", {"a": 1}, "megatron_config"),
-        ("init_lora_weights", "pissa_niter_4", "pissa_niter_4"),
-        ("init_lora_weights", "OLoRA", "OLoRA"),
-        ("init_lora_weights", "loftq", "loftq"),
-        ("init_lora_weights", "corda", "corda"),
+        *(("peft_type", "IA3", "peft_type IA3"), ("peft_type", None, "peft_type"), ("use_qalora", True, "QALoRA")),
+        *(("alora_invocation_tokens", [1], "alora_invocation_tokens"), ("arrow_config", {"top_k": 1}, "arrow_config")),
+        *(("kasa_config", {}, "kasa_config"), ("use_bdlora", {"nblocks": 2}, "use_bdlora")),
+        *(("layer_replication", [[0, 2]], "layer_replication"), ("megatron_config", {"a": 1}, "megatron_config")),
+        *(("init_lora_weights", name, name) for name in ("pissa_niter_4", "OLoRA", "loftq", "corda")),
         ("init_lora_weights", "brand-new", "does not know"),
-        ("r", 0, "r: "),
-        ("r", "eight", "r: .*eight"),
-        ("lora_alpha", "many", "lora_alpha"),
-        ("lora_alpha", float("nan"), "lora_alpha"),
-        ("use_rslora", "false", "use_rslora"),
+        *(("r", 0, "r: "), ("r", "eight", "r: .*eight"), ("use_rslora", "false", "use_rslora")),
+        *(("lora_alpha", "many", "lora_alpha"), ("lora_alpha", float("nan"), "lora_alpha")),
         ("target_modules", "x" * (MAX_PATTERN_CHARACTERS + 1), "target_modules"),
     ],
 )
@@ -132,7 +121,8 @@ def test_a_start_that_leaves_the_base_as_it_is_is_fine(value: Any) -> None:
 
 
 def test_the_rows_to_replace_are_those_of_the_module() -> None:
-    both = parse_config({**LORA, "trainable_token_indices": {"embed_tokens": [3, 1], "lm_head": [2]}})
+    tokens = {"embed_tokens": [3, 1], "lm_head": [2], "model.embed_tokens": [9]}  # the first that fits counts
+    both = parse_config({**LORA, "trainable_token_indices": tokens})
     assert both.tokens_of("model.embed_tokens") == (3, 1) and both.tokens_of("lm_head") == (2,)
     assert both.tokens_of("model.other_embed_tokens") is None
     assert parse_config({**LORA, "trainable_token_indices": [5]}).tokens_of("any") == (5,)

@@ -2,7 +2,6 @@
 
 import json
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,7 @@ from safetensors.numpy import save
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import HeaderError
-from sharding.formats.safetensors_file import build_header, header_end, in_file_order, parse_header
-from sharding.recipes.stored import place_of
+from sharding.formats.safetensors_file import build_header, in_file_order, parse_header
 from tests.promises import promise
 from tests.tensors import stored_tensor
 
@@ -49,108 +47,101 @@ def ours(data: bytes) -> Outcome | None:
     return {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}, header.metadata  # type: ignore[return-value]
 
 
-CASES: dict[str, bytes] = {
-    "valid": with_length(ONE % "", bytes(4)),
-    "no tensors": with_length("{}", b""),
+def u8(shape: str, start: int, end: int) -> str:
+    return f'{{"dtype":"U8","shape":{shape},"data_offsets":[{start},{end}]}}'
+
+
+def one(old: str, new: str) -> str:
+    """The header of one tensor, changed."""
+    assert old in ONE
+    return (ONE % "").replace(old, new)
+
+
+CASES: dict[str, tuple[str | bytes, int]] = {
+    "valid": (ONE % "", 4),
+    "no tensors": ("{}", 0),
+    "empty header": ("", 0),
+    "null metadata": ('{"__metadata__":null}', 0),
+    "metadata that are no text": ('{"__metadata__":{"a":1}}', 0),
+    "metadata as a list": ('{"__metadata__":["a"]}', 0),
+    "metadata twice": ('{"__metadata__":{},"__metadata__":{}}', 0),
+    "a metadata key twice": ('{"__metadata__":{"a":"b","a":"c"}}', 0),
+    "foreign format": ('{"__metadata__":{"format":"xx"}}', 0),
+    "a list at the top": ("[]", 0),
+    "padding before and after": (" \n\t\r" + ONE % "" + " \n", 4),
+    "text after the end": (ONE % "" + " x", 4),
+    "a byte order mark": ("\ufeff" + ONE % "", 4),
+    "a trailing comma": ((ONE % "")[:-1] + ",}", 4),
+    "missing bytes": (ONE % "", 3),
+    "trailing bytes": (ONE % "", 5),
+    "a hole": (f'{{"a":{u8("[1]", 1, 2)}}}', 2),
+    "an overlap": (f'{{"a":{u8("[2]", 0, 2)},"b":{u8("[2]", 1, 3)}}}', 3),
+    "a shared range": (f'{{"a":{u8("[2]", 0, 2)},"b":{u8("[2]", 0, 2)}}}', 2),
+    "empty tensors side by side": (f'{{"a":{u8("[0]", 0, 0)},"b":{u8("[0,5]", 0, 0)}}}', 0),
+    "an end before its start": (f'{{"a":{u8("[0]", 4, 0)}}}', 4),
+    "too few bytes for the shape": (one("[1]", "[2]"), 4),
+    "a name twice, the last one counts": ((ONE % "")[:-1] + "," + one("[1]", "[1,1]")[1:], 4),
+    "a name twice, the first one broken": ('{"a":5,' + (ONE % "")[1:], 4),
+    "a field twice": (ONE % ',"dtype":"F32"', 4),
+    "an unknown field, twice": (ONE % ',"x":1,"x":2', 4),
+    "a missing field": ('{"a":{"dtype":"F32","shape":[1]}}', 4),
+    "a tensor as a list": ('{"a":["F32",[1],[0,4]]}', 4),
+    "a tensor as a list of four": ('{"a":["F32",[1],[0,4],0]}', 4),
+    "a dtype as a variant": (one('"F32"', '{"F32":null}'), 4),
+    "a dtype as a filled variant": (one('"F32"', '{"F32":[]}'), 4),
+    "an unknown dtype": (one("F32", "F33"), 4),
+    "a lower-case dtype": (one("F32", "f32"), 4),
+    "a shape of true": (one("[1]", "[true]"), 4),
+    "a shape of 1.0": (one("[1]", "[1.0]"), 4),
+    "a shape of -1": (one("[1]", "[-1]"), 4),
+    "an offset of -0": (one("[0,", "[-0,"), 4),
+    "a shape of -0": (f'{{"a":{u8("[-0]", 0, 0)}}}', 0),
+    "a length of -0 behind another": (f'{{"a":{u8("[1, -0]", 0, 0)}}}', 0),
+    "three offsets": (one("[0,4]", "[0,4,4]"), 4),
+    "a scalar": (one("[1]", "[]"), 4),
+    "a product beyond 64 bits": (f'{{"a":{u8("[4294967296,4294967296,0]", 0, 0)}}}', 0),
+    "zero before the product": (f'{{"a":{u8("[0,4294967296,4294967296]", 0, 0)}}}', 0),
+    "bits beyond 64 bits": ('{"a":{"dtype":"F64","shape":[4611686018427387904],"data_offsets":[0,0]}}', 0),
+    "a length of 2**64 - 1": (f'{{"a":{u8("[18446744073709551615,0]", 0, 0)}}}', 0),
+    "a length of 2**64": (f'{{"a":{u8("[18446744073709551616,0]", 0, 0)}}}', 0),
+    "half a byte": ('{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}', 2),
+    "two halves of a byte": ('{"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}}', 2),
+    "six-bit numbers": ('{"a":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}', 3),
+    "not a number": (ONE % ',"x":NaN', 4),
+    "a number out of range": (ONE % ',"x":1e999', 4),
+    "a number near zero": (ONE % ',"x":1e-999', 4),
+    "three hundred digits": (ONE % (',"x":' + "9" * 300), 4),
+    "five thousand digits": (ONE % (',"x":' + "9" * 5000), 4),
+    "half a surrogate pair in a name": (one('"a"', '"\\ud800"'), 4),
+    "half a surrogate pair elsewhere": (ONE % ',"x":["\\udc00"]', 4),
+    "half a surrogate pair in a key of the metadata": ('{"__metadata__":{"\\ud800":"b"}}', 0),
+    "half a surrogate pair in a text of the metadata": ('{"__metadata__":{"a":"b","c":"\\udc00"}}', 0),
+    "a surrogate pair in the metadata": ('{"__metadata__":{"\\ud83d\\ude00":"\\ud83d\\ude00"}}', 0),
+    "a surrogate pair": (one('"a"', '"\\ud83d\\ude00"'), 4),
+    "a control character": (ONE % ',"x":"\x01"', 4),
+    "broken UTF-8": ((ONE % "").encode().replace(b'"a"', b'"\xed\xa0\x80"'), 4),
+    "an empty name": (one('"a"', '""'), 4),
+    "as deep as allowed": (ONE % (',"x":' + "[" * DEEPEST + "]" * DEEPEST), 4),
+    "one deeper": (ONE % (',"x":' + "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1)), 4),
+    "objects one deeper": (ONE % (',"x":' + '{"a":' * (DEEPEST + 1) + "1" + "}" * (DEEPEST + 1)), 4),
+    "a hundred thousand deep": (ONE % (',"x":' + "[" * 100_000 + "]" * 100_000), 4),
+}
+WHOLE = {
     "empty file": b"",
     "seven bytes": b"1234567",
-    "empty header": with_length("", b""),
-    "null metadata": with_length('{"__metadata__":null}', b""),
-    "metadata that are no text": with_length('{"__metadata__":{"a":1}}', b""),
-    "metadata as a list": with_length('{"__metadata__":["a"]}', b""),
-    "metadata twice": with_length('{"__metadata__":{},"__metadata__":{}}', b""),
-    "a metadata key twice": with_length('{"__metadata__":{"a":"b","a":"c"}}', b""),
-    "foreign format": with_length('{"__metadata__":{"format":"xx"}}', b""),
-    "a list at the top": with_length("[]", b""),
-    "padding before and after": with_length(" \n\t\r" + ONE % "" + " \n", bytes(4)),
-    "text after the end": with_length(ONE % "" + " x", bytes(4)),
-    "a byte order mark": with_length("\ufeff" + ONE % "", bytes(4)),
-    "a trailing comma": with_length((ONE % "")[:-1] + ",}", bytes(4)),
-    "missing bytes": with_length(ONE % "", bytes(3)),
-    "trailing bytes": with_length(ONE % "", bytes(5)),
-    "a hole": with_length('{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', bytes(2)),
-    "an overlap": with_length(
-        '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}',
-        bytes(3),
-    ),
-    "a shared range": with_length(
-        '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        bytes(2),
-    ),
-    "empty tensors side by side": with_length(
-        '{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"F32","shape":[0,5],"data_offsets":[0,0]}}',
-        b"",
-    ),
-    "an end before its start": with_length('{"a":{"dtype":"U8","shape":[0],"data_offsets":[4,0]}}', bytes(4)),
-    "too few bytes for the shape": with_length('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', bytes(4)),
-    "a name twice, the last one counts": with_length(
-        (ONE % "")[:-1] + "," + (ONE % "")[1:].replace("[1]", "[1,1]"), bytes(4)
-    ),
-    "a name twice, the first one broken": with_length('{"a":5,' + (ONE % "")[1:], bytes(4)),
-    "a field twice": with_length(ONE % ',"dtype":"F32"', bytes(4)),
-    "an unknown field, twice": with_length(ONE % ',"x":1,"x":2', bytes(4)),
-    "a missing field": with_length('{"a":{"dtype":"F32","shape":[1]}}', bytes(4)),
-    "a tensor as a list": with_length('{"a":["F32",[1],[0,4]]}', bytes(4)),
-    "a tensor as a list of four": with_length('{"a":["F32",[1],[0,4],0]}', bytes(4)),
-    "a dtype as a variant": with_length((ONE % "").replace('"F32"', '{"F32":null}'), bytes(4)),
-    "a dtype as a filled variant": with_length((ONE % "").replace('"F32"', '{"F32":[]}'), bytes(4)),
-    "an unknown dtype": with_length((ONE % "").replace("F32", "F33"), bytes(4)),
-    "a lower-case dtype": with_length((ONE % "").replace("F32", "f32"), bytes(4)),
-    "a shape of true": with_length((ONE % "").replace("[1]", "[true]"), bytes(4)),
-    "a shape of 1.0": with_length((ONE % "").replace("[1]", "[1.0]"), bytes(4)),
-    "a shape of -1": with_length((ONE % "").replace("[1]", "[-1]"), bytes(4)),
-    "an offset of -0": with_length((ONE % "").replace("[0,", "[-0,"), bytes(4)),
-    "a shape of -0": with_length('{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}', b""),
-    "a length of -0 behind another": with_length('{"a":{"dtype":"U8","shape":[1, -0],"data_offsets":[0,0]}}', b""),
-    "three offsets": with_length((ONE % "").replace("[0,4]", "[0,4,4]"), bytes(4)),
-    "a scalar": with_length((ONE % "").replace("[1]", "[]"), bytes(4)),
-    "a product beyond 64 bits": with_length(
-        '{"a":{"dtype":"U8","shape":[4294967296,4294967296,0],"data_offsets":[0,0]}}', b""
-    ),
-    "zero before the product": with_length(
-        '{"a":{"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}}', b""
-    ),
-    "bits beyond 64 bits": with_length('{"a":{"dtype":"F64","shape":[4611686018427387904],"data_offsets":[0,0]}}', b""),
-    "a length of 2**64 - 1": with_length(
-        '{"a":{"dtype":"U8","shape":[18446744073709551615,0],"data_offsets":[0,0]}}', b""
-    ),
-    "a length of 2**64": with_length('{"a":{"dtype":"U8","shape":[18446744073709551616,0],"data_offsets":[0,0]}}', b""),
-    "half a byte": with_length('{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}', bytes(2)),
-    "two halves of a byte": with_length('{"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}}', bytes(2)),
-    "six-bit numbers": with_length('{"a":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}', bytes(3)),
-    "not a number": with_length(ONE % ',"x":NaN', bytes(4)),
-    "a number out of range": with_length(ONE % ',"x":1e999', bytes(4)),
-    "a number near zero": with_length(ONE % ',"x":1e-999', bytes(4)),
-    "three hundred digits": with_length(ONE % (',"x":' + "9" * 300), bytes(4)),
-    "five thousand digits": with_length(ONE % (',"x":' + "9" * 5000), bytes(4)),
-    "half a surrogate pair in a name": with_length('{"\\ud800":' + (ONE % "")[5:], bytes(4)),
-    "half a surrogate pair elsewhere": with_length(ONE % ',"x":["\\udc00"]', bytes(4)),
-    "half a surrogate pair in a key of the metadata": with_length('{"__metadata__":{"\\ud800":"b"}}', b""),
-    "half a surrogate pair in a text of the metadata": with_length('{"__metadata__":{"a":"b","c":"\\udc00"}}', b""),
-    "a surrogate pair in the metadata": with_length('{"__metadata__":{"\\ud83d\\ude00":"\\ud83d\\ude00"}}', b""),
-    "a surrogate pair": with_length('{"\\ud83d\\ude00":' + (ONE % "")[5:], bytes(4)),
-    "a control character": with_length(ONE % ',"x":"\x01"', bytes(4)),
-    "broken UTF-8": with_length(b'{"\xed\xa0\x80":' + (ONE % "")[5:].encode(), bytes(4)),
-    "an empty name": with_length('{"":' + (ONE % "")[5:], bytes(4)),
-    "as deep as allowed": with_length(ONE % (',"x":' + "[" * DEEPEST + "]" * DEEPEST), bytes(4)),
-    "one deeper": with_length(ONE % (',"x":' + "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1)), bytes(4)),
-    "objects one deeper": with_length(ONE % (',"x":' + '{"a":' * (DEEPEST + 1) + "1" + "}" * (DEEPEST + 1)), bytes(4)),
-    "a hundred thousand deep": with_length(ONE % (',"x":' + "[" * 100_000 + "]" * 100_000), bytes(4)),
-    "a header of 100 MB announced": (100_000_000).to_bytes(8, "little") + b"{}",
-    "a header beyond 100 MB announced": (100_000_001).to_bytes(8, "little") + b"{}",
-    "a header of 16 EB announced": b"\xff" * 8 + b"{}",
+    **{f"a header of {size} announced": size.to_bytes(8, "little") + b"{}" for size in (10**8, 10**8 + 1, 2**64 - 1)},
+    **{what: with_length(text, bytes(size)) for what, (text, size) in CASES.items()},
 }
 
 
 @promise("docs/formats.md#what-is-refused")
-@pytest.mark.parametrize("data", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("data", WHOLE.values(), ids=WHOLE.keys())
 def test_a_header_is_accepted_or_refused_as_safetensors_does(data: bytes, tmp_path: Path) -> None:
     assert ours(data) == theirs(data, tmp_path / "x.safetensors")
 
 
 def test_the_cases_hold_both_accepted_and_refused_headers() -> None:
-    accepted = [name for name, data in CASES.items() if ours(data)]
-    assert 15 < len(accepted) < len(CASES) - 15
+    assert 15 < len(list(filter(ours, WHOLE.values()))) < len(WHOLE) - 15
 
 
 BASE = (
@@ -183,24 +174,17 @@ def test_a_mutated_header_is_accepted_or_refused_as_safetensors_does(data: bytes
     assert ours(data) == theirs(data, tmp_path / "x.safetensors")
 
 
-@settings(max_examples=100)
-@given(data=st.binary(max_size=200))
-def test_any_bytes_are_accepted_or_refused_as_safetensors_does(data: bytes, tmp_path: Path) -> None:
-    assert ours(data) == theirs(data, tmp_path / "x.safetensors")
-
-
 NUMPY_DTYPES = [
-    "float64",
-    "float32",
-    "float16",
     "bool",
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+    *(f"{sign}int{2**n}" for sign in ("", "u") for n in range(3, 7)),
 ]
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda name: name != "__metadata__")
 arrays = st.builds(np.zeros, st.lists(st.integers(0, 3), max_size=3).map(tuple), st.sampled_from(NUMPY_DTYPES))
 
 
-@settings(max_examples=100)
 @given(
     # safetensors 0.8 itself writes a broken header for empty metadata without tensors.
     tensors=st.dictionaries(names, arrays, min_size=1, max_size=8),
@@ -216,7 +200,7 @@ def test_a_header_is_written_byte_for_byte_as_safetensors_writes_it(
 
 def test_every_dtype_has_the_width_that_safetensors_gives_it(tmp_path: Path) -> None:
     for dtype, row in BY_NAME.items():
-        for size in range(1, 72):
+        for size in (row.bits - 1, row.bits, row.bits + 1):
             text = json.dumps({"a": {"dtype": dtype, "shape": [8], "data_offsets": [0, size]}})
             assert (theirs(with_length(text, bytes(size)), tmp_path / "x") is not None) == (size == row.bits)
 
@@ -227,33 +211,20 @@ def test_the_writer_order_of_dtypes_is_that_of_safetensors() -> None:
     assert [entry.dtype for entry in in_file_order(reversed(entries))] == ranks
 
 
-def test_offsets_are_counted_from_the_start_of_the_file() -> None:
-    data = with_length(ONE % "", b"wxyz")
-    (tensor,) = parse_header(data, len(data), "x").tensors
-    assert data[place_of(tensor).start_byte : place_of(tensor).end_byte] == b"wxyz"
-
-
-def test_a_false_length_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(HeaderError, match="ends inside its header"):
-        header_end((99_000_000).to_bytes(8, "little"), 500, "x.safetensors")
-
-
-def test_a_header_beyond_100_mb_is_not_written() -> None:
+def test_a_header_beyond_100_mb_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.formats.safetensors_file.MAX_HEADER_BYTES", 1000)
+    build_header([stored_tensor("n" * 900, "U8", (1,), "f", 0, 1)], None)
     with pytest.raises(HeaderError, match="100 MB"):
-        build_header([stored_tensor("n" * 100_000_001, "U8", (1,), "f", 0, 1)], None)
+        build_header([stored_tensor("n" * 1001, "U8", (1,), "f", 0, 1)], None)
 
 
 @pytest.mark.parametrize(
     "filler",
-    [
-        lambda size: "[" + "[]," * (size // 3) + "[]]",
-        lambda size: '["' + "x" * size + '"]',
-        lambda size: "[" + "0," * (size // 2) + "0]",
-    ],
+    ["[" + "[]," * 130_000 + "[]]", '["' + "x" * 400_000 + '"]', "[" + "0," * 200_000 + "0]"],
     ids=["empty lists", "one long text", "numbers"],
 )
-def test_memory_is_bounded_by_the_size_of_the_header(filler: Callable[[int], str]) -> None:
-    data = with_length(ONE % (',"x":' + filler(2_000_000)), bytes(4))
+def test_memory_is_bounded_by_the_size_of_the_header(filler: str) -> None:
+    data = with_length(ONE % f',"x":{filler}', bytes(4))
     tracemalloc.start()
     try:
         parse_header(data, len(data), "x")

@@ -12,15 +12,6 @@ from tests.formats.test_torch_hostile import packed, pickled_as, read, tensor
 from tests.fuzz.seeds import rezipped, saved
 
 
-def torch_refuses(data: bytes) -> bool:
-    """Whether torch's own reader takes the file for none."""
-    try:
-        torch.load(io.BytesIO(data), weights_only=True)
-    except RuntimeError:
-        return True
-    return False
-
-
 @pytest.mark.parametrize(
     ("made", "is_within"),
     {
@@ -38,12 +29,14 @@ def test_a_tensor_ends_where_its_storage_ends_and_not_where_its_record_does(
     made: dict[str, object], is_within: bool
 ) -> None:
     data = packed(pickled_as({"w": tensor(), "v": tensor(**made)} if made["count"] == 6 else {"v": tensor(**made)}))  # type: ignore[arg-type]
-    assert torch_refuses(data) != is_within
     if is_within:
         assert [entry.shape for entry in read(data).tensors if entry.name == "v"] == [made["shape"]]
+        assert torch.load(io.BytesIO(data), weights_only=True)["v"].shape == made["shape"]
         return
     with pytest.raises(SourceError, match="v extends beyond the bytes of its storage"):
         read(data)
+    with pytest.raises(RuntimeError):
+        torch.load(io.BytesIO(data), weights_only=True)
 
 
 def with_own_header(data: bytes, name: str, more: int) -> bytes:
@@ -55,8 +48,10 @@ def with_own_header(data: bytes, name: str, more: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("name", ["archive/data.pkl", "archive/data/0", "archive/data/1"])
-@pytest.mark.parametrize("more", [1, 8, 60_000])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("archive/data.pkl", 1), ("archive/data/0", 8), ("archive/data/1", 1), ("archive/data/1", 60_000)],
+)
 def test_a_record_that_its_own_header_puts_elsewhere_than_the_directory_is_refused(name: str, more: int) -> None:
     sound = rezipped(saved({"w": torch.arange(2.0), "v": torch.ones(3)}))
     assert [entry.name for entry in read(sound).tensors] == ["w", "v"]
@@ -72,33 +67,3 @@ def test_a_record_that_does_not_begin_where_the_directory_says_is_refused(name: 
     data[at : at + 4] = b"PK\1\2"
     with pytest.raises(SourceError, match=f"'{name}' is not where its directory says"):
         read(bytes(data))
-
-
-COMPLEX = torch.ones(2, dtype=torch.complex64)
-VIEWS = {"conjugated": COMPLEX.conj(), "negated": COMPLEX.conj().imag, "both": COMPLEX.imag._neg_view()}
-
-
-@pytest.mark.parametrize("what", VIEWS)
-@pytest.mark.parametrize("place", ["first", "last"])
-def test_a_view_whose_numbers_are_others_than_its_bytes_is_refused_by_name(what: str, place: str) -> None:
-    beside = {"plain": torch.ones(2)}
-    state = {"odd": VIEWS[what], **beside} if place == "first" else {**beside, "odd": VIEWS[what]}
-    with pytest.raises(SourceError, match="odd is a conjugated or negated view, which safetensors does not support"):
-        read(saved(state))
-    with pytest.raises(SourceError, match="odd is a conjugated or negated view"):
-        read(saved({"state_dict": state}))
-    assert len(read(saved({"odd": VIEWS[what].resolve_conj().resolve_neg(), **beside})).tensors) == 2
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("by_channel", [False, True])
-def test_a_quantized_tensor_is_refused_by_name(by_channel: bool) -> None:
-    plain = torch.ones(2, 3)
-    scales, zeros = torch.tensor([0.5, 0.25]), torch.zeros(2, dtype=torch.int64)
-    odd = (
-        torch.quantize_per_channel(plain, scales, zeros, 0, torch.qint8)
-        if by_channel
-        else torch.quantize_per_tensor(plain, 0.5, 0, torch.quint8)
-    )
-    with pytest.raises(SourceError, match="odd is a quantized tensor, which safetensors does not support"):
-        read(saved({"plain": plain, "odd": odd}))

@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 from tests import models
-from tests.kinds.kind import Kind, State, named
+from tests.kinds.kind import Kind, State
 
 ADAPTER, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 RANK, LAYERS = 16, 4
 TARGETS = {"q_proj": (32, 32), "v_proj": (32, 32)}
 BASE = "acme/tiny-llama"
+PLACE = "speech-lora"
 
 
 def _base() -> Any:
@@ -25,9 +26,6 @@ def _base() -> Any:
 def save_base(folder: Path) -> None:
     """Save the model that the adapters are for, in one file."""
     _base().save_pretrained(folder)
-
-
-# --- By peft ----------------------------------------------------------------------------------------------
 
 
 def _adapted(*names: str) -> Any:
@@ -49,7 +47,6 @@ def _adapted(*names: str) -> Any:
 
 
 def save(folder: Path) -> None:
-    """Save one adapter."""
     _adapted("default").save_pretrained(folder)
 
 
@@ -58,22 +55,13 @@ def save_several(folder: Path) -> None:
     _adapted("query", "document").save_pretrained(folder)
 
 
-def save_more(folder: Path) -> None:
-    """Save one adapter, and another below it."""
-    _adapted("default", "other").save_pretrained(folder)
-
-
 def save_beside(folder: Path, place: str = "") -> None:
     """Save a model and an adapter in one repo, the latter at `place`."""
     save_base(folder)
     _adapted("default").save_pretrained(folder / place)
 
 
-# --- By hand: the same files ------------------------------------------------------------------------------
-
-
 def write(folder: Path, seed: int = 0) -> None:
-    """Write one adapter."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     weights = {}
@@ -102,9 +90,6 @@ def write_beside(folder: Path, place: str = "") -> None:
     write(folder / place)
 
 
-# --- What is loaded ---------------------------------------------------------------------------------------
-
-
 def _loaded(folder: Path, *places: str) -> State:
     """Return the weights of a model, into which peft has put the adapters at `places`."""
     from peft import PeftModel
@@ -123,22 +108,13 @@ def _complete(folder: Path) -> State:
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()  # type: ignore[no-any-return]
 
 
-def _with_adapter(folder: Path, place: str) -> State:
-    """Return the weights of a model to which transformers has added the adapter at `place`."""
+def _with_adapter(folder: Path) -> State:
+    """Return the weights of a model to which transformers has added the adapter at `PLACE`."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)
-    model.load_adapter(str(folder), adapter_kwargs={"subfolder": place})
+    model.load_adapter(str(folder), adapter_kwargs={"subfolder": PLACE})
     return model.state_dict()  # type: ignore[no-any-return]
-
-
-def _by_peft(folder: Path, place: str) -> State:
-    """Return the weights of a model, and of the adapter at `place` that peft puts into it."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), folder / place)
-    return named(model=model.state_dict())
 
 
 _PEFT = partial(Kind, library="peft")
@@ -152,28 +128,14 @@ KINDS = {
         whole=(f"query/{ADAPTER}", f"document/{ADAPTER}"),
         finding="kept-whole",
     ),
-    "PEFT adapter, one above another": _PEFT(
-        save_more,
-        lambda folder: named(root=_loaded(folder), other=_loaded(folder, "other")),
-        write=lambda folder: write_several(folder, "", "other"),
-        whole=(ADAPTER, f"other/{ADAPTER}"),
-        finding="kept-whole",
-    ),
     "PEFT adapter beside a model": _PEFT(
         save_beside, _complete, write=write_beside, whole=(ADAPTER,), finding="kept-whole", cut=(INDEX,)
     ),
-    "adapter in a folder beside a model, speech-lora/": _PEFT(
-        partial(save_beside, place="speech-lora"),
-        partial(_with_adapter, place="speech-lora"),
-        write=partial(write_beside, place="speech-lora"),
-        whole=(f"speech-lora/{ADAPTER}",),
-        cut=(INDEX,),
-    ),
-    "adapter in a folder beside a model, adapters/": _PEFT(
-        partial(save_beside, place="adapters"),
-        partial(_by_peft, place="adapters"),
-        write=partial(write_beside, place="adapters"),
-        whole=(f"adapters/{ADAPTER}",),
+    "adapter in a folder beside a model": _PEFT(
+        partial(save_beside, place=PLACE),
+        _with_adapter,
+        write=partial(write_beside, place=PLACE),
+        whole=(f"{PLACE}/{ADAPTER}",),
         cut=(INDEX,),
     ),
 }

@@ -20,15 +20,15 @@ def _tokenizer() -> Any:
     return models.build("bert", torch.float32, layers=3)
 
 
-def save_with_tokenizer(folder: Path, **options: Any) -> None:
-    """Save a Llama, and a model that turns speech into tokens in a folder of its own."""
+def save_with_tokenizer(folder: Path) -> None:
+    """Save a Llama, and a model that turns speech into tokens in a folder of its own, in shards."""
     models.build("llama", torch.float32, layers=3).save_pretrained(folder)
-    _tokenizer().save_pretrained(folder / PLACE, **options)
+    _tokenizer().save_pretrained(folder / PLACE, max_shard_size="30kB")
 
 
 def save_with_both(folder: Path) -> None:
     """Save the same with the model in the folder whole, beside shards of another save."""
-    save_with_tokenizer(folder, max_shard_size="30kB")
+    save_with_tokenizer(folder)
     save_file(changed(_tokenizer().state_dict()), folder / PLACE / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -53,10 +53,7 @@ def _with_head(folder: Path) -> State:
 _TRANSFORMERS = partial(Kind, library="transformers", cut=(INDEX,))
 
 KINDS = {
-    "model in a folder beside a model": _TRANSFORMERS(save_with_tokenizer, _with_tokenizer),
-    "model in a folder beside a model, shards": _TRANSFORMERS(
-        partial(save_with_tokenizer, max_shard_size="30kB"), _with_tokenizer
-    ),
+    "model in a folder beside a model, shards": _TRANSFORMERS(save_with_tokenizer, _with_tokenizer),
     "model in a folder beside a model, a file and an index": _TRANSFORMERS(save_with_both, _with_tokenizer),
     "value head beside a model": _TRANSFORMERS(save_with_head, _with_head, whole=(HEAD,)),
 }

@@ -3,10 +3,9 @@
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tests import pipelines
 from tests.kinds.kind import Kind, State, changed, named
@@ -18,10 +17,10 @@ TOKEN = "<cat-toy>"
 PARTS = ("unet", "vae", "text_encoder")
 
 
-def _unet(folder: Path, variant: str | None = None) -> State:
+def _unet(folder: Path) -> State:
     from diffusers import UNet2DConditionModel
 
-    return UNet2DConditionModel.from_pretrained(folder, variant=variant).state_dict()  # type: ignore[no-any-return]
+    return UNet2DConditionModel.from_pretrained(folder).state_dict()  # type: ignore[no-any-return]
 
 
 def _pipeline(folder: Path, variant: str | None = None) -> State:
@@ -37,45 +36,23 @@ def save_both(folder: Path) -> None:
     pipelines.build(seed=1).to(torch.float16).save_pretrained(folder, variant="fp16")
 
 
-def save_unet(folder: Path, **options: Any) -> None:
-    """Save the UNet alone."""
-    pipelines.build().unet.save_pretrained(folder, **options)
+def save_unet(folder: Path) -> None:
+    pipelines.build().unet.save_pretrained(folder)
 
 
-def save_unet_in_shards(folder: Path) -> None:
-    """Save the UNet in shards, with the single file of another save beside them: diffusers takes the index first."""
-    save_unet(folder, max_shard_size="30kB")
-    save_file(changed(pipelines.build().unet.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
+def save_unet_among_others(folder: Path) -> None:
+    """Save the UNet in shards, which diffusers takes first, beside two files of other saves: it looks at neither."""
+    unet = pipelines.build().unet
+    unet.save_pretrained(folder, max_shard_size="30kB")
+    for name in (WEIGHTS, "model.safetensors"):
+        save_file(changed(unet.state_dict()), folder / name, metadata={"format": "pt"})
 
 
-def save_unet_variants(folder: Path) -> None:
-    """Save the UNet, and its variant fp16 with other weights."""
-    save_unet(folder)
-    pipelines.build(seed=1).unet.to(torch.float16).save_pretrained(folder, variant="fp16")
-
-
-def save_unet_beside_a_stray(folder: Path) -> None:
-    """Save the UNet beside a `model.safetensors`, which diffusers does not look at."""
-    save_unet(folder)
-    save_file(changed(load_file(folder / WEIGHTS)), folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def save_with_shards(folder: Path) -> None:
-    """Save a pipeline whose UNet is in shards beside a file of another save."""
+def save_among_others(folder: Path) -> None:
+    """Save a pipeline with such a UNet, whose text encoder is in one file that transformers takes before shards."""
     pipelines.save(folder)
     shutil.rmtree(folder / "unet")
-    save_unet_in_shards(folder / "unet")
-
-
-def save_with_a_stray(folder: Path) -> None:
-    """Save a pipeline whose UNet has a `model.safetensors` beside its weights."""
-    pipelines.save(folder)
-    save_unet_beside_a_stray(folder / "unet")
-
-
-def save_with_two_encoders(folder: Path) -> None:
-    """Save a pipeline whose text encoder is in one file beside shards of another save: transformers takes the file."""
-    pipelines.save(folder)
+    save_unet_among_others(folder / "unet")
     encoder = folder / "text_encoder"
     whole = (encoder / "model.safetensors").read_bytes()
     pipelines.build(seed=1).text_encoder.save_pretrained(encoder, max_shard_size="2kB")
@@ -115,12 +92,6 @@ def save_lora_and_embedding(folder: Path) -> None:
     save_embedding(folder)
 
 
-def _lora_state(folder: Path) -> State:
-    from diffusers import StableDiffusionPipeline
-
-    return StableDiffusionPipeline.lora_state_dict(folder)[0]  # type: ignore[no-any-return]
-
-
 def _adapted(folder: Path) -> State:
     """Return the weights of a pipeline into which peft has put the LoRA."""
     pipeline = pipelines.build()
@@ -137,35 +108,25 @@ def _embedded(folder: Path) -> State:
 
 
 def _both(folder: Path) -> State:
-    return named(lora=_lora_state(folder), embedding=_embedded(folder))
+    from diffusers import StableDiffusionPipeline
+
+    return named(lora=StableDiffusionPipeline.lora_state_dict(folder)[0], embedding=_embedded(folder))
 
 
 _DIFFUSERS = partial(Kind, library="diffusers")
 
 KINDS = {
-    "diffusers pipeline": _DIFFUSERS(pipelines.save, _pipeline, cut=(f"unet/{INDEX}", f"vae/{INDEX}")),
-    "diffusers pipeline, two variants": _DIFFUSERS(save_both, _pipeline, cut=(f"unet/{INDEX}",)),
+    "diffusers pipeline, two variants": _DIFFUSERS(save_both, _pipeline, cut=(f"unet/{INDEX}", f"vae/{INDEX}")),
     "diffusers pipeline, the variant fp16": _DIFFUSERS(
         save_both,
         partial(_pipeline, variant="fp16"),
         variant="fp16",
         cut=("unet/diffusion_pytorch_model.safetensors.index.fp16.json",),
     ),
-    "diffusers pipeline, an index beside a file": _DIFFUSERS(save_with_shards, _pipeline, cut=(f"unet/{INDEX}",)),
-    "diffusers pipeline, a stray file": _DIFFUSERS(save_with_a_stray, _pipeline, cut=(f"unet/{INDEX}",)),
-    "diffusers pipeline, a file and an index of transformers": _DIFFUSERS(save_with_two_encoders, _pipeline),
+    "diffusers pipeline, among other files": _DIFFUSERS(save_among_others, _pipeline, cut=(f"unet/{INDEX}",)),
     "diffusers model": _DIFFUSERS(save_unet, _unet, cut=(INDEX,)),
-    "diffusers model, two variants": _DIFFUSERS(save_unet_variants, _unet, cut=(INDEX,)),
-    "diffusers model, the variant fp16": _DIFFUSERS(
-        save_unet_variants,
-        partial(_unet, variant="fp16"),
-        variant="fp16",
-        cut=("diffusion_pytorch_model.safetensors.index.fp16.json",),
-    ),
-    "diffusers model, an index beside a file": _DIFFUSERS(save_unet_in_shards, _unet, cut=(INDEX,)),
-    "diffusers model, a stray file": _DIFFUSERS(save_unet_beside_a_stray, _unet, cut=(INDEX,)),
-    "diffusers LoRA": _DIFFUSERS(save_lora, _lora_state, whole=(LORA,)),
-    "diffusers textual inversion": _DIFFUSERS(save_embedding, _embedded, whole=(EMBEDDING,)),
+    "diffusers model, among other files": _DIFFUSERS(save_unet_among_others, _unet, cut=(INDEX,)),
     "diffusers LoRA, with a textual inversion": _DIFFUSERS(save_lora_and_embedding, _both, whole=(LORA, EMBEDDING)),
     "diffusers LoRA, in a pipeline": Kind(save_lora, _adapted, library="peft", write=save_lora, whole=(LORA,)),
+    "diffusers textual inversion": _DIFFUSERS(save_embedding, _embedded, whole=(EMBEDDING,)),
 }

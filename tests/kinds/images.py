@@ -25,9 +25,6 @@ def _random() -> dict[str, torch.Tensor]:
     return {f"blocks.{n}.weight": torch.randn(64, 64) for n in range(4)}
 
 
-# --- timm -------------------------------------------------------------------------------------------------
-
-
 def save_timm(folder: Path) -> None:
     """Save a model as `push_to_hf_hub` does."""
     import timm
@@ -38,7 +35,6 @@ def save_timm(folder: Path) -> None:
 
 
 def write_timm(folder: Path) -> None:
-    """Write the same files by hand."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     save_file(_random(), folder / WEIGHTS)
@@ -51,9 +47,6 @@ def _timm(folder: Path) -> State:
     import timm
 
     return timm.create_model(f"local-dir:{folder}", pretrained=True).state_dict()  # type: ignore[no-any-return]
-
-
-# --- open_clip --------------------------------------------------------------------------------------------
 
 
 def _words() -> Any:
@@ -77,7 +70,6 @@ def save_open_clip(folder: Path) -> None:
 
 
 def write_open_clip(folder: Path) -> None:
-    """Write the same files by hand."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     weights = _random()
@@ -92,9 +84,6 @@ def _open_clip(folder: Path) -> State:
     import open_clip
 
     return open_clip.create_model(f"local-dir:{folder}").state_dict()  # type: ignore[no-any-return]
-
-
-# --- both -------------------------------------------------------------------------------------------------
 
 
 def _save_clip(folder: Path) -> None:

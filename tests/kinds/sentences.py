@@ -33,9 +33,6 @@ def _bert(folder: Path, **options: Any) -> Path:
     return folder
 
 
-# --- By the library ---------------------------------------------------------------------------------------
-
-
 def _transformer(folder: Path) -> Any:
     from sentence_transformers.models import Transformer
 
@@ -51,19 +48,10 @@ def _save(folder: Path, *modules: Any) -> None:
 
 
 def save(folder: Path) -> None:
-    """Save a Transformer with a pooling and a dense module."""
     from sentence_transformers.models import Dense, Pooling
 
     torch.manual_seed(0)
     _save(folder, _transformer(folder), Pooling(WIDTH), Dense(WIDTH, WIDE))
-
-
-def save_static(folder: Path) -> None:
-    """Save a static embedding."""
-    from sentence_transformers.models import StaticEmbedding
-
-    torch.manual_seed(0)
-    _save(folder, StaticEmbedding(_words(), embedding_dim=WIDE))
 
 
 def save_router(folder: Path) -> None:
@@ -121,9 +109,6 @@ def _clip(folder: Path) -> Path:
     return folder
 
 
-# --- By hand: the same files ------------------------------------------------------------------------------
-
-
 def _describe(folder: Path, modules: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = "sentence_transformers.models."
@@ -166,21 +151,13 @@ def _write_router(folder: Path, name: str, routes: Mapping[str, list[str]]) -> N
 
 
 def write(folder: Path) -> None:
-    """Write a Transformer with a pooling and a dense module."""
     _describe(folder, {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"})
     _write_transformer(folder)
     _write_module(folder / "1_Pooling", {"embedding_dimension": WIDTH})
     _write_dense(folder / "2_Dense", WIDTH, WIDE)
 
 
-def write_static(folder: Path) -> None:
-    """Write a static embedding."""
-    _describe(folder, {"": "StaticEmbedding"})
-    _write_static(folder)
-
-
 def write_router(folder: Path) -> None:
-    """Write a router of a static embedding and a Transformer in shards."""
     _describe(folder, {"": "Router"})
     routes = {"query": [QUERY, DENSES[0]], "document": [DOCUMENT, "document_1_Pooling", DENSES[1]]}
     _write_router(folder, "router_config.json", routes)
@@ -192,7 +169,6 @@ def write_router(folder: Path) -> None:
 
 
 def write_asym(folder: Path) -> None:
-    """Write a router as releases before 5 did."""
     write(folder)
     shutil.rmtree(folder / "2_Dense")
     _describe(folder, {"": "Transformer", "1_Pooling": "Pooling", "2_Router": "Router"})
@@ -203,13 +179,9 @@ def write_asym(folder: Path) -> None:
 
 
 def write_clip(folder: Path) -> None:
-    """Write a CLIP."""
     _describe(folder, {"": "CLIPModel"})
     _clip(folder)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"transformer_task": "any-to-any"}))
-
-
-# --- What is loaded ---------------------------------------------------------------------------------------
 
 
 def _loaded(folder: Path) -> State:
@@ -223,7 +195,6 @@ _ASYM = tuple(f"2_Asym/{place}/{PICKLE}" for place in ASYM_DENSE)
 
 KINDS = {
     "sentence-transformers, Dense": _SENTENCES(save, write=write, whole=(f"2_Dense/{WEIGHTS}",), cut=(INDEX,)),
-    "sentence-transformers, StaticEmbedding": _SENTENCES(save_static, write=write_static, whole=(WEIGHTS,)),
     "sentence-transformers, Router": _SENTENCES(
         save_router,
         write=write_router,

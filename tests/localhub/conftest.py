@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -72,6 +72,10 @@ class Server:
     def api(self, token: str | bool = "hf_alice") -> HfApi:
         return HfApi(endpoint=self.address, token=token)
 
+    def put(self, repo_id: str, path: str, data: Any = b"x", token: str = "hf_alice", **more: Any) -> str:
+        """Put a file into a repo; return the commit."""
+        return str(self.api(token).upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=repo_id, **more).oid)
+
     def ask(
         self,
         method: str,
@@ -96,6 +100,11 @@ class Server:
             with error:
                 return Reply(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
 
+    def commit(self, repo_id: str, lines: list[Any], token: str | None = "hf_alice") -> Reply:
+        """Ask for a commit on main by hand: its header and other `lines`."""
+        body = [{"key": "header", "value": {"summary": "x"}}, *lines]
+        return self.ask("POST", f"/api/models/{repo_id}/commit/main", "\n".join(map(json.dumps, body)).encode(), token)
+
     def login(self, user: str, scope: str, app: str = "app", nonce: str = "n") -> dict[str, Any]:
         """Sign `user` in to an application; return what its token endpoint gets."""
         back = "http://127.0.0.1:1/login/callback?_target_url=/"
@@ -108,24 +117,9 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Start a Hub with the options given; it is stopped at the end."""
-    servers: list[Server] = []
-
-    def serve(*options: str) -> Server:
-        servers.append(Server(tmp_path_factory.mktemp("hub"), options).start())
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        if server.process and server.process.poll() is None:
-            server.stop()
-
-
-@pytest.fixture(scope="session")
-def hub(serve: Callable[..., Server]) -> Server:
+def hub(served: Callable[..., Server]) -> Server:
     """The Hub that most tests share: Xet, and pages of four items so that every list has several."""
-    return serve("--page", "4", "--org", "acme=alice,bob", "--user", "alice", "--user", "bob", "--user", "carol")
+    return served("--page", "4", "--org", "acme=alice,bob", "--user", "alice", "--user", "bob", "--user", "carol")
 
 
 @pytest.fixture

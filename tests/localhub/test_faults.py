@@ -47,9 +47,7 @@ def ask(hub: Faults, path: str, token: str = "hf_alice") -> None:
 @pytest.mark.parametrize(
     ("kind", "until"), [("slow", [1.0, 1.0, 1.0]), ("link", [1.0, 2.0, 3.0]), ("line", [1.0, 1.0, 2.0])]
 )
-def test_answers_side_by_side_wait_for_one_another_on_a_link_or_a_line_alone(
-    kind: str, until: list[float], clock: Clock
-) -> None:
+def test_answers_wait_for_one_another_on_a_link_or_a_line_alone(kind: str, until: list[float], clock: Clock) -> None:
     hub = Faults(answer_of_a_thousand_bytes, [parse_fault(f"{kind}:1000@GET /big")])
     ends = []
     for number, grant in enumerate(("one", "other", "one")):

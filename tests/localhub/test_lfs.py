@@ -1,7 +1,6 @@
 """Uploads over git LFS, for clients without Xet."""
 
 import hashlib
-import json
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +9,9 @@ from tests.localhub.conftest import Server, payload
 
 
 @pytest.fixture(scope="module")
-def plain(serve: Callable[..., Server]) -> Server:
+def plain(served: Callable[..., Server]) -> Server:
     """A Hub without Xet that takes files above 100 kB in parts."""
-    server = serve("--no-xet", "--lfs-multipart-above", "100000")
+    server = served("--no-xet", "--lfs-multipart-above", "100000")
     server.api().create_repo("alice/lfs")
     return server
 
@@ -42,11 +41,9 @@ def test_a_hub_without_xet_speaks_of_none(plain: Server) -> None:
         assert plain.ask("GET", f"/api/models/alice/lfs/xet-{kind}-token/main").status == 404
 
 
-def test_a_client_without_xet_reads_what_another_sent_over_xet(
-    hub: Server, repo: str, script: Callable[..., str]
-) -> None:
+def test_a_client_without_xet_reads_what_came_over_xet(hub: Server, repo: str, script: Callable[..., str]) -> None:
     content = payload(10_500_000, 12)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="w.bin", repo_id=repo)
+    hub.put(repo, "w.bin", content)
     code = f"""
 import hashlib
 print(hashlib.sha256(open(api.hf_hub_download({repo!r}, "w.bin", local_dir=here), "rb").read()).hexdigest())
@@ -103,9 +100,5 @@ def test_a_file_of_another_repo_must_be_sent_again(plain: Server) -> None:
     plain.ask("PUT", batch(plain, content)["actions"]["upload"]["href"], content, token=None)
     plain.api("hf_bob").create_repo("bob/other", exist_ok=True)
     line = {"path": "x.bin", "algo": "sha256", "oid": hashlib.sha256(content).hexdigest(), "size": 4000}
-    body = [{"key": "header", "value": {"summary": "steal"}}, {"key": "lfsFile", "value": line}]
-    reply = plain.ask(
-        "POST", "/api/models/bob/other/commit/main", "\n".join(map(json.dumps, body)).encode(), token="hf_bob"
-    )
-    assert reply.status == 400
-    assert "LFS pointer" in reply.json()["error"]
+    reply = plain.commit("bob/other", [{"key": "lfsFile", "value": line}], token="hf_bob")
+    assert reply.status == 400 and "LFS pointer" in reply.json()["error"]

@@ -1,6 +1,5 @@
 """The Hub lives on its folder: it may be killed at any time, and stops when told to."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 
+import hf_xet
 import pytest
 from huggingface_hub import CommitOperationAdd
 
@@ -42,7 +42,7 @@ def test_everything_is_still_there_after_a_kill(own: Server) -> None:
     assert own.ask("GET", "/alice/kept/resolve/main/w.bin", token=token).body == payload(300_000, 1)
     assert own.ask("GET", "/alice/kept/resolve/main/a.txt", token="hf_bob").status == 403
     assert own.ask("GET", "/oauth/jwks").json() == keys
-    own.api().upload_file(path_or_fileobj=payload(300_000, 2), path_in_repo="w2.bin", repo_id="alice/kept")
+    own.put("alice/kept", "w2.bin", payload(300_000, 2))
 
 
 def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
@@ -50,14 +50,9 @@ def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
     own.api().create_repo("alice/torn")
 
     def commit(number: int) -> int:
-        lines = [{"key": "header", "value": {"summary": f"{number}"}}]
-        lines += [
-            {"key": "file", "value": {"path": f"{number}/{n}", "content": f"{n}", "encoding": "utf-8"}}
-            for n in range(20)
-        ]
-        body = "\n".join(map(json.dumps, lines)).encode()
+        files = [{"path": f"{number}/{n}", "content": f"{n}", "encoding": "utf-8"} for n in range(20)]
         try:
-            return own.ask("POST", "/api/models/alice/torn/commit/main", body).status
+            return own.commit("alice/torn", [{"key": "file", "value": file} for file in files]).status
         except (OSError, HTTPException):
             return 0  # killed before its answer, or in the middle of it
 
@@ -75,17 +70,13 @@ def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
     assert {own.ask("GET", f"/alice/torn/resolve/main/{path}").status for path in files[:200]} == {200}
 
 
-def test_it_listens_on_this_machine_only_takes_no_port_of_another_and_stops_when_told_to(
-    own: Server, tmp_path: Path
-) -> None:
+def test_it_listens_on_this_machine_only_takes_no_port_of_another_and_stops(own: Server, tmp_path: Path) -> None:
     own.start()
     assert own.address.startswith("http://127.0.0.1:")
     command = [sys.executable, "-m", "sharding.localhub", "--folder", str(tmp_path / "other"), "--port"]
-    done = subprocess.run(
-        [*command, own.address.rsplit(":", 1)[1]], capture_output=True, text=True, env=environment(), timeout=60
-    )
-    assert done.returncode != 0
-    assert "in use" in done.stderr
+    command.append(own.address.rsplit(":", 1)[1])
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode != 0 and "in use" in done.stderr
     assert own.stop(signal.SIGTERM) == 0
     assert own.start().stop(signal.SIGINT) == 0
 
@@ -99,11 +90,8 @@ def test_help_imports_nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_clients_in_several_processes_read_while_another_writes(own: Server, tmp_path: Path) -> None:
     own.start()
-    api = own.api()
-    api.create_repo("alice/busy")
-    api.upload_file(path_or_fileobj=payload(9_000_000, 1), path_in_repo="w.bin", repo_id="alice/busy")
-    import hf_xet
-
+    own.api().create_repo("alice/busy")
+    own.put("alice/busy", "w.bin", payload(9_000_000, 1))
     endpoint = own.ask("GET", "/api/models/alice/busy/xet-write-token/main").json()["casUrl"]
     with hf_xet.XetSession().new_upload_commit(endpoint=endpoint) as commit:
         stream = commit.start_upload_stream(name="w2.bin")
@@ -113,12 +101,8 @@ def test_clients_in_several_processes_read_while_another_writes(own: Server, tmp
             "import sys; print(len(open(api.hf_hub_download('alice/busy', 'w.bin', local_dir=sys.argv[1]), 'rb').read()))"
         )
         env = {**environment(), "HF_HOME": str(tmp_path / "home")}
-        readers = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, str(tmp_path / f"reader-{n}")], stdout=subprocess.PIPE, env=env
-            )
-            for n in range(2)
-        ]
+        commands = [[sys.executable, "-c", code, str(tmp_path / f"reader-{n}")] for n in range(2)]
+        readers = [subprocess.Popen(command, stdout=subprocess.PIPE, env=env) for command in commands]
         assert [reader.communicate(timeout=60)[0].strip() for reader in readers] == [b"9000000"] * 2
         assert own.ask("GET", "/alice/busy/resolve/main/w.bin").body == payload(9_000_000, 1)
         stream.finish()
@@ -127,7 +111,7 @@ def test_clients_in_several_processes_read_while_another_writes(own: Server, tmp
 def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path: Path) -> None:
     own.start()
     own.api().create_repo("alice/hit")
-    own.api().upload_file(path_or_fileobj=payload(500_000, 1), path_in_repo="w.bin", repo_id="alice/hit")
+    own.put("alice/hit", "w.bin", payload(500_000, 1))
     endpoint = own.ask("GET", "/api/models/alice/hit/xet-write-token/main").json()["casUrl"]
     code = (
         f"import hf_xet, sys, os; commit = hf_xet.XetSession().new_upload_commit(endpoint={endpoint!r})\n"
@@ -141,6 +125,6 @@ def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path
     writer.wait()
     writer.stdout.close()
     writer.stdin.close()
-    own.api().upload_file(path_or_fileobj=payload(500_000, 2), path_in_repo="w2.bin", repo_id="alice/hit")
+    own.put("alice/hit", "w2.bin", payload(500_000, 2))
     place = Path(own.api().snapshot_download("alice/hit", cache_dir=tmp_path))
     assert [(place / name).read_bytes() for name in ("w.bin", "w2.bin")] == [payload(500_000, n) for n in (1, 2)]

@@ -1,7 +1,6 @@
 """Trees, history, branches and tags."""
 
 import hashlib
-import json
 from collections.abc import Callable
 
 import pytest
@@ -37,11 +36,9 @@ def test_a_folder_is_listed_alone_or_with_all_below_it(hub: Server, forest: str)
         list(api.list_repo_tree(forest, "missing"))
 
 
-def test_paths_are_described_with_the_commit_that_last_touched_them_and_missing_ones_left_out(
-    hub: Server, forest: str
-) -> None:
+def test_paths_are_described_with_the_commit_that_last_touched_them_missing_ones_not(hub: Server, forest: str) -> None:
     api = hub.api()
-    api.upload_file(path_or_fileobj=b"new", path_in_repo="a/b/c.txt", repo_id=forest, commit_message="water")
+    hub.put(forest, "a/b/c.txt", b"new", commit_message="water")
     found = api.get_paths_info(forest, ["a", "f1.txt", "a/b/c.txt", ".gitattributes", "missing"], expand=True)
     assert [item.path for item in found] == ["a", "f1.txt", "a/b/c.txt", ".gitattributes"]
     assert [item.last_commit.title for item in found] == ["water", "plant", "water", "initial commit"]
@@ -52,18 +49,17 @@ def test_paths_are_described_with_the_commit_that_last_touched_them_and_missing_
 
 def test_commits_are_listed_newest_first_over_all_pages(hub: Server, repo: str) -> None:
     for n in range(6):
-        hub.api().upload_file(path_or_fileobj=b"%d" % n, path_in_repo="a", repo_id=repo, commit_message=f"number {n}")
+        hub.put(repo, "a", b"%d" % n, commit_message=f"number {n}")
     titles = [commit.title for commit in hub.api().list_repo_commits(repo)]
     assert titles == [*(f"number {n}" for n in reversed(range(6))), "initial commit"]
 
 
-def test_as_many_commits_come_at_once_as_are_asked_for(serve: Callable[..., Server]) -> None:
-    hub = serve()
+def test_as_many_commits_come_at_once_as_are_asked_for(served: Callable[..., Server]) -> None:
+    hub = served()
     hub.api().create_repo("alice/long")
-    header = json.dumps({"key": "header", "value": {"summary": "again"}})
     for n in range(60):
-        line = json.dumps({"key": "file", "value": {"path": "a", "content": f"{n}", "encoding": "utf-8"}})
-        assert hub.ask("POST", "/api/models/alice/long/commit/main", f"{header}\n{line}".encode()).status == 200
+        file = {"path": "a", "content": f"{n}", "encoding": "utf-8"}
+        assert hub.commit("alice/long", [{"key": "file", "value": file}]).status == 200
     path = "/api/models/alice/long/commits/main"
     lengths = {query: len(hub.ask("GET", path + query).json()) for query in ("", "?limit=5", "?limit=1000")}
     assert lengths == {"": 50, "?limit=5": 5, "?limit=1000": 61}
@@ -76,8 +72,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Server, repo: str) -> Non
     first = api.model_info(repo).sha
     api.create_branch(repo, branch="feature/one", revision=first)
     api.create_tag(repo, tag="v1", tag_message="the first")
-    api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo)
-    last = api.model_info(repo).sha
+    last = hub.put(repo, "x")
     shas = {r: api.model_info(repo, revision=r).sha for r in ("feature/one", "v1", first, first[:7], "main", last)}
     assert shas == {"feature/one": first, "v1": first, first: first, first[:7]: first, "main": last, last: last}
     refs = api.list_repo_refs(repo)
@@ -112,7 +107,7 @@ def test_the_other_kinds_of_repo_work_alike(hub: Server, kind: str) -> None:
     api = hub.api()
     repo_id = f"alice/some-{kind}"
     api.create_repo(repo_id, repo_type=kind, space_sdk="gradio" if kind == "space" else None)
-    api.upload_file(path_or_fileobj=payload(70_000, 9), path_in_repo="w.bin", repo_id=repo_id, repo_type=kind)
+    hub.put(repo_id, "w.bin", payload(70_000, 9), repo_type=kind)
     assert set(api.list_repo_files(repo_id, repo_type=kind)) == {".gitattributes", "w.bin"}
     assert hub.ask("GET", f"/{kind}s/{repo_id}/resolve/main/w.bin").body == payload(70_000, 9)
     assert not api.repo_exists(repo_id)

@@ -31,7 +31,7 @@ def test_each_token_says_who_it_is(hub: Server) -> None:
 
 def test_a_private_repo_does_not_exist_for_others(hub: Server, repo: str) -> None:
     api = hub.api()
-    api.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=repo)
+    hub.put(repo, "x.txt")
     api.update_repo_settings(repo, visibility="private")
     for path in (f"/api/models/{repo}", f"/api/models/{repo}/tree/main", f"/{repo}/resolve/main/x.txt"):
         for missing in (path, path.replace(repo, "alice/never-was")):
@@ -48,7 +48,7 @@ def test_a_private_repo_does_not_exist_for_others(hub: Server, repo: str) -> Non
 
 def test_a_read_token_writes_nothing(hub: Server, repo: str) -> None:
     api = hub.api("hf_alice_read")
-    assert status_of(lambda: api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo)) == 403
+    assert status_of(lambda: hub.put(repo, "x", token="hf_alice_read")) == 403
     assert status_of(lambda: api.create_repo("alice/by-reader")) == 403
     assert status_of(lambda: api.delete_repo(repo)) == 403
     assert status_of(lambda: api.create_branch(repo, branch="b")) == 403
@@ -58,7 +58,7 @@ def test_a_read_token_writes_nothing(hub: Server, repo: str) -> None:
 
 def test_nobody_writes_to_what_is_not_theirs(hub: Server, repo: str) -> None:
     bob = hub.api("hf_bob")
-    assert status_of(lambda: bob.upload_file(path_or_fileobj=b"x", path_in_repo="x.bin", repo_id=repo)) == 403
+    assert status_of(lambda: hub.put(repo, "x.bin", token="hf_bob")) == 403
     assert status_of(lambda: bob.create_repo("alice/by-bob")) == 403
     assert status_of(lambda: bob.delete_repo(repo)) == 403
     assert status_of(lambda: bob.update_repo_settings(repo, visibility="private")) == 403
@@ -69,7 +69,7 @@ def test_nobody_writes_to_what_is_not_theirs(hub: Server, repo: str) -> None:
 
 def test_members_write_to_their_organisation(hub: Server) -> None:
     hub.api("hf_bob").create_repo("acme/shared")
-    hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="acme/shared")
+    hub.put("acme/shared", "x")
     assert status_of(lambda: hub.api("hf_carol").create_repo("acme/other")) == 403
 
 
@@ -91,10 +91,8 @@ def test_a_repo_is_renamed_and_deleted(hub: Server, repo: str) -> None:
     assert status_of(lambda: api.delete_repo(repo)) == 404
 
 
-def test_a_gated_repo_shows_its_files_and_hands_them_out_to_its_owners_alone(
-    hub: Server, repo: str, tmp_path: Path
-) -> None:
-    hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=repo)
+def test_a_gated_repo_lists_its_files_and_gives_them_to_owners_alone(hub: Server, repo: str, tmp_path: Path) -> None:
+    hub.put(repo, "x.txt")
     hub.api().update_repo_settings(repo, gated="auto")
     bob = hub.api("hf_bob")
     assert bob.model_info(repo).gated == "auto"
@@ -107,16 +105,8 @@ def test_a_gated_repo_shows_its_files_and_hands_them_out_to_its_owners_alone(
     assert hub.ask("GET", f"/{repo}/resolve/main/x.txt").status == 200
 
 
-CREATE, READ, READ_GATED, READ_OWN, WRITE, WRITE_OWN, SETTINGS, DELETE = (
-    "create",
-    "read private",
-    "read gated",
-    "read what the app made",
-    "write",
-    "write what the app made",
-    "settings",
-    "delete",
-)
+CREATE, READ, READ_GATED, READ_OWN = "create", "read private", "read gated", "read what the app made"
+WRITE, WRITE_OWN, SETTINGS, DELETE = "write", "write what the app made", "settings", "delete"
 
 
 @pytest.mark.parametrize(
@@ -135,9 +125,8 @@ def test_an_application_does_what_its_scopes_say_and_no_more(hub: Server, scope:
     n = next(NUMBERS)
     private, made, gated = f"alice/private-{n}", f"alice/made-{n}", f"alice/gated-{n}"
     hub.api().create_repo(private, private=True)
-    hub.api(hub.login("alice", "openid contribute-repos", app=f"app-{n}")["access_token"]).create_repo(
-        made, private=True
-    )
+    app = hub.login("alice", "openid contribute-repos", app=f"app-{n}")["access_token"]
+    hub.api(app).create_repo(made, private=True)
     hub.api().create_repo(gated)
     hub.api().update_repo_settings(gated, gated="auto")
     token = hub.login("alice", f"openid profile {scope}", app=f"app-{n}")["access_token"]
@@ -173,21 +162,20 @@ def test_what_one_application_made_is_closed_to_another(hub: Server) -> None:
     hub.api(first).create_branch(f"alice/of-one-{n}", branch="b")
 
 
-def test_a_full_namespace_takes_no_more(serve: Callable[..., Server], script: Callable[..., str]) -> None:
-    small = serve("--quota", "250000")
-    api = small.api()
-    api.create_repo("alice/full")
+def test_a_full_namespace_takes_no_more(served: Callable[..., Server], script: Callable[..., str]) -> None:
+    small = served("--quota", "250000")
+    small.api().create_repo("alice/full")
     for seed in range(2):
-        api.upload_file(path_or_fileobj=payload(100_000, seed), path_in_repo=f"{seed}.bin", repo_id="alice/full")
+        small.put("alice/full", f"{seed}.bin", payload(100_000, seed))
     with pytest.raises(HfHubHTTPError, match="Storage limit reached") as caught:
-        api.upload_file(path_or_fileobj=payload(100_000, 2), path_in_repo="2.bin", repo_id="alice/full")
+        small.put("alice/full", "2.bin", payload(100_000, 2))
     assert caught.value.response.status_code == 403
     over_lfs = """
 try: api.upload_file(path_or_fileobj=bytes(60_000), path_in_repo="3.bin", repo_id="alice/full")
 except Exception as error: print(error)
 """
     assert "Storage limit reached" in script(small, over_lfs)
-    api.upload_file(path_or_fileobj=payload(50_000, 4), path_in_repo="4.bin", repo_id="alice/full")
+    small.put("alice/full", "4.bin", payload(50_000, 4))
     assert small.ask("GET", "/api/models/alice/full/xet-write-token/main").status == 403
-    assert "2.bin" not in api.list_repo_files("alice/full")
+    assert "2.bin" not in small.api().list_repo_files("alice/full")
     small.api("hf_bob").create_repo("bob/empty")

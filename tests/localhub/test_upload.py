@@ -32,13 +32,11 @@ def test_a_new_repo_has_one_commit_with_git_attributes(hub: Server, repo: str) -
         (9_000_000, "path", "model.safetensors"),
     ],
 )
-def test_a_file_comes_back_as_it_was_sent(
-    hub: Server, repo: str, tmp_path: Path, size: int, source: str, name: str
-) -> None:
+def test_a_file_comes_back_as_sent(hub: Server, repo: str, tmp_path: Path, size: int, source: str, name: str) -> None:
     content = payload(size, seed=next(NUMBERS))
     (tmp_path / "file").write_bytes(content)
     given = {"bytes": content, "path": tmp_path / "file", "file": io.BytesIO(content)}[source]
-    hub.api().upload_file(path_or_fileobj=given, path_in_repo=name, repo_id=repo)
+    hub.put(repo, name, given)
     assert fetch(hub, repo, name) == content
     (info,) = hub.api().get_paths_info(repo, [name])
     assert info.size == size
@@ -61,20 +59,16 @@ def test_a_folder_goes_up_with_one_call(hub: Server, repo: str, tmp_path: Path) 
 def test_an_unchanged_file_makes_no_new_commit(hub: Server, repo: str) -> None:
     for _ in range(2):
         for name in ("a.txt", "a.bin"):
-            hub.api().upload_file(path_or_fileobj=b"same" * 100, path_in_repo=name, repo_id=repo)
+            hub.put(repo, name, b"same" * 100)
     assert len(hub.api().list_repo_commits(repo)) == 3
 
 
 def test_a_commit_adds_and_deletes_at_once(hub: Server, repo: str) -> None:
     api = hub.api()
-    api.create_commit(
-        repo, [CommitOperationAdd(n, n.encode()) for n in ("a.txt", "d/b.txt", "d/c.txt")], commit_message="x"
-    )
-    operations = [
-        CommitOperationDelete("a.txt"),
-        CommitOperationDelete("d/", is_folder=True),
-        CommitOperationAdd("e.txt", b"e"),
-    ]
+    for path in ("a.txt", "d/b.txt", "d/c.txt"):
+        hub.put(repo, path)
+    gone = [CommitOperationDelete("a.txt"), CommitOperationDelete("d/", is_folder=True)]
+    operations = [*gone, CommitOperationAdd("e.txt", b"e")]
     info = api.create_commit(repo, operations, commit_message="second", commit_description="why")
     assert set(api.list_repo_files(repo)) == {".gitattributes", "e.txt"}
     first = api.list_repo_commits(repo)[0]
@@ -82,18 +76,17 @@ def test_a_commit_adds_and_deletes_at_once(hub: Server, repo: str) -> None:
 
 
 def test_a_stale_parent_is_refused_with_412_and_changes_nothing(hub: Server, repo: str) -> None:
-    api = hub.api()
-    parent = api.model_info(repo).sha
-    api.upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id=repo, parent_commit=parent)
+    parent = hub.api().model_info(repo).sha
+    hub.put(repo, "a.txt", b"1", parent_commit=parent)
     with pytest.raises(HfHubHTTPError) as caught:
-        api.upload_file(path_or_fileobj=b"2", path_in_repo="a.txt", repo_id=repo, parent_commit=parent)
+        hub.put(repo, "a.txt", b"2", parent_commit=parent)
     assert caught.value.response.status_code == 412
     assert fetch(hub, repo, "a.txt") == b"1"
 
 
 def test_a_branch_that_is_missing_takes_no_commit(hub: Server, repo: str) -> None:
     with pytest.raises(RevisionNotFoundError):
-        hub.api().upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id=repo, revision="nowhere")
+        hub.put(repo, "a.txt", b"1", revision="nowhere")
 
 
 @pytest.mark.parametrize(
@@ -113,35 +106,25 @@ def test_a_branch_that_is_missing_takes_no_commit(hub: Server, repo: str) -> Non
 )
 def test_a_commit_with_one_wrong_line_is_refused_whole(hub: Server, repo: str, lines: list[object]) -> None:
     good = {"key": "file", "value": {"path": "good.txt", "content": "", "encoding": "base64"}}
-    body = [{"key": "header", "value": {"summary": "x"}}, good, *lines]
-    reply = hub.ask("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, body)).encode())
-    assert reply.status in (400, 404)
-    assert "error" in reply.json()
+    reply = hub.commit(repo, [good, *lines])
+    assert reply.status in (400, 404) and "error" in reply.json()
     assert hub.api().list_repo_files(repo) == [".gitattributes"]
 
 
 def test_a_xet_file_whose_size_is_not_told_truly_is_refused(hub: Server, repo: str) -> None:
     content = payload(100_000, 77)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
+    hub.put(repo, "a.bin", content)
     value = {"path": "b.bin", "algo": "sha256", "oid": hashlib.sha256(content).hexdigest(), "size": 99_999}
-    body = [{"key": "header", "value": {"summary": "x"}}, {"key": "lfsFile", "value": value}]
-    assert hub.ask("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, body)).encode()).status == 400
+    assert hub.commit(repo, [{"key": "lfsFile", "value": value}]).status == 400
 
 
 def test_large_files_are_copied_on_the_server_within_a_repo(hub: Server, repo: str) -> None:
     api = hub.api()
     content = payload(200_000, 5)
     api.create_branch(repo, branch="staging")
-    api.create_commit(
-        repo,
-        [CommitOperationAdd("a.bin", content), CommitOperationAdd("a.txt", b"t")],
-        commit_message="x",
-        revision="staging",
-    )
-    copies = [
-        CommitOperationCopy("a.bin", "b.bin", src_revision="staging"),
-        CommitOperationCopy("a.txt", "b.txt", src_revision="staging"),
-    ]
+    hub.put(repo, "a.bin", content, revision="staging")
+    hub.put(repo, "a.txt", b"t", revision="staging")
+    copies = [CommitOperationCopy(f"a.{end}", f"b.{end}", src_revision="staging") for end in ("bin", "txt")]
     api.create_commit(repo, copies, commit_message="copy")
     api.delete_branch(repo, branch="staging")
     assert fetch(hub, repo, "b.bin") == content
@@ -150,19 +133,17 @@ def test_large_files_are_copied_on_the_server_within_a_repo(hub: Server, repo: s
 
 def test_large_files_are_copied_on_the_server_across_repos(hub: Server, repo: str) -> None:
     content = payload(200_000, 6)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
-    bob = hub.api("hf_bob")
-    bob.create_repo(f"bob/copy-of-{repo[6:]}")
-    target = f"bob/copy-of-{repo[6:]}"
-    bob.create_commit(
-        target, [CommitOperationCopy("a.bin", "c.bin", src_repo_id=repo, src_repo_type="model")], commit_message="copy"
-    )
+    hub.put(repo, "a.bin", content)
+    bob, target = hub.api("hf_bob"), f"bob/copy-of-{repo[6:]}"
+    bob.create_repo(target)
+    copy = CommitOperationCopy("a.bin", "c.bin", src_repo_id=repo, src_repo_type="model")
+    bob.create_commit(target, [copy], commit_message="copy")
     assert fetch(hub, target, "c.bin") == content
 
 
 def test_files_of_a_repo_that_cannot_be_read_are_not_copied(hub: Server, repo: str) -> None:
     content = payload(200_000, 7)
-    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
+    hub.put(repo, "a.bin", content)
     hub.api().update_repo_settings(repo, visibility="private")
     hub.api("hf_bob").create_repo(f"bob/no-copy-of-{repo[6:]}")
     files = [{"sha256": hashlib.sha256(content).hexdigest(), "xetHash": "0" * 64, "filename": "a.bin"}]
@@ -171,24 +152,21 @@ def test_files_of_a_repo_that_cannot_be_read_are_not_copied(hub: Server, repo: s
 
 
 def test_a_repo_is_duplicated_and_the_copy_is_its_own(hub: Server, repo: str) -> None:
-    api = hub.api()
-    api.upload_file(path_or_fileobj=payload(100_000, 8), path_in_repo="a.bin", repo_id=repo)
-    url = api.duplicate_repo(repo, to_id=f"{repo}-twin")
-    assert url.repo_id == f"{repo}-twin"
-    api.delete_repo(repo)
+    hub.put(repo, "a.bin", payload(100_000, 8))
+    assert hub.api().duplicate_repo(repo, to_id=f"{repo}-twin").repo_id == f"{repo}-twin"
+    hub.api().delete_repo(repo)
     assert fetch(hub, f"{repo}-twin", "a.bin") == payload(100_000, 8)
 
 
 def test_a_pull_request_leaves_main_alone(hub: Server, repo: str) -> None:
-    info = hub.api("hf_bob").upload_file(path_or_fileobj=b"b", path_in_repo="b.txt", repo_id=repo, create_pr=True)
-    assert info.pr_revision == "refs/pr/1"
+    hub.put(repo, "b.txt", token="hf_bob", create_pr=True)
     assert hub.api().list_repo_files(repo) == [".gitattributes"]
     assert "b.txt" in hub.api().list_repo_files(repo, revision="refs/pr/1")
 
 
 def test_a_card_that_the_hub_would_not_take_is_refused(hub: Server, repo: str) -> None:
     with pytest.raises((BadRequestError, ValueError), match="license"):
-        hub.api().upload_file(path_or_fileobj=b"---\nlicense: mine\n---\n", path_in_repo="README.md", repo_id=repo)
+        hub.put(repo, "README.md", b"---\nlicense: mine\n---\n")
 
 
 def test_a_deletion_of_nothing_is_not_found(hub: Server, repo: str) -> None:

@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gradio as gr
+import numpy as np
 import pytest
 from gradio.blocks import Block
 
@@ -14,9 +16,12 @@ from sharding.desk import Desk, JobRequest, Settings
 from sharding.page.form import Form
 from sharding.page.site import Site
 from tests.conftest import in_a_loop
+from tests.hubs import push
 from tests.inhouse import InHouse, hub_in_house
+from tests.page.sources import save_one
 
 Given = dict[Any, Any]
+Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,14 @@ class Rooms:
     def space(self) -> Site:
         return Site(self.hub.address, "carol/shard-my-repo")
 
+    def push(self, repo_id: str, tensors: Tensors | None = None, gated: bool = False, **options: object) -> None:
+        """Have its owner make a repo with a model of 240 kB, or of `tensors`, in one file."""
+        token = f"hf_{repo_id.partition('/')[0]}"
+        with TemporaryDirectory() as folder:
+            push(self.hub, save_one(Path(folder), tensors), repo_id, token, **options)
+        if gated:
+            self.hub.api(token).update_repo_settings(repo_id, gated="auto")
+
     def given(self, **values: object) -> Given:
         """What stands in the fields of a form that nobody has touched, but for `values`."""
         placed = {name: part for name, part in vars(self.form).items() if name != "more"}
@@ -46,16 +59,18 @@ class Rooms:
         """What `user` has asked for and that waits for its turn."""
         return [record.request for record in self.desk.jobs_of(user) if record.state == "queued"]
 
-    def cancel_all(self, user: str) -> None:
-        for record in self.desk.jobs_of(user):
-            self.desk.cancel(record.id, user)
+    def cancel_all(self, *users: str) -> None:
+        for user in users or ("alice", "bob"):
+            for record in self.desk.jobs_of(user):
+                self.desk.cancel(record.id, user)
 
 
 @contextmanager
 def rooms_over(folder: Path, **settings: object) -> Iterator[Rooms]:
-    """Open the rooms over a new Hub; no job ever gets its turn."""
+    """Open the rooms over a new Hub; no job ever gets its turn, and what was asked in vain is asked again at once."""
     with pytest.MonkeyPatch.context() as patch, hub_in_house(folder / "hub", **settings) as hub:
         patch.setattr(Desk, "_work", lambda desk: None)
+        patch.setattr("sharding.desk.questions._LOOK_SECONDS", 0.001)
         with Desk(Settings(folder / "desk", hub.address)) as desk:
             yield Rooms(hub, desk, in_a_loop(form()))
 

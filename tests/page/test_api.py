@@ -3,13 +3,15 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.conftest import LONGEST_SECONDS, ROOT, in_a_loop
-from tests.localhub.conftest import Server
-from tests.page.conftest import PATIENTLY, Site, copy_name, held_job
+from tests.inhouse import InHouse
+from tests.page.conftest import held_job
+from tests.page.site import Site, copy_name, event, follow
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what they import
@@ -44,8 +46,8 @@ def connect(space: Site) -> Iterator[Connect]:
         return clients[token]
 
     yield connect
-    for client in clients.values():
-        client.close()
+    with ThreadPoolExecutor() as pool:  # each waits for a second
+        list(pool.map(Client.close, clients.values()))
 
 
 def finish(client: Client, job: str) -> dict[str, Any]:
@@ -79,23 +81,6 @@ def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, sma
     assert [shard["file"] for shard in result["report"]["shards"]] == [shard["file"] for shard in plan["shards"]]
 
 
-@pytest.mark.thorough
-def test_a_program_asks_for_ordinary_weights(connect: Connect, quantized: str) -> None:
-    client = connect("hf_alice")
-    found = client.predict(source=quantized, api_name="/inspect")["findings"]
-    assert "quantized" in [finding["code"] for finding in found]
-    plan = client.predict(source=quantized, dequantize=True, api_name="/plan")
-    assert (plan["dtype"], plan["dequantized"]) == ("bf16", "fp8, one scale for each 128 x 128")
-    name = f"alice/{copy_name()}"
-    taken = client.predict(source=quantized, destination=name, dequantize=True, dtype="fp32", api_name="/shard")
-    status = finish(client, taken["job"])
-    assert (status["state"], status["request"]["dequantize"]) == ("done", True)
-    assert "dequantized to fp32" in str(status["log"])
-    assert client.predict(repo=name, api_name="/result")["report"]["plan"]["dtype"] == "fp32"
-    with pytest.raises(AppError, match="not quantized"):
-        client.predict(source=name, dequantize=True, api_name="/plan")
-
-
 def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) -> None:
     client = connect("hf_alice")
     assert client.predict(source=variants, api_name="/inspect")["other_variants"] == ["fp16"]
@@ -104,14 +89,7 @@ def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) ->
         client.predict(source=variants, variant="bf16", api_name="/plan")
 
 
-def test_what_is_no_result_is_refused_in_words(connect: Connect, small: str) -> None:
-    for wanted in (small, "bob/nothing-here", "../../etc/passwd", "<script>alert(1)</script>"):
-        with pytest.raises(AppError) as refusal:
-            connect().predict(repo=wanted, api_name="/result")
-        assert len(str(refusal.value)) > 20, wanted
-
-
-def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: Server) -> None:
+def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: InHouse) -> None:
     api = hub.api("hf_bob")
     api.create_repo("bob/hostile-large")
     report = b"[" + b"0," * 25_000_000 + b"0]"
@@ -121,19 +99,13 @@ def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: Server) -> None:
 
 
 NONSENSE: list[tuple[dict[str, object], str]] = [
-    ({"max_shard_size": "99999999999999999999PB"}, "size"),
     ({"max_shard_size": "9" * 5000}, "size"),
-    ({"max_shard_size": "1e400GB"}, "size"),
-    ({"strategy": "pp:99999999999999999999"}, "There is no strategy"),
-    ({"strategy": "x"}, "strategy"),
-    ({"source": "https://example.org/a/b"}, "example.org is not the Hub"),
-    ({"source": "s3://bob/small"}, "start with s3:// are not supported"),
-    ({"source": ""}, "The name of a repo or a folder is empty"),
-    ({"base": " "}, "The name of a repo or a folder is empty"),
     ({"max_shard_size": ""}, "is not a size"),
-    ({"source": None}, "must be text"),
-    ({"source": ["a"]}, "must be text"),
+    ({"strategy": "pp:99999999999999999999"}, "There is no strategy"),
     ({"strategy": None}, "must be text"),
+    ({"source": "https://example.org/a/b"}, "example.org is not the Hub"),
+    ({"source": ""}, "The name of a repo or a folder is empty"),
+    ({"source": None}, "must be text"),
     ({"source": "bob/small@.."}, "does not name a valid revision"),
 ]
 
@@ -142,47 +114,24 @@ def test_what_makes_no_sense_is_a_sentence(connect: Connect, small: str) -> None
     for wrong, says in NONSENSE:
         with pytest.raises(AppError) as refusal:
             connect().predict(**{"source": small, **wrong}, api_name="/plan")
-        assert says in str(refusal.value), wrong
-        assert len(str(refusal.value)) < 700, wrong
+        assert says in str(refusal.value) and len(str(refusal.value)) < 700, wrong
 
 
-def test_nobody_reads_or_cancels_the_job_of_another(connect: Connect, space: Site, long: str) -> None:
+def test_nobody_reads_or_cancels_the_job_of_another(connect: Connect, space: Site, hub: InHouse, long: str) -> None:
     alice, bob = connect("hf_alice"), connect("hf_bob")
     name = copy_name("held")
     wish = {"source": long, "destination": f"alice/{name}", "max_shard_size": "200kB"}
-    with held_job(name):
+    with held_job(hub, name):
         job = alice.predict(**wish, api_name="/shard")["job"]
         with pytest.raises(AppError, match="no job with this id"):
             bob.predict(job=job, api_name="/status")
         with pytest.raises(AppError, match="Jobs need a login"):
             connect().predict(job=job, api_name="/status")
         # Nor do the handlers behind the page.
-        cancel = next(number for number, text in handlers(space).items() if text == "cancel")
         for headers in ({}, {"Authorization": "Bearer hf_bob"}):
-            call(space, cancel, [job], headers)
+            follow(space, event(space, "cancel", job), headers)
     ended = finish(alice, job)
     assert (ended["state"], ended["owner"]) == ("done", "alice")  # not cancelled
-
-
-def handlers(space: Site) -> dict[int, str]:
-    """The names of the functions behind the page, by their numbers."""
-    import httpx
-
-    config = httpx.get(f"{space.address}/config", **PATIENTLY).json()
-    return {dependency["id"]: dependency["api_name"] for dependency in config["dependencies"]}
-
-
-def call(space: Site, number: int, data: list[Any], headers: dict[str, str]) -> str:
-    """Call a handler past every client; return what the page answers."""
-    import httpx
-
-    wish = {"data": data, "fn_index": number, "session_hash": "x"}
-    httpx.post(f"{space.address}/gradio_api/queue/join", json=wish, headers=headers, **PATIENTLY)
-    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=x", **PATIENTLY) as answer:
-        for line in answer.iter_lines():
-            if "process_completed" in line:
-                return line
-    return ""
 
 
 def test_the_tools_of_mcp_read_well(space: Site, small: str) -> None:

@@ -1,8 +1,6 @@
 """The page on every screen, for every hand and eye, in a real browser: widths, keyboard, axe, console; and no token."""
 
 import os
-import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -11,10 +9,10 @@ import psutil
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.localhub.conftest import Server
-from tests.page.conftest import Site, advanced, become, copy_name, files, held_job, sign_in, start_job, token_of
+from tests.inhouse import InHouse
+from tests.page.conftest import Visit, advanced, enter, files, fits, held_job, model, sign_in
+from tests.page.site import Site, answer_in, call, copy_name, token_of
 
-Visit = Callable[..., Page]
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
 
@@ -26,57 +24,46 @@ def in_theme(page: Page, theme: Theme) -> None:
 
 
 def test_nothing_scrolls_sideways_the_console_is_silent_and_axe_finds_nothing(
-    home: Site, visit: Visit, genuine: str, long: str
+    home: Site, space: Site, visit: Visit, genuine: str, long: str
 ) -> None:
     plan = visit(home, f"?repo={long}&size=40kB")
     expect(files(plan)).to_have_count(20)
     advanced(plan)
     plan.locator("#start:not([disabled])").wait_for()
-    result = visit(home, f"?result={genuine}")
-    expect(result.locator("#result")).to_contain_text("bit-identical")
+    result = visit(space, f"?result={genuine}")
+    expect(result.locator("#check-message")).to_contain_text("Sign in to check every byte.")
     for theme in THEMES:
         for page in (plan, result):
             in_theme(page, theme)
             for width in (390, 1440):
                 page.set_viewport_size({"width": width, "height": 900})
                 assert fits(page)
-            assert not page.complaints  # type: ignore[attr-defined]
+        assert not plan.complaints  # type: ignore[attr-defined]
         background = plan.evaluate("getComputedStyle(document.querySelector('.step')).backgroundColor")
         assert (background == "rgb(255, 255, 255)") == (theme == "light")
     # On a phone a table is not wider than its window: a row becomes a name with its values below.
-    plan.set_viewport_size({"width": 390, "height": 900})
+    for page in (plan, result):
+        page.set_viewport_size({"width": 390, "height": 900})
     plan.locator(".strip.after").focus()
     plan.keyboard.press("ArrowRight")
     plan.keyboard.press("Enter")
     expect(plan.locator(".tensors tbody tr").first).to_be_visible()
-    result.set_viewport_size({"width": 390, "height": 900})
     result.get_by_text("The files (", exact=False).click()
     for page, table in ((plan, plan.locator(".tensors .scroll")), (result, result.locator("details.numbers .scroll"))):
         expect(table).to_be_visible()
         assert table.evaluate("(window) => window.scrollWidth <= window.clientWidth")
         assert fits(page)
-    model = plan.get_by_label("Model", exact=True)
-    plan.set_viewport_size({"width": 390, "height": 900})
-    model.fill("bob/nothing-here")
-    model.press("Enter")
-    expect(plan.locator("#repo-message").get_by_role("alert")).to_be_visible()
-    assert fits(plan)
-    plan.set_viewport_size({"width": 1440, "height": 900})
     # Where there is no axe-core, this is skipped here.
     script = axe()
+    plan.set_viewport_size({"width": 1440, "height": 900})
+    for page, theme in ((plan, "dark"), (plan, "light"), (result, "light")):
+        in_theme(page, theme)
+        assert violations(page, script) == []
+    plan.set_viewport_size({"width": 390, "height": 900})
+    enter(model(plan), "bob/nothing-here")
+    expect(plan.locator("#repo-message").get_by_role("alert")).to_be_visible()
+    assert fits(plan)
     assert violations(plan, script) == []
-    model.fill(long)
-    model.press("Enter")
-    expect(files(plan)).to_have_count(20)
-    plan.locator("#start:not([disabled])").wait_for()
-    for theme in THEMES:
-        in_theme(plan, theme)
-        assert violations(plan, script) == []
-    assert violations(result, script) == []
-
-
-def fits(page: Page) -> bool:
-    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
 def tab_to(page: Page, label: str, key: str = "Tab") -> int:
@@ -101,24 +88,6 @@ def axe() -> Path:
     return path
 
 
-@pytest.mark.thorough
-def test_axe_finds_nothing_from_a_visit_to_a_result(space: Site, visit: Visit, small: str) -> None:
-    script = axe()
-    page = visit(space, f"?repo={small}&size=70kB")
-    expect(files(page)).to_have_count(4)
-    advanced(page)
-    expect(page.locator("#start")).to_be_disabled()
-    for theme in THEMES:
-        in_theme(page, theme)
-        assert violations(page, script) == []
-    become(page, space, "alice")
-    start_job(page, copy_name())
-    expect(page.locator("#result")).to_contain_text("bit-identical")
-    for theme in THEMES:
-        in_theme(page, theme)
-        assert violations(page, script) == []
-
-
 def violations(page: Page, script: Path) -> list[str]:
     page.add_script_tag(path=script)
     # Colours on their way to others are nobody's choice.
@@ -133,7 +102,7 @@ def violations(page: Page, script: Path) -> list[str]:
 
 
 def test_a_job_that_was_pushed_by_keyboard_alone_leaves_its_token_nowhere_and_its_result_opens_for_anybody(
-    space: Site, visit: Visit, hub: Server, small: str
+    space: Site, visit: Visit, hub: InHouse, small: str
 ) -> None:
     page = visit(space)
     # The keyboard is enough to choose and push.
@@ -149,14 +118,14 @@ def test_a_job_that_was_pushed_by_keyboard_alone_leaves_its_token_nowhere_and_it
     advanced(page).get_by_label("Owner of the copy").click()
     page.get_by_role("option", name="acme").click()  # an organisation that alice may write to
     page.locator("#advanced > button").click()
-    page.get_by_label("Model", exact=True).focus()
+    model(page).focus()
     assert tab_to(page, "Shard and push") <= 12
     tab_to(page, "Advanced")
     page.keyboard.press("Enter")
     tab_to(page, "Name of the new repo")
     page.keyboard.press("Control+a")
     page.keyboard.type(name := copy_name())
-    with held_job(name):
+    with held_job(hub, name):
         tab_to(page, "Shard and push", "Shift+Tab")
         page.keyboard.press("Enter")
         expect(page.locator("#progress .running")).to_contain_text("Writing the files")
@@ -169,23 +138,15 @@ def test_a_job_that_was_pushed_by_keyboard_alone_leaves_its_token_nowhere_and_it
                 arguments.append(" ".join(process.cmdline()))
     assert any("sharding shard" in line for line in arguments)
     expect(page.locator("#result")).to_contain_text(f"All 14 tensors bit-identical to {small}@")
-    said = [*arguments, page.content(), space.log]
-    for path in space.folder.rglob("*"):
-        if path.is_file():
-            said.append(path.read_bytes().decode(errors="replace"))
-    for file in hub.api().list_repo_files(f"acme/{name}"):
+    kept = [path for path in space.folder.rglob("*") if path.is_file()]
+    published = hub.api().list_repo_files(f"acme/{name}")
+    assert kept and len(published) > 8, published
+    said = [*arguments, page.content(), *(path.read_bytes().decode(errors="replace") for path in kept)]
+    for file in published:
         said.append(hub.ask("GET", f"/acme/{name}/resolve/main/{file}").body.decode(errors="replace"))
-    assert len(said) > 15, arguments
     assert not [text[:200] for text in said if token in text or "hf_alice" in text]
     link = page.locator("#result-details pre", has_text="?result=").inner_text()
     assert link == f"https://huggingface.co/spaces/carol/shard-my-repo?result=acme/{name}"
     assert hub.api(False).model_info(f"acme/{name}").private is False
-    other = visit(space, f"?{link.partition('?')[2]}")
-    shown, details = other.locator("#result"), other.locator("#result-details")
-    expect(shown).to_contain_text("All 14 tensors bit-identical")
-    expect(shown).to_contain_text("This page made the copy on")
-    expect(details).to_contain_text("Its proof: ")
-    opens = details.get_by_role("link", name=f"acme/{name}").first
-    expect(opens).to_have_attribute("href", re.compile(f"acme/{name}"))
-    expect(details).to_contain_text(f"AutoModelForCausalLM.from_pretrained('acme/{name}'")
-    expect(other.locator("#choose")).to_have_count(0)
+    anybody = answer_in(call(space, "result", [f"acme/{name}"])[1])
+    assert anybody["trust"]["level"] == "made-here"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sharding.core.limits import MAX_PAGE_TENSORS
-from tests.localhub.conftest import Server
-from tests.page.conftest import Site, call, push
+from tests.page.conftest import Publish
+from tests.page.site import Site, answer_in, call
 from tests.promises import promise
 
 
@@ -27,28 +27,21 @@ def write_many(folder: Path, tensors: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def giant(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = write_many(tmp_path_factory.mktemp("in") / "giant", MAX_PAGE_TENSORS + 50_000)
-    return push(hub, folder, "bob/giant")
-
-
 USUAL = ["1MB", "size", "natural", "keep", "", "", False, ""]
 
 
 @promise("docs/security.md#stop-the-page-with-a-million")
 @pytest.mark.thorough
-def test_what_is_too_large_to_plan_is_counted_and_says_where_it_can_be_planned(home: Site, giant: str) -> None:
-    _, said = call(home, "inspect", [giant, "", ""], {})
-    summary = json.loads(said.rpartition("event: complete\ndata: ")[2].partition("\n")[0])[0]
+def test_what_is_too_large_to_plan_is_counted_and_says_where_it_can_be_planned(home: Site, publish: Publish) -> None:
+    giant = publish(lambda folder: write_many(folder, MAX_PAGE_TENSORS + 50_000), "giant")
+    summary = answer_in(call(home, "inspect", [giant, "", ""])[1])
     assert summary["tensors"] == summary["weight_files"][0]["tensors"] == MAX_PAGE_TENSORS + 50_000
-    _, said = call(home, "plan", [giant, *USUAL], {})
+    said = call(home, "plan", [giant, *USUAL])[1]
     assert "more than 100,000 tensors" in said and "shard-my-repo" in said
 
 
 @pytest.mark.thorough
-def test_as_many_tensors_as_a_page_takes_are_planned_in_full(home: Site, hub: Server, tmp_path: Path) -> None:
-    source = push(hub, write_many(tmp_path / "full", MAX_PAGE_TENSORS), "bob/full")
-    _, said = call(home, "plan", [source, *USUAL], {})
-    plan = json.loads(said.rpartition("event: complete\ndata: ")[2].partition("\n")[0])[0]
+def test_as_many_tensors_as_a_page_takes_are_planned_in_full(home: Site, publish: Publish) -> None:
+    source = publish(lambda folder: write_many(folder, MAX_PAGE_TENSORS), "full")
+    plan = answer_in(call(home, "plan", [source, *USUAL])[1])
     assert len(plan["weight_map"]) == MAX_PAGE_TENSORS

@@ -1,101 +1,57 @@
 """No other site acts for a visitor, or for whoever runs the page: tried over HTTP, and in a browser with two origins."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-import httpx
 import pytest
-from playwright.sync_api import Page, expect
 
-from tests.hubs import exists
+from tests.conftest import random_tensors
+from tests.hubs import exists, push
 from tests.localhub.conftest import Server
-from tests.page.conftest import PATIENTLY, Headers, Site, arrival, ask, call, copy_name, greeting, session_of, sign_in
+from tests.page.conftest import STYLE, Visit
+from tests.page.site import Headers, Site, answer_in, ask, call, copy_name, event, follow, session_of
+from tests.page.sources import save_one
 
 EVIL = "https://evil.example"
 
 
 def finish(site: Site, said: str) -> str:
     """Return how the job ended that `shard` has answered with."""
-    job = json.loads(said.partition("data: ")[2].partition("\n")[0])[0]["job"]
-    while True:
-        _, told = call(site, "status", [job], {"Authorization": "Bearer hf_alice"})
-        state: str = json.loads(told.partition("data: ")[2].partition("\n")[0])[0]["state"]
-        if state not in ("queued", "running"):
-            return state
+    job, state = answer_in(said)["job"], "queued"
+    while state in ("queued", "running"):
+        state = answer_in(call(site, "status", [job], {"Authorization": "Bearer hf_alice"})[1])["state"]
+    return state
 
 
 def public_copy(source: str, name: str) -> list[Any]:
     """The arguments of `shard` that make a public copy, also of what is private."""
-    return [
-        source,
-        f"alice/{name}",
-        "1GB",
-        "size",
-        "natural",
-        "keep",
-        False,
-        False,
-        True,
-        False,
-        False,
-        "",
-        "",
-        False,
-        "",
-    ]
+    flags: list[Any] = [False, False, True, False, False, "", "", False, ""]
+    return [source, f"alice/{name}", "1GB", "size", "natural", "keep", *flags]
 
 
-# --- On somebody's machine ------------------------------------------------------------------------------
+FOREIGN: Headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": EVIL}
 
 
-def test_a_rebound_name_starts_no_job(home: Site, hub: Server, small: str) -> None:
-    name = copy_name()
+def test_at_home_another_site_or_name_starts_nothing_and_reads_nothing_without_a_token_of_its_own(
+    home: Site, hub: Server, small: str
+) -> None:
+    name, private = copy_name(), "alice/hidden-from-bob"
     status, said = call(home, "shard", public_copy(small, name), {"Host": "evil.example"})
     assert (status, "SHARD_HOSTS" in said) == (421, True)
-    assert not exists(hub, f"alice/{name}")
-
-
-FOREIGN: list[Headers] = [
-    {"Origin": EVIL},
-    {"Origin": "null"},
-    {"Origin": "http://localhost:1"},
-    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": EVIL},
-    {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors", "Origin": "http://127.0.0.1:1"},
-    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Origin": EVIL},
-    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
-]
-
-
-def test_at_home_another_site_starts_nothing_and_reads_nothing(home: Site, hub: Server, small: str) -> None:
-    name, headers = copy_name(), FOREIGN[3]
     for path in ("call/shard", "queue/join", "run/shard", "upload", "mcp/", "cancel", "reset"):
-        answer = ask(home, "POST", f"/gradio_api/{path}", headers, {"data": public_copy(small, name)})
+        answer = ask(home, "POST", f"/gradio_api/{path}", FOREIGN, {"data": public_copy(small, name)})
         assert answer.status_code == 403, path
         assert "Access-Control-Allow-Credentials" not in answer.headers
     assert not exists(hub, f"alice/{name}")
-
-
-def test_at_home_requests_that_no_browser_sends_work_as_ever(home: Site, hub: Server, small: str) -> None:
-    name = copy_name()
-    status, said = call(home, "shard", public_copy(small, name), {})
-    assert status == 200 and "event: complete" in said
-    assert finish(home, said) == "done"
-    assert exists(hub, f"alice/{name}")
-
-
-def test_a_token_of_ones_own_works_from_anywhere_and_is_all_that_counts(home: Site, hub: Server, small: str) -> None:
-    private = "alice/hidden-from-bob"
     hub.api("hf_alice").create_repo(private, private=True, exist_ok=True)
-    anywhere = {"Origin": EVIL, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
-    status, said = call(home, "inspect", [small, "", ""], {**anywhere, "Authorization": "Bearer hf_bob"})
-    assert status == 200 and "event: complete" in said
-    for sent in ("Bearer hf_bob", "Bearer hf_nobody", "Basic YTpi", "Bearer", "x"):
-        for headers in (anywhere, {}):  # this machine's login is not lent to who shows another one
-            _, said = call(home, "inspect", [private, "", ""], {**headers, "Authorization": sent})
-            assert "event: error" in said and "hold" not in said, sent
+    by_bob = {**FOREIGN, "Authorization": "Bearer hf_bob"}
+    assert "event: complete" in call(home, "inspect", [small, "", ""], by_bob)[1]
+    for headers in (by_bob, {"Authorization": "Basic YTpi"}):  # this machine's login is not lent to them
+        said = call(home, "inspect", [private, "", ""], headers)[1]
+        assert "event: error" in said and "hold" not in said
 
 
 # --- On a Space -------------------------------------------------------------------------------------------
@@ -108,22 +64,14 @@ def cookie(space: Site) -> str:
 
 
 def test_on_a_space_the_cookie_counts_for_the_page_itself_only(space: Site, cookie: str) -> None:
-    host = f"127.0.0.1:{space.port}"
-    own: list[Headers] = [
-        {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"},
-        {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
-        {"Origin": f"http://{host}"},
-    ]
-    for headers in own:
-        assert "Signed in as" in greeting(space, {**headers, "Cookie": cookie}), headers
-    for headers in (*FOREIGN, {}):
-        said = greeting(space, {**headers, "Cookie": cookie})
-        assert "Signed in as" not in said and "Sign in" in said, headers
+    for headers, knows in (({"Origin": space.address}, True), (FOREIGN, False), ({}, False)):
+        said = follow(space, event(space, "greet"), {**headers, "Cookie": cookie})
+        assert ("Signed in as" in said) is knows and ("Sign in to push" in said) is not knows, headers
 
 
 def test_no_answer_lets_another_origin_read_with_credentials_or_frames_the_page(home: Site, space: Site) -> None:
     for site, policy in ((home, "frame-ancestors 'self'"), (space, "frame-ancestors 'self' https://huggingface.co")):
-        for origin in (EVIL, "null", f"http://localhost:{site.port}", site.address):
+        for origin in (EVIL, site.address):
             for method, path in (("GET", "/"), ("GET", "/config"), ("OPTIONS", "/gradio_api/call/shard")):
                 preflight = {"Access-Control-Request-Method": "POST"} if method == "OPTIONS" else {}
                 answer = ask(site, method, path, {"Origin": origin, **preflight})
@@ -131,22 +79,15 @@ def test_no_answer_lets_another_origin_read_with_credentials_or_frames_the_page(
                 assert policy in answer.headers.get_list("Content-Security-Policy")
 
 
-def test_another_site_neither_signs_a_visitor_out_nor_changes_their_session(space: Site, cookie: str) -> None:
-    for headers in FOREIGN:
-        for path in ("/logout", "/login/huggingface"):
-            answer = ask(space, "GET", path, {**headers, "Cookie": cookie})
-            is_way_in = path != "/logout" and headers.get("Sec-Fetch-Mode") == "navigate"
-            assert is_way_in or "Set-Cookie" not in answer.headers, (headers, path)
-
-
-def test_without_fetch_metadata_only_the_page_itself_leads_out(space: Site, cookie: str) -> None:
-    for referer, leads in (("https://evil.example/", False), ("", False), (f"{space.address}/?repo=bob/small", True)):
-        answer = ask(space, "GET", "/logout", {"Cookie": cookie, **({"Referer": referer} if referer else {})})
-        assert ("Set-Cookie" in answer.headers) is leads, referer
-
-
-def test_who_declines_to_sign_in_is_led_back(space: Site) -> None:
-    answer = ask(space, "GET", "/login/callback?error=access_denied", {})
+def test_only_the_page_itself_signs_a_visitor_out_and_who_declines_to_sign_in_is_led_back(
+    space: Site, cookie: str
+) -> None:
+    own = {"Referer": f"{space.address}/?repo=bob/small"}
+    for headers, leads in ((FOREIGN, False), ({}, False), ({"Referer": f"{EVIL}/"}, False), (own, True)):
+        answer = ask(space, "GET", "/logout", {**headers, "Cookie": cookie})
+        assert ("Set-Cookie" in answer.headers) is leads, headers
+    assert "Set-Cookie" not in ask(space, "GET", "/login/huggingface", {**FOREIGN, "Cookie": cookie}).headers
+    answer = ask(space, "GET", "/login/callback?error=access_denied")
     assert (answer.status_code, answer.headers["Location"]) == (307, "/")
 
 
@@ -204,24 +145,18 @@ _CALL = """async (data) => {
 
 
 @pytest.fixture(scope="module")
-def hers(hub: Server, small: str) -> str:
+def hers(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A private model of alice."""
-    address = f"{hub.address}/{small}/resolve/main/model-00001-of-00002.safetensors"
-    weights = httpx.get(address, follow_redirects=True, **PATIENTLY)
-    hub.api("hf_alice").create_repo("alice/hers", private=True)
-    hub.api("hf_alice").upload_file(
-        path_or_fileobj=weights.content, path_in_repo="model.safetensors", repo_id="alice/hers"
-    )
-    return "alice/hers"
+    return push(hub, save_one(tmp_path_factory.mktemp("in"), random_tensors(2)), "alice/hers", private=True)
 
 
 HOSTS = ("localhost", "127.0.0.1")
 
 
 def test_in_a_browser_another_origin_makes_no_copy_which_the_page_itself_does_and_frames_nothing(
-    home: Site, space: Site, visit: Callable[..., Page], hub: Server, evil: int, hers: str
+    home: Site, space: Site, visit: Visit, hub: Server, evil: int, hers: str
 ) -> None:
-    page = visit(home)
+    page = visit(home, STYLE)
     stolen, own = copy_name("stolen"), copy_name("own")
     for host in HOSTS:
         other = page.context.new_page()
@@ -260,23 +195,15 @@ _GREET = """async ([address, asked, credentials]) => {
 
 
 def test_in_a_browser_another_origin_is_nobody_to_a_space_that_knows_the_visitor(
-    space: Site, visit: Callable[..., Page], evil: int
+    space: Site, visit: Visit, evil: int
 ) -> None:
-    page = visit(space, user="alice")
-    expect(page.locator("#account")).to_contain_text("Signed in as alice")
+    page = visit(space, STYLE, user="alice")
+    assert "Signed in as" in page.evaluate(_GREET, ["", json.dumps(event(space, "greet")), "include"])
     for host in HOSTS:
         other = page.context.new_page()
         other.goto(f"http://{host}:{evil}/")
-        assert other.evaluate(_GREET, [space.address, json.dumps(arrival(space)), "include"]) == "blocked"
-        said = other.evaluate(_GREET, [space.address, json.dumps(arrival(space)), "omit"])
+        assert other.evaluate(_GREET, [space.address, json.dumps(event(space, "greet")), "include"]) == "blocked"
+        said = other.evaluate(_GREET, [space.address, json.dumps(event(space, "greet")), "omit"])
         assert "Signed in as" not in said and "Sign in" in said
         other.close()
-    page.reload()
-    expect(page.locator("#account")).to_contain_text("Signed in as alice")
-    assert "Signed in as" in page.evaluate(_GREET, ["", json.dumps(arrival(space)), "include"])
-    # The visitor signs out, and in again.
-    page.locator("#sign-in").click()
-    expect(page.locator("#account")).to_contain_text("Sign in to push")
-    page.goto(f"{space.address}/?repo=bob/small&size=50kB")
-    sign_in(page, "alice")
-    expect(page).to_have_url(f"{space.address}/?repo=bob/small&size=50kB")
+    assert "Signed in as" in page.evaluate(_GREET, ["", json.dumps(event(space, "greet")), "include"])

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -13,20 +12,15 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.conftest import write_checkpoint
-from tests.localhub.conftest import Server
-from tests.page.conftest import LONG, Site, cancel, copy_name, files, held_job, push, settled, start_job
-
-Visit = Callable[..., Page]
-
+from tests.inhouse import InHouse
+from tests.page.conftest import Publish, Visit, cancel, enter, files, fits, held_job, model, settled, size, start_job
+from tests.page.site import Site, copy_name
+from tests.page.sources import LONG, save_one
 
 SIDES = ("today", "after")
 SMALL_FLOWS = [
-    ["0 0", "60.0 kB"],
-    ["0 1", "60.0 kB"],
-    ["0 2", "40.0 kB"],
-    ["1 0", "54 B"],
-    ["1 2", "20.0 kB"],
-    ["1 3", "60.1 kB"],
+    *(["0 0", "60.0 kB"], ["0 1", "60.0 kB"], ["0 2", "40.0 kB"]),
+    *(["1 0", "54 B"], ["1 2", "20.0 kB"], ["1 3", "60.1 kB"]),
 ]
 """What goes from which file of `small` to which file of at most 70 kB."""
 SVG = "{http://www.w3.org/2000/svg}"
@@ -92,10 +86,9 @@ def test_the_map_says_what_a_tensor_is_lists_files_and_is_walked_by_keyboard(
     today.locator('rect[data-n^="model.embed_tokens.weight"]').click()
     expect(title).to_have_text("model.safetensors")
     # Numbers of files never overlap, however narrow the screen.
-    page.get_by_label("Maximum file size").fill("10kB")
-    page.get_by_label("Maximum file size").press("Enter")
+    enter(size(page), "10kB")
     expect(page).to_have_url(re.compile("size=10kB$"))
-    for width in (1440, 768, 390, 360):
+    for width in (1440, 360):
         page.set_viewport_size({"width": width, "height": 900})
         settled(page)
         boxes = page.locator("#picture .labels.after span").evaluate_all(
@@ -167,33 +160,33 @@ def test_ribbons_lead_from_a_file_to_its_new_ones_with_their_bytes_and_the_pictu
 
 
 @pytest.fixture(scope="module")
-def mixed(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+def mixed(publish: Publish) -> str:
     """A public model of 4 layers with 8 experts each, in two files that share layer 2."""
-    tensors = {
-        f"model.layers.{n}.mlp.experts.{expert}.{part}_proj.weight": np.full(250, n, np.float32)
-        for n in range(4)
-        for expert in range(8)
-        for part in ("up", "down")
-    }
-    names = list(tensors)
-    halves = {f"model-0000{n + 1}-of-00002.safetensors": names[40 * n : 40 * n + 40] for n in (0, 1)}
-    folder = tmp_path_factory.mktemp("in") / "mixed"
-    write_checkpoint(folder, {file: {name: tensors[name] for name in part} for file, part in halves.items()})
-    return push(hub, folder, "bob/mixed")
+
+    def save(folder: Path) -> Path:
+        parts = [f"{expert}.{part}_proj" for expert in range(8) for part in ("up", "down")]
+        names = [f"model.layers.{n}.mlp.experts.{part}.weight" for n in range(4) for part in parts]
+        halves = {f"model-0000{n + 1}-of-00002.safetensors": names[40 * n : 40 * n + 40] for n in (0, 1)}
+        tensors = {name: np.zeros(250, np.float32) for name in names}
+        return write_checkpoint(folder, {file: {name: tensors[name] for name in part} for file, part in halves.items()})
+
+    return publish(save, "mixed")
 
 
 FOLDERS = {"text_encoder": 2, "text_encoder_2": 10, "unet": 40, "vae": 1}
 
 
 @pytest.fixture(scope="module")
-def pipeline(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder, index = tmp_path_factory.mktemp("in"), dict[str, object](_class_name="StableDiffusionXLPipeline")
-    for name, tensors in FOLDERS.items():
-        weights = {f"layers.{n}.weight": np.full(250, n, np.float32) for n in range(tensors)}
-        write_checkpoint(folder / name, {"model.safetensors": weights}, False)
-        index[name] = ["transformers", "CLIPTextModel"]
-    (folder / "model_index.json").write_text(json.dumps(index))
-    return push(hub, folder, "bob/pipeline")
+def pipeline(publish: Publish) -> str:
+    def save(folder: Path) -> Path:
+        index = dict[str, object](_class_name="StableDiffusionXLPipeline")
+        for name, tensors in FOLDERS.items():
+            save_one(folder / name, {f"layers.{n}.weight": np.full(250, n, np.float32) for n in range(tensors)})
+            index[name] = ["transformers", "CLIPTextModel"]
+        (folder / "model_index.json").write_text(json.dumps(index))
+        return folder
+
+    return publish(save, "pipeline")
 
 
 def test_experts_have_a_grid_and_components_of_a_pipeline_their_names_above_and_below_their_files(
@@ -221,9 +214,8 @@ def test_experts_have_a_grid_and_components_of_a_pipeline_their_names_above_and_
     expect(readout(page)).to_contain_text("model.layers.1, expert 7, 2.0 kB, from model-00001-of-00002.safetensors")
     page.keyboard.press("Enter")
     expect(page.locator("#tensors h3")).to_have_text("model-00002-of-00004.safetensors")
-    page.get_by_label("Maximum file size").fill("10kB")
-    page.get_by_label("Model", exact=True).fill(pipeline)
-    page.get_by_label("Model", exact=True).press("Enter")
+    size(page).fill("10kB")
+    enter(model(page), pipeline)
     expect(page.locator("#facts")).to_contain_text(pipeline)
     expect(files(page)).to_have_count(7)
     settled(page)
@@ -241,13 +233,12 @@ def test_experts_have_a_grid_and_components_of_a_pipeline_their_names_above_and_
 
 
 @pytest.mark.thorough
-def test_three_thousand_files_and_one_are_both_drawn_within_the_page(home: Site, visit: Visit, hub: Server) -> None:
-    hub.api("hf_bob").create_repo("bob/many")
+def test_three_thousand_files_and_one_are_both_drawn_within_the_page(
+    home: Site, visit: Visit, publish: Publish
+) -> None:
     tensors = {f"layers.{n}.mlp.weight": np.zeros(3, np.uint8) for n in range(3000)}
-    from safetensors.numpy import save
-
-    hub.api("hf_bob").upload_file(path_or_fileobj=save(tensors), path_in_repo="model.safetensors", repo_id="bob/many")
-    page = visit(home, "?repo=bob/many&size=3B")
+    many = publish(lambda folder: save_one(folder, tensors), "many")
+    page = visit(home, f"?repo={many}&size=3B")
     expect(page.locator("#picture .sheet")).to_contain_text(
         "After 3,000 files, 9.0 kB; each column stands for 13 files"
     )
@@ -255,7 +246,7 @@ def test_three_thousand_files_and_one_are_both_drawn_within_the_page(home: Site,
     settled(page)
     for width in (390, 1440):
         page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        assert fits(page)
     # A file is found by its number and by its name, a tensor by its layer; Enter goes there.
     search, column = page.get_by_label("Find a file or tensor"), "model-01496-of-03000.safetensors to model-01508"
     for text in ("1500", "model-01500-of-03000.safetensors", "layers.1499.mlp.weight"):
@@ -281,8 +272,7 @@ def test_three_thousand_files_and_one_are_both_drawn_within_the_page(home: Site,
     page.keyboard.press("0")
     box = page.locator("#picture .strip.after").bounding_box()
     assert box and box["width"] == wide["width"]
-    page.get_by_label("Maximum file size").fill("one file")
-    page.get_by_label("Maximum file size").press("Enter")
+    enter(size(page), "one file")
     expect(files(page)).to_have_count(1)
     expect(search).to_have_count(0)
 
@@ -292,11 +282,11 @@ def test_three_thousand_files_and_one_are_both_drawn_within_the_page(home: Site,
 
 @pytest.mark.thorough
 def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_its_server_is_silent(
-    home: Site, visit: Visit, long: str
+    home: Site, visit: Visit, hub: InHouse, long: str
 ) -> None:
     page = visit(home, f"?repo={long}&size={LONG}")
     page.locator("#start:not([disabled])").wait_for()
-    with held_job(name := copy_name("held"), after=5):
+    with held_job(hub, name := copy_name("held"), after=5):
         watch_a_job(home, page, start_job(page, name), long)
         cancel(page)
     expect(page.locator("#progress .cancelled")).to_be_visible()

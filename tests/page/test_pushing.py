@@ -1,50 +1,25 @@
 """Jobs as their owners see them, in a real browser, with the real login of a loopback Hub; other visitors do not."""
 
-import json
 import re
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.conftest import random_tensors, write_checkpoint
 from tests.inhouse import InHouse
-from tests.localhub.conftest import Server
-from tests.page.conftest import (
-    LONG,
-    Site,
-    advanced,
-    as_space,
-    become,
-    call,
-    cancel,
-    copy_name,
-    files,
-    greeting,
-    held,
-    held_job,
-    push,
-    start_job,
-)
-from tests.scenarios import pp_cases
-from tests.scenarios.pp_cases import Case
+from tests.page.conftest import Publish, Visit, advanced, become, cancel, files, held_job, start_job
+from tests.page.site import Site, answer_in, as_space, call, copy_name, event, follow
+from tests.page.sources import LONG, save_one
+from tests.page.test_for_everybody import axe, violations
 
-Visit = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def seven_layers(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return push(hub, pp_cases.save(Case("llama", 3, 7), tmp_path_factory.mktemp("in") / "seven"), "bob/seven-layers")
-
+ALICE = {"Authorization": "Bearer hf_alice"}
 
 # --- A job --------------------------------------------------------------------------------------------
 
 
 def test_at_home_the_saved_login_is_used_and_my_jobs_lead_back_to_what_was_made(
-    home: Site, visit: Visit, hub: Server, long: str
+    home: Site, visit: Visit, hub: InHouse, long: str
 ) -> None:
     page = visit(home, f"?repo={long}&size={LONG}")
     expect(page.locator("#account")).to_contain_text("Signed in as alice")
@@ -61,6 +36,7 @@ def test_at_home_the_saved_login_is_used_and_my_jobs_lead_back_to_what_was_made(
     expect(page.locator("#job-map .strip.after rect[data-c]")).not_to_have_count(0)
     expect(page.locator("#job-map .strip.after rect.waiting")).to_have_count(0)
     expect(page.locator("#log details")).to_have_attribute("open", "")
+    assert violations(page, axe()) == []
     shows_how_full_files_are(page)
     page.go_back()
     expect(page).to_have_url(re.compile(f"repo={long}"))
@@ -72,8 +48,6 @@ def test_at_home_the_saved_login_is_used_and_my_jobs_lead_back_to_what_was_made(
     written = row.locator("time").get_attribute("datetime") or ""
     local = page.evaluate("(at) => new Date(at).toTimeString().slice(0, 5)", written)
     expect(row.locator("time")).to_contain_text(re.compile(rf"^\d+ [A-Z][a-z]+, {local}$"))
-    row.get_by_role("link").click()
-    expect(page.locator("#result")).to_contain_text("bit-identical")
 
 
 def shows_how_full_files_are(page: Page) -> None:
@@ -120,31 +94,8 @@ def shows_how_full_files_are(page: Page) -> None:
 
 def asked_for(site: Site, job: str) -> dict[str, Any]:
     """What was asked for of a job of alice."""
-    _, said = call(site, "status", [job], {"Authorization": "Bearer hf_alice"})
-    request: dict[str, Any] = json.loads(said.partition("data: ")[2].partition("\n")[0])[0]["request"]
+    request: dict[str, Any] = answer_in(call(site, "status", [job], ALICE)[1])["request"]
     return request
-
-
-@pytest.mark.thorough
-def test_a_pipeline_shows_what_each_machine_loads_and_the_result_how(
-    home: Site, visit: Visit, seven_layers: str
-) -> None:
-    page = visit(home, f"?repo={seven_layers}&size=60kB&strategy=pp:3")
-    machines = page.locator("#picture .machines li")
-    expect(machines).to_have_count(3)
-    expect(machines.last).to_contain_text("Machine 3")
-    expect(machines.last).to_contain_text("layers 4 to 6")
-    expect(advanced(page).get_by_label("For transformers on several machines")).to_be_checked()
-    expect(page.get_by_label("Machines", exact=True)).to_have_value("3")
-    expect(page.locator("#shards")).to_contain_text("Cut where transformers ")
-    name = copy_name()
-    start_job(page, name)
-    result = page.locator("#result")
-    expect(result).to_contain_text("bit-identical")
-    details = page.locator("#result-details")
-    expect(details).to_contain_text(f"from_pretrained('alice/{name}', variant=f\"rank{{os.environ['RANK']}}-of-3\"")
-    expect(details).to_contain_text("torchrun --nnodes 3")
-    expect(page.locator("#result-map .machines li, #job-map .machines li")).to_have_count(3)
 
 
 # --- Names --------------------------------------------------------------------------------------------
@@ -152,11 +103,10 @@ def test_a_pipeline_shows_what_each_machine_loads_and_the_result_how(
 
 @pytest.mark.thorough
 def test_a_name_that_the_visitor_wrote_stays_when_a_proposal_comes_late(
-    home: Site, visit: Visit, hub: Server, tmp_path: Path
+    home: Site, visit: Visit, hub: InHouse, publish: Publish
 ) -> None:
-    source = push(hub, write_checkpoint(tmp_path, {"model.safetensors": random_tensors()}, False), "bob/late")
-    with held("GET .*/alice/late-"):  # whether a name is free
-        page = visit(home, f"?repo={source}&size=70kB")
+    with hub.holding("GET .*/alice/late-"):  # whether a name is free
+        page = visit(home, f"?repo={publish(save_one, 'late')}&size=70kB")
         page.locator("#start").wait_for()
         advanced(page).get_by_label("Name of the new repo").fill("my-own")
     expect(page.locator("#start")).to_be_enabled()
@@ -168,12 +118,12 @@ def test_a_name_that_the_visitor_wrote_stays_when_a_proposal_comes_late(
 
 
 def test_a_job_goes_on_in_a_closed_tab_is_a_place_in_the_queue_to_others_and_leaves_nothing_when_cancelled(
-    space: Site, visit: Visit, hub: Server, long: str, small: str
+    space: Site, visit: Visit, hub: InHouse, long: str, small: str
 ) -> None:
     first, second = visit(space, f"?repo={long}&size={LONG}", user="alice"), visit(space, f"?repo={small}", user="bob")
     name = copy_name("held")
     advanced(first).get_by_label("Load the original and the copy as well").check()
-    with held_job(name):
+    with held_job(hub, name):
         job = start_job(first, name)
         assert asked_for(space, job)["compare"] is True  # as the box says
         expect(first.get_by_role("progressbar")).to_be_visible()
@@ -184,9 +134,6 @@ def test_a_job_goes_on_in_a_closed_tab_is_a_place_in_the_queue_to_others_and_lea
         start_job(second, copy_name())
         expect(second.locator("#progress .queued")).to_contain_text("Waiting for 1 job")
         assert name not in second.content()
-        second.goto(f"{space.address}/?job={job}")
-        expect(second.locator("#progress")).to_contain_text("You have no job with this id")
-        assert second.get_by_role("button", name="Cancel").count() == 0
         # The first finds it again, and cancels it.
         again = context.new_page()
         again.goto(f"{space.address}/?job={job}")
@@ -203,12 +150,8 @@ def test_a_job_goes_on_in_a_closed_tab_is_a_place_in_the_queue_to_others_and_lea
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("ending", "desk"),
-    [pytest.param(signal.SIGTERM, "lost", id="told to stop"), pytest.param(signal.SIGKILL, "kept", id="killed")],
-)
-def test_a_job_is_resumed_after_the_space_was_restarted(
-    serve: Callable[..., Site], visit: Visit, hub: InHouse, long: str, ending: signal.Signals, desk: str
+def test_a_job_is_resumed_after_the_space_was_restarted_with_an_empty_disk(
+    serve: Callable[..., Site], visit: Visit, hub: InHouse, long: str
 ) -> None:
     site = serve(**as_space(hub))
     page = visit(site, f"?repo={long}&size={LONG}", user="alice")
@@ -217,9 +160,8 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
         job = start_job(page, name)
         assert job.endswith(f"/alice/{name}")
         expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[3-9] of 12 files"))
-        site.stop(ending)
-    if desk == "lost":  # a Space starts with an empty disk
-        site.settings["SHARD_FOLDER"] = str(site.folder / "another")
+        site.stop()
+    site.settings["SHARD_FOLDER"] = str(site.folder / "another")
     site.start()
     other = visit(site, f"?job={job}")
     expect(other.locator("#progress")).to_contain_text("so you cannot see this job")
@@ -230,21 +172,10 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
     assert hub.api(False).model_info(f"alice/{name}").private is False
 
 
-@pytest.mark.thorough
-def test_what_loading_costs_is_measured_where_that_is_asked_for(home: Site, visit: Visit, tiny: str) -> None:
-    page = visit(home, f"?repo={tiny}&size=70kB")
-    advanced(page).get_by_label("Load the original and the copy as well").check()
-    start_job(page, copy_name())
-    expect(page.locator("#progress")).to_contain_text("Loading the original and the copy in turn")
-    expect(page.locator("#log")).to_contain_text("Loaded the original, loaded: at most")
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#progress .cancelled")).to_be_visible()
-
-
 def test_the_token_of_a_space_is_lent_to_nobody(space: Site) -> None:
     # HF_TOKEN is alice's there, and alice may see this.
     space.hub.api().create_repo("alice/private-thing", private=True, exist_ok=True)
     for endpoint, more in (("inspect", ["", ""]), ("plan", ["1GB", "size", "natural", "keep", "", "", False, ""])):
-        _, said = call(space, endpoint, ["alice/private-thing", *more], {})
+        _, said = call(space, endpoint, ["alice/private-thing", *more])
         assert "does not exist, or you have no access to it" in said
-    assert "Plans need no login" in greeting(space, {})
+    assert "Plans need no login" in follow(space, event(space, "greet"))

@@ -1,27 +1,25 @@
 """What helps is said in the words of the page, as a button where the page has its control; no option is shown."""
 
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import gradio as gr
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, expect
 
-from sharding import job
 from sharding.core.errors import Remedy, RemedyKind, ShardingError
 from sharding.core.values import Finding
 from sharding.page.panels import findings_panel, message, problem
 from sharding.page.render import help_with, in_page_words
-from tests.conftest import in_a_loop, random_tensors, write_checkpoint
-from tests.hubs import push
+from tests.conftest import in_a_loop
+from tests.hubs import push, shard
 from tests.localhub.conftest import Server
 from tests.messages import KINDS, Message, every_message
-from tests.page.conftest import Site, advanced, copy_name
+from tests.page.conftest import Visit, advanced, enter, model
 from tests.page.rooms import form
-
-Visit = Callable[..., Page]
+from tests.page.site import Site, copy_name
+from tests.page.sources import save_one
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]|HF_TOKEN(?!_)")
 COMMAND = re.compile(r"[Rr]un again|hf auth|HF_ENDPOINT")
@@ -116,9 +114,14 @@ def press(button: Locator) -> None:
     button.press("Enter")
 
 
-def test_who_is_not_signed_in_is_led_to_it_from_the_refusal_and_back(space: Site, visit: Visit, gated: str) -> None:
-    page = visit(space, f"?repo={gated}")
+def test_who_signs_out_is_led_back_and_from_a_refusal_to_the_login_and_back_again(
+    space: Site, visit: Visit, gated: str
+) -> None:
+    page = visit(space, f"?repo={gated}", user="alice")
     refusal = page.locator("#repo-message")
+    expect(refusal).to_contain_text("is gated")
+    page.locator("#sign-in").click()
+    expect(page.locator("#account")).to_contain_text("Sign in to push")
     expect(refusal).to_contain_text("is gated")
     expect(refusal.get_by_text("hf auth login")).to_be_hidden()
     press(refusal.get_by_role("button", name="Sign in"))
@@ -136,12 +139,10 @@ def test_who_pushes_at_home_is_helped_by_buttons_for_the_fields_of_the_page_and_
     expect(page.locator("#dequantize").get_by_role("checkbox")).to_be_checked()
     expect(refusal).to_be_empty()
     # A public copy of a private model.
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    hidden = push(hub, folder, f"alice/{copy_name('hidden')}", private=True)
-    model, private = page.get_by_label("Model", exact=True), page.get_by_label("Private", exact=True)
+    hidden = push(hub, save_one(tmp_path), f"alice/{copy_name('hidden')}", private=True)
+    private = page.get_by_label("Private", exact=True)
     advanced(page).locator("#dtype").get_by_label("As it is").check()
-    model.fill(hidden)
-    model.press("Enter")
+    enter(model(page), hidden)
     expect(page.locator("#facts")).to_contain_text(hidden)
     expect(private).to_be_checked()
     page.get_by_label("Public", exact=True).check()
@@ -155,7 +156,7 @@ def test_who_pushes_at_home_is_helped_by_buttons_for_the_fields_of_the_page_and_
     expect(private).to_be_focused()
     # A copy of another model. To tick is not to start.
     name = copy_name()
-    *_, _ = job.shard(long, f"alice/{name}", endpoint=hub.address, token="hf_alice")
+    shard(hub, long, f"alice/{name}", "5GB")
     page.goto(f"{home.address}/?repo={small}&size=70kB&to=alice/{name}")
     page.locator("#start:not([disabled])").click()
     press(page.locator("#start-message").get_by_role("button", name="Replace it"))

@@ -29,26 +29,24 @@ from sharding.planning.sizes import size_stops
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_a_loop
 from tests.page.rooms import form
-from tests.planning.tensors import in_ranks
-from tests.report.results import FOLDER, made, of, planned, proved
+from tests.report.results import FOLDER, PIPED, made, of, planned, proved
 from tests.report.results import checkpoint as of_a_folder
 from tests.tensors import stored_tensor
 from tests.test_evil_names import Tags
 
 PLACES = Places("a/b", "", "", None)
-EVIL = "<img src=x onerror=alert(1)>\"'&"
-
-
 FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
 
 
-def checkpoint(files: dict[str, int], name: str = "w") -> Checkpoint:
+def checkpoint(files: dict[str, int]) -> Checkpoint:
     """One tensor of so many bytes in each file."""
-    tensors = tuple(
-        stored_tensor(f"{name}{n}", "U8", (size,), file, 0, size) for n, (file, size) in enumerate(files.items())
-    )
+    tensors = tuple(stored_tensor(f"w{n}", "U8", (files[file],), file, 0, files[file]) for n, file in enumerate(files))
     entries = tuple(FileEntry(file, size) for file, size in files.items())
-    return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), (), architecture=EVIL)
+    return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
+
+
+def words(html: str) -> str:
+    return " ".join(Tags(html).text.split())
 
 
 def test_an_address_in_a_hint_becomes_a_link() -> None:
@@ -56,45 +54,43 @@ def test_an_address_in_a_hint_becomes_a_link() -> None:
     assert '<a href="http://hub/me/it"' in html
 
 
-@pytest.mark.parametrize("number", [1, MOST_ROWS, MOST_ROWS + 1, 2000])
-def test_a_table_is_bounded_and_loses_no_byte(number: int) -> None:
-    source = checkpoint({f"f{n}.safetensors": 1000 + n for n in range(number)})
-    html = panels.shards_panel(plan_shards(source.tensors, Options(1)), FORECAST)
-    body, foot = html.partition("<tfoot>")[::2]
-    assert body.count('<th scope="row">model') == min(number, MOST_ROWS)
-    assert ("more file" in body) is (number > MOST_ROWS)
-    assert f"and {number - MOST_ROWS:,} more file" in body or number <= MOST_ROWS
-    size = format_bytes(sum(1000 + n for n in range(number)))
-    total = Tags(foot.partition("</tfoot>")[0]).text
-    assert "".join(total.split()) == f"{count(number, 'file')}{size}{number:,}".replace(" ", "")
+def test_a_table_is_bounded_and_loses_no_byte() -> None:
+    for number in (1, MOST_ROWS, MOST_ROWS + 1, 2000):
+        source = checkpoint({f"f{n}.safetensors": 1000 + n for n in range(number)})
+        html = panels.shards_panel(plan_shards(source.tensors, Options(1)), FORECAST)
+        body, foot = html.partition("<tfoot>")[::2]
+        assert body.count('<th scope="row">model') == min(number, MOST_ROWS)
+        assert ("more file" in body) is (number > MOST_ROWS)
+        assert f"and {number - MOST_ROWS:,} more file" in body or number <= MOST_ROWS
+        size = format_bytes(sum(1000 + n for n in range(number)))
+        total = Tags(foot.partition("</tfoot>")[0]).text
+        assert "".join(total.split()) == f"{count(number, 'file')}{size}{number:,}".replace(" ", "")
 
 
-def test_a_list_of_tensors_is_bounded_and_the_rest_counted() -> None:
+def test_lists_of_tensors_and_remarks_are_bounded_and_the_rest_counted() -> None:
     source = checkpoint({f"f{n}": 1 for n in range(3000)})
     html = panels.tensors_panel("f0 to f2999", [(tensor, "a") for tensor in source.tensors])
     assert 400 < html.count("<tr") < 500
     assert "and 2,600 more tensors" in Tags(html).text
+    html = panels.findings_panel([Finding("warning", "x", f"Remark {number}.") for number in range(3001)])
+    assert html.count("<li") == MOST_NAMED + 1 and len(html) < 10_000
+    assert f"{3001 - MOST_NAMED:,} more remarks" in Tags(html).text
 
 
-def test_what_would_change_nothing_is_said_to() -> None:
+def test_what_would_change_nothing_is_said_to_and_how_long_anything_else_takes() -> None:
     source = checkpoint({"model-00001-of-00002.safetensors": 10, "model-00002-of-00002.safetensors": 20})
-    same = panels.summary_panel(source, plan_shards(source.tensors, Options(20)), FORECAST)
-    assert "Nothing would change" in Tags(same).text and "Choose another size" in " ".join(Tags(same).text.split())
+    same, other = (plan_shards(source.tensors, Options(size)) for size in (20, 30))
+    text = words(panels.summary_panel(source, same, FORECAST))
+    assert "Nothing would change" in text and "Choose another size" in text
     one = checkpoint({"model.safetensors": 30})
     whole = panels.summary_panel(one, plan_shards(one.tensors, Options(20), Component(is_whole=True)), FORECAST)
-    assert "takes one file, whatever the size" in " ".join(Tags(whole).text.split())
-    other = Tags(panels.summary_panel(source, plan_shards(source.tensors, Options(30)), FORECAST)).text
-    assert "2 files → 1, largest 30 B · about 2.5 to 5 min · no disk" in " ".join(other.split())
+    assert "takes one file, whatever the size" in words(whole)
     cast = replace(source, tensors=tuple(tensor._replace(dtype="I8") for tensor in source.tensors))
-    assert "Nothing" not in panels.summary_panel(cast, plan_shards(source.tensors, Options(20)), FORECAST)
-
-
-def test_a_short_job_takes_a_few_seconds_and_a_longer_one_a_range() -> None:
-    source = checkpoint({"model-00001-of-00002.safetensors": 10, "model-00002-of-00002.safetensors": 20})
-    plan = plan_shards(source.tensors, Options(30))
-    for ends, expected in (((1, 2), "· a few seconds ·"), ((50, 100), "· about 50 to 100 s ·")):
-        panel = panels.summary_panel(source, plan, replace(FORECAST, lower_seconds=ends[0], upper_seconds=ends[1]))
-        assert expected in " ".join(Tags(panel).text.split())
+    assert "Nothing" not in panels.summary_panel(cast, same, FORECAST)
+    for ends, time in (((150, 300), "about 2.5 to 5 min"), ((1, 2), "a few seconds"), ((50, 100), "about 50 to 100 s")):
+        forecast = replace(FORECAST, lower_seconds=ends[0], upper_seconds=ends[1])
+        text = words(panels.summary_panel(source, other, forecast))
+        assert f"2 files → 1, largest 30 B · {time} · no disk" in text
 
 
 def test_the_slider_stands_at_the_size_and_gives_its_reasons() -> None:
@@ -122,7 +118,13 @@ OPTIONS = st.builds(
 )
 
 
-@given(st.builds(Wish, repo=st.sampled_from(["me/it", "me/it@v1"]), options=OPTIONS))
+WISHES = st.one_of(
+    st.builds(Wish, repo=st.sampled_from(["me/it", "me/it@v1"]), options=OPTIONS),
+    st.builds(Wish, compare=st.sampled_from(["", "a/b@v1"]), against=st.just("c/d"), sized=st.just(False)),
+)
+
+
+@given(WISHES)
 def test_a_link_says_what_was_chosen(wish: Wish) -> None:
     assert read_wish(dict(parse_qsl(query_of(wish)[1:]))) == wish
 
@@ -160,15 +162,16 @@ def test_a_link_without_a_size_leaves_it_open() -> None:
     assert query_of(Wish("me/it", sized=False)) == "?repo=me/it"
 
 
-def test_a_plan_shows_its_stages() -> None:
-    tensors = tuple(stored_tensor(f"layers.{n}.{EVIL}", "U8", (10,), "f", 10 * n, 10 * n + 10) for n in range(4))
-    hints = in_ranks([tensor.name for tensor in tensors], 2)
-    html = panels.shards_panel(plan_shards(tensors, Options(10, strategy="pp:2"), hints=hints), FORECAST)
-    assert "Cut where transformers 5.23.0 cuts" in html
-    assert "What each machine of a pipeline needs" in html and "layers.2 to layers.3" in html
-    assert "model-00003-of-00004.safetensors to model-00004-of-00004.safetensors" in html
-    assert "img" not in Tags(html).seen
-    assert "pipeline" not in panels.shards_panel(plan_shards(tensors, Options(10)), FORECAST)
+def test_a_plan_and_its_map_and_result_show_its_stages() -> None:
+    cut = made(PIPED)
+    html = words(panels.shards_panel(cut.plan, FORECAST))
+    assert "Cut where transformers 5.23.0 cuts" in html and "What each machine of a pipeline needs" in html
+    assert "layers.2 to model.layers.3" in html
+    assert "pipeline" not in panels.shards_panel(made().plan, FORECAST)
+    drawn = panels.map_panel(map_of_plan(cut.source, cut.plan), "me/it")
+    assert drawn.count("<b>Machine ") == 2 and "layers 2 to 3" in drawn.partition("Machine 2")[2]
+    details = words(details_panel(cut.report, PLACES, Trust("fits", ())))
+    assert "torchrun --nnodes 2" in details and "-of-2" in details
 
 
 def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
@@ -189,19 +192,18 @@ def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
 
 
 def test_my_jobs_say_of_each_copy_how_its_newest_job_stands_and_since_when() -> None:
-    request, others = JobRequest("me/it@v1", "me/copy", Options()), JobRequest("me/it@v1", "me/other", Options())
-    check = JobRequest("me/it@v1", "me/copy@v2", Options(), kind="verify")
-    html = job_panels.jobs_panel(
-        [
-            JobRecord("d/me/copy", "me", check, 1, 0.0, "failed", 1e9, 1e9, result="me/copy@v2"),
-            JobRecord("c/me/other", "me", others, 1, 0.0, "running", 1_795_687_200.0),
-            JobRecord("b/me/copy", "me", request, 1, 0.0, "interrupted", 1.0, 1_795_687_200.0),
-            JobRecord("a/me/copy", "me", request, 1, 0.0, "done", 1.0, 1_795_687_000.0),
-        ]
-    )
+    request, others = (JobRequest("me/it@v1", f"me/{name}", Options()) for name in ("copy", "other"))
+    check, begun = JobRequest("me/it@v1", "me/copy@v2", Options(), kind="verify"), 1_795_687_200.0
+    records = [
+        JobRecord("d/me/copy", "me", check, 1, 0.0, "failed", 1e9, 1e9, result="me/copy@v2"),
+        JobRecord("c/me/other", "me", others, 1, 0.0, "running", begun),
+        JobRecord("b/me/copy", "me", request, 1, 0.0, "interrupted", 1.0, begun),
+        JobRecord("a/me/copy", "me", request, 1, 0.0, "done", 1.0, begun - 200),
+    ]
+    html = job_panels.jobs_panel(records)
     assert re.findall('href="([?][^"]*)"', html) == ["?job=d/me/copy", "?job=c/me/other", "?job=b/me/copy"]
     assert html.count('<time datetime="2026-11-26T10:00:00Z">26 November, 10:00 UTC</time>') == 2
-    rows = [" ".join(row.split()) for row in Tags(html.replace("<li>", "\v")).text.split("\v")[1:]]
+    rows = [words(row) for row in html.split("<li>")[1:]]
     assert rows == [
         "me/copy compared with me/it, 1 B differs 9 September, 01:46 UTC",
         "me/other from me/it, 1 B running since 26 November, 10:00 UTC",
@@ -211,9 +213,7 @@ def test_my_jobs_say_of_each_copy_how_its_newest_job_stands_and_since_when() -> 
 
 def shown_first(html: str) -> str:
     """The text of a panel without what a visitor has to unfold."""
-    return " ".join(
-        Tags(re.sub(r"<details(?! class=\"files\" open).*?</details>", "", html, flags=re.DOTALL)).text.split()
-    )
+    return words(re.sub(r"<details(?! class=\"files\" open).*?</details>", "", html, flags=re.DOTALL))
 
 
 def bars(html: str) -> list[tuple[str, str, str]]:
@@ -260,18 +260,10 @@ def test_a_long_name_breaks_after_its_separators_and_within_no_number() -> None:
     assert "<b>acme/<wbr>it-<wbr>7B</b>" in html
 
 
-def test_of_three_thousand_remarks_a_dozen_is_listed_and_the_rest_counted() -> None:
-    found = [Finding("warning", "x", f"Remark {number}.") for number in range(3001)]
-    html = panels.findings_panel(found)
-    assert html.count("<li") == MOST_NAMED + 1
-    assert f"{3001 - MOST_NAMED:,} more remarks" in Tags(html).text
-    assert len(html) < 10_000
-
-
-def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:
+def test_the_map_of_hundreds_of_layers_of_experts_is_no_burden() -> None:
     parts = [f"mlp.experts.{expert}.{part}" for expert in range(24) for part in ("up_proj", "down_proj")]
     parts += ["self_attn.q_proj", "self_attn.o_proj", "input_layernorm"]
-    names = [f"model.layers.{layer}.{part}.weight" for layer in range(1000) for part in parts]
+    names = [f"model.layers.{layer}.{part}.weight" for layer in range(300) for part in parts]
     tensors = tuple(
         stored_tensor(name, "BF16", (64, 64), f"model-{n // 600:05d}.safetensors", 0, 8192)
         for n, name in enumerate(names)
@@ -293,14 +285,13 @@ def test_the_time_of_a_result_is_that_of_the_whole_job_where_this_page_ran_it() 
 
 
 def test_the_map_of_three_thousand_files_is_no_burden_and_holds_where_each_is() -> None:
+    source = checkpoint({"model.safetensors": 3_000_000})
+    names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(3000)]
     tensors = tuple(
-        stored_tensor(
-            f"model.layers.{n}.mlp.up_proj.weight", "U8", (1000,), "model.safetensors", 1000 * n, 1000 * n + 1000
-        )
-        for n in range(3000)
+        stored_tensor(name, "U8", (1000,), "model.safetensors", 1000 * n, 1000 * n + 1000)
+        for n, name in enumerate(names)
     )
-    entries = (FileEntry("model.safetensors", 3_000_000),)
-    source = Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
+    source = replace(source, tensors=tensors)
     html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(1000))), "me/it", "1kB")
     assert len(html.encode()) < 150_000
     assert "each column stands for 13 files" in html and "Find a file or tensor" in html
@@ -308,19 +299,16 @@ def test_the_map_of_three_thousand_files_is_no_burden_and_holds_where_each_is() 
     assert "stands for" not in few and "Find a file or tensor" not in few
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "file"),
-    [
+def test_a_saved_picture_is_called_after_the_model_and_the_size() -> None:
+    source = checkpoint({"a.safetensors": 10})
+    drawn = map_of_plan(source, plan_shards(source.tensors, Options(10)))
+    for name, size, file in (
         ("mistralai/Mistral-7B-v0.1", "300MB", "Mistral-7B-v0.1-300MB"),
         ("gpt2", "one file", "gpt2-one-file"),
         ("a/b", "", "b"),
         ("../..", "/\x00", "map"),
-    ],
-)
-def test_a_saved_picture_is_called_after_the_model_and_the_size(name: str, size: str, file: str) -> None:
-    source = checkpoint({"a.safetensors": 10})
-    html = panels.map_panel(map_of_plan(source, plan_shards(source.tensors, Options(10))), name, size)
-    assert f'data-file="{file}"' in html
+    ):
+        assert f'data-file="{file}"' in panels.map_panel(drawn, name, size)
 
 
 def test_after_a_single_file_the_line_that_downloads_it_comes_first() -> None:

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from gradio.blocks import Block
 
+from sharding.core.options import Options
 from sharding.page.api import Endpoints
 from sharding.page.form import PRIVATE
 from sharding.page.jobs import Pushing
 from sharding.page.planning import Planning
-from sharding.page.results import Comparing
-from sharding.page.site import Site
+from sharding.page.results import Comparing, Showing
 from tests.conftest import random_tensors, write_checkpoint
-from tests.hubs import push
-from tests.page.conftest import save_fp8, save_lora, save_plain, save_variants
-from tests.page.rooms import Rooms, asks, rooms_over, told
+from tests.hubs import push, shard
+from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
+from tests.page.sources import save_fp8, save_lora, save_plain, save_ranks, save_variants
 from tests.promises import promise
 
 SMALL, VARIANTS, NO_PLAIN, FP8 = "bob/small", "bob/variants", "bob/no-plain", "bob/model-fp8"
@@ -31,7 +31,7 @@ PLAIN, LORA, OTHER_LORA, SECRET = "bob/plain", "bob/lora", "bob/other-lora", "al
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
     with rooms_over(tmp_path_factory.mktemp("rooms")) as rooms:
         folder = tmp_path_factory.mktemp("in")
-        write_checkpoint(folder / "small", {"model.safetensors": random_tensors()}, False)
+        rooms.push(SMALL)
         half = {name: tensor.astype(np.float16) for name, tensor in random_tensors(3, 300).items()}
         write_checkpoint(folder / "two", {f"model.{name}.safetensors": half for name in ("ema", "fp16")}, False)
         save_variants(folder / "variants")
@@ -39,7 +39,7 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
         save_plain(folder / "plain")
         save_lora(folder / "lora")
         save_lora(folder / "other", side=48)
-        repos = {SMALL: "small", NO_PLAIN: "two", VARIANTS: "variants", FP8: "fp8", PLAIN: "plain"}
+        repos = {NO_PLAIN: "two", VARIANTS: "variants", FP8: "fp8", PLAIN: "plain"}
         for repo, name in {**repos, LORA: "lora", OTHER_LORA: "other"}.items():
             push(rooms.hub, folder / name, repo, "hf_bob")
         push(rooms.hub, folder / "lora", SECRET, private=True)
@@ -149,6 +149,38 @@ def test_one_variant_is_offered_beside_others_and_kept(rooms: Rooms) -> None:
     assert visit.now("name").startswith("variants-fp16-sharded-")
 
 
+def test_each_model_suggests_a_size_and_a_size_of_ones_own_stays(rooms: Rooms) -> None:
+    visit = Visitor(rooms, {"repo": SMALL})
+    assert visit.now("size") == "50kB" and "If a download breaks" in visit.text("sizes")
+    visit.see(repo=PLAIN)
+    assert visit.now("size") == "20kB"
+    visit.draw(size="77kB")
+    visit.see(repo=SMALL)
+    assert visit.now("size") == "77kB" and "size=77kB" in visit.now("query")
+    visit.draw(size="one file")
+    assert "1 file" in visit.text("summary") and "size=single-file" in visit.now("query")
+
+
+def test_the_base_of_a_training_run_is_asked_for_and_goes_with_the_copy(rooms: Rooms, tmp_path: Path) -> None:
+    push(rooms.hub, save_ranks(tmp_path), "bob/trained", "hf_bob")
+    visit = Visitor(rooms, {"repo": SMALL, "size": "60kB"})
+    assert not visit.is_visible("base")
+    visit.see(repo="bob/trained")
+    assert visit.is_visible("base") and "There is no config.json and no tokenizer" in visit.text("findings")
+    assert "Nothing loads this copy until you name the model that was trained" in visit.text("summary")
+    assert visit.shown[visit.form.start]["variant"] == "secondary"
+    visit.see(base="bob/nothing-there")
+    assert "bob/nothing-there" in visit.text("repo_message")
+    visit.see(base=SMALL)
+    assert "LlamaForCausalLM" in visit.text("facts") and "There is no config.json" not in visit.text("findings")
+    assert "Nothing loads" not in visit.text("summary") and visit.shown[visit.form.start]["variant"] == "primary"
+    assert "base=bob/small" in visit.now("query") and not visit.is_visible("measure")
+    again = Visitor(rooms, dict(parse_qsl(visit.now("query")[1:])))
+    assert again.now("base") == SMALL and again.is_visible("base")
+    again.see(repo=SMALL)  # an ordinary repo has none
+    assert not again.is_visible("base") and "base=" not in again.now("query")
+
+
 def test_overflow_is_asked_about_where_a_cast_can_have_it(rooms: Rooms) -> None:
     visit = Visitor(rooms, {"repo": VARIANTS, "dtype": "fp16", "allow_overflow": "true"})
     assert visit.now("overflow") and visit.is_visible("overflow") and "allow_overflow=true" in visit.now("query")
@@ -208,10 +240,22 @@ def test_what_is_wrong_with_an_adapter_stands_below_its_field(rooms: Rooms) -> N
     assert visit.is_visible("push") and "adapter=bob/lora" in visit.now("query")
 
 
+def test_the_result_of_a_merge_shows_what_changes_and_leads_to_its_plan(rooms: Rooms) -> None:
+    shard(rooms.hub, PLAIN, "alice/merged", Options("30kB", adapter=LORA))
+    update = whole(Showing(rooms.desk, rooms.site, rooms.form).show("alice/merged", asks("alice"), None))
+    assert "12 of 25 tensors change" in update[rooms.form.result_map]
+    assert re.search("adapter=bob/lora@[0-9a-f]{40}", update[rooms.form.result])
+
+
+def test_two_repos_are_read_whole_by_who_has_a_login(rooms: Rooms) -> None:
+    comparing, read = Comparing(rooms.desk, rooms.space, rooms.form), rooms.form.read
+    offers = [told(comparing.show(SMALL, SMALL, asks(), by), read) for by in (None, login("alice"))]
+    assert [(offer["visible"], offer["interactive"]) for offer in offers] == [(True, False), (True, True)]
+
+
 @pytest.mark.parametrize("user", ["", "alice"])
 def test_a_space_reads_a_private_adapter_with_the_token_of_its_visitor_only(rooms: Rooms, user: str) -> None:
-    site = Site(rooms.hub.address, "carol/shard-my-repo")
-    visit = Visitor(rooms, {"repo": PLAIN, "adapter": SECRET, "size": "30kB"}, user, site)
+    visit = Visitor(rooms, {"repo": PLAIN, "adapter": SECRET, "size": "30kB"}, user, rooms.space)
     assert ("12 of 25 tensors change" in visit.text("summary")) == visit.is_visible("push") == bool(user)
     # The result is private by itself, as its adapter is.
     assert user == "" or visit.now("visibility") == PRIVATE
@@ -219,10 +263,9 @@ def test_a_space_reads_a_private_adapter_with_the_token_of_its_visitor_only(room
 
 @promise("docs/security.md#stop-the-page-with-a-million")
 def test_of_a_model_that_is_too_large_to_plan_the_tensors_are_counted_and_the_layers_shown(
-    rooms: Rooms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    push(rooms.hub, tmp_path / "in", "bob/large", "hf_bob")
+    rooms.push("bob/large")
     monkeypatch.setattr("sharding.desk.models.MAX_PAGE_TENSORS", 10)
     visit = Visitor(rooms, {"repo": "bob/large"})
     assert "more than 10 tensors" in visit.text("repo_message")
@@ -233,17 +276,19 @@ def test_of_a_model_that_is_too_large_to_plan_the_tensors_are_counted_and_the_la
         endpoints.plan("bob/large", asks("alice"))
 
 
-@pytest.mark.parametrize("name", ["", "a--b", "  ", "x/y/z", "a.git"])
-def test_a_name_that_is_none_starts_nothing_and_a_taken_one_is_told(rooms: Rooms, name: str) -> None:
+def test_a_name_that_is_none_starts_nothing_and_a_taken_one_is_told(rooms: Rooms) -> None:
     visit = Visitor(rooms, {"repo": SMALL, "size": "100kB"})
-    pushing, shown = Pushing(rooms.desk, rooms.site, rooms.form), visit.now("shown")
-    update = pushing.check_name("alice", name, shown, asks("alice"), None)
-    assert told(update, visit.form.start)["interactive"] is False
-    assert (f"alice/{name}" if name.strip() else "Give the new repo a name") in update[visit.form.name_message]
-    update = pushing.check_name("bob", "small", shown, asks("bob"), None)
-    assert "bob/small exists already" in update[visit.form.name_message]
-    update = pushing.check_name("alice", "free", shown, asks("alice"), None)
-    assert update[visit.form.name_message] == "" and told(update, visit.form.start)["interactive"] is True
+    form, pushing = visit.form, Pushing(rooms.desk, rooms.site, rooms.form)
+
+    def checked(user: str, name: str) -> tuple[str, bool]:
+        update = pushing.check_name(user, name, visit.now("shown"), asks(user), None)
+        return update[form.name_message], told(update, form.start)["interactive"]
+
+    for name in ("", "a--b", "  ", "x/y/z", "a.git"):
+        said, can_start = checked("alice", name)
+        assert not can_start and (f"alice/{name}" if name.strip() else "Give the new repo a name") in said
+    assert "bob/small exists already" in checked("bob", "small")[0]
+    assert checked("alice", "free") == ("", True)
 
 
 def test_who_has_a_job_already_is_led_to_it(rooms: Rooms) -> None:
@@ -253,7 +298,7 @@ def test_who_has_a_job_already_is_led_to_it(rooms: Rooms) -> None:
     visit.see(name="another")
     refusal = pushing.start(visit.values, asks("alice"), None)[visit.form.start_message]
     assert "You have a job here already" in refusal and f'href="?job={job}">Open it</a>' in refusal
-    rooms.cancel_all("alice")
+    rooms.cancel_all()
 
 
 def test_models_are_suggested_by_what_is_typed(rooms: Rooms) -> None:

@@ -31,14 +31,10 @@ def test_the_front_matter_says_all_that_a_space_asks() -> None:
     assert (ROOT / str(card["thumbnail"]).partition("/resolve/main/")[2]).is_file()
     colours = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
     assert {card["colorFrom"], card["colorTo"]} <= colours
-    assert card["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"].lower()
-
-
-def test_a_login_asks_for_no_more_than_it_needs() -> None:
-    card = front_matter()
-    assert card["hf_oauth"] is True
+    # A login asks for no more than it needs.
     assert card["hf_oauth_scopes"] == ["contribute-repos", "gated-repos", "read-repos"]
-    assert card["hf_oauth_expiration_minutes"] == 480
+    assert (card["hf_oauth"], card["hf_oauth_expiration_minutes"]) == (True, 480)
+    assert card["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"].lower()
 
 
 def test_every_requirement_is_pinned() -> None:
@@ -47,13 +43,8 @@ def test_every_requirement_is_pinned() -> None:
 
 
 def test_what_the_page_brings_is_small() -> None:
-    assert (
-        sum(
-            (ROOT / "assets" / name).stat().st_size
-            for name in ("page.js", "map.js", "picture.js", "style.css", "map.css")
-        )
-        < 150_000
-    )
+    files = ("page.js", "map.js", "picture.js", "style.css", "map.css")
+    assert sum((ROOT / "assets" / name).stat().st_size for name in files) < 150_000
 
 
 def test_app_declares_one_gpu_function() -> None:

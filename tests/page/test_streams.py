@@ -16,22 +16,20 @@ from gradio.state_holder import SessionState
 
 from sharding.page.serving.answers import QUIET_SECONDS, UNFETCHED_SECONDS, Sessions, bound_answers
 from tests.conftest import LONGEST_SECONDS, in_a_loop
-from tests.page.conftest import PATIENTLY, Site, ask, call
+from tests.page.site import NONE, PATIENTLY, Headers, Site, ask, call, event
 from tests.promises import promise
 
 CALLS = 60
 GROWTH_BYTES = 150_000_000
 """Memory by which the page may have grown after calls of 0.9 MB each that nobody fetches."""
+NOWHERE: list[Any] = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]
 BROWSER = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
 
 
-def plan(space: Site, session: str, headers: dict[str, str]) -> str:
+def plan(space: Site, session: str, headers: Headers = NONE) -> str:
     """Ask for the plan of a repo that is not there. Return the id of the call."""
-    config = ask(space, "GET", "/config", {}).json()
-    number = next(each["id"] for each in config["dependencies"] if each["api_name"] == "plan")
-    data = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]
-    wish = {"data": data, "fn_index": number, "session_hash": session}
-    return str(ask(space, "POST", "/gradio_api/queue/join", headers, wish).json()["event_id"])
+    asked = {**event(space, "plan", *NOWHERE), "session_hash": session}
+    return str(ask(space, "POST", "/gradio_api/queue/join", headers, asked).json()["event_id"])
 
 
 def messages(stream: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -56,13 +54,12 @@ def test_the_answer_to_the_next_call_comes_on_the_stream_that_a_browser_has_open
 
 
 def test_the_stream_of_a_single_call_ends_in_a_browser_too(space: Site) -> None:
-    arguments = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]
-    status, heard = call(space, "plan", arguments, BROWSER)
+    status, heard = call(space, "plan", NOWHERE, BROWSER)
     assert status == 200 and "error" in heard
 
 
 def test_the_stream_of_a_program_ends_with_its_last_call(space: Site) -> None:
-    asked = plan(space, "program", {})
+    asked = plan(space, "program")
     with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=program", **PATIENTLY) as stream:
         heard = list(messages(stream))
     assert [message["event_id"] for message in heard if message["msg"] == "process_completed"] == [asked]
@@ -108,9 +105,8 @@ def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
     before = page.memory_info().rss
     for attempt in range(3):
         for number in range(CALLS):
-            name = f"{attempt}-{number}-" + "a" * 900_000
-            call = {"data": [name, "1MB", "size", "natural", "keep", "", "", False, ""]}
-            assert ask(space, "POST", "/gradio_api/call/plan", {}, call).status_code == 200
+            wish = {"data": [f"{attempt}-{number}-" + "a" * 900_000, *NOWHERE[1:]]}
+            assert ask(space, "POST", "/gradio_api/call/plan", body=wish).status_code == 200
     deadline = time.monotonic() + UNFETCHED_SECONDS / 2  # later they are forgotten because they are old
     while page.memory_info().rss - before > GROWTH_BYTES:
         assert time.monotonic() < deadline, "the page keeps what nobody fetches"
@@ -119,8 +115,7 @@ def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
 
 @pytest.mark.thorough
 def test_a_second_stream_for_a_call_that_has_ended_ends_too(space: Site) -> None:
-    call = {"data": ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]}
-    event = ask(space, "POST", "/gradio_api/call/plan", {}, call).json()["event_id"]
+    event = ask(space, "POST", "/gradio_api/call/plan", body={"data": NOWHERE}).json()["event_id"]
     for _ in range(2):
         deadline = time.monotonic() + LONGEST_SECONDS
         with httpx.stream("GET", f"{space.address}/gradio_api/call/plan/{event}", **PATIENTLY) as answer:

@@ -23,9 +23,10 @@ from sharding.page.results import Showing
 from sharding.report.report import event_json
 from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
-from tests.conftest import in_a_loop, random_tensors, write_checkpoint
-from tests.hubs import TOKEN, propose, push, shard
+from tests.conftest import in_a_loop, random_tensors
+from tests.hubs import TOKEN, propose, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
+from tests.page.sources import save_one
 from tests.promises import promise
 
 MODEL = "bob/model"
@@ -37,9 +38,7 @@ Update = dict[Any, Any]
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
     with rooms_over(tmp_path_factory.mktemp("rooms"), orgs={"acme": ("alice", "bob")}) as rooms:
-        folder = tmp_path_factory.mktemp("in") / "in"
-        write_checkpoint(folder, {"model.safetensors": random_tensors()}, False)
-        push(rooms.hub, folder, MODEL, "hf_bob")
+        rooms.push(MODEL)
         yield rooms
 
 
@@ -47,8 +46,7 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
 def running(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     monkeypatch.setattr("sharding.page.jobs.VIEW_SECONDS", 0.001)
     yield Running(rooms.desk, rooms.site, rooms.form)
-    for user in ("alice", "bob"):
-        rooms.cancel_all(user)
+    rooms.cancel_all()
 
 
 def waits(rooms: Rooms, user: str) -> str:
@@ -85,29 +83,30 @@ def test_eight_windows_of_one_person_are_open_at_a_time_however_each_is_closed(r
         assert is_shown or "You already watch jobs in 8 windows." in update[form.progress]
         return window, is_shown
 
+    async def close(*windows: AsyncIterator[Update]) -> None:
+        for window in windows:
+            await window.aclose()  # type: ignore[attr-defined]
+
     async def visit() -> None:
-        windows = [await watch("alice") for _ in range(MAX_WATCHERS + 2)]
-        assert [is_shown for _, is_shown in windows] == [True] * 8 + [False] * 2
-        others = [await watch("bob") for _ in range(MAX_WATCHERS)]
-        assert all(is_shown for _, is_shown in others)
-        for round_ in range(3):
-            for window, _ in windows[:2] if round_ else windows[8:]:
-                await window.aclose()  # type: ignore[attr-defined]
-            opened = [await watch("alice") for _ in range(3)]
-            assert [is_shown for _, is_shown in opened] == [round_ > 0] * 2 + [False], round_
-            windows = [*windows[2 * bool(round_) : 8], *opened[:2]] if round_ else windows[:8]
+        alices = [await watch("alice") for _ in range(MAX_WATCHERS + 1)]
+        bobs = [await watch("bob") for _ in range(MAX_WATCHERS)]
+        assert [is_shown for _, is_shown in (*alices, *bobs)] == [True] * 8 + [False] + [True] * 8
+        (first, *windows), (refused, _) = (window for window, _ in alices[:8]), alices[8]
+        await close(refused)
+        assert not (await watch("alice"))[1], "a refused window takes no place, and leaves none"
+        await close(first)
         with pytest.raises(RuntimeError, match="broken"):
-            await windows[0][0].athrow(RuntimeError("broken"))  # type: ignore[attr-defined]
-        windows = [*windows[1:], await watch("alice")]
-        assert windows[-1][1]
+            await windows[0].athrow(RuntimeError("broken"))  # type: ignore[attr-defined]
+        opened = [await watch("alice") for _ in range(3)]
+        assert [is_shown for _, is_shown in opened] == [True, True, False]
+        windows = [*windows[1:], *(window for window, _ in opened[:2])]
         rooms.cancel_all("alice")
-        for window, _ in windows:
+        for window in windows:
             assert [update async for update in window]  # each is told of the end
         jobs["alice"] = waits(rooms, "alice")
-        windows = [await watch("alice") for _ in range(MAX_WATCHERS + 1)]
-        assert [is_shown for _, is_shown in windows] == [True] * 8 + [False]
-        for window, _ in (*windows, *others):
-            await window.aclose()  # type: ignore[attr-defined]
+        again = [await watch("alice") for _ in range(MAX_WATCHERS + 1)]
+        assert [is_shown for _, is_shown in again] == [True] * 8 + [False]
+        await close(*(window for window, _ in (*again, *bobs)))
 
     in_a_loop(visit())
 
@@ -156,11 +155,11 @@ def test_an_interrupted_job_is_offered_to_those_who_may_write_where_it_is_staged
     assert request.source.startswith(f"{MODEL}@") and again[form.job].endswith(f"/{name}")
 
 
-@pytest.mark.parametrize("lost", [f"{'A' * 22}/alice/never", f"{'A' * 22}/bob/model", "nonsense", "A/alice/x"])
-def test_a_job_that_never_was_is_nobodys(rooms: Rooms, running: Running, lost: str) -> None:
-    for user in ("alice", "bob"):
-        update = first(running, lost, user)
-        assert update.keys() == {rooms.form.progress} and NOT_YOURS in update[rooms.form.progress]
+def test_a_job_that_never_was_is_nobodys(rooms: Rooms, running: Running) -> None:
+    for lost in (f"{'A' * 22}/alice/never", f"{'A' * 22}/bob/model", "nonsense", "A/alice/x"):
+        for user in ("alice", "bob"):
+            update = first(running, lost, user)
+            assert update.keys() == {rooms.form.progress} and NOT_YOURS in update[rooms.form.progress], lost
 
 
 # --- How green a job is -------------------------------------------------------------------------------------
@@ -169,8 +168,7 @@ def test_a_job_that_never_was_is_nobodys(rooms: Rooms, running: Running, lost: s
 @pytest.fixture(scope="module")
 def unmerged(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Other weights, in a pull request that nobody has merged."""
-    folder = tmp_path_factory.mktemp("in") / "other"
-    write_checkpoint(folder, {"model.safetensors": random_tensors(seed=9)}, False)
+    folder = save_one(tmp_path_factory.mktemp("in") / "other", random_tensors(seed=9))
     return f"{MODEL}@{propose(rooms.hub, folder, MODEL)}"
 
 
@@ -219,14 +217,13 @@ def test_a_job_that_is_done_is_green_unless_its_weights_are_of_a_commit_that_nob
 # --- Results ------------------------------------------------------------------------------------------------
 
 
-def test_the_link_of_a_result_leads_to_the_commit_that_was_named(rooms: Rooms, tmp_path: Path) -> None:
-    form, name, links = rooms.form, "alice/linked", dict[str, str]()
-    for size in ("60kB", "100kB"):
+def test_the_link_of_a_result_leads_to_the_commit_that_was_named(rooms: Rooms) -> None:
+    form, name, counts = rooms.form, "alice/linked", dict[str, int]()
+    for size, count in (("60kB", 5), ("100kB", 3)):
         shard(rooms.hub, MODEL, name, size)
-        links[size] = f"{name}@{rooms.hub.api().model_info(name).sha}"
-    counts = {links["60kB"]: 5, links["100kB"]: 3, name: 3}
+        counts[f"{name}@{rooms.hub.api().model_info(name).sha}"] = count
     for site, address in ((rooms.site, "http://127.0.0.1:7860/"), (rooms.space, "https://huggingface.co/spaces/")):
-        for wanted, count in counts.items():
+        for wanted, count in (*counts.items(), (name, 3)):
             update = whole(Showing(rooms.desk, site, form).show(wanted, asks(), None))
             (link,) = set(re.findall(rf"{re.escape(address)}[^<\"]*\?result=([^<\"\s]+)", update[form.result_details]))
             assert link == wanted
@@ -246,13 +243,9 @@ def forge(rooms: Rooms, name: str, change: Callable[[Document], object]) -> str:
     shard(rooms.hub, MODEL, name)
     report = json.loads(Path(rooms.hub.api().hf_hub_download(name, "sharding_report.json")).read_text())
     change(report)
-    upload_report(rooms, name, report)
-    return name
-
-
-def upload_report(rooms: Rooms, name: str, report: Document) -> None:
     content = json.dumps(report).encode()
     rooms.hub.api().upload_file(repo_id=name, path_or_fileobj=content, path_in_repo="sharding_report.json")
+    return name
 
 
 def show(rooms: Rooms, name: str, user: str = "") -> list[Update]:
@@ -287,13 +280,10 @@ LIES: dict[str, Callable[[Document], object]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_report_that_the_repos_contradict_is_red_and_nothing_of_it_is_shown(
-    rooms: Rooms, lie: str, tmp_path: Path
-) -> None:
+def test_a_report_that_the_repos_contradict_is_red_and_nothing_of_it_is_shown(rooms: Rooms, lie: str) -> None:
     name = f"alice/lie-{[*LIES].index(lie)}"
     if lie == "of another model":
-        write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, False)
-        push(rooms.hub, tmp_path / "in", "bob/another", "hf_bob")
+        rooms.push("bob/another", random_tensors(3))
 
     def tell(report: Document) -> None:
         LIES[lie](report)
@@ -307,9 +297,8 @@ def test_a_report_that_the_repos_contradict_is_red_and_nothing_of_it_is_shown(
     assert trust.level == "contradicted" and unescape(update[rooms.form.result]).find(trust.reasons[0]) > 0
 
 
-def test_what_cannot_be_compared_only_claims(rooms: Rooms, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, False)
-    push(rooms.hub, tmp_path / "in", "alice/hidden", private=True)
+def test_what_cannot_be_compared_only_claims(rooms: Rooms) -> None:
+    rooms.push("alice/hidden", random_tensors(3), private=True)
     shard(rooms.hub, "alice/hidden", "alice/shown", private=False, confirmed=True)
     updates = show(rooms, "alice/shown")
     assert levels(rooms, updates) == ["claims", "claims"] and states(updates[-1][rooms.form.result]) == ["state "]

@@ -1,4 +1,4 @@
-"""A block stays whole, whether names show it or transformers knows it. No files."""
+"""A block stays whole, whether names show it or transformers knows it, and each rank of a pipeline has its own."""
 
 from pathlib import Path
 
@@ -14,20 +14,46 @@ from sharding.model_class.architecture import hints_for
 from sharding.planning.order import blocks_around, known_blocks, natural_key
 from sharding.planning.plan import plan_checkpoint, plan_shards
 from tests import models
-from tests.planning.tensors import STRATEGIES, TENSORS, planned, tensor
+from tests.planning.tensors import STRATEGIES, TENSORS, in_ranks, planned, tensor
 from tests.tensors import stored_tensor
 
 
-@given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES.filter(lambda strategy: strategy != "size"))
-def test_a_block_is_cut_only_if_it_alone_exceeds_the_limit(tensors: list[Tensor], limit: int, strategy: str) -> None:
+@given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES)
+def test_every_tensor_is_in_one_shard_and_only_what_alone_exceeds_the_limit_is_cut_or_exceeds_it(
+    tensors: list[Tensor], limit: int, strategy: str
+) -> None:
     plan = planned(tensors, limit, strategy)
+    placed = sorted(entry.name for shard in plan.shards for entry in shard.tensors)
+    assert placed == sorted(entry.name for entry in tensors)
+    assert all(shard.tensors for shard in plan.shards)
+    assert all(len(shard.tensors) == 1 for shard in plan.shards if shard.bytes > limit)
     inside: dict[str, list[Tensor]] = {}
-    for entry in tensors:
+    for entry in tensors if strategy != "size" else ():
         for block in blocks_around(entry.name, {}):
             inside.setdefault(block, []).append(entry)
     for block, entries in inside.items():
         if sum(entry.bytes for entry in entries) <= limit:
             assert len({plan.weight_map[entry.name] for entry in entries}) == 1, block
+
+
+@given(tensors=TENSORS, limit=st.integers(1, 300), count=st.integers(2, 6))
+def test_stages_hold_everything_once_each_in_files_of_its_own(tensors: list[Tensor], limit: int, count: int) -> None:
+    plan = planned(tensors, limit, f"pp:{count}")
+    assert len(plan.stages) == count
+    assert [file for stage in plan.stages for file in stage.files] == [shard.file for shard in plan.shards]
+    size = {shard.file: shard.bytes for shard in plan.shards}
+    assert all(stage.bytes == sum(size[file] for file in stage.files) for stage in plan.stages)
+    blocks = [block for stage in plan.stages for block in stage.blocks]
+    assert len(blocks) == len(set(blocks))
+    loads = in_ranks([entry.name for entry in tensors], count).loads
+    of_all = {entry.name for entry in tensors}.difference(*loads)
+    for rank, stage in enumerate(plan.stages):
+        held = {entry.name for shard in plan.shards if shard.file in stage.files for entry in shard.tensors}
+        assert {(blocks_around(name, {}) or [name])[0] for name in held} == {*stage.blocks, *stage.others}
+        # What all ranks load is stored with the first, and every other one is told in which file.
+        assert held == (loads[rank] if rank else loads[rank] | of_all)
+        needed = {tied.tensor: (tied.file, tied.used_as) for tied in stage.also_needs}
+        assert needed == ({name: (plan.weight_map[name], (name,)) for name in of_all} if rank else {})
 
 
 @given(tensors=TENSORS, limit=st.integers(1, 300))

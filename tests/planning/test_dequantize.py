@@ -19,11 +19,15 @@ from tests.promises import promise
 from tests.quantized import compressed, write
 
 ASKED = Options(dequantize=True)
-FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FP8, MXFP4 = {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "mxfp4"}
 
 
 def number(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+
+ONE = {"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1)}
+"""A weight with its scale."""
 
 
 def checkpoint(folder: Path, tensors: dict[str, torch.Tensor], said: dict[str, Any] | None) -> Checkpoint:
@@ -32,12 +36,6 @@ def checkpoint(folder: Path, tensors: dict[str, torch.Tensor], said: dict[str, A
 
 def shapes(found: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {tensor.name: (tensor.dtype, tensor.shape) for tensor in found.tensors}
-
-
-def test_keep_means_bf16_where_weights_are_dequantized() -> None:
-    assert Options(dequantize=True).dtype_made == "bf16"
-    assert Options(dtype="fp32", dequantize=True).dtype_made == "fp32"
-    assert Options().dtype_made == "keep"
 
 
 @promise("docs/formats.md#quantized-weights")
@@ -66,50 +64,45 @@ def test_weights_are_computed_scales_are_gone_and_the_rest_stays_where_it_is(tmp
     }
     recipes = {tensor.name: tensor.recipe for tensor in before.tensors}
     products = {tensor.name: tensor.recipe for tensor in after.tensors if isinstance(tensor.recipe, Fp8)}
-    for name, block in (("a.weight", (128, 128)), ("e.gate_up_proj", (128, 128)), ("one.weight", (3, 5))):
-        product = products.pop(name)
+    assert {name: product.block for name, product in products.items()} == {
+        **dict.fromkeys(["a.weight", "e.gate_up_proj"], (128, 128)), "one.weight": (3, 5),
+    }  # fmt: skip
+    for name, product in products.items():
         assert (product.of, product.scales) == (recipes[name], recipes[f"{name}_scale_inv"])
-        assert product.block == block
-    assert not products
-    (norm,) = [tensor for tensor in after.tensors if tensor.name == "b.norm"]
-    assert norm in before.tensors
+    assert [tensor for tensor in after.tensors if tensor.name == "b.norm"][0] in before.tensors
     assert after.total_parameters == 300 * 200 + 4 + 2 * 128 * 100 + 15
     assert after.dequantized == "fp8, one scale for each 128 x 128"
     assert "quantization" not in after.configs[""]
 
 
-def test_without_the_option_a_checkpoint_is_what_it_was(tmp_path: Path) -> None:
-    before = checkpoint(tmp_path, {"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1)}, FP8)
-    (shard,) = planned(before, Options()).shards
-    assert {*shard.tensors} == {*before.tensors}
+def test_without_the_option_a_checkpoint_is_what_it_was_and_with_it_the_plan_is_another(tmp_path: Path) -> None:
+    before = checkpoint(tmp_path, ONE, FP8)
+    kept, asked = planned(before, Options()), planned(before, ASKED)
+    assert {*kept.shards[0].tensors} == {*before.tensors} and kept.dequantized == ""
+    assert asked.dequantized == "fp8, one scale for each 128 x 128"
+    assert identify_plan(asked) != identify_plan(kept)
 
 
 def test_what_the_index_says_of_parameters_no_longer_holds(tmp_path: Path) -> None:
-    tensors = {"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1)}
-    write(tmp_path, {}, FP8)
-    (tmp_path / "model.safetensors").unlink()
-    save_file(tensors, tmp_path / "model-00001-of-00001.safetensors", {"format": "pt"})
-    index = {
-        "metadata": {"total_parameters": 7},
-        "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors"),
-    }
+    name = "model-00001-of-00001.safetensors"
+    (write(tmp_path, ONE, FP8) / "model.safetensors").rename(tmp_path / name)
+    index = {"metadata": {"total_parameters": 7}, "weight_map": dict.fromkeys(ONE, name)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     before = job.inspect(str(tmp_path))
     assert (before.total_parameters, dequantized(before).total_parameters) == (7, 6)
 
 
 def test_a_part_of_a_model_may_be_what_is_quantized(tmp_path: Path) -> None:
-    write(tmp_path, {"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1)}, None)
+    write(tmp_path, ONE, None)
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"quantization_config": FP8, "hidden_size": 2}}))
     after = dequantized(job.inspect(str(tmp_path)))
     assert json.loads(after.configs[""]) == {"text_config": {"hidden_size": 2}}
 
 
 def test_a_component_of_a_pipeline_is_dequantized_in_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text(
-        json.dumps({"_class_name": "P", "text": ["transformers", "T"], "unet": ["diffusers", "U"]})
-    )
-    write(tmp_path / "text", {"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1)}, FP8)
+    parts = {"_class_name": "P", "text": ["transformers", "T"], "unet": ["diffusers", "U"]}
+    (tmp_path / "model_index.json").write_text(json.dumps(parts))
+    write(tmp_path / "text", ONE, FP8)
     (tmp_path / "unet").mkdir()
     save_file({"c": torch.ones(2)}, tmp_path / "unet/diffusion_pytorch_model.safetensors", {"format": "pt"})
     after = dequantized(job.inspect(str(tmp_path)))
@@ -139,12 +132,9 @@ def test_scales_of_the_cache_of_keys_and_values_are_gone_where_the_configuration
     ("said", "names", "name"),
     [
         ({"quant_method": "gptq", "bits": 4}, "w.qweight", "gptq"),
-        ({"quant_method": "awq"}, "w.qweight", "awq"),
         ({"quant_method": "bitsandbytes"}, "w.absmax", "bitsandbytes"),
         ({"load_in_4bit": True, "load_in_8bit": False}, "w.absmax", "bitsandbytes"),
         ({"quant_method": "torchao"}, "w:qdata", "torchao"),
-        ({"quant_method": "nvfp4"}, "w", "nvfp4"),
-        ({"quant_method": "mxfp8"}, "w", "mxfp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "w", "modelopt"),
         ({"bits": 4}, "w", "an unnamed method"),
         ({**FP8, "expert_dtype": "fp4"}, "w", "fp8 with experts in fp4"),
@@ -152,10 +142,7 @@ def test_scales_of_the_cache_of_keys_and_values_are_gone_where_the_configuration
         ({**FP8, "weight_block_size": [128, -1]}, "w", "fp8 in blocks of"),
         (compressed("group"), "w", "compressed-tensors other than fp8"),
         (compressed("channel", format="pack-quantized"), "w", "compressed-tensors pack-quantized"),
-        (compressed("channel", format="int-quantized"), "w", "compressed-tensors int-quantized"),
         (compressed("channel", format="naive-quantized"), "w", "compressed-tensors naive-quantized"),
-        (compressed("channel", format="nvfp4-pack-quantized"), "w", "compressed-tensors nvfp4-pack-quantized"),
-        (compressed("channel", format="mixed-precision"), "w", "compressed-tensors mixed-precision"),
         (compressed("channel", sparsity_config={"format": "sparse-24-bitmask"}), "w", "sparsity_config"),
         (compressed("channel", transform_config={"config_groups": {"u": {}}}), "w", "transform_config"),
         (compressed("channel", transform_config=["dense"]), "w", "transform_config"),
@@ -173,38 +160,22 @@ def test_other_methods_are_refused_by_name_with_what_helps(
     assert not [finding for finding in job.inspect(str(tmp_path)).findings if finding.code == "quantized"]
 
 
+NO_BLOCKS, OF_TENSOR = {"weight_block_size": None}, {"a.weight": number(3, 2), "a.weight_scale": torch.ones(1)}
+EXPERTS = {"e_blocks": torch.ones(2, 3, 4, 16).byte(), "e_scales": torch.ones(2, 3, 4).byte()}
+
+
 @pytest.mark.parametrize(
     ("tensors", "said", "wrong"),
     [
         ({"a.weight": number(300, 200)}, FP8, "no weight here is"),
-        ({"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1), "b.weight": number(3, 2)}, FP8, "b.weight is"),
+        ({**ONE, "b.weight": number(3, 2)}, FP8, "b.weight is"),
         ({"a.weight": number(300, 200), "a.weight_scale_inv": torch.ones(2, 2)}, FP8, "scales F32"),
-        (
-            {"a.weight": number(30, 20), "a.weight_scale_inv": torch.ones(30, 20)},
-            {**FP8, "weight_block_size": None},
-            "F32",
-        ),
+        ({"a.weight": number(30, 20), "a.weight_scale_inv": torch.ones(30, 20)}, {**FP8, **NO_BLOCKS}, "F32"),
         ({"a.weight": number(3, 64), "a.weight_scale_inv": torch.ones(3, 2).byte()}, FP8, "mxfp8"),
         ({"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1, dtype=torch.int64)}, FP8, "scales I64"),
-        (
-            {"a.weight": number(3, 2), "a.weight_scale": torch.ones(1), "a.weight_zero_point": torch.ones(1)},
-            compressed("tensor"),
-            "zero_point is not",
-        ),
-        (
-            {"e_blocks": torch.ones(2, 3, 4, 8).byte(), "e_scales": torch.ones(2, 3, 4).byte()},
-            {"quant_method": "mxfp4"},
-            "e_blocks is U8",
-        ),
-        (
-            {
-                "e_blocks": torch.ones(2, 3, 4, 16).byte(),
-                "e_scales": torch.ones(2, 3, 4).byte(),
-                "f_blocks": torch.ones(2, 3, 4, 16).byte(),
-            },
-            {"quant_method": "mxfp4"},
-            "f_blocks is not",
-        ),
+        ({**OF_TENSOR, "a.weight_zero_point": torch.ones(1)}, compressed("tensor"), "zero_point is not"),
+        ({**EXPERTS, "e_blocks": torch.ones(2, 3, 4, 8).byte()}, MXFP4, "e_blocks is U8"),
+        ({**EXPERTS, "f_blocks": torch.ones(2, 3, 4, 16).byte()}, MXFP4, "f_blocks is not"),
     ],
     ids=["no scales", "one without", "another grid", "too many", "bytes", "integers", "zero point", "short", "half"],
 )
@@ -220,7 +191,7 @@ def test_what_is_not_quantized_is_wrong_usage_and_what_no_configuration_explains
     write(tmp_path, {"a.weight": torch.ones(3, 2)}, None)
     with pytest.raises(UsageError, match="not quantized"):
         job.plan(str(tmp_path), ASKED)
-    write(tmp_path, {"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1)}, None)
+    write(tmp_path, ONE, None)
     with pytest.raises(SourceError, match=r"a.weight.* but no config.json says how"):
         job.plan(str(tmp_path), ASKED)
 
@@ -238,24 +209,13 @@ def test_inspect_says_what_dequantizing_would_make_of_it_and_a_cast_points_to_it
     assert "--dequantize" in caught.value.hint
 
 
-def test_a_plan_of_computed_weights_is_another_job(tmp_path: Path) -> None:
-    checkpoint(tmp_path, {"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1)}, FP8)
-    planned = job.plan(str(tmp_path), ASKED)[1]
-    assert planned.dequantized == "fp8, one scale for each 128 x 128"
-    assert identify_plan(planned) != identify_plan(job.plan(str(tmp_path), Options())[1])
-
-
-@pytest.mark.parametrize(("most", "is_taken"), [(6, True), (5, False)])
 def test_an_expert_in_mxfp4_has_so_many_scales_at_most_as_it_is_transposed_as_a_whole(
-    most: int, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.planning.dequantize.MAX_EXPERT_BYTES", most)
-    tensors = {"e.up_blocks": torch.zeros(4, 3, 2, 16), "e.up_scales": torch.zeros(4, 3, 2)}
-    before = checkpoint(
-        tmp_path, {name: tensor.to(torch.uint8) for name, tensor in tensors.items()}, {"quant_method": "mxfp4"}
-    )
-    if is_taken:
-        assert shapes(dequantized(before)) == {"e.up": ("F32", (4, 64, 3))}
-        return
+    tensors = {"e.up_blocks": torch.zeros(4, 3, 2, 16).byte(), "e.up_scales": torch.zeros(4, 3, 2).byte()}
+    before = checkpoint(tmp_path, tensors, MXFP4)
+    monkeypatch.setattr("sharding.planning.dequantize.MAX_EXPERT_BYTES", 6)
+    assert shapes(dequantized(before)) == {"e.up": ("F32", (4, 64, 3))}
+    monkeypatch.setattr("sharding.planning.dequantize.MAX_EXPERT_BYTES", 5)
     with pytest.raises(SourceError, match="config.json says something else: mxfp4"):
         dequantized(before)

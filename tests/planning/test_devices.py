@@ -1,11 +1,10 @@
-"""Device plans keep blocks whole and budgets respected, and are accelerate's own."""
+"""Device plans keep blocks whole and budgets respected, and are accelerate's own; and where a copy fits."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,15 @@ import torch
 from accelerate import infer_auto_device_map, init_empty_weights
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from transformers import PreTrainedModel
 
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint
-from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.values import Address
 from sharding.model_class.architecture import ARCHITECTURE, Architecture
 from sharding.model_class.meta_model import describe
-from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
+from sharding.planning.devices import PRESETS, DevicePlan, Fit, parse_budgets, plan_devices, where_it_fits
 from sharding.storage.folder_source import open_folder
 from tests import models, quantized
 from tests.conftest import environment
@@ -35,13 +32,7 @@ SHARES: list[dict[str, float]] = [
     {"cuda:0": 1.5, "cpu": 1.0},
     {"cuda:0": 0.5, "cuda:1": 0.5, "cpu": 1.0},
     {"cuda:0": 0.4, "cpu": 0.5},
-    {"cpu": 0.6},
 ]
-
-
-@pytest.fixture(scope="module", params=models.USUALLY)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.save(request.param, tmp_path_factory.mktemp("devices") / request.param, "30kB")
 
 
 def ask(folder: Path, budgets: dict[str, int]) -> tuple[Architecture, DevicePlan]:
@@ -51,9 +42,11 @@ def ask(folder: Path, budgets: dict[str, int]) -> tuple[Architecture, DevicePlan
     return architecture, plan_devices(architecture, tensors, budgets, Address(str(folder)), None)
 
 
-def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(folder: Path) -> None:
+@pytest.mark.parametrize("name", models.USUALLY)
+def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(name: str, tmp_path: Path) -> None:
+    folder = models.save(name, tmp_path, "30kB")
     with init_empty_weights():
-        model = models.build(folder.name)
+        model = models.build(name)
     model.tie_weights()
     for shares in SHARES:
         assert_as_accelerate_places(folder, model, shares)
@@ -62,7 +55,12 @@ def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(folder: Path)
 def assert_as_accelerate_places(folder: Path, model: PreTrainedModel, shares: dict[str, float]) -> None:
     checkpoint = read_checkpoint(open_folder(str(folder)))
     budgets = {device: int(share * checkpoint.total_bytes) for device, share in shares.items()}
-    plan = ask(folder, budgets)[1]
+    architecture, plan = ask(folder, budgets)
+    assert {name for weight in architecture.weights for name in weight.saved_as} == {
+        tensor.name for tensor in checkpoint.tensors
+    }
+    if plan.fits:
+        assert {file for load in plan.devices for file in load.files} == {tensor.file for tensor in checkpoint.tensors}
 
     def home(name: str) -> str:
         while name not in plan.device_map:
@@ -85,19 +83,6 @@ def assert_as_accelerate_places(folder: Path, model: PreTrainedModel, shares: di
     assert plan.fits == ("disk" not in theirs.values())
 
 
-def test_every_tensor_of_the_checkpoint_is_in_a_file_that_some_device_needs(folder: Path) -> None:
-    checkpoint = read_checkpoint(open_folder(str(folder)))
-    _, plan = ask(folder, {"cuda:0": checkpoint.total_bytes // 2, "cpu": checkpoint.total_bytes})
-    needed = {file for load in plan.devices for file in load.files}
-    assert needed == {tensor.file for tensor in checkpoint.tensors}
-
-
-def test_the_saved_names_of_an_architecture_are_those_in_its_files(folder: Path) -> None:
-    architecture, _ = ask(folder, {"cpu": 10**9})
-    stored = {tensor.name for tensor in read_checkpoint(open_folder(str(folder))).tensors}
-    assert {name for weight in architecture.weights for name in weight.saved_as} == stored
-
-
 @pytest.mark.parametrize("name", ["llama-tied", "t5"])
 def test_the_snippet_loads_the_model_as_planned_and_it_computes_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,29 +99,15 @@ def test_the_snippet_loads_the_model_as_planned_and_it_computes_the_same(
     assert torch.equal(models.logits(space["model"].eval()), models.logits(theirs.eval()))
 
 
-def test_the_command_prints_the_plan(run: Run, tmp_path: Path) -> None:
+def test_the_command_prints_the_plan_and_a_wider_dtype_takes_as_much_more(run: Run, tmp_path: Path) -> None:
     folder = models.save("llama", tmp_path / "llama", "30kB")
     done = run("devices", folder, "--budget", "cuda:0=120kB,cpu=200kB", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert {"architecture", "fits", "devices", "device_map", "snippet"} <= plan.keys()
     assert plan["no_split_classes"] == ["LlamaDecoderLayer"]
-
-
-def test_a_person_sees_where_the_blocks_go_and_the_code_that_puts_them_there(tmp_path: Path) -> None:
-    text = Console(file=StringIO(), width=200)
-    Terminal(text, text).devices(job.devices(str(models.save("llama", tmp_path / "llama", "30kB")), "laptop-16gb"))
-    assert isinstance(text.file, StringIO)
-    assert "It fits." in text.file.getvalue() and "from_pretrained(" in text.file.getvalue()
-
-
-def test_a_wider_dtype_takes_as_much_more(tmp_path: Path) -> None:
-    folder = models.save("llama", tmp_path / "llama", "30kB")
-    stored, wider = (
-        sum(load.bytes for load in job.devices(str(folder), "cpu=1GB", dtype=dtype).devices)
-        for dtype in ("keep", "fp32")
-    )
-    assert wider == 2 * stored
+    wider = job.devices(str(folder), "cpu=1GB", dtype="fp32").devices
+    assert sum(load.bytes for load in wider) == 2 * sum(load["bytes"] for load in plan["devices"])
 
 
 @pytest.mark.parametrize(
@@ -183,3 +154,52 @@ def test_a_plan_imports_no_torch_into_its_own_process(tmp_path: Path) -> None:
     command, answer = [sys.executable, "-c", script], json.dumps(describe(asked))
     done = subprocess.run(command, input=answer, capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+# --- Where a copy fits ---------------------------------------------------------------------------------------
+
+
+GB = 10**9
+SIZES = st.integers(1, 10**13)
+
+
+def words(total: int, *stages: int) -> dict[str, str]:
+    return {fit.place: fit.words for fit in where_it_fits(total, stages)}
+
+
+def test_a_model_of_seven_billion_parameters_fits_a_t4_but_not_the_memory_beside_it() -> None:
+    assert words(14_500_000_000) == {
+        "CPU memory of free Colab": "too small: holds 12.0 GB of 14.5 GB",
+        "T4": "fits, 500.0 MB to spare",
+        "24 GB card": "fits, 8.5 GB to spare",
+        "Two T4s": "fits, 7.8 GB to spare on the fullest",
+    }
+    assert words(141 * GB)["T4"] == "too small: holds 15.0 GB of 141.0 GB"
+    assert words(141 * GB)["Two T4s"] == "too small: holds 30.0 GB of 141.0 GB"
+
+
+def test_the_machines_of_a_pipeline_hold_its_stages_and_the_fullest_decides() -> None:
+    *_, last = where_it_fits(40 * GB, (16 * GB, 12 * GB, 12 * GB))
+    assert (last.place, last.words) == ("3 machines with a T4", "too small: holds 39.0 GB of 40.0 GB")
+    assert list(last.spans) == [(0, 15 * GB), (16 * GB, 28 * GB), (28 * GB, 40 * GB)]
+    assert list(Fit("Two cards", 10, (4, 12)).spans) == [(0, 4), (4, 14)]
+    assert words(28 * GB, 13 * GB, 15 * GB)["Two T4s"] == "fits, 0 B to spare on the fullest"
+
+
+@pytest.mark.parametrize(("place", "preset"), [("T4", "colab-t4"), ("24 GB card", "24gb")])
+def test_a_copy_fits_up_to_the_last_byte_of_the_presets_of_devices(place: str, preset: str) -> None:
+    room = parse_budgets(PRESETS[preset])["cuda:0"]
+    assert words(room)[place] == "fits, 0 B to spare"
+    assert words(room + 1)[place].startswith("too small: holds ")
+
+
+@given(total=SIZES, stages=st.lists(SIZES, max_size=5))
+def test_places_come_by_their_room_and_hold_no_more_than_there_is(total: int, stages: list[int]) -> None:
+    fits = where_it_fits(sum(stages) or total, stages)
+    assert [fit.room_bytes for fit in fits[:3]] == sorted(fit.room_bytes for fit in fits[:3])
+    for fit in fits:
+        assert sum(fit.part_bytes) == (sum(stages) or total)
+        spans = list(fit.spans)
+        assert all(0 <= end - start <= fit.room_bytes for start, end in spans)
+        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+        assert fit.words.startswith("fits") == all(part <= fit.room_bytes for part in fit.part_bytes)

@@ -14,14 +14,12 @@ from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards
 from sharding.recipes.cast import Cast
 from sharding.recipes.stored import Stored
+from tests.planning.tensors import tensor
 from tests.promises import promise
 from tests.tensors import stored_tensor
 
 REF = RepoRef("folder", "model", "1")
-
-
-def tensor(name: str, size: int) -> Tensor:
-    return stored_tensor(name, "U8", (size,), "f", 0, size)
+TWO = [tensor("a", 3), tensor("b", 3)]
 
 
 tensor_lists = st.lists(
@@ -47,73 +45,45 @@ def test_every_tensor_is_in_one_shard_none_is_empty_and_only_a_larger_tensor_exc
     assert len([finding for finding in plan.findings if finding.code == "oversized-tensor"]) == len(oversized)
 
 
+@promise("docs/formats.md#the-layout")
 @given(tensors=tensor_lists, limit=st.integers(1, 150), order=st.sampled_from(["natural", "stored"]))
-def test_shards_follow_the_order_asked_for(tensors: list[Tensor], limit: int, order: str) -> None:
-    plan = plan_shards(tensors, Options(limit, order=order))  # type: ignore[arg-type]
+def test_shards_follow_the_order_asked_for_and_each_next_one_begins_because_the_last_was_full(
+    tensors: list[Tensor], limit: int, order: str
+) -> None:
     from transformers.core_model_loading import dot_natural_key
 
-    names = [entry.name for entry in tensors]
-    if order == "natural":
-        names.sort(key=dot_natural_key)
-    shard_of = {entry.name: number for number, shard in enumerate(plan.shards) for entry in shard.tensors}
-    fitting = [shard_of[name] for name in names if next(e for e in tensors if e.name == name).bytes <= limit]
-    assert fitting == sorted(fitting)
-
-
-@promise("docs/formats.md#the-layout")
-@given(tensors=tensor_lists, limit=st.integers(1, 150))
-def test_each_next_shard_begins_because_the_last_one_was_full(tensors: list[Tensor], limit: int) -> None:
-    plan = plan_shards(tensors, Options(limit, order="stored"))
-    position = {entry.name: number for number, entry in enumerate(tensors)}
+    plan = plan_shards(tensors, Options(limit, order=order))  # type: ignore[arg-type]
+    ordered = sorted(tensors, key=lambda entry: dot_natural_key(entry.name)) if order == "natural" else tensors
     full = [shard for shard in plan.shards if shard.bytes <= limit]
-    for one, following in zip(full, full[1:], strict=False):
-        first = min(following.tensors, key=lambda entry: position[entry.name])
-        assert one.bytes + first.bytes > limit
+    shard_of = {entry.name: number for number, shard in enumerate(full) for entry in shard.tensors}
+    fitting = [entry for entry in ordered if entry.bytes <= limit]
+    numbers = [shard_of[entry.name] for entry in fitting]
+    assert numbers == sorted(numbers)
+    for number, one in enumerate(full[:-1]):
+        assert one.bytes + fitting[numbers.index(number + 1)].bytes > limit
 
 
 def test_shards_are_numbered_as_on_the_hub_and_one_has_the_plain_name() -> None:
-    files = [
-        [shard.file for shard in plan_shards([tensor("a", 3), tensor("b", 3)], Options(size)).shards] for size in (4, 9)
-    ]
+    files = [[shard.file for shard in plan_shards(TWO, Options(size)).shards] for size in (4, 9)]
     assert files == [["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], ["model.safetensors"]]
 
 
-def test_an_oversized_tensor_is_named_with_what_to_do() -> None:
-    (finding,) = plan_shards([tensor("big", 30)], Options(4)).findings
-    assert (finding.level, finding.code) == ("warning", "oversized-tensor")
-    assert "big" in finding.message
-    assert finding.hint
-
-
-def test_a_count_of_parameters_that_is_known_is_kept() -> None:
-    assert plan_shards([tensor("a", 3)], Options(4), Component(total_parameters=2)).total_parameters == 2
-
-
-def test_metadata_of_the_source_go_into_every_header() -> None:
-    plan = plan_shards([tensor("a", 3), tensor("b", 3)], Options(4), Component(metadata={"format": "pt", "quant": "x"}))
+def test_metadata_of_the_source_go_into_every_header_and_a_count_of_parameters_that_is_known_is_kept() -> None:
+    plan = plan_shards(TWO, Options(4), Component(metadata={"format": "pt", "quant": "x"}, total_parameters=2))
     assert all(b'"__metadata__":{"format":"pt","quant":"x"}' in shard_header(plan, shard) for shard in plan.shards)
+    assert plan.total_parameters == 2
 
 
-def test_a_plan_is_known_by_its_source_and_its_shards() -> None:
-    tensors = [tensor("a", 3), tensor("b", 3)]
-
+def test_a_plan_is_known_by_its_source_its_shards_and_where_its_tensors_lie_and_how_they_are_made() -> None:
     def plan_id(size: int, source: RepoRef = REF) -> str:
-        return identify_plan(replace(plan_shards(tensors, Options(size)), sources=(source,)))
+        return identify_plan(replace(plan_shards(TWO, Options(size)), sources=(source,)))
 
     assert plan_id(4) == plan_id(5)
     assert len({plan_id(4), plan_id(6), plan_id(4, RepoRef("folder", "model", "2"))}) == 3
-
-
-def test_a_plan_is_known_by_where_its_tensors_lie_and_how_they_are_made() -> None:
     places = [Stored(0, "f", 0, 8), Stored(0, "f", 8, 16), Stored(0, "g", 0, 8), Stored(1, "f", 0, 8)]
     recipes = [*places, Cast(Stored(0, "f", 0, 4), "F16", "F32"), Cast(Stored(0, "f", 0, 4), "BF16", "F32")]
     plans = [plan_shards([Tensor("w", "F32", (2,), recipe)], Options(8)) for recipe in recipes]
     assert len({identify_plan(plan) for plan in plans}) == len(recipes)
-
-
-def test_an_unknown_order_is_refused() -> None:
-    with pytest.raises(UsageError, match="alphabetical"):
-        plan_shards([tensor("a", 3)], Options(4, order="alphabetical"))  # type: ignore[arg-type]
 
 
 @given(tensors=tensor_lists)
@@ -122,6 +92,15 @@ def test_a_single_file_has_every_tensor_whatever_its_size(tensors: list[Tensor])
     plan = plan_shards([*tensors, huge], Options(SINGLE_FILE))
     [shard] = plan.shards
     assert (shard.file, len(shard.tensors), plan.findings) == ("model.safetensors", len(tensors) + 1, ())
+
+
+@pytest.mark.parametrize("strategy", ["pp", "pp:0", "pp:1", "pp:-1", "pp:x", "layers", "pp:99999"])
+def test_an_unknown_strategy_order_or_dtype_is_refused(strategy: str) -> None:
+    with pytest.raises(UsageError, match="strategy"):
+        Options(100, strategy=strategy)
+    for other in ("order", "dtype"):
+        with pytest.raises(UsageError, match=strategy):
+            Options(100, **{other: strategy})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strategy", ["blocks", "pp:2"])

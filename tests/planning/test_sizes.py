@@ -8,7 +8,7 @@ from sharding.core.text import parse_bytes
 from sharding.planning.explain import gathered
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import colab_size, size_stops, usual_size
-from tests.tensors import stored_tensor
+from tests.planning.tensors import tensor
 
 TOTALS = st.integers(1, 2_000_000_000_000)
 
@@ -43,12 +43,7 @@ def test_one_file_is_not_offered_where_there_is_none(total: int) -> None:
 
 def test_the_tensors_above_the_limit_are_one_sentence() -> None:
     """A list of 242 warnings hides everything else."""
-    ends = [100, 150, 1150, 3150, 3200]
-    starts = [0, *ends[:-1]]
-    tensors = [
-        stored_tensor(f"w{n}", "U8", (end - start,), "model.safetensors", start, end)
-        for n, (start, end) in enumerate(zip(starts, ends, strict=True))
-    ]
+    tensors = [tensor(f"w{n}", size) for n, size in enumerate((100, 50, 1000, 2000, 50))]
     several = plan_shards(tensors, Options(200))
     assert [finding.code for finding in several.findings].count("oversized-tensor") == 2
     (shown,) = [finding for finding in gathered(several) if finding.code == "oversized-tensor"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from sharding.core.dtypes import BY_NAME
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef, Tensor
 from sharding.planning.plan import planned
@@ -11,14 +12,7 @@ from tests.folders import bits
 from tests.recipes.executor import FILE, ShortChunks, outcome
 from tests.tensors import stored_tensor
 
-NAMES = {
-    torch.uint8: "U8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-}
+NAMES = {getattr(torch, dtype.torch): name for name, dtype in BY_NAME.items() if hasattr(torch, dtype.torch)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

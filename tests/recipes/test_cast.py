@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE, NUMBERS
+from sharding.core.dtypes import BY_NAME, BY_OPTION, NUMBERS
 from sharding.core.errors import OverflowRefused
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Feed
@@ -25,7 +25,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def patterns(stored: str) -> torch.Tensor:
-    """Every pattern of 8 or 16 bits; of more bits, signs and exponents with the mantissas that matter, and random ones."""
+    """Every pattern of 8 or 16 bits; of more bits, signs and exponents with the mantissas that matter, and random ones.
+
+    Of 32 bits, all of the upper 19 are among them, each with the lower ones between which a rounding to fp16 changes.
+    """
     if BY_NAME[stored].bits == 8:
         return torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch_dtype(stored))
     random = np.random.default_rng(0)
@@ -34,9 +37,12 @@ def patterns(stored: str) -> torch.Tensor:
     wide, mantissa = (np.uint32, 23) if stored == "F32" else (np.uint64, 52)
     top = np.arange(1 << (np.dtype(wide).itemsize * 8 - mantissa), dtype=wide) << wide(mantissa)
     ones = (1 << mantissa) - 1
-    # Around the bits where rounding to 10, 7 or 23 bits of mantissa ties, with and without a bit far below.
-    edges = {0, 1, ones, *(edge for cut in (7, 10, 23) if cut < mantissa for edge in _ties(mantissa - cut))}
+    # Around the bits where a rounding ties that drops so many bits, with and without a bit far below.
+    edges = {0, 1, ones, *(edge for dropped in range(1, mantissa) for edge in _ties(dropped))}
     some = [top | wide(edge & ones) for edge in edges]
+    if stored == "F32":
+        upper = np.arange(1 << 19, dtype=wide) << wide(13)
+        some += [upper | wide(edge) for edge in (0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF)]
     some.append(random.integers(0, np.iinfo(wide).max, 200_000, wide, endpoint=True))
     joined = np.concatenate(some)
     return torch.from_numpy(joined.view(np.int32 if stored == "F32" else np.int64)).view(torch_dtype(stored))
@@ -63,36 +69,6 @@ def test_every_kind_of_number_is_cast_as_torch_does_whatever_comes_at_a_time(sto
         found, record = outcome([tensor], ShortChunks(data, chunk, batch))
         assert found["w"] == bits(expected.masked_fill(expected.isnan(), float("nan")))[2]
         assert record.overflowed == ({"w": count} if count else {})
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("after", ["F16", "BF16"])
-@pytest.mark.parametrize("eighth", range(8))  # so that several processes share the minutes that this takes
-def test_all_numbers_of_32_bits_are_cast_as_torch_does(eighth: int, after: str) -> None:
-    many = 1 << 22
-    kept, made = Cast(Stored(0, FILE, 0, 4 * many), "F32", after), getattr(torch, CASTABLE[after].torch)
-    for start in range(eighth << 29, (eighth + 1) << 29, many):
-        data = np.arange(start, start + many, dtype=np.uint32)
-        expected = torch.from_numpy(data.view(np.float32)).to(made)
-        chunks = kept.make(Whole(data), kept=None)  # type: ignore[arg-type]
-        found = torch.frombuffer(bytearray(b"".join(bytes(chunk.data) for chunk in chunks)), dtype=made)
-        is_nan = expected.isnan()
-        assert torch.equal(found.isnan(), is_nan)
-        assert torch.equal(
-            found.masked_fill(is_nan, 0).view(torch.int16), expected.masked_fill(is_nan, 0).view(torch.int16)
-        )
-
-
-class Whole(Feed):
-    """What is read, all of it at once. See `core.recipe.Feed`."""
-
-    def __init__(self, data: np.ndarray) -> None:
-        super().__init__(iter(()))
-        self.left = memoryview(data).cast("B")
-
-    def take(self, count: int) -> memoryview:
-        taken, self.left = self.left[:count], self.left[count:]
-        return taken
 
 
 def test_what_is_cast_may_lie_in_any_order() -> None:
@@ -135,35 +111,22 @@ def test_each_tensor_counts_what_it_has_itself_however_many_reads_it_takes() -> 
     assert record.overflowed == {"a": 3, "c": 70}
 
 
-@pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan])
-def test_what_was_infinite_or_no_number_before_is_not_counted(special: float) -> None:
-    array = numbers(9)
-    array[3], array[4] = special, -LARGE
-    tensors, source = casting({"a": array})
-    found, record = outcome(list(tensors.values()), source)
-    assert found["a"] == bits(torch.from_numpy(array).to(torch.float16))[2]
-    assert record.overflowed == {"a": 1}
-
-
 def test_what_lies_between_the_tensors_of_a_shard_is_counted_with_its_own_shard() -> None:
     tensors, source = casting({"a": numbers(20), "between": numbers(20, *range(20)), "c": numbers(20, 7)})
     shards = [shard_of([tensors["a"], tensors["c"]], "outer"), shard_of([tensors["between"]], "inner")]
     _, records = moved(shards, source)
-    assert {file: record.overflowed for file, record in records.items()} == {
-        "outer": {"c": 1},
-        "inner": {"between": 20},
-    }
+    found = {file: record.overflowed for file, record in records.items()}
+    assert found == {"outer": {"c": 1}, "inner": {"between": 20}}
 
 
 @pytest.mark.parametrize(
     ("count", "large", "words"),
     [
         (300, [5], "1 finite number too"),
-        (300, [0, 5, 299], "3 finite numbers too"),
         (1234, range(1234), "1,234 finite numbers too"),
         (2 * BATCH_BYTES, [0, 2 * BATCH_BYTES - 1], "2 finite numbers too"),
     ],
-    ids=["one", "several", "all", "far apart"],
+    ids=["one", "all", "far apart"],
 )
 def test_a_refusal_says_how_many_the_whole_tensor_has(count: int, large: list[int], words: str) -> None:
     tensors, source = casting({"a": numbers(9), "b": numbers(count, *large), "c": numbers(9, 1)}, may_overflow=False)

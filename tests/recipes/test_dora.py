@@ -16,27 +16,20 @@ from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
 @promise("docs/formats.md#what-becomes-of-each-tensor")
 @given(
-    rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 72, 200])),
-    columns=st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
-    rank=st.sampled_from([1, 3, 8, 17]),
-    dtype=st.sampled_from(list(DTYPES)),
-    adapter=st.sampled_from(["F32", "BF16"]),
-    transposed=st.booleans(),
+    size=st.tuples(
+        st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 72, 200])),
+        st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
+        st.sampled_from([1, 3, 8, 17]),
+    ),
+    how=st.tuples(st.sampled_from(list(DTYPES)), st.sampled_from(["F32", "BF16"]), st.booleans()),
     tile=st.sampled_from([1, 100, 9000, MERGED_BYTES]),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
-    rows: int,
-    columns: int,
-    rank: int,
-    dtype: str,
-    adapter: str,
-    transposed: bool,
-    tile: int,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int, int], how: tuple[str, str, bool], tile: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(low_rank, "MERGED_BYTES", tile)
+    (rows, columns, rank), (dtype, adapter, transposed) = size, how
     generator, file = torch.Generator().manual_seed(seed), Tensors()
     outputs, inputs = (columns, rows) if transposed else (rows, columns)
     weight = random((rows, columns), dtype, generator)
@@ -45,12 +38,9 @@ def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
     of, of_a, of_b, of_m = map(file.add, (weight, a, b, magnitude))
     update = Update(of_a, of_b, adapter, adapter, rank, 0.75, 0, rows, transposed=transposed)
     change = (b.float() @ a.float()) * 0.75
-    if transposed:
-        norm = torch.linalg.norm(weight.T + change, dim=1)
-        total = (magnitude.float() / norm).view(1, -1) * (weight + change.T)
-    else:
-        norm = torch.linalg.norm(weight + change, dim=1)
-        total = (magnitude.float() / norm).view(-1, 1) * (weight + change)
+    norm = torch.linalg.norm((weight.T if transposed else weight) + change, dim=1)
+    factors = (magnitude.float() / norm).view(-1, 1)
+    total = factors.T * (weight + change.T) if transposed else factors * (weight + change)
     recipe = Dora(of, dtype, (rows, columns), update, of_m, adapter, may_overflow=True)
     expected = bits(with_one_nan(total.to(weight.dtype)))[2]
     assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == expected
@@ -71,28 +61,12 @@ def test_a_convolution_has_one_length_for_each_output(dtype: str) -> None:
     assert bytes_of(recipe, file.source()) == bits(total.to(weight.dtype))[2]
 
 
-def test_numbers_that_become_infinite_are_counted() -> None:
-    file = Tensors()
-    weight, magnitude = torch.ones(2, 4, dtype=torch.float16), torch.tensor([1.0, 3e5])
-    update = Update(file.add(torch.zeros(1, 4)), file.add(torch.zeros(2, 1)), "F32", "F32", 1, 1.0, 0, 2)
-    (chunk,) = file.chunks(Dora(file.add(weight), "F16", (2, 4), update, file.add(magnitude), "F32"))
-    assert chunk.overflowed == 4
-    expected = torch.tensor([[0.5] * 4, [float("inf")] * 4], dtype=torch.float16)
+def test_numbers_that_become_infinite_are_counted_and_a_row_of_zeros_becomes_no_number_as_in_torch() -> None:
+    file, weight = Tensors(), torch.ones(3, 4, dtype=torch.float16)
+    weight[2] = 0
+    update = Update(file.add(torch.zeros(1, 4)), file.add(torch.zeros(3, 1)), "F32", "F32", 1, 1.0, 0, 3)
+    magnitude = file.add(torch.tensor([1.0, 3e5, 1.0]))
+    (chunk,) = file.chunks(Dora(file.add(weight), "F16", (3, 4), update, magnitude, "F32"))
+    assert chunk.overflowed == 8
+    expected = torch.tensor([[0.5] * 4, [float("inf")] * 4, [float("nan")] * 4], dtype=torch.float16)
     assert bytes(chunk.data) == bits(expected)[2]
-
-
-def test_a_row_of_zeros_becomes_no_number_as_in_torch_and_that_is_counted() -> None:
-    file = Tensors()
-    weight = torch.zeros(1, 4, dtype=torch.bfloat16)
-    update = Update(file.add(torch.zeros(1, 4)), file.add(torch.zeros(1, 1)), "F32", "F32", 1, 1.0, 0, 1)
-    recipe = Dora(file.add(weight), "BF16", (1, 4), update, file.add(torch.ones(1)), "F32", may_overflow=True)
-    assert bytes_of(recipe, file.source()) == b"\xc0\x7f" * 4
-    assert sum(chunk.overflowed for chunk in file.chunks(recipe)) == 4
-
-
-def test_it_says_in_words_that_each_output_has_a_length() -> None:
-    file = Tensors()
-    b, a, magnitude, weight = (file.add(torch.zeros(shape)) for shape in ((4, 1), (1, 8), (4,), (4, 8)))
-    update = Update(a, b, "F32", "F32", 1, 2.0, 0, 4)
-    words = Dora(weight, "F32", (4, 8), update, magnitude, "F32").words((4, 8))
-    assert words.startswith("dora(F32 [4, 8], ") and "; lengths " in words and "2 × (" in words

@@ -1,5 +1,6 @@
 """What goes for every recipe: what it says of itself is what the executor reads and makes of it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
@@ -16,7 +17,7 @@ from sharding.recipes.quantized import Fp8, Mxfp4
 from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
 from tests.fuzz.targets import Memory
-from tests.recipes.executor import bytes_of
+from tests.recipes.executor import FILE, ShortChunks, bytes_of, outcome, tensor_of
 
 FILES = {"a": bytes(range(256)), "b": bytes(range(255, -1, -1)), "scales": torch.rand(64).numpy().tobytes()}
 TURNED = Laid((Box("a", 8, (0, 0), (4, 6), (1, 4)),), (4, 6), 4)
@@ -28,6 +29,8 @@ NUMBERS = Stored(0, "scales", 0, 128)
 """A matrix of 4 × 8 numbers in float32."""
 UPDATE = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 16), "BF16", "BF16", 2, 0.5, 0, 4)
 STACKED = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 8), "BF16", "BF16", 1, 0.5, 0, 2, 0, 2)
+OTHER_UPDATES = {"a": Stored(0, "b", 32, 64), "b": Stored(0, "a", 16, 32), "scale": 0.25, "last_row": 3}
+OTHER_UPDATES |= {"a_dtype": "F16", "b_dtype": "F16"}
 LENGTHS = Stored(0, "scales", 128, 144)
 EVERY: dict[str, Recipe] = {
     "stored": Stored(0, "a", 3, 19),
@@ -77,7 +80,7 @@ class Noting(Memory):
         super().__init__(b"", FILES)
         self.noted: list[tuple[str, int, int]] = []
 
-    def read(self, file: str, start_byte: int, end_byte: int):  # type: ignore[no-untyped-def]
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         self.noted.append((file, start_byte, end_byte))
         return super().read(file, start_byte, end_byte)
 
@@ -92,8 +95,7 @@ def test_it_makes_as_many_bytes_as_it_says_of_the_files_that_it_says(name: str) 
     assert len(bytes_of(recipe, source)) == recipe.size_bytes
     files = {file for file, *_ in source.noted}
     assert {file for _, file in recipe.files()} == files and recipe.file in files
-    places = {extent.file for extent in (*recipe.reads(), *recipe.keeps())}
-    assert places == files
+    assert {extent.file for extent in (*recipe.reads(), *recipe.keeps())} == files
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -103,7 +105,16 @@ def test_it_is_the_same_after_a_journey_as_json(name: str) -> None:
     after = adapter.validate_json(adapter.dump_json(recipe))
     assert type(after) is type(recipe) and after == recipe and hash(after) == hash(recipe)
     assert after.key() == recipe.key()
-    assert bytes_of(after, Memory(b"", FILES)) == bytes_of(recipe, Memory(b"", FILES))
+
+
+def test_it_says_in_words_what_it_does() -> None:
+    words = {name: recipe.words((4, 8)) for name, recipe in EVERY.items() if name in ("updated", "dora", "rows")}
+    assert words["updated"] == "add(F32 [4, 8], scales bytes 0–128; 0.5 × (a bytes 0–16 @ b bytes 0–32))"
+    assert words["dora"].startswith("dora(F32 [4, 8], ") and "; lengths " in words["dora"]
+    for count, more in ((2, " and 1 more update)"), (3, " and 2 more updates)")):
+        assert LowRank(NUMBERS, "F32", (4, 8), (UPDATE,) * count).words((4, 8)).endswith(more)
+    one = Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 8), (3,), 8)
+    assert "; 2 rows from " in words["rows"] and "; 1 row from " in one.words((4, 8))
 
 
 def test_that_numbers_may_overflow_makes_no_other_bytes_and_no_other_key() -> None:
@@ -127,17 +138,7 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
         Fp8(PACKED, SCALES, "BF16", (4, 8), (2, 4), "F32"),
         Fp8(PACKED, SCALES, "F32", (8, 4), (2, 4), "F32"),
         Fp8(PACKED, Stored(0, "scales", 16, 32), "F32", (4, 8), (2, 4), "F32"),
-        *(
-            LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, **change),))
-            for change in (
-                {"a": Stored(0, "b", 32, 64)},
-                {"b": Stored(0, "a", 16, 32)},
-                {"a_dtype": "F16"},
-                {"b_dtype": "F16"},
-                {"scale": 0.25},
-                {"last_row": 3},
-            )
-        ),
+        *(LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, **{key: value}),)) for key, value in OTHER_UPDATES.items()),
         LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, first=1), replace(STACKED, last=1)), is_stacked=True),
         LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, last=1), replace(STACKED, first=1)), is_stacked=True),
         LowRank(Stored(0, "scales", 128, 256), "F32", (4, 8), (UPDATE,)),
@@ -148,3 +149,25 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
     ]
     for one, other in combinations([*EVERY.values(), *others], 2):
         assert one != other and one.key() != other.key()
+
+
+# --- Bytes as they lie, from whichever source ---------------------------------------------------------------
+
+DATA = bytes(range(256)) * 4
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("chunk", [1, 13, 1 << 20])
+def test_any_stretch_is_moved_whatever_comes_at_a_time(batch: int, chunk: int) -> None:
+    for start, end in ((0, len(DATA)), (3, 100), (99, 100), (5, 5)):
+        source = ShortChunks(DATA, chunk, batch)
+        assert bytes_of(Stored(0, FILE, start, end), source) == DATA[start:end]
+        assert sum(last - first for first, last in source.noted) == end - start
+
+
+def test_each_stretch_is_read_of_its_own_source() -> None:
+    sources = Memory(b"the first one"), Memory(b"a second here")
+    places = {"a": (1, 2, 8), "b": (0, 4, 9), "c": (1, 0, 1), "d": (0, 0, 3)}
+    tensors = [tensor_of(Stored(number, FILE, start, end), name=name) for name, (number, start, end) in places.items()]
+    data, _ = outcome(tensors, *sources)
+    assert data == {"a": b"second", "b": b"first", "c": b"a", "d": b"the"}

@@ -1,7 +1,7 @@
-"""Tensors that do not lie in order are written as if they did, in bounded memory."""
+"""Tensors that do not lie in order are written as if they did, and with other rows, in bounded memory."""
 
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from mmap import mmap
 from pathlib import Path
@@ -15,19 +15,24 @@ from hypothesis import strategies as st
 from sharding.core.recipe import Feed
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.recipes import laid
-from sharding.recipes.laid import GATHERED_SPAN_BYTES, TILE_BYTES, Box, Laid, strides_of
+from sharding.recipes.cast import Cast
+from sharding.recipes.laid import GATHERED_SPAN_BYTES, TILE_BYTES, Box, Laid, Rows, strides_of
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.stream import digest_shards
 from tests.folders import bits, result_of
 from tests.fuzz.targets import Memory
 from tests.promises import promise
 from tests.recipes.executor import FILE, ShortChunks, bytes_of, shard_of, tensor_of
+from tests.recipes.updates import Tensors
 
-SMALL = {"tile": st.integers(8, 64), "span": st.integers(8, 64), "batch": st.sampled_from([1, 7, 64, 1 << 20])}
+SMALL = {"limits": st.tuples(st.integers(8, 64), st.integers(8, 64)), "batch": st.sampled_from([1, 7, 64, 1 << 20])}
+
+
+Bounds = Callable[..., None]
 
 
 @pytest.fixture
-def bounds(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def bounds(monkeypatch: pytest.MonkeyPatch) -> Bounds:
     def small(tile: int, span: int, chunk: int = 48) -> None:
         monkeypatch.setattr(laid, "TILE_BYTES", tile)
         monkeypatch.setattr(laid, "GATHERED_SPAN_BYTES", span)
@@ -59,8 +64,10 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 
 @promise("docs/formats.md#pickled-weights")
 @given(view=views(), **SMALL)
-def test_any_view_is_written_in_any_memory(view: torch.Tensor, tile: int, span: int, batch: int, bounds) -> None:  # type: ignore[no-untyped-def]
-    bounds(tile, span)
+def test_any_view_is_written_in_any_memory(
+    view: torch.Tensor, limits: tuple[int, int], batch: int, bounds: Bounds
+) -> None:
+    bounds(*limits)
     base = view._base if view._base is not None else view
     assert bytes_of(of_view(view), ShortChunks(bits(base)[2], batch_bytes=batch)) == bits(view)[2]
 
@@ -94,13 +101,9 @@ def in_pieces(tensor: torch.Tensor, places: Iterable[Place]) -> tuple[Laid, byte
 
 @given(cut=cuts(), **SMALL)
 def test_any_tensor_in_pieces_is_put_together(
-    cut: tuple[torch.Tensor, list[Place]],
-    tile: int,
-    span: int,
-    batch: int,
-    bounds,  # type: ignore[no-untyped-def]
+    cut: tuple[torch.Tensor, list[Place]], limits: tuple[int, int], batch: int, bounds: Bounds
 ) -> None:
-    bounds(tile, span)
+    bounds(*limits)
     recipe, data = in_pieces(*cut)
     assert bytes_of(recipe, ShortChunks(data, batch_bytes=batch)) == bits(cut[0])[2]
 
@@ -140,21 +143,14 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("item", [1, 2, 4, 8])
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12), (3, 5, 7), (40,)], ids=str)
 def test_a_tile_a_read_and_a_chunk_have_so_many_bytes_at_most_whatever_the_size_of_an_element(
-    item: int,
-    shape: tuple[int, ...],
-    bounds,
-    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+    item: int, shape: tuple[int, ...], bounds: Bounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tile, span, chunk = 64, 16, 48
     bounds(tile, span, chunk)
     sizes = mapped(monkeypatch)
     count = prod(shape)
-    if len(shape) == 1:  # every second element
-        stored = np.arange(2 * count).astype(f"u{item}")
-        view = stored[::2]
-    else:
-        stored = np.arange(count).astype(f"u{item}").reshape(shape[::-1])
-        view = stored.T
+    stored = np.arange(2 * count if len(shape) == 1 else count).astype(f"u{item}")
+    view = stored[::2] if len(shape) == 1 else stored.reshape(shape[::-1]).T
     strides = tuple(stride // item for stride in view.strides)
     recipe = Laid((Box(FILE, 0, (0,) * len(shape), shape, strides),), shape, item)
     reads, data = list(recipe.reads()), stored.tobytes()
@@ -174,9 +170,8 @@ def test_a_transpose_takes_a_few_tiles_of_memory(tmp_path: Path, monkeypatch: py
     (tensor,) = read_archive(source, source.files[0]).tensors
     assert tensor.bytes == 64_000_000
     sizes = mapped(monkeypatch)
-    result_of(
-        digest_shards([shard_of([tensor_of(of_view(torch.zeros(2, 2).t()))])], lambda _: b"", [source])
-    )  # imports
+    small = tensor_of(of_view(torch.zeros(2, 2).t()))
+    result_of(digest_shards([shard_of([small])], lambda _: b"", [source]))  # what is imported
     tracemalloc.start()
     result_of(digest_shards([shard_of([tensor])], lambda _: b"", [source]))
     peak_bytes = tracemalloc.get_traced_memory()[1]
@@ -184,3 +179,33 @@ def test_a_transpose_takes_a_few_tiles_of_memory(tmp_path: Path, monkeypatch: py
     assert max(sizes) <= TILE_BYTES  # which are mapped, so not traced
     assert peak_bytes < 8 * GATHERED_SPAN_BYTES
     assert source.bytes_read <= 5 * tensor.bytes, "each tile takes nearly all, and there are four"
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------
+
+
+@promise("docs/formats.md#what-becomes-of-each-tensor")
+@given(count=st.integers(1, 40), width=st.integers(1, 9), batch=st.sampled_from([1, 8, 37, 1 << 20]), data=st.data())
+def test_any_rows_are_replaced_in_their_order_whatever_comes_at_a_time(
+    count: int, width: int, batch: int, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laid, "BATCH_BYTES", batch)
+    places = data.draw(st.lists(st.integers(0, count - 1), min_size=1, unique=True))
+    old = torch.arange(count * width, dtype=torch.int16).reshape(count, width)
+    new = -1 - torch.arange(len(places) * width, dtype=torch.int16).reshape(len(places), width)
+    file = Tensors()
+    recipe = Rows(file.add(old), file.add(new), tuple(places), 2 * width)
+    expected = old.clone()
+    expected[torch.tensor(places)] = new
+    chunks = [bytes(chunk.data) for chunk in file.chunks(recipe)]
+    assert b"".join(chunks) == bits(expected)[2]
+    assert max(map(len, chunks)) <= max(batch, 2 * width)
+    assert bytes_of(recipe, file.source(7)) == bits(expected)[2]
+
+
+def test_new_rows_may_be_cast_first() -> None:
+    file, old, new = Tensors(), torch.ones(4, 3, dtype=torch.bfloat16), torch.tensor([[0.1, 1e-9, 3e38]])
+    recipe = Rows(file.add(old), Cast(file.add(new), "F32", "BF16"), (2,), 6)
+    expected = old.clone()
+    expected[2] = new[0]
+    assert bytes_of(recipe, file.source()) == bits(expected)[2]

@@ -1,5 +1,6 @@
 """A weight with its low-rank updates has the bits that torch gives for PEFT's formulas, however it is cut."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -15,7 +16,6 @@ from sharding.recipes import low_rank
 from sharding.recipes.cast import Cast
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import MERGED_BYTES, LowRank, Update, tiles
-from sharding.recipes.stored import Stored
 from tests.folders import bits
 from tests.promises import promise
 from tests.recipes.executor import FILE, bytes_of
@@ -23,11 +23,15 @@ from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
 DTYPE, ADAPTER = st.sampled_from(list(DTYPES)), st.sampled_from(["F32", "BF16", "F16"])
 SEEDS, SCALES = st.integers(0, 2**32 - 1), st.sampled_from([0.5, 2.0, 16 / 3, -1.25, 16 / 17**0.5])
-CUTS = {"tile": st.sampled_from([1, 100, 1000, 9000, MERGED_BYTES]), "batch": st.sampled_from([64, 1000, BATCH_BYTES])}
+CUTS = st.tuples(st.sampled_from([1, 100, 1000, 9000, MERGED_BYTES]), st.sampled_from([64, 1000, BATCH_BYTES]))
+"""How large the tiles are, and what is given at a time."""
+
+
+Bounds = Callable[[int, int], None]
 
 
 @pytest.fixture
-def bounds(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def bounds(monkeypatch: pytest.MonkeyPatch) -> Bounds:
     def small(tile: int, batch: int) -> None:
         monkeypatch.setattr(low_rank, "MERGED_BYTES", tile)
         monkeypatch.setattr(low_rank, "BATCH_BYTES", batch)
@@ -43,32 +47,20 @@ def added(weight: torch.Tensor, change: torch.Tensor, twice: bool = False) -> by
 
 @promise("docs/formats.md#what-becomes-of-each-tensor")
 @given(
-    rows=st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 71, 72, 200])),
-    columns=st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
-    rank=st.sampled_from([1, 3, 8, 17, 128]),
-    dtype=DTYPE,
-    adapter=ADAPTER,
-    scale=SCALES,
-    transposed=st.booleans(),
-    twice=st.booleans(),
+    size=st.tuples(
+        st.one_of(st.integers(1, 40), st.sampled_from([17, 64, 71, 72, 200])),
+        st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
+        st.sampled_from([1, 3, 8, 17, 128]),
+    ),
+    how=st.tuples(DTYPE, ADAPTER, SCALES, st.booleans(), st.booleans()),
     seed=SEEDS,
-    **CUTS,
+    cut=CUTS,
 )
 def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
-    rows: int,
-    columns: int,
-    rank: int,
-    dtype: str,
-    adapter: str,
-    scale: float,
-    transposed: bool,
-    twice: bool,
-    seed: int,
-    tile: int,
-    batch: int,
-    bounds,  # type: ignore[no-untyped-def]
+    size: tuple[int, int, int], how: tuple[str, str, float, bool, bool], seed: int, cut: tuple[int, int], bounds: Bounds
 ) -> None:
-    bounds(tile, batch)
+    bounds(*cut)
+    (rows, columns, rank), (dtype, adapter, scale, transposed, twice) = size, how
     generator, file = torch.Generator().manual_seed(seed), Tensors()
     outputs, inputs = (columns, rows) if transposed else (rows, columns)
     weight = random((rows, columns), dtype, generator)
@@ -83,53 +75,29 @@ def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
 
 
 @given(
-    experts=st.integers(1, 5),
-    rows=st.sampled_from([1, 5, 8, 17, 40]),
-    columns=st.sampled_from([2, 12, 64, 130]),
+    shape=st.tuples(st.integers(1, 5), st.sampled_from([1, 5, 8, 17, 40]), st.sampled_from([2, 12, 64, 130])),
     rank=st.sampled_from([1, 4, 9]),
     dtype=DTYPE,
     swapped=st.booleans(),
     seed=SEEDS,
-    **CUTS,
+    cut=CUTS,
 )
 def test_each_expert_gets_its_part_of_both_matrices(
-    experts: int,
-    rows: int,
-    columns: int,
-    rank: int,
-    dtype: str,
-    swapped: bool,
-    seed: int,
-    tile: int,
-    batch: int,
-    bounds,  # type: ignore[no-untyped-def]
+    shape: tuple[int, int, int], rank: int, dtype: str, swapped: bool, seed: int, cut: tuple[int, int], bounds: Bounds
 ) -> None:
-    bounds(tile, batch)
+    bounds(*cut)
+    experts, rows, columns = shape
     generator, file = torch.Generator().manual_seed(seed), Tensors()
     outputs, inputs = (columns, rows) if swapped else (rows, columns)
-    weight = random((experts, rows, columns), dtype, generator)
+    weight = random(shape, dtype, generator)
     a = random((experts * rank, inputs), "F32", generator)
     b = random((outputs, rank * experts), "F32", generator)
     of, of_a, of_b = map(file.add, (weight, a, b))
     update = Update(of_a, of_b, "F32", "F32", rank, 0.5, 0, rows, 0, experts, transposed=swapped)
-    recipe = LowRank(of, dtype, tuple(weight.shape), (update,), is_stacked=True, rounds_twice=True)
+    recipe = LowRank(of, dtype, shape, (update,), is_stacked=True, rounds_twice=True)
     changes = [(b[:, e::experts] @ a[e * rank : (e + 1) * rank]) * 0.5 for e in range(experts)]
     change = torch.stack([one.T if swapped else one for one in changes])
     assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == added(weight, change, twice=True)
-
-
-@pytest.mark.parametrize("tile", [1, 100, MERGED_BYTES])
-def test_updates_of_some_rows_of_some_matrices_leave_the_others_as_they_are(tile: int, bounds) -> None:  # type: ignore[no-untyped-def]
-    bounds(tile, BATCH_BYTES)
-    generator, file = torch.Generator().manual_seed(1), Tensors()
-    weight = random((3, 20, 24), "BF16", generator)
-    of, expected, updates = file.add(weight), weight.clone(), list[Update]()
-    for expert, first, last in ((1, 10, 20), (0, 2, 12), (1, 0, 10)):
-        a, b = random((4, 24), "F32", generator), random((last - first, 4), "F32", generator)
-        updates.append(Update(file.add(a), file.add(b), "F32", "F32", 4, 2.0, first, last, expert, expert + 1))
-        expected[expert, first:last] += ((b @ a) * 2.0).to(torch.bfloat16)
-    recipe = LowRank(of, "BF16", (3, 20, 24), tuple(updates), is_stacked=True, rounds_twice=True)
-    assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == bits(expected)[2]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,15 +107,6 @@ def test_a_bias_gets_a_scaled_vector(dtype: str) -> None:
     update = Update(None, file.add(change), "", "F16", 1, 0.3, 0, 77)
     recipe = LowRank(file.add(bias), dtype, (77,), (update,))
     assert bytes_of(recipe, file.source()) == added(bias, change.float() * 0.3)
-
-
-def test_a_convolution_is_a_matrix_of_its_outputs() -> None:
-    generator, file = torch.Generator().manual_seed(3), Tensors()
-    weight = random((9, 4, 3, 3), "F32", generator)
-    a, b = random((5, 4, 3, 3), "F32", generator), random((9, 5, 1, 1), "F32", generator)
-    update = Update(file.add(a), file.add(b), "F32", "F32", 5, 1.5, 0, 9)
-    recipe = LowRank(file.add(weight), "F32", (9, 4, 3, 3), (update,))
-    assert bytes_of(recipe, file.source()) == added(weight.flatten(1), (b.flatten(1) @ a.flatten(1)) * 1.5)
 
 
 def test_what_another_recipe_makes_is_changed_too() -> None:
@@ -184,12 +143,7 @@ def test_a_number_of_the_adapter_that_is_not_finite_spreads_as_in_torch(dtype: s
     )
 
 
-@given(
-    rows=st.integers(0, 500),
-    row_bytes=st.integers(1, 1 << 20),
-    first=st.integers(0, 9),
-    transposed=st.booleans(),
-)
+@given(rows=st.integers(0, 500), row_bytes=st.integers(1, 1 << 20), first=st.integers(0, 9), transposed=st.booleans())
 def test_tiles_follow_one_another_and_none_but_an_only_one_is_short(
     rows: int, row_bytes: int, first: int, transposed: bool
 ) -> None:
@@ -213,29 +167,22 @@ def test_a_chunk_is_no_larger_than_a_batch() -> None:
     assert max(sizes) <= BATCH_BYTES and sum(sizes) == weight.nbytes
 
 
-def test_it_says_in_words_how_many_updates_it_adds() -> None:
-    update = Update(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), "F32", "F32", 1, 2.5, 0, 4)
-    recipe = LowRank(Stored(0, "w", 0, 64), "BF16", (4, 8), (update,))
-    assert recipe.words((4, 8)) == "add(BF16 [4, 8], w bytes 0–64; 2.5 × (b bytes 0–16 @ a bytes 0–32))"
-    two = LowRank(recipe.of, "BF16", (8, 4), (update, update))
-    assert two.words((8, 4)).endswith(" and 1 more update)")
-    three = LowRank(recipe.of, "BF16", (8, 4), (update,) * 3)
-    assert three.words((8, 4)).endswith(" and 2 more updates)")
-
-
 @promise("docs/security.md#fill-a-job-s-memory-with")
+@pytest.mark.parametrize("tile", [1, 100, MERGED_BYTES])
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "computed"])
-def test_of_many_updates_one_at_a_time_is_in_memory(stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the weight is computed first, so that it cannot be read in parts."""
+def test_of_many_updates_of_some_rows_of_some_matrices_one_at_a_time_is_in_memory(
+    stored: bool, tile: int, bounds: Bounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the weight is computed first, so that it cannot be read in parts. Other rows stay as they are."""
+    bounds(tile, BATCH_BYTES)
     file, generator = Tensors(), torch.Generator().manual_seed(3)
     weight = random((6, 20, 24), "BF16", generator)
     updates, wanted = [], weight.clone()
-    for expert in range(5, -1, -1):  # in any order
-        for first in (10, 0):
-            a, b = random((2, 24), "F32", generator), random((10, 2), "F32", generator)
-            pair = file.add(a), file.add(b), "F32", "F32"
-            updates.append(Update(*pair, 2, 0.5, first, first + 10, expert, expert + 1))
-            wanted[expert, first : first + 10] += ((b @ a) * 0.5).bfloat16()
+    for expert, first in ((5, 10), (5, 0), (3, 10), (3, 0), (2, 2), (0, 10)):  # in any order
+        a, b = random((2, 24), "F32", generator), random((10, 2), "F32", generator)
+        pair = file.add(a), file.add(b), "F32", "F32"
+        updates.append(Update(*pair, 2, 0.5, first, first + 10, expert, expert + 1))
+        wanted[expert, first : first + 10] += ((b @ a) * 0.5).bfloat16()
     of: Recipe = file.add(weight if stored else weight.float())
     of = of if stored else Cast(of, "F32", "BF16")
     alive: WeakSet[object] = WeakSet()

@@ -77,18 +77,20 @@ def no_library(name: str) -> SimpleNamespace:
     return SimpleNamespace(locate_file=lambda path: f"/nowhere/{path}")
 
 
-@pytest.mark.parametrize("distribution", [no_package, no_library])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("distribution", no_package),
+        ("distribution", no_library),
+        ("ctypes.CDLL", lambda path: SimpleNamespace()),  # without a BLAS
+    ],
+)
 def test_without_torch_numpy_multiplies_and_its_numbers_are_near(
-    distribution: Any, anew: None, monkeypatch: pytest.MonkeyPatch
+    name: str, instead: Any, anew: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "distribution", distribution)
+    monkeypatch.setattr(f"sharding.recipes.product.{name}", instead)
     assert room._best() is room._of_numpy
     first, second = matrices(50, 64, 300)
     made = product(first, second)
     assert made.dtype == np.float32 and made.flags.c_contiguous and made.shape == (50, 300)
     np.testing.assert_allclose(made, first.astype(np.float64) @ second.astype(np.float64), rtol=1e-4, atol=1e-4)
-
-
-def test_a_library_without_a_blas_is_no_multiplier(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.ctypes, "CDLL", lambda path: SimpleNamespace())
-    assert room._best() is room._of_numpy

@@ -133,12 +133,6 @@ def test_the_factor_of_a_dora_counts() -> None:
     assert (allowed >= 4).all() and (allowed < 16).all()
 
 
-def test_numbers_beyond_fp32_have_a_tolerance_that_no_infinity_is_within() -> None:
-    file = Tensors()
-    allowed = tolerance(merged(file, "F64", 1e300, 1.0), "F64", file)
-    assert np.isfinite(allowed).all()
-
-
 EDGES = [0.0, -0.0, 1.0, -3.0, 2.0**-126, 6e-8, 65504.0, 1e30, -3e38, 3.4e38, float("inf"), -float("inf"), float("nan")]
 ONE = st.one_of(st.sampled_from(EDGES), st.floats(width=32))
 PRECISION = {"F64": 2.0**-52, **LAST_PLACES}
@@ -155,26 +149,21 @@ def unit(numbers: np.ndarray, dtype: str) -> np.ndarray:
 @promise("docs/security.md#make-what-cannot-be-told-look")
 @given(
     st.sampled_from(sorted(PRECISION)),
-    st.lists(ONE, min_size=6, max_size=6),
-    st.lists(ONE, min_size=4, max_size=4),
-    st.lists(st.integers(-30, 30), min_size=8, max_size=8),
-    st.sampled_from([1.0, -0.5, 1e-6, 300.0]),
+    st.tuples(
+        st.lists(ONE, min_size=6, max_size=6),
+        st.lists(ONE, min_size=4, max_size=4),
+        st.lists(st.integers(-30, 30), min_size=8, max_size=8),
+    ),
+    st.tuples(st.sampled_from([1.0, -0.5, 1e-6, 300.0]), st.sampled_from([-1.0, -0.25, -1 - 2**-20])),
     st.booleans(),
-    st.sampled_from([-1.0, -0.25, -1 - 2**-20]),
     st.floats(-1e6, 1e6),
 )
 @settings(max_examples=100)
 def test_no_attacker_finds_an_adapter_that_lets_wrong_numbers_pass(
-    dtype: str,
-    weights: list[float],
-    small: list[float],
-    sizes: list[int],
-    scale: float,
-    twice: bool,
-    second: float,
-    forged_by: float,
+    dtype: str, numbers: tuple[list[float], list[float], list[int]], by: tuple[float, float], twice: bool, forged: float
 ) -> None:
     """Numbers that pass are the sum up to a few units of the larger of weight and change, in a row of whatever size."""
+    (weights, small, sizes), (scale, second) = numbers, by
     file, grow = Tensors(), torch.tensor(sizes, dtype=torch.float64).exp2().reshape(8, 1)
     weight = (grow * torch.tensor(weights, dtype=torch.float64)[None, :]).to(DTYPES[dtype])
     a = torch.tensor([small, small[::-1]], dtype=torch.float32).repeat(1, 2)[:, :6].contiguous()
@@ -191,7 +180,7 @@ def test_no_attacker_finds_an_adapter_that_lets_wrong_numbers_pass(
         known = np.isfinite(spread) & (summed < 1e38) & (spread < 1e38) & (largest < 1e38)
         # Of terms that cancel in float32, the change is not known better than its spread.
         units = unit(largest + spread, dtype)
-        off = np.abs(units * forged_by)
+        off = np.abs(units * forged)
         assert (off <= 9 * units)[known & (off <= sure)].all()
         # And nothing is in doubt, or allowed, but for its own terms.
         assert (most <= 1.01 * spread + 4 * units + 8 * max(LEAST[dtype], LEAST["F32"]))[known].all()

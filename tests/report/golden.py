@@ -16,16 +16,7 @@ from sharding.core.events import Planned, Published, Verified
 from sharding.core.options import Options
 from sharding.core.protocols import Discarded
 from sharding.core.recipe import Recipe
-from sharding.core.values import (
-    UNCHECKED,
-    Difference,
-    Finding,
-    Mismatch,
-    RepoRef,
-    Tensor,
-    TiedTensor,
-    Verification,
-)
+from sharding.core.values import UNCHECKED, Difference, Finding, Mismatch, RepoRef, Tensor, TiedTensor, Verification
 from sharding.desk import Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.formats.model_card import parse_card
@@ -126,15 +117,17 @@ def loads() -> Parts:
     cost = replace(cost, format="safetensors")
     verdict, half = Costs("gain", "file-size", "The copy takes less memory: 4 GB."), Prediction(10**9, 10**9)
     classic = ClassicCost(60.0, 8 * 10**9, 4 * 10**9)
-    runs = (cost,) * 3
-    measured = Comparison(
-        "from_pretrained", None, True, None, runs, runs, verdict, (half, half), "a machine", "", classic
-    )
+    runs = (cost, replace(cost, seconds={"load": 9.0}, peak_anon_bytes=10**9), replace(cost, peak_file_bytes=0))
+    predicted = verdict, (half, half)
+    measured = Comparison("from_pretrained", None, True, None, runs, (cost,) * 3, *predicted, "a machine", "", classic)
+    lost = replace(measured, sharded=(cost, replace(cost, outcome="out-of-memory"), cost), with_mapping=False)
+    lost = replace(lost, dtype_asked="float16", memory_limit_bytes=4 * 10**9)
     none = replace(measured, original=(), sharded=(), reason_not_measured="The disk is full.", dtype_asked="bf16")
     none = replace(none, classic=ClassicCost(None, 10**9, 10**9, "The disk is full."))
     for comparison in (measured, none):
         yield "terminal", terminal(lambda view, comparison=comparison: view.comparison(comparison))  # type: ignore[misc]
         yield from of_job(made(engine="classic", comparison=comparison), "read-now")
+    yield "terminal", terminal(lambda view: view.comparison(lost))
 
 
 def devices() -> Parts:

@@ -6,16 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sharding.core.options import Engine, Options
-from sharding.core.values import (
-    Checkpoint,
-    Component,
-    FileEntry,
-    Merge,
-    Plan,
-    RepoRef,
-    ShardRecord,
-    Verification,
-)
+from sharding.core.values import Checkpoint, Component, FileEntry, Merge, Plan, RepoRef, ShardRecord, Verification
 from sharding.loading.costs import Comparison
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report

@@ -4,7 +4,6 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding import job
@@ -27,7 +26,7 @@ from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import Trust
 from tests import models
 from tests.localhub.conftest import Server
-from tests.report.results import FOLDER, made, of, planned, proved
+from tests.report.results import made, of
 
 SOURCE_CARD = """---
 license: other
@@ -73,31 +72,26 @@ def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked() -> No
     assert before.keys() <= after.keys()
     changed = {key for key, given in before.items() if after[key] != given}
     assert changed == {"license_link", "base_model", "tags"}
-    assert (after["base_model"], after["tags"], after["language"]) == (
-        "acme/model",
-        ["finetuned", *TAGS],
-        ["en", "no"],
-    )
+    assert (after["base_model"], after["tags"], after["language"]) == ("acme/model", ["finetuned", *TAGS], ["en", "no"])
     local = metadata(card(of(REPORT, kind="folder", repo_id="model", revision="1"), SOURCE_CARD, Links()))
     assert (local["base_model"], local["license_link"]) == ("somebody/older", "LICENSE.md")
 
 
-@pytest.mark.parametrize("link", ["LICENSE.md", "./LICENSE.md", "/LICENSE.md", "https://example.org/license"])
-def test_a_relative_link_to_the_licence_leads_to_the_commit_of_the_repo_that_it_is_from(link: str) -> None:
-    before = f"---\nlicense: other\nlicense_link: {link}\nbase_model: some/body\nbase_model_relation: quantized\n---\n"
-
-    def leads_to(place: str) -> str:
-        return link if ":" in link else f"{place}/LICENSE.md"
-
-    told = metadata(card(before=before))
-    assert told["license_link"] == leads_to(f"{PAGE}/blob/{'a' * 40}")
-    assert (told["base_model"], told["base_model_relation"]) == ("acme/model", "quantized")
+def test_a_relative_link_to_the_licence_leads_to_the_commit_of_the_repo_that_it_is_from() -> None:
     trained = of(REPORT, base=RepoRef("hub", "me/base", "b" * 40))
-    told = metadata(card(trained, before, Links(PAGE, None, "https://hub/me/base")))
-    assert told["license_link"] == leads_to(f"https://hub/me/base/blob/{'b' * 40}")
-    assert (told["base_model"], told.get("base_model_relation")) == ("me/base", None)
-    told = metadata(card(of(REPORT, base=RepoRef("folder", "base", "1")), before))
-    assert (told["license_link"], told["base_model"]) == (link, "some/body")
+    for link in ("LICENSE.md", "./LICENSE.md", "/LICENSE.md", "https://example.org/license"):
+        before = (
+            f"---\nlicense: other\nlicense_link: {link}\nbase_model: some/body\nbase_model_relation: quantized\n---\n"
+        )
+        kept = link if ":" in link else ""
+        told = metadata(card(before=before))
+        assert told["license_link"] == (kept or f"{PAGE}/blob/{'a' * 40}/LICENSE.md")
+        assert (told["base_model"], told["base_model_relation"]) == ("acme/model", "quantized")
+        told = metadata(card(trained, before, Links(PAGE, None, "https://hub/me/base")))
+        assert told["license_link"] == (kept or f"https://hub/me/base/blob/{'b' * 40}/LICENSE.md")
+        assert (told["base_model"], told.get("base_model_relation")) == ("me/base", None)
+        told = metadata(card(of(REPORT, base=RepoRef("folder", "base", "1")), before))
+        assert (told["license_link"], told["base_model"]) == (link, "some/body")
 
 
 def test_the_text_of_the_source_stands_below_once_however_often_it_is_sharded() -> None:
@@ -108,27 +102,7 @@ def test_the_text_of_the_source_stands_below_once_however_often_it_is_sharded() 
     assert metadata(twice)["tags"] == ["finetuned", *TAGS]
 
 
-def test_a_folder_with_the_name_of_a_repo_is_called_a_folder() -> None:
-    told = card(of(REPORT, kind="folder", repo_id="a/b", base=replace(FOLDER, repo_id="c/d")), links=Links())
-    assert "a copy of the folder `a/b`" in told and "from the folder `c/d`" in told and "base_model" not in told
-
-
-@pytest.mark.parametrize("dtype", ["keep", "fp16", "dequantized"])
-def test_a_card_says_what_was_proved_and_what_not(dtype: str) -> None:
-    told = planned(REPORT, dtype="bf16", dequantized="fp8") if dtype == "dequantized" else planned(REPORT, dtype=dtype)
-    for unstated in (True, False):
-        said = card(proved(told, unstated=unstated))
-        assert ("Not all files of the original were compared" in said) is (", as it was read." in said) is unstated
-    words = {"keep": "bit-identical", "fp16": "cast to fp16", "dequantized": "times their scales, in bf16"}
-    assert [word in said for word in words.values()] == [name == dtype for name in words]
-
-
-def test_a_card_counts_the_numbers_that_became_infinite_over_all_tensors() -> None:
-    cast = planned(REPORT, dtype="fp16")
-    assert " 1,204 numbers were too large" in card(replace(cast, overflowed={"a": 3, "b": 1200, "c": 1}))
-    assert "became infinite" not in card(cast) + card(replace(cast, overflowed={"a": 0}))
-
-
+@settings(max_examples=25)
 @given(st.text(max_size=300), st.booleans())
 def test_any_text_as_a_source_card_gives_a_card_that_the_hub_takes(text: str, fenced: bool) -> None:
     source = f"---\n{text}\n---\nbody" if fenced else text
@@ -142,6 +116,7 @@ def test_any_text_as_a_source_card_gives_a_card_that_the_hub_takes(text: str, fe
         assert find_errors(card(before=source)) == []
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("rounds", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_comparison(
     rounds: int, served: Callable[..., Server], tmp_path: Path
@@ -175,7 +150,7 @@ def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_
     assert "(sharding_comparison.svg)" in card
     ET.fromstring((down / "sharding_comparison.svg").read_text())
     classic = found["comparison"]["classic"]
-    assert classic["peak_anon_bytes"] > 100_000_000  # it imports torch, if nothing else
+    assert classic["peak_anon_bytes"] > 0
     assert "| classic: load, save, load again |" in card
     assert classic["disk_bytes"] >= found["source"]["total_bytes"]
     assert classic["seconds"] > 0

@@ -62,8 +62,7 @@ def test_a_phase_that_a_run_did_not_come_to_is_not_told_of() -> None:
     assert side((replace(RUNS[0], disk_bytes_read=None),)).disk_bytes_read == Spread(0, 0, 0)
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize("outcome", ["failed", "out-of-memory", "unsupported"])
+@pytest.mark.parametrize(("at", "outcome"), list(enumerate(["failed", "out-of-memory", "unsupported"])))
 def test_one_run_of_all_that_failed_is_told(at: int, outcome: str) -> None:
     runs = list(RUNS)
     runs[at] = replace(runs[at], outcome=outcome, message="It is too large.")  # type: ignore[arg-type]

@@ -109,45 +109,36 @@ def _cut(report: Report, *layers: tuple[int, int], stages: int = 2, rank: int | 
     return planned(report, pipeline=PipelineCut("5.23.0", layers), stages=parts, rank=rank)
 
 
-def _at(report: Report, n: int, **shard: Any) -> Report:
-    return replace(report, shards=(*report.shards[:n], replace(report.shards[n], **shard), *report.shards[n + 1 :]))
+def _last(report: Report, **shard: Any) -> Report:
+    """The same, with another last shard."""
+    return replace(report, shards=(*report.shards[:-1], replace(report.shards[-1], **shard)))
 
 
+SHARDS, PROOF, RANKS = "written shards are not", "verification is of another plan", "ranks do not make"
+DEQUANTIZED, IN_A_REPO = "disagree about dequantizing", RepoRef("hub", "a/b", "")
 CONTRADICTIONS: dict[str, tuple[str, Callable[[Report], Report]]] = {
-    "one shard fewer": ("written shards are not", lambda told: replace(told, shards=told.shards[:-1])),
-    "shards in another order": ("written shards are not", lambda told: replace(told, shards=told.shards[::-1])),
-    "another last shard": (
-        "written shards are not",
-        lambda told: _at(told, -1 % len(told.shards), file="x.safetensors"),
-    ),
+    "one shard fewer": (SHARDS, lambda told: replace(told, shards=told.shards[:-1])),
+    "shards in another order": (SHARDS, lambda told: replace(told, shards=told.shards[::-1])),
+    "another last shard": (SHARDS, lambda told: _last(told, file="x.safetensors")),
     "a last shard that is no file": ("not among the files", lambda told: replace(told, files=(told.shards[0].file,))),
-    "a last shard without header": (
-        "fewer bytes than its tensors",
-        lambda told: _at(told, -1 % len(told.shards), bytes=told.plan.shards[-1].bytes),
-    ),
-    "another dtype proved": ("verification is of another plan", lambda told: proved(told, dtype="bf16")),
-    "one tensor fewer proved": ("verification is of another plan", lambda told: proved(told, tensors=5)),
-    "one byte more proved": (
-        "verification is of another plan",
-        lambda told: proved(told, bytes=told.plan.total_bytes + 1),
-    ),
-    "dequantized in the proof only": ("disagree about dequantizing", lambda told: proved(told, dequantized="fp8")),
+    "no header": ("fewer bytes than its tensors", lambda told: _last(told, bytes=told.plan.shards[-1].bytes)),
+    "another dtype proved": (PROOF, lambda told: proved(told, dtype="bf16")),
+    "one tensor fewer proved": (PROOF, lambda told: proved(told, tensors=5)),
+    "one byte more proved": (PROOF, lambda told: proved(told, bytes=told.plan.total_bytes + 1)),
+    "dequantized in the proof only": (DEQUANTIZED, lambda told: proved(told, dequantized="fp8")),
     "dequantized in the plan only": (
-        "disagree about dequantizing",
+        DEQUANTIZED,
         lambda told: planned(proved(told, dtype="bf16"), dequantized="fp8", dtype="bf16"),
     ),
-    "dequantized without a dtype": (
-        "without a dtype",
-        lambda told: planned(proved(told, dequantized="fp8"), dequantized="fp8"),
-    ),
-    "a gap between ranks": ("ranks do not make", lambda told: _cut(told, (0, 2), (3, 4))),
-    "ranks that do not begin at the first layer": ("ranks do not make", lambda told: _cut(told, (1, 2), (2, 4))),
-    "a rank without layers": ("ranks do not make", lambda told: _cut(told, (0, 2), (2, 2))),
-    "a stage more than ranks": ("ranks do not make", lambda told: _cut(told, (0, 2), (2, 4), stages=3)),
-    "a rank beyond the last": ("ranks do not make", lambda told: _cut(told, (0, 2), (2, 4), rank=2)),
+    "no dtype": ("without a dtype", lambda told: planned(proved(told, dequantized="fp8"), dequantized="fp8")),
+    "a gap between ranks": (RANKS, lambda told: _cut(told, (0, 2), (3, 4))),
+    "ranks that do not begin at the first layer": (RANKS, lambda told: _cut(told, (1, 2), (2, 4))),
+    "a rank without layers": (RANKS, lambda told: _cut(told, (0, 2), (2, 2))),
+    "a stage more than ranks": (RANKS, lambda told: _cut(told, (0, 2), (2, 4), stages=3)),
+    "a rank beyond the last": (RANKS, lambda told: _cut(told, (0, 2), (2, 4), rank=2)),
     "a rank's part in a repo": (
         "cannot be the part of one rank",
-        lambda told: replace(_cut(told, (0, 2), (2, 4), rank=1), destination=RepoRef("hub", "a/b", "")),
+        lambda told: replace(_cut(told, (0, 2), (2, 4), rank=1), destination=IN_A_REPO),
     ),
 }
 

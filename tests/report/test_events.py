@@ -38,9 +38,7 @@ def test_every_event_of_a_job_is_heard_as_it_was_said(tmp_path: Path) -> None:
 
 @settings(max_examples=25)
 @given(LOADS, COMPARISONS)
-def test_a_comparison_is_heard_as_it_was_said_but_for_the_curves_of_single_loads(
-    cost: LoadCost, comparison: Comparison
-) -> None:
+def test_a_comparison_is_heard_as_it_was_said_but_for_most_curves(cost: LoadCost, comparison: Comparison) -> None:
     assert heard(Probed("sharded", 1, 2, cost)) == Probed("sharded", 1, 2, replace(cost, curve=()))
     assert heard(Compared(comparison)) == summarize_comparison(comparison)
 

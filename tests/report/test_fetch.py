@@ -56,9 +56,8 @@ def test_a_repo_without_a_report_has_no_result_to_show(hub: InHouse) -> None:
 
 def test_a_report_that_would_cost_too_much_is_refused_before_it_is_parsed(hub: InHouse) -> None:
     # None of these is a report: who parsed one first would say that.
-    for text in (b"[" + b"0," * MAX_SHOWN_REPORT_VALUES + b"0]", b"[" * (MAX_SHOWN_REPORT_VALUES + 1)):
-        with pytest.raises(SourceError, match=f"The {NAME} of {COPY} holds more than a page can show"):
-            fetched(hub, text)
+    with pytest.raises(SourceError, match=f"The {NAME} of {COPY} holds more than a page can show"):
+        fetched(hub, b"[" * (MAX_SHOWN_REPORT_VALUES + 1))
     with pytest.raises(SourceError, match="is not a report of this tool"):
         fetched(hub, b"[0]")
 

@@ -1,57 +1,60 @@
 """The code that the page offers to copy does load what the page has made."""
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable
+import re
+import shlex
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
-from sharding import job
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.cli.hf import app
+
 from sharding.core.values import RepoRef
 from sharding.demo.samples import build_llama, build_t5
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
-from tests.conftest import environment
-from tests.hubs import TOKEN, push
-from tests.localhub.conftest import Server
+from tests.hubs import TOKEN, push, shard
+from tests.inhouse import hub_in_house
 from tests.report.results import PIPED, made, of, planned
 
-RUN = """import json, sys
-for code in json.load(sys.stdin):
-    space = {}
-    exec(code, space)
-    print('parameters', sum(p.numel() for p in space['model'].parameters()))
-"""
-"""Each piece of code by itself, in one process: to import transformers takes seconds."""
+
+def hf(command: str) -> None:
+    """Run a command of the Hub's own tool."""
+    with redirect_stdout(StringIO()):
+        app(shlex.split(command, comments=True)[1:], standalone_mode=False)
 
 
-def test_every_snippet_loads_the_model(served: Callable[..., Server], tmp_path: Path) -> None:
-    hub = served()
-    env = {**environment(), "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "PYTHONWARNINGS": ""}
-    env |= {"HF_TOKEN": TOKEN, "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"}
-    codes = list[str]()
-    for build, size in ((build_llama, "2MB"), (build_t5, "single-file")):
-        name = build.__name__
-        source = push(hub, build(tmp_path / name), f"alice/{name}")
-        *_, report = job.shard(source, f"alice/{name}-sharded", size, endpoint=hub.address, token=TOKEN)
-        assert isinstance(report, job.Report)
-        snippets = loading_snippets(f"alice/{name}-sharded", report.source.architecture)
-        assert set(snippets) == {"transformers", "accelerate", "Colab cell"}
-        codes += [
-            "\n".join(line for line in code.splitlines() if not line.startswith("!")) for code in snippets.values()
-        ]
-        (commands,) = download_snippet(of(report, architecture="T5EncoderModel"), f"alice/{name}-sharded@main").values()
-        (down := tmp_path / f"{name}-down").mkdir()
-        subprocess.run(["sh", "-ec", commands], env=env, cwd=down, check=True, capture_output=True)
-        files = {path.relative_to(down).as_posix() for path in down.rglob("*.safetensors")}
-        shards = {f"{name}-sharded/{shard.file}" for shard in report.shards}
-        # ComfyUI looks for text encoders in this folder.
-        one = {"ComfyUI/models/text_encoders/model.safetensors"} if size == "single-file" else set()
-        assert files == shards | one and (down / f"{name}-sharded/config.json").is_file()
-    command = [sys.executable, "-c", RUN]
-    done = subprocess.run(command, input=json.dumps(codes), capture_output=True, text=True, env=env, cwd=tmp_path)
-    counts = [line for line in done.stdout.splitlines() if line.startswith("parameters ")]
-    assert len(counts) == len(codes), done.stderr[-2000:]
-    assert len(set(counts)) == 2  # one for each model
+@pytest.mark.filterwarnings("ignore")
+def test_every_snippet_loads_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = list[int]()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with hub_in_house(tmp_path / "hub") as hub:
+        resolve = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", resolve)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        for build, size in ((build_llama, "2MB"), (build_t5, "single-file")):
+            name = build.__name__
+            source = push(hub, build(tmp_path / name), f"alice/{name}")
+            report = shard(hub, source, f"alice/{name}-sharded", size)
+            snippets = loading_snippets(f"alice/{name}-sharded", report.source.architecture)
+            assert set(snippets) == {"transformers", "accelerate", "Colab cell"}
+            for code in snippets.values():
+                space: dict[str, Any] = {}
+                exec("\n".join(line for line in code.splitlines() if not line.startswith("!")), space)
+                counts.append(sum(each.numel() for each in space["model"].parameters()))
+            told = of(report, architecture="T5EncoderModel")
+            (commands,) = download_snippet(told, f"alice/{name}-sharded@main").values()
+            (down := tmp_path / f"{name}-down").mkdir()
+            monkeypatch.chdir(down)
+            for command in re.findall(r"^hf .*", commands, flags=re.M):
+                hf(command)
+            files = {path.relative_to(down).as_posix() for path in down.rglob("*.safetensors")}
+            shards = {f"{name}-sharded/{shard.file}" for shard in report.shards}
+            # ComfyUI looks for text encoders in this folder.
+            one = {"ComfyUI/models/text_encoders/model.safetensors"} if size == "single-file" else set()
+            assert files == shards | one and (down / f"{name}-sharded/config.json").is_file()
+    assert counts == [counts[0]] * 3 + [counts[3]] * 3 and counts[0] != counts[3]
 
 
 def test_no_command_is_given_that_only_its_maker_could_run() -> None:

@@ -47,9 +47,7 @@ def test_the_terms_of_a_private_source_are_said_also_where_the_hub_does_not_take
     assert card.count("The model.") == 1
 
 
-def test_metadata_that_a_hub_does_not_take_stands_in_the_text_and_the_job_ends_well(
-    hub: InHouse, tmp_path: Path
-) -> None:
+def test_metadata_that_a_hub_does_not_take_stands_in_the_text(hub: InHouse, tmp_path: Path) -> None:
     card = sharded(hub, tmp_path / "in", "made-up-by-me")
     assert "license" not in yaml.safe_load(card.split("---")[1])
     assert "license: made-up-by-me" in card and "The model." in card

@@ -1,25 +1,25 @@
-"""One Hub that has a small model, for tests that each write to a repo of their own."""
+"""One Hub that has a small model, for tests that each write to a repo of their own; and folders to write to."""
 
 import os
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
 
-from sharding.storage.hub import answers as hub_retry
 from tests.conftest import random_tensors, write_checkpoint
-from tests.hubs import push
-from tests.inhouse import InHouse, hub_in_house
-from tests.storage.steps import SOURCE
+from tests.hubs import hub, name, one_hub, push
+from tests.inhouse import InHouse
+from tests.storage.publications import write_source
 
-NUMBERS = count()
+__all__ = ["hub", "name", "one_hub"]
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="package", autouse=True)
+def quick_disk() -> Iterator[None]:
     """Nothing here rests on what is really on the disk."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -29,22 +29,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(folder, {"model.safetensors": random_tensors(3, 2000)}, index=False)
 
 
-@pytest.fixture(scope="session")
-def one_hub(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path_factory.mktemp("hub"), orgs={"acme": ("alice", "bob")}) as hub:
-        push(hub, folder, SOURCE)
-        yield hub
+@pytest.fixture
+def own(hub: InHouse, folder: Path, name: str) -> str:
+    """The same model in a repo that a test may change."""
+    push(hub, folder, f"{name}-own")
+    hub.log.clear()
+    return f"{name}-own"
 
 
 @pytest.fixture
-def hub(one_hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> InHouse:
-    """That Hub, which has heard no request yet; what fails is tried again at once."""
-    monkeypatch.setattr(hub_retry, "NETWORK_WAIT_SECONDS", 0.0001)
-    one_hub.log.clear()
-    return one_hub
+def source(tmp_path: Path) -> Path:
+    """A model of three tensors in a folder that a test may change."""
+    return write_source(tmp_path / "in")
 
 
 @pytest.fixture
-def name() -> str:
-    """A name that no repo has yet."""
-    return f"alice/made-{next(NUMBERS)}"
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"

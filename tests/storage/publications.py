@@ -2,15 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.formats.names import is_index
+from sharding.core.options import Options
+from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
+from sharding.formats.names import STAGING_FOLDER, is_index
+from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import TRIAL
+from sharding.storage.folder_writing import FolderSink
 from tests.conftest import listing, write_checkpoint
 from tests.folders import finish
 
@@ -39,6 +43,26 @@ def write_pipeline(folder: Path) -> Path:
         (folder / name / "config.json").write_text("{}")
     (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline", **named}))
     return folder
+
+
+def job_of(plan: str = "plan") -> StagedJob:
+    return StagedJob(plan, RepoRef("folder", "in", ""), Options())
+
+
+def written(sink: FolderSink, file: str, data: bytes = b"bytes", reads: tuple[BytesRead, ...] = ()) -> ShardRecord:
+    """A shard whose bytes are on the disk, and which nobody is told of yet."""
+    writer = sink.open_shard(file)
+    writer.write(data)
+    return ShardRecord(file, len(data), writer.finish(), {}, reads)
+
+
+def begun(folder: Path, files: Mapping[str, bytes], plan: str = "plan", **choices: bool) -> FolderDestination:
+    """A job in `folder` that has finished `files`."""
+    target = FolderDestination(folder, **choices)
+    target.prepare(job_of(plan), [], 0)
+    for file, data in files.items():
+        target.note(written(target, file, data))
+    return target
 
 
 class Place:
@@ -125,6 +149,11 @@ class Place:
         assert (self._made / "theirs.json").read_text() == "theirs"
         assert {path.name for path in self._made.iterdir()} <= {"theirs.json", "out"}
         assert all((self.out / path).read_bytes() == data for path, data in self.mine.items())
+
+
+def shown(out: Path) -> dict[str, bytes]:
+    """All files that are not in the folder of what is not published."""
+    return {path: data for path, data in listing(out).items() if not path.startswith(STAGING_FOLDER)}
 
 
 def shown_in(folder: Path) -> dict[str, bytes]:

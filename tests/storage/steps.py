@@ -1,7 +1,14 @@
-"""A job on a Hub step by step, as `job.shard` takes the steps, for tests that need no checkpoint."""
+"""A job on a Hub step by step, as `job.shard` takes the steps, for tests that need no checkpoint; and odd Hubs."""
 
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse
 
 from sharding import job
 from sharding.core.options import Options
@@ -12,10 +19,9 @@ from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.locate import find_destination
-from tests.hubs import TOKEN, branches, files_of
+from tests.hubs import SOURCE, TOKEN, branches, files_of
 from tests.inhouse import InHouse
 
-SOURCE = "alice/source"
 OF = RepoRef("hub", SOURCE, "0" * 40)
 
 
@@ -86,3 +92,59 @@ def publish(target: Destination, folder: Path, *records: ShardRecord, report: by
     folder.mkdir(exist_ok=True)
     written = {REPORT_NAME: report, "config.json": b"{}"}
     return target.publish({one.file: one for one in records}, [], open_folder(str(folder)), written).remark
+
+
+def change_answers(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    """Have the loopback Hub answer with something else."""
+
+    class Changed(JSONResponse):
+        def render(self, content: Any) -> bytes:
+            return super().render(change(content))
+
+    monkeypatch.setattr("sharding.localhub.web.JSONResponse", Changed)
+
+
+Answer = Callable[[socket.socket], None]
+
+
+@contextmanager
+def served_by_hand(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
+    """Answer every connection with `answer`; give the address, and what was asked."""
+    asked: list[bytes] = []
+    ended = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            asked.append(connection.recv(65536))
+            try:
+                while not ended.is_set():
+                    answer(connection)
+            except OSError:
+                pass
+
+    def listen() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=[connection], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def answering(body: bytes, *headers: str, status: str = "200 OK") -> Answer:
+    """The answer of a Hub that closes the connection after it."""
+
+    def answer(connection: socket.socket) -> None:
+        lines = (f"HTTP/1.1 {status}", *headers, "Connection: close", f"Content-Length: {len(body)}", "", "")
+        connection.sendall("\r\n".join(lines).encode() + body)
+        raise OSError
+
+    return answer

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import CommitOperationAdd
 
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.storage import folder_names
-from tests import hubs
 from tests.conftest import listing
 from tests.folders import finish
-from tests.localhub.conftest import Server
+from tests.hubs import shard
+from tests.inhouse import InHouse
 
 
 @pytest.fixture
@@ -38,36 +37,23 @@ def test_the_source_under_another_name_is_never_the_destination(checkpoint: Path
     assert listing(checkpoint) == before
 
 
-def test_a_folder_that_becomes_the_source_meanwhile_is_not_replaced(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
+def test_a_folder_that_becomes_the_source_stays(checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finish(job.shard(str(checkpoint), str(out), "20kB"))
     before = listing(out)
     work = job.shard(str(checkpoint), str(out), "1GB")
     next(work)
-    monkeypatch.setattr(folder_names, "_are_one", lambda first, second: {first, second} == {out, checkpoint})
+    monkeypatch.setattr(folder_names, "lies_in", lambda inner, outer: {inner, outer} == {out, checkpoint})
     with pytest.raises(DestinationError, match="inside the source"):
         list(work)
     assert {name: data for name, data in listing(out).items() if name in before} == before
 
 
-@pytest.fixture(scope="module")
-def hub(served: Any) -> Iterator[Server]:
-    yield served("--user", "alice")
-
-
-def test_a_name_that_the_disk_does_not_take_leaves_an_earlier_copy_whole(
-    hub: Server, checkpoint: Path, tmp_path: Path
-) -> None:
-    hubs.push(hub, checkpoint, "alice/names")
-    out, at = tmp_path / "out", {"endpoint": hub.address, "token": hubs.TOKEN}
-    finish(job.shard("alice/names", str(out), "20kB", **at))
-    before, name = listing(out), "n" * 303
-    added = [CommitOperationAdd(f"{name}.txt", b"x")]
-    hub.api().create_commit("alice/names", added, commit_message="A long name")
-    with pytest.raises(DestinationError, match=name[:300]):
-        finish(job.shard("alice/names", str(out), "1GB", **at))
+def test_a_name_that_the_disk_does_not_take_leaves_an_earlier_copy_whole(hub: InHouse, own: str, out: Path) -> None:
+    shard(hub, own, str(out), "9kB")
+    before = listing(out)
+    hub.put(own, f"{'n' * 303}.txt")
+    with pytest.raises(DestinationError, match="n" * 300):
+        shard(hub, own, str(out), "1GB")
     assert listing(out) == before
 
 
@@ -89,8 +75,7 @@ def test_names_that_are_one_on_this_disk_are_refused_before_anything_is_written(
     assert listing(tmp_path / "out") == {}
 
 
-def test_a_file_in_the_place_of_a_folder_is_known_before_an_earlier_copy_goes(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_file_in_the_place_of_a_folder_is_known_before_an_earlier_copy_goes(checkpoint: Path, out: Path) -> None:
     finish(job.shard(str(checkpoint), str(out), "20kB"))
     (out / "notes").write_text("mine")
     before = listing(out)

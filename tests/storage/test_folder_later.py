@@ -11,29 +11,26 @@ from sharding import job
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options
 from sharding.core.protocols import LentDestination
-from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import BytesRead, RepoRef, ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_writing import part_path, record_path
 from tests.conftest import listing
 from tests.folders import staged
-from tests.storage.publications import write_source
+from tests.storage.publications import begun, job_of, written
 from tests.storage.recorder import recorded
 
 FILE = "model-00001-of-00002.safetensors"
-JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
+JOB = job_of()
 FILES = {FILE: b"one", "unet/model.safetensors": b"two", "last.safetensors": b"three"}
 
 
 def finished(folder: Path, *, reads: tuple[BytesRead, ...] = ()) -> dict[str, ShardRecord]:
     """Have a job finish `FILES` in `folder`; return their records."""
-    target, records = FolderDestination(folder), {}
-    target.prepare(JOB, [], 0)
-    for file, data in FILES.items():
-        writer = target.open_shard(file)
-        writer.write(data)
-        records[file] = ShardRecord(file, len(data), writer.finish(), {}, reads)
-        target.note(records[file])
+    target = begun(folder, {})
+    records = {file: written(target, file, data, reads) for file, data in FILES.items()}
+    for record in records.values():
+        target.note(record)
     target.close()
     return records
 
@@ -41,25 +38,22 @@ def finished(folder: Path, *, reads: tuple[BytesRead, ...] = ()) -> dict[str, Sh
 @pytest.mark.parametrize("change", [lambda part: part.write_bytes(b"tw"), lambda part: part.write_bytes(b"two!"),
                                     Path.unlink, lambda part: (part.unlink(), part.mkdir())])  # fmt: skip
 @pytest.mark.parametrize("noted", [False, True])
-def test_done_are_the_shards_that_lie_there_in_their_full_size(
-    tmp_path: Path, change: Callable[[Path], object], noted: bool
-) -> None:
+def test_done_are_the_shards_that_are_there_in_full(out: Path, change: Callable[[Path], object], noted: bool) -> None:
     reads = (BytesRead("in", 0, 9, "a" * 64),) if noted else ()
-    records = finished(tmp_path / "out", reads=reads)
-    assert FolderDestination(tmp_path / "out").done("plan") == records
-    assert FolderDestination(tmp_path / "out").done("pla") == {}
-    assert FolderDestination(tmp_path / "out", restart=True).done("plan") == {}
-    published = tmp_path / "out" / "last.safetensors"
-    part_path(tmp_path / "out", "last.safetensors").rename(published)  # as publishing does, until it is killed
-    assert FolderDestination(tmp_path / "out").done("plan") == records
-    change(part_path(tmp_path / "out", "unet/model.safetensors"))
+    records = finished(out, reads=reads)
+    assert FolderDestination(out).done("plan") == records
+    assert FolderDestination(out).done("pla") == {}
+    assert FolderDestination(out, restart=True).done("plan") == {}
+    published = out / "last.safetensors"
+    part_path(out, "last.safetensors").rename(published)  # as publishing does, until it is killed
+    assert FolderDestination(out).done("plan") == records
+    change(part_path(out, "unet/model.safetensors"))
     del records["unet/model.safetensors"]
     # Where it says what was read, the others may be made of that too.
-    assert FolderDestination(tmp_path / "out").done("plan") == ({} if noted else records)
+    assert FolderDestination(out).done("plan") == ({} if noted else records)
 
 
-def test_preparing_keeps_what_is_to_be_kept_and_removes_all_else_of_another_plan(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_preparing_keeps_what_is_to_be_kept_and_removes_all_else_of_another_plan(out: Path) -> None:
     records = finished(out)
     names = {file: part_path(out, file).name for file in FILES}
     (staged(out) / "sharding_file0.part").write_bytes(b"beside")
@@ -78,8 +72,7 @@ def test_preparing_keeps_what_is_to_be_kept_and_removes_all_else_of_another_plan
         assert set(FolderDestination(out).done(job_now.plan_id)) == set(kept)
 
 
-def test_a_kept_shard_has_the_record_that_says_all_that_was_read(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_kept_shard_has_the_record_that_says_all_that_was_read(out: Path) -> None:
     records = finished(out, reads=(BytesRead("in", 0, 9, "a" * 64),))
     before = listing(out)
     # As where a shard goes of which others may be made: one that is kept takes over what it says of the source.
@@ -94,20 +87,18 @@ def test_a_kept_shard_has_the_record_that_says_all_that_was_read(tmp_path: Path)
         assert target.disk_bytes_written == (len(listing(out)[changed[0]]) if is_new else 0)
 
 
-def test_where_a_record_is_damaged_no_shard_is_done(tmp_path: Path) -> None:
-    finished(tmp_path / "out")
-    place = record_path(tmp_path / "out", FILE, "plan")
+def test_where_a_record_is_damaged_no_shard_is_done(out: Path) -> None:
+    finished(out)
+    place = record_path(out, FILE, "plan")
     place.write_bytes(place.read_bytes()[:-1])
-    assert FolderDestination(tmp_path / "out").done("plan") == {}
+    assert FolderDestination(out).done("plan") == {}
 
 
 @pytest.mark.parametrize("end", ["restarted", "discarded"])
 @pytest.mark.parametrize("noted", [False, True])
-def test_a_kill_while_shards_go_leaves_none_that_may_be_made_of_what_went(
-    tmp_path: Path, end: str, noted: bool
-) -> None:
+def test_a_kill_while_shards_go_leaves_none_that_may_be_made_of_what_went(out: Path, end: str, noted: bool) -> None:
     def go() -> None:
-        target = FolderDestination(tmp_path / "out")
+        target = FolderDestination(out)
         if end == "restarted":
             target.prepare(JOB, [], 0)
         else:
@@ -115,8 +106,8 @@ def test_a_kill_while_shards_go_leaves_none_that_may_be_made_of_what_went(
         target.close()
 
     def begin() -> dict[str, ShardRecord]:
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        return finished(tmp_path / "out", reads=(BytesRead("in", 0, 9, "a" * 64),) if noted else ())
+        shutil.rmtree(out, ignore_errors=True)
+        return finished(out, reads=(BytesRead("in", 0, 9, "a" * 64),) if noted else ())
 
     begin()
     with recorded() as recorder:
@@ -127,13 +118,12 @@ def test_a_kill_while_shards_go_leaves_none_that_may_be_made_of_what_went(
         records = begin()
         with recorded(dies_at=number):
             go()
-        done = FolderDestination(tmp_path / "out").done("plan")
+        done = FolderDestination(out).done("plan")
         assert done.items() <= records.items()
         assert not noted or done in (records, {})
 
 
-def test_a_folder_says_which_job_is_unfinished_in_it_until_it_is_published_or_discarded(tmp_path: Path) -> None:
-    source, out = write_source(tmp_path / "in"), tmp_path / "out"
+def test_a_folder_says_which_job_is_unfinished_in_it_until_it_is_shown_or_discarded(source: Path, out: Path) -> None:
     options = Options("200B", order="natural")
     for end in ("published", "discarded"):
         events = job.shard(str(source), str(out), options)
@@ -148,7 +138,7 @@ def test_a_folder_says_which_job_is_unfinished_in_it_until_it_is_published_or_di
         else:
             list(events)
         assert job.find_unfinished(str(out)) is None and not staged(out).exists()
-    finished(tmp_path / "cut")
-    journal = staged(tmp_path / "cut") / "sharding_journal.part"
+    finished(out)
+    journal = staged(out) / "sharding_journal.part"
     journal.write_bytes(journal.read_bytes()[5:])
-    assert job.find_unfinished(str(tmp_path / "cut")) is None
+    assert job.find_unfinished(str(out)) is None

@@ -9,8 +9,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import ShardFinished, Verified
-from sharding.core.options import Options
-from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.core.values import ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
 from sharding.storage.folder_destination import FolderDestination
@@ -19,48 +18,13 @@ from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME
 from tests.conftest import listing
 from tests.fleet.hands import Hands, led
 from tests.folders import finish, staged
-from tests.storage.publications import write_source
+from tests.storage.publications import begun, job_of, shown
 
 __all__ = ["led"]
 
 INDEX = "model.safetensors.index.json"
 ANOTHER = "elsewhere 17 1.0 abc"
 """What another machine writes into a lease."""
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "in")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-def job_of(plan: str) -> StagedJob:
-    return StagedJob(plan, RepoRef("folder", "in", ""), Options())
-
-
-def record(file: str, data: bytes) -> ShardRecord:
-    return ShardRecord(file, len(data), "0" * 64, {})
-
-
-def begun(folder: Path, plan: str, files: dict[str, bytes], **choices: bool) -> FolderDestination:
-    """A job in `folder` that has finished `files`."""
-    target = FolderDestination(folder, **choices)
-    target.prepare(job_of(plan), [], 0)
-    for file, data in files.items():
-        writer = target.open_shard(file)
-        writer.write(data)
-        writer.finish()
-        target.note(record(file, data))
-    return target
-
-
-def shown(out: Path) -> dict[str, bytes]:
-    """All files that are not in the folder of what is not published."""
-    return {path: data for path, data in listing(out).items() if not path.startswith(STAGING_FOLDER)}
 
 
 def until(events: Iterator[Event], kind: type[Event]) -> None:
@@ -129,32 +93,17 @@ def test_a_file_beside_the_weights_that_cannot_be_read_leaves_the_earlier_result
 
 @pytest.mark.parametrize("deed", ["publish", "note"])
 def test_a_job_that_has_lost_its_folder_writes_nothing_more_there(out: Path, deed: str) -> None:
-    target = begun(out, "plan", {"model.safetensors": b"one"}, is_shared=True)
-    lease = staged(out) / LEASE_NAME
-    lease.write_text(ANOTHER)
+    target = begun(out, {"model.safetensors": b"one"}, is_shared=True)
+    (staged(out) / LEASE_NAME).write_text(ANOTHER)
     (staged(out) / "other.safetensors.part").write_bytes(b"of the other")
     before = listing(out)
     with pytest.raises(DestinationError, match="another job has taken it over"):
         if deed == "publish":
-            records = {"model.safetensors": record("model.safetensors", b"one")}
+            records = {"model.safetensors": ShardRecord("model.safetensors", 3, "0" * 64, {})}
             target.publish(records, [], FolderSource("in", {}), {"config.json": b"{}"})
         else:
-            target.note(record("second.safetensors", b"two"))
+            target.note(ShardRecord("second.safetensors", 3, "0" * 64, {}))
     target.close()
-    assert listing(out) == before
-
-
-def test_a_job_of_many_machines_that_loses_its_folder_publishes_nothing(
-    source: Path, out: Path, led: Callable[[Hands], Hands]
-) -> None:
-    led(Hands())
-    finish(job.shard(str(source), str(out), "400B"))
-    events = job.shard(str(source), str(out), "200B", workers="ray")
-    until(events, Verified)
-    (staged(out) / LEASE_NAME).write_text(ANOTHER)
-    before = listing(out)
-    with pytest.raises(DestinationError, match="another job has taken it over"):
-        finish(events)
     assert listing(out) == before
 
 
@@ -190,26 +139,22 @@ def test_a_job_that_loses_its_folder_before_it_has_finished_a_shard_leaves_it_to
         ("", set()),
     ],
 )
-def test_a_discard_removes_the_folders_of_its_job_but_none_that_somebody_uses(
-    tmp_path: Path, kept: str, folders: set[str]
-) -> None:
+def test_a_discard_removes_its_jobs_folders_but_none_in_use(tmp_path: Path, kept: str, folders: set[str]) -> None:
     (tmp_path / "theirs").mkdir()
-    target = begun(tmp_path / "new/a/out", "plan", {"model.safetensors": b"one"})
+    target = begun(tmp_path / "new/a/out", {"model.safetensors": b"one"})
     target.open_shard("second.safetensors").write(b"half")
     if kept:
         (tmp_path / "new" / kept).write_bytes(b"mine")
     assert target.discard().found
     target.close()
-    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_dir()} == {
-        "theirs",
-        *folders,
-    }
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_dir()}
+    assert left == {"theirs", *folders}
     assert listing(tmp_path) == ({f"new/{kept}": b"mine"} if kept else {})
 
 
 def test_a_discard_leaves_a_folder_that_was_there_before_the_job(tmp_path: Path) -> None:
     (tmp_path / "new/out").mkdir(parents=True)
-    target = begun(tmp_path / "new/out", "plan", {})
+    target = begun(tmp_path / "new/out", {})
     assert target.discard().found
     target.close()
     assert list(tmp_path.rglob("*")) == [tmp_path / "new", tmp_path / "new/out"]
@@ -226,7 +171,7 @@ def test_a_job_that_is_refused_as_it_begins_leaves_what_an_earlier_one_has_finis
     out: Path, plan: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {f"model-{n}-of-2.safetensors": bytes([n]) * 9 for n in (1, 2)}
-    first = begun(out, "plan", files)
+    first = begun(out, files)
     if why == "lock":
         first.open_shard("third.safetensors").write(b"half")
     else:
@@ -235,7 +180,7 @@ def test_a_job_that_is_refused_as_it_begins_leaves_what_an_earlier_one_has_finis
         (out / "config.json").write_text("mine")
     before = listing(out)
     beside = {"names": ["config.json"], "clash": ["Model-1-of-2.safetensors"]}.get(why, [])
-    second = FolderDestination(out)
+    second = FolderDestination(out, overwrite=why == "lock", restart=plan == "another")
     kept = second.done(plan)
     assert set(kept) == (set(files) if plan == "plan" else set())
     with pytest.raises(DestinationError):
@@ -253,7 +198,7 @@ def test_a_job_that_is_refused_as_it_begins_leaves_what_an_earlier_one_has_finis
 
 
 def test_closing_removes_what_is_not_finished_and_nothing_else(out: Path) -> None:
-    target = begun(out, "plan", {"a.safetensors": b"one", "unet/b.safetensors": b"two"})
+    target = begun(out, {"a.safetensors": b"one", "unet/b.safetensors": b"two"})
     target.open_shard("c.safetensors").write(b"half")
     (staged(out) / "sharding_file0.part").write_bytes(b"beside")
     (out / "mine.safetensors.part").write_bytes(b"mine")
@@ -265,19 +210,3 @@ def test_closing_removes_what_is_not_finished_and_nothing_else(out: Path) -> Non
     assert set(again.done("plan")) == {"a.safetensors", "unet/b.safetensors"}
     again.close()
     assert set(listing(out)) == {*left, "mine.safetensors.part"}
-
-
-def test_a_job_that_may_not_write_removes_nothing_of_the_one_that_does(out: Path) -> None:
-    first = begun(out, "plan", {"a.safetensors": b"one"})
-    first.open_shard("b.safetensors").write(b"half")
-    before = listing(out)
-    for plan in ("plan", "another"):
-        second = FolderDestination(out, overwrite=True, restart=True)
-        with pytest.raises(DestinationError, match="Another job is writing"):
-            second.prepare(job_of(plan), [], 0)
-        second.close()
-        assert listing(out) == before
-    first.close()
-    third = begun(out, "another", {})
-    third.close()
-    assert set(listing(out)) == {f"{STAGING_FOLDER}/{JOURNAL_NAME}"}

@@ -8,24 +8,8 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Verified
 from sharding.formats.names import STAGING_FOLDER
-from tests.conftest import listing
 from tests.folders import finish
-from tests.storage.publications import stable, write_pipeline, write_source
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "in")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-def shown(out: Path) -> dict[str, bytes]:
-    """All files that are not in the folder of what is not published."""
-    return {path: data for path, data in listing(out).items() if not path.startswith(STAGING_FOLDER)}
+from tests.storage.publications import shown, stable, write_pipeline
 
 
 def run(source: Path, out: Path, moment: str, put: Path, *, as_folder: bool = False, overwrite: bool = False) -> None:
@@ -88,9 +72,7 @@ def test_what_nothing_loads_instead_stays_beside_a_pipeline(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors", "sub/tokenizer.json"])
 @pytest.mark.parametrize("moment", ["before", "meanwhile"])
-def test_a_folder_of_the_name_of_a_file_is_not_replaced_even_by_who_overwrites(
-    source: Path, out: Path, name: str, moment: str
-) -> None:
+def test_a_folder_named_like_a_file_stays_whoever_overwrites(source: Path, out: Path, name: str, moment: str) -> None:
     finish(job.shard(str(source), str(out), "1GB"))
     if (out / name).exists():
         (out / name).unlink()

@@ -15,14 +15,14 @@ from sharding import job
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import ShardFinished
 from sharding.core.limits import DISK_FLOOR_BYTES
-from sharding.core.options import Options, Request
-from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.core.options import Request
+from sharding.core.values import RepoRef
 from sharding.formats.names import REPORT_NAME, STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
 from sharding.storage.folder_destination import FolderDestination
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import finish, staged
-from tests.storage.publications import stable, write_pipeline, write_source
+from tests.storage.publications import begun, job_of, stable, write_pipeline, write_source
 from tests.storage.recorder import Step, recorded
 
 INDEX = "model.safetensors.index.json"
@@ -33,16 +33,6 @@ MODELS = [
     RepoRef("folder", "one", ""),
     RepoRef("folder", "alice/one", ""),
 ]
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "in")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 # --- Whose copy -----------------------------------------------------------------------------------------------
@@ -115,14 +105,12 @@ def test_a_copy_that_overwrites_leaves_nothing_that_would_be_loaded_instead(tmp_
     source = write_pipeline(tmp_path / "in") if pipeline else write_source(tmp_path / "in")
     finish(job.shard(str(source), str(tmp_path / "plain"), "500B"))
     out = write_checkpoint(tmp_path / "out", {f"model-0000{n}-of-00002.safetensors": random_tensors(n) for n in (1, 2)})
-    goes = [
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-        "model.fp16.safetensors",
-        "modules.json",
-        "tf_model.h5",
-    ]
-    goes += ["model_index.json", "unet/old.safetensors", "unet/old.bin"] if pipeline else []
+    goes = ["pytorch_model.bin", "pytorch_model.bin.index.json", "model.fp16.safetensors", "tf_model.h5"]
+    goes += ["modules.json", "model_index.json"]
+    indexes = ("safetensors.index.json", "safetensors.index.fp16.json")
+    in_components = [f"unet/diffusion_pytorch_model.{index}" for index in indexes]
+    in_components += ["unet/old.safetensors", "unet/old.bin", "text_encoder/model.safetensors.index.json"]
+    goes += in_components if pipeline else []
     stays = {"thesis.txt": b"x", "deep/down/model.safetensors": b"y", "unet/notes.txt": b"z"}
     stays |= {} if pipeline else {"unet/old.safetensors": b"w"}
     for path, data in [*((path, b"old") for path in goes), *stays.items()]:
@@ -183,9 +171,7 @@ def write_two_entrances(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [write_adapter_beside, write_two_entrances])
-def test_a_discard_removes_what_is_put_down_while_not_all_that_shows_it_is_there(
-    tmp_path: Path, write: Callable[[Path], Path]
-) -> None:
+def test_a_discard_removes_a_result_that_is_not_shown_yet(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     source, out = write(tmp_path / "in"), tmp_path / "out"
     with recorded() as recorder:
         finish(job.shard(str(source), str(out), "1GB"))
@@ -200,9 +186,7 @@ def test_a_discard_removes_what_is_put_down_while_not_all_that_shows_it_is_there
 
 
 @pytest.mark.parametrize("write", [write_source, write_adapter_beside, write_two_entrances])
-def test_a_discard_leaves_a_result_of_which_all_that_shows_it_is_there(
-    tmp_path: Path, write: Callable[[Path], Path]
-) -> None:
+def test_a_discard_leaves_a_result_if_all_that_shows_it_is_there(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     source, out = write(tmp_path / "in"), tmp_path / "out"
     with recorded() as recorder:
         finish(job.shard(str(source), str(out), "1GB"))
@@ -221,20 +205,14 @@ def test_a_discard_leaves_a_result_of_which_all_that_shows_it_is_there(
 
 
 @pytest.mark.parametrize("plan", ["plan", "another"])
-def test_only_what_goes_counts_as_room_and_the_last_byte_decides(
-    tmp_path: Path, plan: str, monkeypatch: pytest.MonkeyPatch
+def test_only_what_goes_counts_as_room_and_a_byte_decides(
+    out: Path, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, sizes = tmp_path / "out", {"a.safetensors": 3000, "b.safetensors": 500}
-    target = FolderDestination(out)
-    target.prepare(StagedJob("plan", MODELS[0], Options()), [], 0)
-    for file, size in sizes.items():
-        writer = target.open_shard(file)
-        writer.write(b"x" * size)
-        target.note(ShardRecord(file, size, writer.finish(), {}))
-    target.close()
+    sizes = {"a.safetensors": 3000, "b.safetensors": 500}
+    begun(out, {file: b"x" * size for file, size in sizes.items()}).close()
     (staged(out) / "sharding_file0.part").write_bytes(b"y" * 40)  # a file beside them, which is written anew
     before = listing(out)
-    usage = shutil.disk_usage(tmp_path)
+    usage = shutil.disk_usage(out)
     records = sum(path.stat().st_size for path in staged(out).glob("*.record.part"))
     goes = 40 + (sum(sizes.values()) + records if plan == "another" else 0)
     for free, is_enough in ((DISK_FLOOR_BYTES + 10_000 - goes - 1, False), (DISK_FLOOR_BYTES + 10_000 - goes, True)):
@@ -243,7 +221,7 @@ def test_only_what_goes_counts_as_room_and_the_last_byte_decides(
         kept = again.done(plan)
         assert len(kept) == (2 if plan == "plan" else 0)
         with nullcontext() if is_enough else pytest.raises(DestinationError, match="The result needs 10.0 kB"):
-            again.prepare(StagedJob(plan, MODELS[0], Options()), kept.values(), 10_000)
+            again.prepare(job_of(plan), kept.values(), 10_000)
         again.close()
         if not is_enough:
             assert listing(out) == before

@@ -6,46 +6,26 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.options import Options
-from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_writing import FolderSink
 from tests.conftest import listing
 from tests.folders import staged
+from tests.storage.publications import begun, written
 
 PLAN = "a" * 64
 FILE = "unet/model.safetensors"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(out: Path) -> Path:
     """A folder with a job in it."""
-    target = FolderDestination(tmp_path / "out", is_shared=True)
-    target.prepare(StagedJob(PLAN, RepoRef("folder", "in", ""), Options()), [], 0)
-    target.close()  # the journal stays
-    return tmp_path / "out"
-
-
-def written(sink: FolderSink, data: bytes = b"bytes") -> ShardRecord:
-    writer = sink.open_shard(FILE)
-    writer.write(data)
-    return ShardRecord(FILE, len(data), writer.finish(), {})
-
-
-def test_a_shard_of_a_long_name_has_a_part_that_the_disk_takes(folder: Path) -> None:
-    file = f"{'图' * 30}/{'模' * 40}.safetensors"
-    sink = FolderSink(folder, PLAN)
-    writer = sink.open_shard(file)
-    writer.write(b"bytes")
-    record = ShardRecord(file, 5, writer.finish(), {})
-    sink.note(record)
-    sink.close()
-    assert FolderDestination(folder).done(PLAN) == {file: record}
+    begun(out, {}, PLAN, is_shared=True).close()  # the journal stays
+    return out
 
 
 def test_two_attempts_at_a_shard_leave_it_once(folder: Path) -> None:
     one, other = FolderSink(folder, PLAN), FolderSink(folder, PLAN)
-    records = written(one), written(other)
+    records = written(one, FILE), written(other, FILE)
     assert one.finished(FILE) is None, "without a name nothing is finished"
     one.note(records[0])
     (part,) = staged(folder).glob("unet%2Fmodel.safetensors.part")
@@ -59,20 +39,9 @@ def test_two_attempts_at_a_shard_leave_it_once(folder: Path) -> None:
     assert left == {part.name, f"unet%2Fmodel.safetensors.{PLAN[:16]}.record.part"}
 
 
-def test_the_next_run_knows_what_was_not_noted_yet_where_the_job_is_led(folder: Path) -> None:
-    sink = FolderSink(folder, PLAN)
-    record = written(sink)
-    sink.note(record)
-    sink.close()
-    assert FolderDestination(folder).done(PLAN) == {FILE: record}
-    assert FolderDestination(folder).done("b" * 64) == {}
-    assert FolderDestination(folder, restart=True).done(PLAN) == {}
-
-
 def test_who_leads_puts_down_a_record_that_does_not_show_yet_and_no_second_one(folder: Path) -> None:
-    leader, sink = FolderDestination(folder, is_shared=True), FolderSink(folder, PLAN)
-    leader.prepare(StagedJob(PLAN, RepoRef("folder", "in", ""), Options()), [], 0)
-    sink.note(record := written(sink))
+    leader, sink = begun(folder, {}, PLAN, is_shared=True), FolderSink(folder, PLAN)
+    sink.note(record := written(sink, FILE))
     (place,) = staged(folder).glob("*.record.part")
     there = place.stat().st_ino
     leader.note(record)
@@ -93,7 +62,7 @@ def test_what_is_not_finished_goes_and_so_does_all_with_the_job(folder: Path) ->
     sink.close()
     assert not list(staged(folder).glob("unet*"))
     killed = FolderSink(folder, PLAN)
-    killed.note(written(killed))
+    killed.note(written(killed, FILE))
     killed.open_shard(FILE)
     job.discard(str(folder))
     assert not folder.exists() or not list(folder.iterdir())
@@ -102,7 +71,7 @@ def test_what_is_not_finished_goes_and_so_does_all_with_the_job(folder: Path) ->
 
 def test_an_attempt_that_comes_after_the_job_leaves_nothing(folder: Path) -> None:
     late = FolderSink(folder, PLAN)
-    record = written(late)
+    record = written(late, FILE)
     (staged(folder) / "sharding_journal.part").unlink()
     with pytest.raises(DestinationError):
         late.note(record)
@@ -110,17 +79,14 @@ def test_an_attempt_that_comes_after_the_job_leaves_nothing(folder: Path) -> Non
     assert not list(staged(folder).glob("unet*"))
 
 
-def journal_of(folder: Path, plan: str) -> None:
-    """Have the job in `folder` be of another plan."""
-    path = staged(folder) / "sharding_journal.part"
-    path.write_text(path.read_text().replace(PLAN, plan))
-
-
 def test_an_attempt_at_a_job_that_was_replaced_leaves_the_other_alone(folder: Path) -> None:
-    late = FolderSink(folder, PLAN)
-    record = written(late)
-    journal_of(folder, "b" * 64)
-    before = {path: data for path, data in listing(folder).items() if "unet" not in path}
+    early, late = FolderSink(folder, PLAN), FolderSink(folder, PLAN)
+    early.note(written(early, FILE))
+    early.close()
+    journal, other = staged(folder) / "sharding_journal.part", FolderSink(folder, "b" * 64)
+    journal.write_text(journal.read_text().replace(PLAN, "b" * 64))
+    assert other.finished(FILE) is None, "a record of another plan is none"
+    before, record = listing(folder), written(late, FILE)
     with pytest.raises(DestinationError, match="does not hold the job of this worker"):
         late.note(record)
     late.close()
@@ -130,11 +96,9 @@ def test_an_attempt_at_a_job_that_was_replaced_leaves_the_other_alone(folder: Pa
 
 
 @pytest.mark.parametrize("size", [0, 4, 6, None])
-def test_a_record_counts_where_its_whole_shard_is_there_and_else_it_is_written_again(
-    folder: Path, size: int | None
-) -> None:
+def test_a_record_counts_where_its_whole_shard_is_there_and_else_is_made_again(folder: Path, size: int | None) -> None:
     one = FolderSink(folder, PLAN)
-    one.note(record := written(one))
+    one.note(record := written(one, FILE))
     one.close()
     other = FolderSink(folder, PLAN)
     assert other.finished(FILE) == record and other.finished("unet/other.safetensors") is None
@@ -144,24 +108,16 @@ def test_a_record_counts_where_its_whole_shard_is_there_and_else_it_is_written_a
     else:
         part.write_bytes(b"bytes!"[:size])
     assert other.finished(FILE) is None
-    other.note(written(other))
+    other.note(written(other, FILE))
     assert other.finished(FILE) == record and part.read_bytes() == b"bytes"
     other.close()
-
-
-def test_a_record_of_another_plan_is_none(folder: Path) -> None:
-    sink = FolderSink(folder, PLAN)
-    sink.note(written(sink))
-    sink.close()
-    journal_of(folder, "b" * 64)
-    assert FolderSink(folder, "b" * 64).finished(FILE) is None
 
 
 def test_an_attempt_that_lets_go_leaves_the_others_at_work(folder: Path) -> None:
     one, other = FolderSink(folder, PLAN), FolderSink(folder, PLAN)
     for sink in (one, other):
         sink.open_shard("unet/half.safetensors").write(b"half")
-    record = written(other)
+    record = written(other, FILE)
     assert len(list(staged(folder).glob("unet*"))) == 3, "each has a name of its own"
     one.close()
     assert len(list(staged(folder).glob("unet*"))) == 2

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
 from sharding.fleet.worker import open_lent
 from sharding.formats.names import STAGING_FOLDER
@@ -19,52 +18,26 @@ from sharding.storage.folder_source import FolderSource, is_steady
 from sharding.storage.folder_source import open_folder as open_source
 from tests.folders import in_cache
 from tests.promises import promise
-from tests.storage.publications import write_pipeline
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_folder_with_weights_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="does not exist"):
         open_source(str(tmp_path / "nowhere"))
-
-
-@pytest.mark.parametrize("text", ["", " ", "x" * 5000, "~nobody-of-this-name/x", "a\0b", "a\ud800"])
-def test_a_path_that_can_be_none_is_refused(text: str) -> None:
-    with pytest.raises(SourceError):
-        open_source(text)
-
-
-def test_a_file_in_place_of_a_folder_is_refused(checkpoint: Path) -> None:
     with pytest.raises(SourceError, match="is a file"):
         open_source(str(checkpoint / ONE))
-
-
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no weights"):
-        inspect(str(tmp_path))
-
-
-@promise("docs/formats.md#a-source-that-changes")
-def test_a_file_that_changes_while_it_is_read_is_noticed(checkpoint: Path) -> None:
-    source = open_source(str(checkpoint))
-    read_checkpoint(source)
-    os.utime(checkpoint / ONE, (1, 1))
-    with pytest.raises(SourceError, match="changed while"):
-        list(source.read(ONE, 0, 8))
+        inspect(str(tmp_path / "empty"))
+    for text in ("", " ", "x" * 5000, "~nobody-of-this-name/x", "a\0b", "a\ud800"):
+        with pytest.raises(SourceError):
+            open_source(text)
 
 
 def test_the_links_of_the_hub_cache_are_followed(checkpoint: Path, tmp_path: Path) -> None:
     snapshot = in_cache(checkpoint, tmp_path / "cache")
     assert inspect(str(snapshot)).total_bytes == inspect(str(checkpoint)).total_bytes
-
-
-def test_a_component_that_is_a_link_to_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    pipeline = write_pipeline(tmp_path / "pipeline")
-    (pipeline / "unet").rename(tmp_path / "shared")
-    (pipeline / "unet").symlink_to(tmp_path / "shared")
-    with pytest.raises(SourceError, match="unet/ is a link to a folder"):
-        inspect(str(pipeline))
 
 
 # --- The state that it is pinned to -----------------------------------------------------------------------------
@@ -162,6 +135,7 @@ def test_a_revision_reads_headers_and_no_weights(weights: Path) -> None:
     assert read_bytes() - before < 2_000_000
 
 
+@promise("docs/formats.md#a-source-that-changes")
 @pytest.mark.parametrize("change", [longer, another_time, put_anew])
 @pytest.mark.parametrize("name", [TWO, "config.json"])
 @pytest.mark.parametrize("steady", [True, False])
@@ -182,22 +156,14 @@ def test_a_file_that_is_another_by_now_is_not_read(
     assert list(source.read(ONE, 0, 8)), "the others are what they were"
 
 
-@pytest.mark.parametrize("change", [longer, another_time, None])
+@pytest.mark.parametrize("change", [longer, another_time])
 @pytest.mark.parametrize("name", [ONE, TWO, "config.json"])
-def test_a_lent_file_is_read_only_where_the_same_is(
-    checkpoint: Path, name: str, change: Callable[[Path], None] | None
-) -> None:
+def test_a_lent_file_is_read_where_the_same_is(checkpoint: Path, name: str, change: Callable[[Path], None]) -> None:
     lent = open_source(str(checkpoint)).lend([ONE, TWO, "config.json"])
     for one in lent.files:
         stat = (checkpoint / one.file).stat()
-        assert (one.place, one.bytes, one.modified_ns) == (
-            str(checkpoint / one.file),
-            stat.st_size,
-            stat.st_mtime_ns,
-        )
-    if change is None:
-        assert b"".join(open_lent(lent).read(name, 3, 9)) == (checkpoint / name).read_bytes()[3:9]
-        return
+        assert (one.place, one.bytes, one.modified_ns) == (str(checkpoint / one.file), stat.st_size, stat.st_mtime_ns)
+    assert b"".join(open_lent(lent).read(name, 3, 9)) == (checkpoint / name).read_bytes()[3:9]
     change(checkpoint / name)
     with pytest.raises(SourceError, match=f"{name} changed while"):
         open_lent(lent)
@@ -208,15 +174,8 @@ def test_any_range_is_read_exactly_and_in_bounded_chunks(checkpoint: Path, monke
     source = open_source(str(checkpoint))
     data = (checkpoint / TWO).read_bytes()
     requests, size = 0, 0
-    for start, end in (
-        (0, len(data)),
-        (0, 1000),
-        (1, 1001),
-        (5, 1006),
-        (2500, 4501),
-        (7, 7),
-        (len(data) - 1, len(data)),
-    ):
+    length = len(data)
+    for start, end in ((0, length), (0, 1000), (1, 1001), (5, 1006), (2500, 4501), (7, 7), (length - 1, length)):
         chunks = list(source.read(TWO, start, end))
         assert b"".join(chunks) == data[start:end] and all(0 < len(chunk) <= 1000 for chunk in chunks)
         assert len(chunks) == -(-(end - start) // 1000)
@@ -272,9 +231,7 @@ def test_the_file_system_that_a_folder_is_on_says_whether_inodes_last(
 
 @pytest.mark.parametrize("place", ["elsewhere", "inside"])
 @pytest.mark.parametrize("link", ["parts", "parts/2_Dense"])
-def test_a_link_to_a_folder_above_a_module_is_refused_and_one_beside_it_is_not(
-    checkpoint: Path, tmp_path: Path, link: str, place: str
-) -> None:
+def test_a_link_to_a_folder_above_a_module_is_refused(checkpoint: Path, tmp_path: Path, link: str, place: str) -> None:
     module = checkpoint / "parts/2_Dense"
     module.mkdir(parents=True)
     save_file({"w": np.ones(3, np.float32)}, module / "model.safetensors")

@@ -13,18 +13,16 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.options import Options
-from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_writing import explained, part_path, sync_folders, write_synced, write_whole
+from sharding.storage.folder_writing import explained, part_path, record_path, sync_folders, write_synced, write_whole
 from tests.conftest import listing
 from tests.folders import staged
-from tests.storage.publications import write_source
+from tests.storage.publications import begun, written
 
 LONG = 30.0
 """Seconds for what comes at once, unless something is broken."""
 FILE = "model-00001-of-00002.safetensors"
-JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
 
 
 def is_of_shard(place: str) -> bool:
@@ -65,10 +63,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> FolderDestination:
-    target = FolderDestination(tmp_path / "out")
-    target.prepare(JOB, [], 0)
-    return target
+def target(out: Path) -> FolderDestination:
+    return begun(out, {})
 
 
 def test_a_long_shard_is_written_back_meanwhile_and_whole_at_its_end(disk: Disk, target: FolderDestination) -> None:
@@ -99,9 +95,7 @@ def test_what_is_written_after_it_was_written_back_is_on_the_disk_too(disk: Disk
     target.close()
 
 
-def test_a_disk_that_fails_while_it_is_written_back_ends_the_shard(
-    disk: Disk, target: FolderDestination, tmp_path: Path
-) -> None:
+def test_a_disk_that_fails_meanwhile_ends_the_shard(disk: Disk, target: FolderDestination, tmp_path: Path) -> None:
     disk.error = OSError(errno.EIO, "broken")
     writer = target.open_shard(FILE)
     writer.write(b"a" * 100)
@@ -112,41 +106,34 @@ def test_a_disk_that_fails_while_it_is_written_back_ends_the_shard(
     assert set(listing(tmp_path)) == {f"out/{STAGING_FOLDER}/sharding_journal.part"}
 
 
-def test_what_is_written_is_counted_and_has_no_name_yet(tmp_path: Path, target: FolderDestination) -> None:
-    def written() -> int:
-        return target.disk_bytes_written
-
-    before = written()
-    assert before == (staged(tmp_path / "out") / "sharding_journal.part").stat().st_size
+def test_what_is_written_is_counted_and_has_no_name_yet(out: Path, target: FolderDestination) -> None:
+    journal = (staged(out) / "sharding_journal.part").stat().st_size
+    assert target.disk_bytes_written == journal
     for number, file in enumerate((FILE, "unet/model.safetensors"), start=1):
-        writer = target.open_shard(file)
-        writer.write(b"12345" * number)
+        record = written(target, file, b"12345" * number)
         assert not target.has_finished_shards or number > 1
-        target.note(ShardRecord(file, 5 * number, writer.finish(), {}))
+        target.note(record)
         assert target.has_finished_shards
         assert target.open_finished(file) is None, "it is read when all are written"
-    journal = (staged(tmp_path / "out") / "sharding_journal.part").stat().st_size
-    records = {path.name: path.stat().st_size for path in staged(tmp_path / "out").glob("*.record.part")}
+    records = {path.name: path.stat().st_size for path in staged(out).glob("*.record.part")}
     assert records.keys() == {f"{FILE}.plan.record.part", "unet%2Fmodel.safetensors.plan.record.part"}
-    assert written() == journal + 15 + sum(records.values())
+    assert target.disk_bytes_written == journal + 15 + sum(records.values())
     staging = {"sharding_journal.part", "sharding_lease.part", f"{FILE}.part", "unet%2Fmodel.safetensors.part"}
-    staging |= records.keys()
-    assert set(listing(tmp_path / "out")) == {f"{STAGING_FOLDER}/{name}" for name in staging}
+    assert set(listing(out)) == {f"{STAGING_FOLDER}/{name}" for name in staging | records.keys()}
     read = target.open_staged([FILE, "unet/model.safetensors"])
     assert b"".join(read.read("unet/model.safetensors", 2, 9)) == (b"12345" * 2)[2:9]
     target.close()
 
 
-def test_nothing_is_read_back_from_a_folder_while_shards_are_written(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "in")
+def test_nothing_is_read_back_from_a_folder_while_shards_are_written(source: Path, out: Path) -> None:
     for options in (Options("200B"), Options("200B", order="natural")):
-        events = list(job.shard(str(source), str(tmp_path / "out"), options))
+        events = list(job.shard(str(source), str(out), options))
         finished = [n for n, event in enumerate(events) if isinstance(event, ShardFinished)]
         verified = [n for n, event in enumerate(events) if isinstance(event, Progress) and event.phase == "verify"]
         assert len(finished) == 3 and verified and max(finished) < min(verified)
 
 
-def test_every_shard_has_a_part_of_its_own(tmp_path: Path) -> None:
+def test_every_shard_has_a_part_and_a_record_of_its_own(tmp_path: Path) -> None:
     long = "n" * 400
     files = [
         "model.safetensors", "unet/model.safetensors", "unet%2Fmodel.safetensors",
@@ -156,14 +143,13 @@ def test_every_shard_has_a_part_of_its_own(tmp_path: Path) -> None:
     staged(tmp_path).mkdir()
     for file in files:
         part_path(tmp_path, file).write_text(file)
+        record_path(tmp_path, file, "plan").write_text(f"of {file}")
     assert [part_path(tmp_path, file).read_text() for file in files] == files
-    assert {path.parent for path in map(part_path, [tmp_path] * len(files), files)} == {staged(tmp_path)}
-    assert all(path.name.endswith(".part") for path in staged(tmp_path).iterdir())
+    assert [record_path(tmp_path, file, "plan").read_text() for file in files] == [f"of {file}" for file in files]
+    assert len([path for path in staged(tmp_path).iterdir() if path.name.endswith(".part")]) == 2 * len(files)
 
 
-def test_a_file_counts_as_written_once_it_and_its_name_are_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_once_it_and_its_name_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deeds: list[tuple[str, object]] = []
     usual = os.replace
 
@@ -172,11 +158,8 @@ def test_a_file_counts_as_written_once_it_and_its_name_are_on_the_disk(
         usual(part, place)
 
     monkeypatch.setattr(os, "replace", named)
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        lambda file: deeds.append((Path(os.readlink(f"/proc/self/fd/{file}")).name, os.fstat(file).st_size)),
-    )
+    synced = lambda file: (Path(os.readlink(f"/proc/self/fd/{file}")).name, os.fstat(file).st_size)  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda file: deeds.append(synced(file)))
     assert write_synced(tmp_path / "one", [b"abc", b"", b"defg"]) == 7
     assert deeds == [("one", 7)] and (tmp_path / "one").read_bytes() == b"abcdefg"
     deeds.clear()
@@ -189,12 +172,10 @@ def test_a_file_counts_as_written_once_it_and_its_name_are_on_the_disk(
     assert sorted(place for place, _ in deeds) == ["a", "b"]
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("place", ["", "new"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-def test_what_the_system_says_of_the_disk_becomes_a_sentence_with_what_helps(
-    tmp_path: Path, number: int, there: bool
-) -> None:
-    folder = tmp_path if there else tmp_path / "new"
+def test_what_the_system_says_of_a_disk_becomes_a_sentence_with_a_hint(tmp_path: Path, number: int, place: str) -> None:
+    folder = tmp_path / place
     with pytest.raises(DestinationError) as refusal, explained(folder):
         raise OSError(number, os.strerror(number))
     is_full = number in (errno.ENOSPC, errno.EDQUOT)

@@ -17,9 +17,9 @@ from sharding.storage.hub.repo import HubRepo, deleted, small, stored
 from sharding.storage.hub.source import open_repo
 from sharding.storage.hub.upload import LfsShardWriter
 from tests.conftest import listing
-from tests.hubs import TOKEN, download, files_of, shard
+from tests.hubs import SOURCE, TOKEN, download, files_of, shard
 from tests.inhouse import InHouse, hub_in_house
-from tests.storage.steps import SOURCE, heads
+from tests.storage.steps import heads
 
 COPY = "POST /api/models/.*/lfs-files/duplicate"
 DATA = os.urandom(20_000)
@@ -27,7 +27,7 @@ DATA = os.urandom(20_000)
 
 def test_what_the_store_has_and_what_is_small_goes_in_one_request(hub: InHouse, name: str) -> None:
     hub.api().create_repo(name)
-    hub.api().upload_file(path_or_fileobj=DATA, path_in_repo="stored.safetensors", repo_id=name)
+    hub.put(name, "stored.safetensors", DATA)
     record = ShardRecord("copy.safetensors", len(DATA), sha256(DATA).hexdigest(), {})
     repo, head = HubRepo(Hub(hub.address, TOKEN), name), heads(hub, name)["main"]
     hub.log.clear()
@@ -46,14 +46,12 @@ def test_what_the_store_has_and_what_is_small_goes_in_one_request(hub: InHouse, 
 
 
 @pytest.mark.parametrize("rule", ["", f"gone@{COPY}", "null"])
-def test_side_files_of_the_store_are_copied_by_the_hub_or_sent_where_it_does_not(
-    hub: InHouse, name: str, tmp_path: Path, rule: str
-) -> None:
+def test_side_files_are_copied_by_the_hub_or_sent(hub: InHouse, name: str, tmp_path: Path, rule: str) -> None:
     source, beside = f"{name}-source", {"lora/a.msgpack": DATA, "lora/sub/b.pt": DATA[:9000]}
     hub.api().create_repo(source)
     hub.api().create_repo(name)
     for path, data in beside.items():
-        hub.api().upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=source)
+        hub.put(source, path, data)
     client = Hub(hub.address, TOKEN)
     repo = HubRepo(client, name)
     files = open_repo(client, source, folder="lora/")
@@ -70,18 +68,16 @@ def test_side_files_of_the_store_are_copied_by_the_hub_or_sent_where_it_does_not
     assert heads(hub, name)["main"] == commit
 
 
-def test_a_whole_job_sends_side_files_that_the_hub_does_not_copy(hub: InHouse, name: str, tmp_path: Path) -> None:
-    if "tokenizer.model" not in files_of(hub, SOURCE):
-        hub.api().upload_file(path_or_fileobj=DATA, path_in_repo="tokenizer.model", repo_id=SOURCE)
-    for number, rules in enumerate(([], [f"gone@{COPY}"])):
-        with hub.failing(*rules):
-            assert shard(hub, SOURCE, f"{name}-{number}", "9kB").verification.identical
-        assert listing(download(hub, f"{name}-{number}", tmp_path / str(number)))["tokenizer.model"] == DATA
-    hub.api().delete_file("tokenizer.model", SOURCE)
+def test_a_job_sends_side_files_that_the_hub_does_not_copy(hub: InHouse, own: str, name: str, tmp_path: Path) -> None:
+    hub.put(own, "tokenizer.model", DATA)
+    with hub.failing(f"gone@{COPY}"):
+        assert shard(hub, own, name, "9kB").verification.identical
+    assert listing(download(hub, name, tmp_path))["tokenizer.model"] == DATA
 
 
 @pytest.fixture
-def in_parts(tmp_path: Path) -> Iterator[InHouse]:
+def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
+    monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0.0001)
     with hub_in_house(tmp_path / "parts", xet=False, multipart_above_bytes=1500) as hub:
         hub.api().create_repo(SOURCE)
         yield hub

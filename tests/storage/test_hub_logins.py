@@ -1,6 +1,6 @@
 """Where a login goes, and what of a Hub's odd answers on repos, commits and access is not believed."""
 
-import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,9 @@ from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import LONGEST_GRANT_SECONDS
 from sharding.storage.hub.lookup import Lookup
 from sharding.storage.hub.source import open_repo
-from tests.hubs import TOKEN, exists, push, shard
+from tests.hubs import SOURCE, TOKEN, exists, push, shard
 from tests.inhouse import InHouse
-from tests.storage.steps import SOURCE
+from tests.promises import promise
 
 HIDDEN = "alice/hidden"
 
@@ -71,10 +71,9 @@ def test_the_login_goes_to_the_hub_and_never_to_its_store(hub: InHouse, monkeypa
     assert len(given) == 2
 
 
-@pytest.mark.parametrize("seconds", [60, 3600, LONGEST_GRANT_SECONDS - 9, LONGEST_GRANT_SECONDS + 999, 10**12])
+@promise("docs/security.md#grant-access-for-longer-than-a")
+@pytest.mark.parametrize("seconds", [60, LONGEST_GRANT_SECONDS - 9, LONGEST_GRANT_SECONDS + 999, 10**30])
 def test_a_grant_is_good_for_as_long_as_the_hub_says_and_for_a_day_at_most(seconds: int) -> None:
-    import time
-
     now = int(time.time())
     grant = hub_guard.checked_grant(hub_guard.Grant("https://cas.example", "xet_1", now + seconds), "https://hub.x")
     assert 0 <= grant.expires - now - min(seconds, LONGEST_GRANT_SECONDS) <= 5
@@ -117,20 +116,6 @@ def test_the_login_is_sent_to_the_hubs_own_address_and_to_no_other(endpoint: str
         assert "Authorization" not in ask(endpoint, f"{url}/api", "").headers
 
 
-def test_a_next_page_over_tls_at_another_port_of_the_hubs_host_is_not_asked_for(hub: InHouse) -> None:
-    own_port = hub.address.rpartition(":")[2]
-    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
-        for port in (elsewhere.getsockname()[1], own_port, "443"):
-            with (
-                hub.failing(f"next=https://127.0.0.1:{port}/api@/tree/#1"),
-                pytest.raises(SourceError, match="names a next page at another address"),
-            ):
-                job.inspect(SOURCE, endpoint=hub.address, token=TOKEN)
-        elsewhere.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            elsewhere.accept()
-
-
 # --- Odd answers --------------------------------------------------------------------------------------
 
 
@@ -149,17 +134,13 @@ def test_what_is_no_sha1_in_hex_is_no_commit(odd: Any) -> None:
 @pytest.mark.parametrize(
     ("rule", "says"), [("status:403", "does not allow it"), ("status:500", "internal problem"), ("html", "unreadable")]
 )
-def test_a_hub_that_fails_to_say_whether_it_has_xet_is_not_taken_for_one_without(
-    hub: InHouse, folder: Path, name: str, rule: str, says: str
-) -> None:
+def test_a_hub_that_fails_to_say_may_have_xet(hub: InHouse, folder: Path, name: str, rule: str, says: str) -> None:
     with hub.failing(f"{rule}@GET .*/xet-write-token/"), pytest.raises(DestinationError, match=says):
         shard(hub, str(folder), name)
     assert hub.asked("/info/lfs/") == 0 and not exists(hub, name)
 
 
-def test_a_gated_repo_is_refused_when_it_is_opened_before_anything_of_it_is_read(
-    hub: InHouse, folder: Path, name: str
-) -> None:
+def test_a_gated_repo_is_refused_as_it_is_opened_and_nothing_is_read(hub: InHouse, folder: Path, name: str) -> None:
     gated = name.replace("alice/", "bob/")
     push(hub, folder, gated, "hf_bob")
     hub.api("hf_bob").update_repo_settings(gated, gated="manual")

@@ -1,7 +1,6 @@
 """What a visitor asks of the Hub before a job."""
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import ANSWERS_TIMED, PERSON_SECONDS, Lookup, propose_name
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse, hub_in_house
-from tests.storage.test_hub_hostile import served_by_hand
+from tests.storage.steps import answering, served_by_hand
 
 ALICE = Person("alice", ("alice", "acme"))
 CARD = b"---\nlicense: apache-2.0\n---\n# A model\n"
@@ -29,17 +28,12 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
     """A Hub with a few repos, which lists four at once."""
     orgs = {"acme": ("alice", "bob"), "zoo": ("alice",)}
     with hub_in_house(tmp_path_factory.mktemp("hub"), orgs=orgs, page_items=4) as server:
-        fill(server)
+        for name in ("apple-1", "apple-2", "pear", "hidden-apple"):
+            server.api().create_repo(f"alice/{name}", private=name == "hidden-apple")
+        server.put("alice/pear", "README.md", CARD)
+        server.api("hf_bob").create_repo("bob/gated")
+        server.api("hf_bob").update_repo_settings("bob/gated", gated="manual")
         yield server
-
-
-def fill(server: InHouse) -> None:
-    for name in ("apple-1", "apple-2", "pear"):
-        server.api().create_repo(f"alice/{name}")
-    server.api().upload_file(path_or_fileobj=CARD, path_in_repo="README.md", repo_id="alice/pear")
-    server.api().create_repo("alice/hidden-apple", private=True)
-    server.api("hf_bob").create_repo("bob/gated")
-    server.api("hf_bob").update_repo_settings("bob/gated", gated="manual")
 
 
 @pytest.fixture
@@ -77,61 +71,41 @@ def test_a_free_name_is_proposed_where_one_is_taken(lookup: Lookup) -> None:
     assert lookup.free_name("alice/apple", "hf_alice") == "alice/apple"
 
 
-@pytest.mark.parametrize(
-    ("text", "link"),
-    [
-        ("owner/name", "owner/name"),
-        (" owner/name@v2 ", "owner/name/tree/v2"),
-        ("owner/name@refs/pr/7", "owner/name/tree/refs%2Fpr%2F7"),
-        ("owner/name@feature%2Fx", "owner/name/tree/feature%2Fx"),
-        ("https://hf.co/owner/name", "owner/name"),
-        ("hf.co/owner/name/tree/main", "owner/name/tree/main"),
-        ("https://huggingface.co/owner/name/tree/main?not-for-all-audiences=true", "owner/name/tree/main"),
-        ("https://huggingface.co/owner/name/blob/v2/config.json", "owner/name/tree/v2"),
-        ("https://huggingface.co/owner/name/resolve/v2/model.safetensors?download=true", "owner/name/tree/v2"),
-        ("https://huggingface.co/owner/name/tree/refs%2Fpr%2F7", "owner/name/tree/refs%2Fpr%2F7"),
-        ("https://huggingface.co/owner/name/tree/feature%2Fx", "owner/name/tree/feature%2Fx"),
-        ("https://huggingface.co/owner/name/commit/0123456789abcdef", "owner/name/tree/0123456789abcdef"),
-        ("hf://owner/name", "owner/name"),
-        ("hf://models/owner/name@v2", "owner/name/tree/v2"),
-        ("HF://owner/name@feature%2Fx", "owner/name/tree/feature%2Fx"),
-        ("gpt2", "gpt2"),
-        ("https://huggingface.co/gpt2", "gpt2"),
-        ("some.name/with.dots", "some.name/with.dots"),
-        ("owner/name@v2/lora/small", "owner/name/tree/v2/lora/small"),
-        ("owner/name/lora/", "owner/name/tree/main/lora"),
-        ("owner/name@refs/pr/7/lora", "owner/name/tree/refs%2Fpr%2F7/lora"),
-        ("https://huggingface.co/owner/name/tree/main", "owner/name/tree/main"),
-        ("huggingface.co/owner/name/tree/v2/lora", "owner/name/tree/v2/lora"),
-        ("https://hf.co/owner/name/tree/feature%2Fx/my%20lora", "owner/name/tree/feature%2Fx/my%20lora"),
-    ],
-)
-def test_what_was_typed_or_pasted_becomes_a_link(lookup: Lookup, shelf: InHouse, text: str, link: str) -> None:
-    assert lookup.link(text) == f"{shelf.address}/{link}"
-    assert lookup.link(lookup.link(text)) == lookup.link(text)
+LINKS = {
+    " owner/name ": "owner/name",
+    "gpt2": "gpt2",
+    "owner/name@refs/pr/7": "owner/name/tree/refs%2Fpr%2F7",
+    "owner/name@feature%2Fx": "owner/name/tree/feature%2Fx",
+    "hf.co/owner/name/tree/main": "owner/name/tree/main",
+    "https://huggingface.co/owner/name/tree/main?not-for-all-audiences=true": "owner/name/tree/main",
+    "https://huggingface.co/owner/name/resolve/v2/model.safetensors?download=true": "owner/name/tree/v2",
+    "https://huggingface.co/owner/name/commit/0123456789abcdef": "owner/name/tree/0123456789abcdef",
+    "HF://models/owner/name@v2": "owner/name/tree/v2",
+    "https://huggingface.co/gpt2": "gpt2",
+    "some.name/with.dots": "some.name/with.dots",
+    "owner/name@v2/lora/small": "owner/name/tree/v2/lora/small",
+    "owner/name/lora/": "owner/name/tree/main/lora",
+    "https://hf.co/owner/name/tree/feature%2Fx/my%20lora": "owner/name/tree/feature%2Fx/my%20lora",
+}
 
 
-@pytest.mark.parametrize("text", ["/etc/lora", "./lora", "~/lora", "owner/name/../../etc", "s3://owner/name/lora"])
-def test_a_folder_of_a_machine_is_no_folder_in_a_repo(lookup: Lookup, text: str) -> None:
-    with pytest.raises(SourceError):
-        lookup.link(text)
+def test_what_was_typed_or_pasted_becomes_a_link(lookup: Lookup, shelf: InHouse) -> None:
+    for text, link in LINKS.items():
+        assert lookup.link(text) == f"{shelf.address}/{link}"
+        assert lookup.link(lookup.link(text)) == lookup.link(text)
 
 
 @pytest.mark.parametrize(
     ("text", "scheme"),
     [
-        ("s3://alice/copy", "s3://"),
-        ("file:///alice", "file:///"),
+        ("s3://bucket.of.mine/alice/copy", "s3://"),
         ("file:/alice/copy", "file:/"),
         ("git@github.com:alice/copy", "git@github.com:"),
         ("git+ssh://git@hf.co/alice/copy", "git+ssh://"),
-        ("s3://bucket.of.mine/alice/copy", "s3://"),
         (f"{'x' * 99_999}://alice/copy", "xxx"),
     ],
 )
-def test_an_address_of_another_kind_is_refused_by_its_scheme_and_is_never_the_repo_in_it(
-    lookup: Lookup, text: str, scheme: str
-) -> None:
+def test_an_address_of_another_kind_is_refused_and_never_the_repo_in_it(lookup: Lookup, text: str, scheme: str) -> None:
     for ask in (lookup.link, lookup.card, lambda text: lookup.repo_id(text, ALICE)):
         with pytest.raises((SourceError, DestinationError)) as refusal:
             ask(text)
@@ -139,38 +113,26 @@ def test_an_address_of_another_kind_is_refused_by_its_scheme_and_is_never_the_re
         assert "owner/name" in refusal.value.hint
 
 
-def test_a_bucket_of_the_hub_is_no_model(lookup: Lookup) -> None:
-    with pytest.raises(SourceError, match="is a bucket, not a model"):
-        lookup.link("hf://buckets/alice/copy")
-
-
-@pytest.mark.parametrize("text", ["./here", "/etc", "~", "../up", "two words", "a/b/../c", "a@b@c", "\0"])
-def test_what_is_no_repo_is_refused_with_a_hint(lookup: Lookup, text: str) -> None:
+@pytest.mark.parametrize("text", ["./here", "/etc/lora", "~", "../up", "two words", "a/b/../c", "a@b@c", "\0"])
+def test_a_folder_of_a_machine_and_what_is_no_repo_is_refused_with_a_hint(lookup: Lookup, text: str) -> None:
     for ask in (lookup.link, lambda text: lookup.repo_id(text, ALICE)):
         with pytest.raises(ShardingError) as refusal:
             ask(text)
         assert refusal.value.hint
 
 
-@pytest.mark.parametrize("kind", ["dataset", "space"])
+@pytest.mark.parametrize("kind", ["dataset", "space", "bucket"])
 def test_a_link_to_what_is_no_model_is_refused_by_its_kind(lookup: Lookup, kind: str) -> None:
     for text in (f"https://huggingface.co/{kind}s/owner/name", f"hf://{kind}s/owner/name"):
         with pytest.raises(SourceError, match=f"is a {kind}, not a model"):
             lookup.link(text)
 
 
-def test_a_bare_destination_is_in_ones_own_namespace(lookup: Lookup) -> None:
+def test_a_destination_is_typed_or_pasted_and_a_bare_one_is_in_ones_namespace(lookup: Lookup, shelf: InHouse) -> None:
+    for text in ("acme/copy", f"{shelf.address}/acme/copy", "https://huggingface.co/acme/copy", "hf://acme/copy"):
+        assert lookup.repo_id(text, ALICE) == "acme/copy"
     assert lookup.repo_id("copy", ALICE) == "alice/copy"
-    assert lookup.repo_id("acme/copy", ALICE) == "acme/copy"
-
-
-def test_a_destination_may_be_pasted_as_well(lookup: Lookup, shelf: InHouse) -> None:
-    for link in (f"{shelf.address}/acme/copy", "https://huggingface.co/acme/copy", "hf://acme/copy"):
-        assert lookup.repo_id(link, ALICE) == "acme/copy"
-
-
-def test_a_namespace_that_is_not_ones_own_is_for_the_hub_to_refuse(lookup: Lookup) -> None:
-    assert lookup.repo_id("demo/out", ALICE) == "demo/out"
+    assert lookup.repo_id("demo/out", ALICE) == "demo/out", "who may write there is for the Hub to say"
 
 
 def test_a_hub_that_cannot_be_reached_is_an_answer_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,41 +145,41 @@ def test_a_hub_that_cannot_be_reached_is_an_answer_in_plain_words(monkeypatch: p
         assert refusal.value.hint
 
 
-def test_a_proposed_name_is_one_that_a_hub_accepts() -> None:
-    assert propose_name("me", "hf.co/mistralai/Mistral-7B-v0.1", Options("200MB")) == "me/Mistral-7B-v0.1-sharded-200MB"
-    assert propose_name("me", "gpt2@v1", Options("1 GB")) == "me/gpt2-sharded-1GB"
-    assert propose_name("me", "gpt2", Options(SINGLE_FILE, dtype="bf16")) == "me/gpt2-bf16-single-file"
-    assert propose_name("me", "gpt2", Options("1GB", variant="fp16")) == "me/gpt2-fp16-sharded-1GB"
-    assert propose_name("me", "gpt2", Options("1GB", dtype="fp16", variant="fp16")) == "me/gpt2-fp16-sharded-1GB"
-    assert (
-        propose_name("me", "gpt2", Options("1GB", dtype="bf16", variant="non_ema"))
-        == "me/gpt2-non_ema-bf16-sharded-1GB"
-    )
-    assert propose_name("me", "gpt2", Options("1GB", variant="-x, é")) == "me/gpt2-sharded-1GB"
-    assert len(propose_name("me", f"a/{'x' * 200}", Options("1GB"))) == 96
+PROPOSED = {
+    ("hf.co/mistralai/Mistral-7B-v0.1", Options("200MB")): "Mistral-7B-v0.1-sharded-200MB",
+    ("gpt2@v1", Options("1 GB")): "gpt2-sharded-1GB",
+    ("gpt2", Options(SINGLE_FILE, dtype="bf16")): "gpt2-bf16-single-file",
+    ("gpt2", Options("1GB", variant="fp16")): "gpt2-fp16-sharded-1GB",
+    ("gpt2", Options("1GB", dtype="fp16", variant="fp16")): "gpt2-fp16-sharded-1GB",
+    ("gpt2", Options("1GB", dtype="bf16", variant="non_ema")): "gpt2-non_ema-bf16-sharded-1GB",
+    ("gpt2", Options("1GB", variant="-x, é")): "gpt2-sharded-1GB",
+}
 
 
-def test_a_hubs_time_to_answer_is_the_shortest_of_a_few(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
-    spent = iter((9.0, 0.25, 5.0))
-    now = [100.0]
+def test_a_proposed_name_is_one_that_a_hub_accepts_and_says_all_but_the_end_of_the_model() -> None:
+    for (source, options), name in PROPOSED.items():
+        assert propose_name("me", source, options) == f"me/{name}"
+    ends = {"-sharded-1GB": Options("1GB")}
+    for end, options in (ends | {"-ema-bf16-single-file": Options(SINGLE_FILE, dtype="bf16", variant="ema")}).items():
+        for namespace in ("me", "somebody-with-a-long-name"):
+            longest = 96 - len(namespace) - len(end) - 1
+            for length in (1, 40, longest, 96):
+                name = propose_name(namespace, f"a/{'x' * length}", options)
+                assert name == f"{namespace}/{'x' * min(length, longest)}{end}" and len(name) <= 96
+
+
+def test_the_shortest_time_of_an_answer_is_kept_for_minutes(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent, now, asked = iter((9.0, 0.25, 5.0, *[1.0] * ANSWERS_TIMED)), [100.0], []
 
     def refs(hub: Hub, repo_id: str) -> None:
+        asked.append(repo_id)
         now[0] += next(spent)
 
     monkeypatch.setattr("sharding.storage.hub.lookup.time.monotonic", lambda: now[0])
     monkeypatch.setattr(Hub, "refs", refs)
-    assert lookup.answer_seconds("alice/pear") == 0.25
-
-
-def test_the_time_of_an_answer_is_kept_for_some_minutes(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    now = [100.0]
-    monkeypatch.setattr("sharding.storage.hub.lookup.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(Hub, "refs", lambda _, repo_id: asked.append(repo_id))
-    for seconds, times in ((0, 1), (CACHED_SECONDS, 1), (CACHED_SECONDS + 1, 2)):
+    for seconds, times, answer in ((0, 1, 0.25), (CACHED_SECONDS, 1, 0.25), (CACHED_SECONDS + 1, 2, 1.0)):
         now[0] = 100 + seconds
-        lookup.answer_seconds("alice/pear")
-        assert len(asked) == times * ANSWERS_TIMED
+        assert lookup.answer_seconds("alice/pear") == answer and len(asked) == times * ANSWERS_TIMED
 
 
 def test_a_refusal_is_an_answer_and_a_hub_that_is_away_has_no_time(lookup: Lookup) -> None:
@@ -242,6 +204,7 @@ def test_who_somebody_is_is_never_older_than_a_minute(hub: InHouse, monkeypatch:
         assert lookup.who(token).name == token.removeprefix("hf_")
         said.append(hub.asked("whoami") - before)
     assert said == [1, 1, 0, 1, 1, 1, 0, 1]
+    assert TOKEN not in repr(vars(lookup)), "no token is kept"
 
 
 def test_a_login_that_has_ended_is_somebody_for_a_minute_at_most(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,58 +229,23 @@ def test_of_a_repo_that_holds_nothing_of_anybody_it_is_said_that_it_is_there(hub
     hub.api().delete_file(".gitattributes", name)
     assert lookup.remark_on_empty(name, TOKEN) == said
     for path in (".gitattributes", "notes.txt"):
-        hub.api().upload_file(path_or_fileobj=b"x", path_in_repo=path, repo_id=name)
+        hub.put(name, path)
     assert lookup.remark_on_empty(name, TOKEN) == ""
     with hub.failing("status:403@.*"):
         assert lookup.remark_on_empty(name, TOKEN) == ""
 
 
 def test_a_search_gives_a_few_the_most_popular_first() -> None:
-    asked_for = {"id": "x", "downloads": 0}
-    models = [{**asked_for, "id": f"owner/model-{number}"} for number in (3, 1, 2, *range(4, 40))]
+    models = [{"id": f"owner/model-{number}", "downloads": 0} for number in (3, 1, 2, *range(4, 40))]
     body = json.dumps(models).encode()
-
-    def answer(connection: socket.socket) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-        connection.sendall(head % len(body) + body)
-        raise OSError
-
-    with served_by_hand(answer) as (address, asked):
-        found = Lookup(address).search("some words")
-    assert found == [model["id"] for model in models[: len(found)]] and 5 <= len(found) <= 20
+    with served_by_hand(answering(body, "Content-Type: application/json")) as (address, asked):
+        assert Lookup(address).search("some words") == [model["id"] for model in models[:12]]
     (request,) = asked
     line = request.split(b"\r\n")[0]
-    assert b"search=some" in line and b"sort=downloads" in line and f"limit={len(found)}".encode() in line
+    assert b"search=some" in line and b"sort=downloads" in line and b"limit=12" in line
 
 
-def test_a_search_of_a_hub_with_many_gives_a_few(hub: InHouse, name: str) -> None:
-    for number in range(14):
-        hub.api().create_repo(f"{name}-many-{number}")
-    found = Lookup(hub.address).search(f"{name.partition('/')[2]}-many")
-    assert len(found) == len(set(found)) == 12
-
-
-def test_a_proposed_name_is_as_long_as_a_hub_takes_and_says_all_but_the_end_of_the_model() -> None:
-    for options, end in (
-        (Options("1GB"), "-sharded-1GB"),
-        (Options(SINGLE_FILE, dtype="bf16", variant="ema"), "-ema-bf16-single-file"),
-    ):
-        for namespace in ("me", "somebody-with-a-long-name"):
-            for length in (1, 40, 96 - len(namespace) - len(end) - 1, 96):
-                name = propose_name(namespace, f"a/{'x' * length}", options)
-                assert name == f"{namespace}/{'x' * min(length, 96 - len(namespace) - len(end) - 1)}{end}"
-                assert len(name) <= 96
-
-
-def test_the_lookup_keeps_no_token(hub: InHouse) -> None:
-    lookup: Any = Lookup(hub.address)
-    lookup.who(TOKEN)
-    assert TOKEN not in repr(vars(lookup))
-
-
-def test_nobody_looks_into_a_folder_for_somebody_on_a_page(
-    hub: InHouse, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_folder_is_looked_into_for_a_page(hub: InHouse, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     assert Lookup(hub.address).link(folder.name) == f"{hub.address}/{folder.name}"
     assert Lookup(hub.address).repo_id(folder.name, ALICE) == f"alice/{folder.name}"
@@ -331,52 +259,23 @@ def answer(**more: Any) -> dict[str, Any]:
     return {"type": "user", "name": "alice", "auth": {"type": "access_token"}, **more}
 
 
-def org(name: str, role: str | None = None) -> dict[str, Any]:
-    return {"type": "org", "name": name, **({"roleInOrg": role} if role else {})}
+def test_ones_own_namespace_is_open_and_an_organisation_where_one_may_write() -> None:
+    assert all(person_of(answer(**orgs)).namespaces == ("alice",) for orgs in ({}, {"orgs": None}, {"orgs": []}))
+    roles = {"admin": 1, "write": 1, "contributor": 1, "read": 0, "no_access": 0}
+    orgs = [{"type": "org", "name": f"of-{role}", "roleInOrg": role} for role in roles] + [{"name": "of-none"}]
+    open_to = [f"of-{role}" for role, may in roles.items() if may]
+    assert person_of(answer(orgs=orgs)).namespaces == ("alice", *open_to, "of-none")
 
 
-@pytest.mark.parametrize("role", ["admin", "write", "contributor", None])
-def test_an_organisation_where_one_may_write_is_open(role: str | None) -> None:
-    assert person_of(answer(orgs=[org("acme", role)])).namespaces == ("alice", "acme")
-
-
-@pytest.mark.parametrize("role", ["read", "no_access"])
-def test_an_organisation_where_one_may_only_read_is_not(role: str) -> None:
-    assert person_of(answer(orgs=[org("zoo", "write"), org("acme", role)])).namespaces == ("alice", "zoo")
-
-
-@pytest.mark.parametrize("orgs", [{}, {"orgs": None}, {"orgs": []}])
-def test_somebody_of_no_organisation_has_their_own_namespace(orgs: dict[str, Any]) -> None:
-    assert person_of(answer(**orgs)).namespaces == ("alice",)
+def test_an_application_shows_a_repo_later_only_with_the_scope_for_it() -> None:
+    for auth in ({"type": "access_token"}, None, {"type": "oauth", "scopes": ["manage-repos"]}):
+        assert person_of(answer(auth=auth)).may_show_later
+    for scopes in ({"scopes": ["contribute-repos"]}, {}, {"scopes": None}):
+        assert not person_of(answer(auth={"type": "oauth", **scopes})).may_show_later
 
 
 @pytest.mark.parametrize(
-    ("auth", "may"),
-    [
-        ({"type": "access_token"}, True),
-        (None, True),
-        ({"type": "oauth", "scopes": ["manage-repos"]}, True),
-        ({"type": "oauth", "scopes": ["contribute-repos"]}, False),
-        ({"type": "oauth"}, False),
-        ({"type": "oauth", "scopes": None}, False),
-    ],
-)
-def test_an_application_shows_a_repo_later_only_with_the_scope_for_it(auth: Any, may: bool) -> None:
-    assert person_of(answer(auth=auth)).may_show_later is may
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {},
-        {"name": 3},
-        {"name": ""},
-        {"name": None},
-        {"name": "alice", "orgs": [{}]},
-        {"name": "alice", "orgs": [{"name": None}]},
-        [],
-        None,
-    ],
+    "odd", [{}, {"name": 3}, {"name": ""}, {"name": None}, {"name": "alice", "orgs": [{"name": None}]}, [], None]
 )
 def test_an_odd_answer_is_nobody(odd: Any) -> None:
     with pytest.raises(OddAnswer, match="makes no sense"):

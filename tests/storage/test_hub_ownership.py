@@ -1,6 +1,6 @@
 """Whose a repo is, and who may see it, is what the Hub says: this tool shows and deletes only what it made itself."""
 
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,27 +8,17 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.events import Planned, Published, ShardFinished
+from sharding.core.events import Planned, ShardFinished
 from sharding.core.protocols import Discarded
 from sharding.localhub import repos
 from sharding.storage.hub import answers as retry
 from sharding.storage.hub.repo import Change, HubRepo
 from sharding.storage.hub.staging import STAGING_BRANCH
-from tests.hubs import TOKEN, branches, exists, files_of, shard
-from tests.inhouse import InHouse, ignore_private
-from tests.storage.steps import OF, SOURCE, aim, begin, begun, noted, publish, staged, start
+from tests.hubs import SOURCE, TOKEN, branches, exists, files_of, is_private, remark_of, shard
+from tests.inhouse import InHouse
+from tests.storage.steps import OF, aim, begin, begun, noted, publish, staged, start
 
-WRITES = "^(POST|PUT|DELETE) .*(repos/|commit|branch|preupload|info/lfs|settings)"
 ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
-
-
-def remark_of(events: Iterator[job.Event]) -> str:
-    (published,) = [event for event in events if isinstance(event, Published)]
-    return published.remark
-
-
-def is_private(hub: InHouse, name: str) -> bool:
-    return bool(hub.api().model_info(name).private)
 
 
 def discard(hub: InHouse, name: str) -> Discarded:
@@ -40,12 +30,10 @@ def discard(hub: InHouse, name: str) -> Discarded:
 
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("then", ["publish", "discard"])
-def test_after_a_restart_a_repo_is_ones_own_only_while_main_is_as_it_was(
-    hub: InHouse, name: str, changed: bool, then: str
-) -> None:
+def test_a_restart_owns_a_repo_only_while_main_is_as_it_was(hub: InHouse, name: str, changed: bool, then: str) -> None:
     start(hub, name, ShardFinished).close()
     if changed:
-        hub.api().upload_file(path_or_fileobj=ATTRIBUTES, path_in_repo=".gitattributes", repo_id=name)
+        hub.put(name, ".gitattributes", ATTRIBUTES)
     events = start(hub, name, ShardFinished, "30kB", restart=True)
     if then == "publish":
         remark = remark_of(events)
@@ -65,9 +53,7 @@ def test_after_a_restart_a_repo_that_somebody_else_made_is_theirs_still(hub: InH
     assert exists(hub, name) and is_private(hub, name)
 
 
-def test_a_repo_that_somebody_makes_between_two_tries_to_make_it_is_not_shown(
-    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repo_made_between_two_tries_is_not_shown(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry.time, "sleep", lambda _: hub.api().create_repo(name, private=True))
     with hub.failing("status:500@POST /api/repos/create#1"):
         remark = remark_of(job.shard(SOURCE, name, "9kB", private=False, endpoint=hub.address, token=TOKEN))
@@ -84,7 +70,7 @@ def test_a_repo_that_was_made_and_whose_answer_was_lost_goes_with_its_job(hub: I
 
 def test_a_repo_that_the_job_made_is_not_deleted_once_it_holds_something(hub: InHouse, name: str) -> None:
     target = begun(hub, name)
-    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=name)
+    hub.put(name, "notes.txt", b"mine")
     assert target.discard() == Discarded(found=True)
     assert (files_of(hub, name), branches(hub, name)) == ({".gitattributes", "notes.txt"}, {"main"})
 
@@ -93,7 +79,7 @@ def test_a_repo_that_the_job_made_is_not_deleted_once_it_holds_something(hub: In
 def test_a_job_that_came_to_nothing_leaves_what_others_keep_beside_main(hub: InHouse, name: str, ref: str) -> None:
     target = begun(hub, name)
     if ref == "a pull request":
-        hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=name, create_pr=True)
+        hub.put(name, "x.txt", create_pr=True)
     elif ref == "a tag":
         hub.api().create_tag(name, tag="mine")
     else:
@@ -116,43 +102,23 @@ def test_a_repo_that_the_hub_only_says_it_has_deleted_is_said_to_stay(hub: InHou
 # --- Who may see it -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("begun_as", [None, True])
-@pytest.mark.parametrize("then", [None, False])
-def test_a_job_that_was_begun_without_a_word_or_privately_is_not_shown_when_it_goes_on(
-    hub: InHouse, folder: Path, name: str, begun_as: bool | None, then: bool | None
+@pytest.mark.parametrize(
+    ("begun_as", "then", "shown"),
+    [(None, None, False), (None, False, False), (True, False, False), (False, False, True), (False, None, False)],
+)
+def test_a_job_is_shown_where_that_was_asked_for_when_it_began_and_again_when_it_goes_on(
+    hub: InHouse, folder: Path, name: str, begun_as: bool | None, then: bool | None, shown: bool
 ) -> None:
     start(hub, name, ShardFinished, source=folder, private=begun_as).close()
-    events = start(hub, name, Planned, source=folder, private=then)
-    remark = remark_of(events)
     assert is_private(hub, name)
-    assert ("this job started as a private one" in remark) is (then is False)
-    assert hub.asked(f"PUT .*{name}/settings") == 0
+    remark = remark_of(start(hub, name, Planned, source=folder, private=then))
+    assert is_private(hub, name) is not shown and hub.asked(f"PUT .*{name}/settings") == shown
+    assert ("this job started as a private one" in remark) is (then is False and not shown)
 
 
-@pytest.mark.parametrize(("then", "shown"), [(False, True), (None, False), (True, False)])
-def test_a_job_that_was_begun_as_a_public_one_is_shown_where_that_is_asked_for_again(
-    hub: InHouse, folder: Path, name: str, then: bool | None, shown: bool
-) -> None:
-    start(hub, name, ShardFinished, source=folder, private=False).close()
-    assert is_private(hub, name)
-    assert remark_of(start(hub, name, Planned, source=folder, private=then)) == ""
-    assert is_private(hub, name) is not shown
-
-
-def test_a_new_repo_of_a_folder_is_refused_where_the_hub_shows_it_without_a_word(
-    hub: InHouse, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ignore_private(monkeypatch)
-    with pytest.raises(DestinationError, match="public, although this tool asked for a private repo"):
-        shard(hub, str(folder), name)
-    assert hub.asked(WRITES) == 2, "it was made, and deleted"
-    assert not exists(hub, name)
-
-
-@pytest.mark.parametrize("private", [True, False, None])
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(("there", "private"), [(True, None), (False, True), (False, False)])
 def test_a_hub_that_does_not_say_whether_a_repo_is_private_gets_no_commit(
-    hub: InHouse, name: str, private: bool | None, there: bool, monkeypatch: pytest.MonkeyPatch
+    hub: InHouse, name: str, there: bool, private: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if there:
         hub.api().create_repo(name, private=True)
@@ -173,19 +139,18 @@ def test_a_hub_that_does_not_say_whether_a_repo_is_private_gets_no_commit(
     assert not there or (is_private(hub, name) and branches(hub, name) == {"main"})
 
 
-def test_who_may_see_a_repo_is_asked_after_the_uploads_of_a_commit_and_right_before_it(
-    hub: InHouse, folder: Path, name: str
-) -> None:
+def test_who_may_see_a_repo_is_asked_right_before_each_commit(hub: InHouse, folder: Path, name: str) -> None:
     shard(hub, str(folder), name)
-    deeds = [
-        line for line in hub.log if line == f"GET /api/models/{name}" or "/preupload/" in line or "/commit/" in line
-    ]
+    steps = (f"GET /api/models/{name}$", "POST /api/repos/create", "/preupload/", "/branch/", "/commit/")
+    deeds = [line for line in hub.log if any(re.search(step, line) for step in steps)]
     commits = [number for number, line in enumerate(deeds) if "/commit/" in line]
     assert len(commits) >= 3 and any("/preupload/main" in line for line in deeds)
     assert {deeds[number - 1] for number in commits} == {f"GET /api/models/{name}"}
+    made = deeds.index("POST /api/repos/create")
+    assert deeds[made + 1] == f"GET /api/models/{name}", "and before anything goes up"
 
 
-def test_a_repo_that_is_shown_while_a_commit_uploads_gets_no_commit(
+def test_one_shown_during_an_upload_gets_no_commit(
     hub: InHouse, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = begun(hub, name, private=True)

@@ -1,8 +1,8 @@
 """Nothing here rests on a private part of huggingface_hub, httpx2 or hf-xet, or on a setting that a version may lack."""
 
 import ast
+import re
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import hf_xet
@@ -64,28 +64,14 @@ def test_a_client_that_would_wait_for_ever_gets_a_bound_and_any_other_keeps_its_
 
 def test_no_room_uses_a_private_part() -> None:
     """Neither a module nor a name that begins with "_", nor an attribute like that of what a library gives."""
-    own = SimpleNamespace(attributes=set[str](), seen=list[str]())
-    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "sharding").rglob("*.py")}
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [name.name for name in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{name.name}" for name in node.names]
-            own.seen += [
-                f"{path.name}: {name}" for name in names if name.partition(".")[0] in LIBRARIES and "._" in name
-            ]
-            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+    seen, given = list[str](), ("api", "client", "transport", "operation", "session", "commit", "response")
+    for path in (ROOT / "sharding").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                names = [f"{of}{alias.name}" for alias in node.names]
+                seen += [name for name in names if name.partition(".")[0] in LIBRARIES and "._" in name]
+            elif isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
                 of = ast.unparse(node.value)
-                if of.rpartition(".")[2] in (
-                    "api",
-                    "client",
-                    "transport",
-                    "operation",
-                    "session",
-                    "commit",
-                    "response",
-                ):
-                    own.seen.append(f"{path.name}: {of}.{node.attr}")
-    assert own.seen == []
+                seen += [f"{path.name}: {of}.{node.attr}"] if of.rpartition(".")[2] in given else []
+    assert seen == []

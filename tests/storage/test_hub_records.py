@@ -1,7 +1,7 @@
 """Which records on a staging branch count, and what `main` must show for a job to go on or to be done."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,24 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished, Verified
-from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import BytesRead, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
-from sharding.report.schema import Report
 from sharding.storage.hub import staging as hub_staging
 from sharding.storage.hub.repo import HubRepo
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.records import Earlier, parse_earlier, parse_job, staged_line, whole
-from tests.hubs import TOKEN, branches, download, files_of, shard
+from tests.hubs import SOURCE, TOKEN, branches, download, files_of, shard
 from tests.inhouse import InHouse
-from tests.storage.steps import SOURCE, aim, begun, heads, looked, noted, sent, staged, start
+from tests.storage.steps import OF, aim, begun, heads, noted, sent, staged, start
 
 # --- Whose records count ------------------------------------------------------------------------------
+
+
+def done(hub: InHouse, name: str) -> dict[str, ShardRecord]:
+    """The finished shards that count for a job that goes on."""
+    target = aim(hub, name)
+    target.check(OF)
+    return target.done("plan")
 
 
 def test_a_record_counts_only_for_the_very_job_and_plan_that_wrote_it(hub: InHouse, name: str) -> None:
@@ -37,38 +43,21 @@ def test_a_record_counts_only_for_the_very_job_and_plan_that_wrote_it(hub: InHou
         (records[3], "", ""),
     ):
         line = staged_line(record, StagedJob(plan, staged_job.source, staged_job.options, id=job_id))
-        hub.api().create_commit(
-            name,
-            [CommitOperationAdd(f"{RECORDS}{record.file}.json", line)],
-            commit_message="m",
-            revision=STAGING_BRANCH,
-        )
-    hub.api().create_commit(
-        name,
-        [CommitOperationAdd(one.file, b"shard %d" % number * 100) for number, one in enumerate(records[1:], 2)],
-        commit_message="m",
-        revision=STAGING_BRANCH,
-    )
+        hub.put(name, f"{RECORDS}{record.file}.json", line, revision=STAGING_BRANCH)
+    for number, one in enumerate(records[1:], 2):
+        hub.put(name, one.file, b"shard %d" % number * 100, revision=STAGING_BRANCH)
     assert len(noted(hub, name)) == 4
-    again = aim(hub, name)
-    again.check(staged_job.source)
-    assert again.done("plan").keys() == {records[0].file}
+    assert done(hub, name).keys() == {records[0].file}
 
 
 def test_records_count_as_long_as_their_shards_are_whole(hub: InHouse, name: str) -> None:
     target = begun(hub, name)
     records = [staged(target, number) for number in (1, 2, 3)]
     target.close()
-    assert looked(hub, name) and aimed_at(hub, name).keys() == {one.file for one in records}
+    assert done(hub, name).keys() == {one.file for one in records}
     change = [CommitOperationDelete(records[0].file), CommitOperationAdd(records[1].file, b"other bytes")]
     hub.api().create_commit(name, change, commit_message="m", revision=STAGING_BRANCH)
-    assert aimed_at(hub, name) == {records[2].file: records[2]}
-
-
-def aimed_at(hub: InHouse, name: str) -> dict[str, ShardRecord]:
-    target = aim(hub, name)
-    target.check(RepoRef("hub", SOURCE, "0" * 40))
-    return target.done("plan")
+    assert done(hub, name) == {records[2].file: records[2]}
 
 
 def test_no_record_counts_where_one_that_is_gone_says_what_was_read() -> None:
@@ -80,25 +69,20 @@ def test_no_record_counts_where_one_that_is_gone_says_what_was_read() -> None:
     assert whole(records, lambda _: False) == whole({}, lambda _: True) == {}
 
 
-def test_records_that_are_together_too_large_are_refused_and_others_are_read(
-    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_too_large_together_are_refused(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = begun(hub, name)
     for number in (1, 2, 3):
         staged(target, number)
     target.close()
-    sizes = [
-        file.size
-        for file in hub.api().list_repo_tree(name, recursive=True, revision=STAGING_BRANCH)
-        if file.path.startswith(RECORDS) and file.path != f"{RECORDS}job.json"
-    ]
+    lines = [f"{RECORDS}{file}.json" for file in noted(hub, name)]
+    sizes = [file.size for file in hub.api().get_paths_info(name, lines, revision=STAGING_BRANCH)]  # type: ignore[union-attr]
     assert len(sizes) == 3
     monkeypatch.setattr(hub_staging, "MAX_REPORT_BYTES", sum(sizes))
-    assert len(aimed_at(hub, name)) == 3
+    assert len(done(hub, name)) == 3
     monkeypatch.setattr(hub_staging, "MAX_REPORT_BYTES", sum(sizes) - 1)
     hub.log.clear()
     with pytest.raises(DestinationError, match="No job of this tool writes as many") as refusal:
-        aimed_at(hub, name)
+        done(hub, name)
     assert hub.asked("/resolve/.*sharding_records/") <= 1, "whose job it is"
     assert "--restart" in refusal.value.hint
 
@@ -119,13 +103,11 @@ def test_a_job_with_choices_that_nobody_can_make_is_no_job(options: str) -> None
 
 
 @pytest.mark.parametrize("plan", ["the same", "another"])
-def test_a_job_is_gone_on_with_where_main_shows_its_own_result_and_not_that_of_another_plan(
-    hub: InHouse, name: str, plan: str, tmp_path: Path
-) -> None:
+def test_a_job_goes_on_where_main_shows_its_own_result(hub: InHouse, name: str, plan: str, tmp_path: Path) -> None:
     shard(hub, SOURCE, name, "1MB")
     start(hub, name, ShardFinished).close()
     shard(hub, SOURCE, f"{name}-beside", "9kB" if plan == "the same" else "30kB")
-    (title,) = [commit.title for commit in hub.api().list_repo_commits(f"{name}-beside")][:1]
+    title = hub.api().list_repo_commits(f"{name}-beside")[0].title
     place = download(hub, f"{name}-beside", tmp_path / "beside")
     upload = hub.api().upload_folder
     upload(repo_id=name, folder_path=place, commit_message=title, ignore_patterns=".cache/*", delete_patterns="*")
@@ -139,14 +121,10 @@ def test_a_job_is_gone_on_with_where_main_shows_its_own_result_and_not_that_of_a
         assert branches(hub, name) == {"main"}
 
 
-BROKEN: dict[str, Callable[[InHouse, str, Report | None], object]] = {
-    "the last shard is gone": lambda hub, name, _: hub.api().delete_file(shards(hub, name)[-1], name),
-    "a shard is another": lambda hub, name, _: hub.api().upload_file(
-        path_or_fileobj=b"other", path_in_repo=shards(hub, name)[0], repo_id=name
-    ),
-    "the report is another": lambda hub, name, _: hub.api().upload_file(
-        path_or_fileobj=b"{}", path_in_repo=REPORT_NAME, repo_id=name
-    ),
+BROKEN: dict[str, Callable[[InHouse, str], object]] = {
+    "the last shard is gone": lambda hub, name: hub.api().delete_file(shards(hub, name)[-1], name),
+    "a shard is another": lambda hub, name: hub.put(name, shards(hub, name)[0], b"other"),
+    "the report is another": lambda hub, name: hub.put(name, REPORT_NAME, b"{}"),
 }
 
 
@@ -163,7 +141,7 @@ def test_a_result_of_which_main_does_not_show_all_is_not_said_to_be_published_an
     def commit(repo: HubRepo, branch: str, *given: Any) -> str:
         made = usual(repo, branch, *given)
         if branch == "main":
-            BROKEN[what](hub, name, None)
+            BROKEN[what](hub, name)
         return made
 
     events = start(hub, name, Verified)
@@ -181,23 +159,17 @@ def test_the_refusal_of_a_changed_repo_names_what_is_gone_there(hub: InHouse, na
     events = start(hub, name, ShardFinished)
     hub.api().delete_file("config.json", name)
     before = heads(hub, name)["main"]
-    for going_on in (events, start_again(hub, name)):
+    for going_on in (events, job.shard(SOURCE, name, "9kB", endpoint=hub.address, token=TOKEN)):
         with pytest.raises(DestinationError, match=r"meanwhile \(removed: config\.json\)"):
             list(going_on)
     assert heads(hub, name)["main"] == before and STAGING_BRANCH in branches(hub, name)
 
 
-def start_again(hub: InHouse, name: str) -> Iterator[job.Event]:
-    yield from job.shard(SOURCE, name, "9kB", endpoint=hub.address, token=TOKEN)
-
-
-def test_where_main_moves_between_the_last_look_and_the_commit_nothing_of_it_is_replaced(
-    hub: InHouse, name: str, tmp_path: Path
-) -> None:
+def test_where_main_moves_before_the_commit_nothing_of_it_is_replaced(hub: InHouse, name: str, tmp_path: Path) -> None:
     shard(hub, SOURCE, name, "30kB")
     before = files_of(hub, name)
     events = start(hub, name, Verified)
-    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="config.json", repo_id=name)
+    hub.put(name, "config.json", b"mine")
     main = heads(hub, name)["main"]
     with pytest.raises(DestinationError, match=r"new or changed: config\.json"):
         list(events)
@@ -215,12 +187,6 @@ def test_what_a_report_says_that_is_no_name_of_a_file_is_passed_over(odd: object
             earlier = parse_earlier(json.dumps({**report, name: other}).encode())
             assert earlier is None or (name, other) != ("source", odd)
         assert parse_earlier(json.dumps({key: value for key, value in report.items() if key != name}).encode()) is None
-    assert (
-        parse_earlier(json.dumps(report).encode()[:-2])
-        is parse_earlier(b"[" * 99_999)
-        is parse_earlier(b"\xff")
-        is None
-    )
-    of_folder = {**report, "source": {"repo_id": "x/y", "kind": "folder"}}
-    earlier = parse_earlier(json.dumps(of_folder).encode())
-    assert earlier and earlier.source != "x/y"
+    assert all(parse_earlier(text) is None for text in (json.dumps(report).encode()[:-2], b"[" * 99_999, b"\xff"))
+    of_folder = parse_earlier(json.dumps({**report, "source": {"repo_id": "x/y", "kind": "folder"}}).encode())
+    assert of_folder and of_folder.source != "x/y"

@@ -3,7 +3,11 @@
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hf_xet
@@ -13,14 +17,15 @@ from huggingface_hub import constants
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished
+from sharding.core.values import FileEntry, ShardRecord
 from sharding.report.schema import Report
 from sharding.storage.hub.client import XET_SETTINGS, Hub, xet_session
+from sharding.storage.hub.repo import has_content, holds
 from sharding.storage.hub.upload import LfsShardWriter, XetShardWriter
 from tests.conftest import listing
-from tests.hubs import TOKEN, exists, push
+from tests.hubs import SOURCE, TOKEN, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
-from tests.storage.steps import SOURCE, begun, noted, sent, staged
-from tests.storage.test_hub_upload import Store
+from tests.storage.steps import begun, noted, sent, staged
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +47,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def open_files(folder: Path) -> int:
     """How many files below `folder` this process has open, with or without a name."""
-    links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     places = []
-    for path in links:
-        try:
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
             places.append(os.readlink(path))
-        except OSError:
-            continue
     return sum(place.startswith(f"{folder}/") for place in places)
 
 
@@ -71,9 +73,7 @@ def test_without_xet_one_shard_is_open_at_a_time_in_a_file_without_a_name(
     assert report.resources.bytes_deduplicated == 0
 
 
-def test_without_xet_a_finished_shard_has_let_go_of_its_file_and_one_that_is_given_up_too(
-    plain: InHouse, name: str, temporary: Path
-) -> None:
+def test_without_xet_a_shard_lets_go_of_its_file_finished_or_not(plain: InHouse, name: str, temporary: Path) -> None:
     target = begun(plain, name)
     assert target.shards_at_once == 1
     records = [staged(target, number) for number in (1, 2)]
@@ -97,14 +97,18 @@ def test_without_xet_what_the_store_has_already_is_not_counted_as_uploaded(plain
     target.close()
 
 
-def test_without_xet_no_bar_of_the_client_is_drawn(
-    plain: InHouse, folder: Path, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_xet_no_bar_shows(plain: InHouse, folder: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     for size in ("9kB", "8kB"):
         *_, report = job.shard(str(folder), name, size, endpoint=plain.address, token=TOKEN)
         assert isinstance(report, Report) and report.verification.identical
     assert capfd.readouterr().err == ""
+
+
+def test_shards_go_to_the_store_whatever_the_gitattributes_of_a_repo_say(plain: InHouse, name: str) -> None:
+    plain.api().create_repo(name)
+    plain.put(name, ".gitattributes", b"*.bin filter=lfs diff=lfs merge=lfs -text\n")
+    assert shard(plain, SOURCE, name, "9kB").verification.identical
 
 
 @pytest.mark.usefixtures("nothing_stays_on_this_disk")
@@ -119,12 +123,80 @@ def test_through_xet_nothing_is_on_the_disk_and_what_the_store_has_is_not_sent_a
     assert target.disk_bytes_written == 0
 
 
+# --- What the store says that it has ----------------------------------------------------------------------
+
+DATA = b"the bytes of a shard"
+RECORD = ShardRecord("w.safetensors", len(DATA), sha256(DATA).hexdigest(), {})
+OTHER = sha256(b"other bytes").hexdigest()
+
+
+class Store:
+    """An upload commit of hf-xet that says it has stored `said`."""
+
+    def __init__(self, **said: Any) -> None:
+        self.said = SimpleNamespace(**{"sha256": RECORD.sha256, "file_size": RECORD.bytes, "hash": "ab" * 32} | said)
+        self.sent = b""
+        self.aborted = False
+
+    def start_upload_stream(self, name: str) -> "Store":
+        return self
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def finish(self) -> Any:
+        return SimpleNamespace(xet_info=self.said)
+
+    def wait_to_finish(self) -> Any:
+        return SimpleNamespace(dedup_metrics=SimpleNamespace(total_bytes_uploaded=7, deduped_bytes=5))
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def writing(store: Store) -> XetShardWriter:
+    writer = XetShardWriter(lambda: store, RECORD.file)
+    writer.write(DATA)
+    assert store.sent == DATA
+    return writer
+
+
+def test_a_shard_that_the_store_has_as_it_was_sent_is_finished_and_not_given_up_any_more() -> None:
+    store = Store()
+    writer = writing(store)
+    assert writer.finish() == RECORD.sha256
+    assert (writer.bytes_uploaded, writer.bytes_deduplicated) == (7, 5)
+    writer.abort()
+    assert not store.aborted
+    store = Store()
+    writing(store).abort()
+    assert store.aborted
+
+
+@pytest.mark.parametrize("said", [{"file_size": 19}, {"file_size": 21}, {"sha256": None}, {"file_size": None}])
+def test_a_shard_of_which_the_store_says_that_it_is_another_is_not(said: dict[str, Any]) -> None:
+    store = Store(**said)
+    writer = writing(store)
+    with pytest.raises(DestinationError, match=r"w\.safetensors arrived damaged") as refusal:
+        writer.finish()
+    assert refusal.value.hint
+    writer.abort()
+    assert not store.aborted
+
+
+def test_a_listed_file_is_a_shard_or_a_content_if_size_and_hash_are_its_own() -> None:
+    listed = FileEntry(RECORD.file, RECORD.bytes, RECORD.sha256)
+    assert holds(listed, RECORD) and has_content(listed, DATA)
+    in_git = FileEntry(RECORD.file, RECORD.bytes, git_sha1="0" * 40)
+    others = [replace(listed, sha256=OTHER), in_git, None]
+    assert not any(holds(file, RECORD) for file in [*others, replace(listed, bytes=RECORD.bytes + 1)])
+    assert not any(has_content(file, DATA) for file in others)
+    hello = FileEntry("a", 6, git_sha1="ce013625030ba8dba906f756967f9e9ca394464a")  # `git hash-object` of it
+    assert has_content(hello, b"hello\n") and not has_content(hello, b"hello")
+
+
 BREAKS: dict[str, tuple[type[Exception], str, str]] = {
-    "a login that has ended": (
-        PermissionError,
-        "login is no longer valid, or has no permission to upload w.safetensors",
-        "Sign",
-    ),
+    "a login that has ended": (PermissionError, "is no longer valid, or has no permission to upload w.safe", "Sign"),
     "what breaks off": (RuntimeError, "upload of w.safetensors broke off: for a reason", "same job"),
     "a connection": (ConnectionError, "upload of w.safetensors broke off: for a reason", "same job"),
 }
@@ -134,7 +206,7 @@ BREAKS: dict[str, tuple[type[Exception], str, str]] = {
 @pytest.mark.parametrize("when", ["start", "start_upload_stream", "write", "finish", "wait_to_finish"])
 def test_an_upload_that_fails_is_said_in_plain_words_whenever_it_does(what: str, when: str) -> None:
     family, says, hint = BREAKS[what]
-    store = Store(sha256="00", file_size=4, hash="ab")
+    store = Store()
 
     def fails(*_: Any, **__: Any) -> Any:
         raise family("for a reason")
@@ -160,31 +232,11 @@ def test_a_full_disk_is_said_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> 
     writer.abort()
 
 
-def test_to_give_up_stops_what_is_under_way_and_nothing_that_is_done() -> None:
-    for said, is_damaged in (({"file_size": 4}, False), ({"file_size": 3}, True)):
-        store = Store(sha256="00", hash="ab", **said)
-        writer = XetShardWriter(lambda store=store: store, "w.safetensors")
-        writer.write(b"data")
-        if is_damaged:
-            with pytest.raises(DestinationError, match="arrived damaged"):
-                writer.finish()
-        else:
-            writer.finish()
-        writer.abort()
-        assert not store.aborted
-    store = Store()
-    writer = XetShardWriter(lambda: store, "w.safetensors")
-    writer.write(b"da")
-    writer.abort()
-    assert store.aborted
-
-
 @pytest.mark.parametrize("wish", ["", "/elsewhere"])
 def test_hf_xet_gets_its_bounds_and_writes_no_log_files(monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
     made: list[tuple[Any, str]] = []
-    monkeypatch.setattr(
-        hf_xet, "XetSession", lambda config: made.append((config, os.environ.get("HF_XET_LOG_DEST", ""))) or "session"
-    )
+    note = lambda config: made.append((config, os.environ.get("HF_XET_LOG_DEST", ""))) or "session"  # noqa: E731
+    monkeypatch.setattr(hf_xet, "XetSession", note)
     monkeypatch.delenv("HF_XET_LOG_DEST")
     if wish:
         monkeypatch.setenv("HF_XET_LOG_DEST", wish)
@@ -194,9 +246,7 @@ def test_hf_xet_gets_its_bounds_and_writes_no_log_files(monkeypatch: pytest.Monk
     assert {name: config[name] for name in XET_SETTINGS} == XET_SETTINGS
 
 
-def test_a_job_that_came_to_nothing_without_xet_leaves_nothing(
-    plain: InHouse, name: str, folder: Path, temporary: Path
-) -> None:
+def test_a_failed_job_without_xet_leaves_nothing(plain: InHouse, name: str, folder: Path, temporary: Path) -> None:
     with plain.failing("status:403@POST .*/info/lfs/"), pytest.raises(DestinationError, match="does not allow it"):
         list(job.shard(str(folder), name, "9kB", endpoint=plain.address, token=TOKEN))
     assert not exists(plain, name) and open_files(temporary) == 0 and listing(temporary) == {}

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from sharding.core.options import Options
-from sharding.core.values import RepoRef, StagedJob
+from sharding.core.values import StagedJob
 from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME, Journal
+from tests.storage.publications import job_of
 
-JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
+JOB = job_of()
 
 
 def held(folder: Path, job: StagedJob = JOB) -> Journal:
@@ -22,9 +23,7 @@ def held(folder: Path, job: StagedJob = JOB) -> Journal:
     return journal
 
 
-def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_is_gone_on_with_keeps_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held(tmp_path).close()
     before = (tmp_path / JOURNAL_NAME).read_bytes()
     with monkeypatch.context() as patched:
@@ -89,11 +88,7 @@ def test_a_journal_whose_folder_was_taken_over_is_not_begun_anew(tmp_path: Path)
     journal.begin(JOB)
     (tmp_path / LEASE_NAME).write_text("elsewhere 17 1.0 abc")
     before = (tmp_path / JOURNAL_NAME).read_bytes()
-    for deed in (
-        lambda: journal.begin(replace(JOB, plan_id="another")),
-        lambda: journal.begin(JOB),
-        journal.lease.refuse_lost,
-    ):
+    for deed in (lambda: journal.begin(job_of("another")), lambda: journal.begin(JOB), journal.lease.refuse_lost):
         with pytest.raises(OSError, match="taken it over"):
             deed()
     assert not journal.is_ours
@@ -102,9 +97,7 @@ def test_a_journal_whose_folder_was_taken_over_is_not_begun_anew(tmp_path: Path)
     assert (tmp_path / LEASE_NAME).exists()
 
 
-def test_what_is_written_to_a_journal_is_counted_and_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_journal_is_told_is_counted_and_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
     journal = Journal(tmp_path)

@@ -48,18 +48,6 @@ def test_one_holds_it_until_it_lets_go(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_a_process_that_has_ended_here_it_is_taken_over_at_once(tmp_path: Path) -> None:
-    script = (
-        "import os; from pathlib import Path; from sharding.storage.journal import Lease\n"
-        f"Lease(Path({str(tmp_path)!r})).take(); os._exit(9)"
-    )
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 9
-    assert (tmp_path / LEASE_NAME).read_text().startswith(socket.gethostname())
-    lease = Lease(tmp_path)
-    lease.take()
-    lease.release()
-
-
 def of_this_machine(folder: Path, **words: object) -> Path:
     """The lease of a process of this machine that has not let go; some of its `words` are others."""
     lease = Lease(folder)
@@ -76,11 +64,19 @@ def ended_process() -> int:
         return process.pid
 
 
-def test_a_process_id_that_was_given_anew_holds_nothing(tmp_path: Path) -> None:
-    of_this_machine(tmp_path, began=1.0)
+@pytest.mark.parametrize("holder", ["has ended", "had its number before", "has ended and there is no /proc"])
+def test_that_of_an_ended_process_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: str) -> None:
+    if "no /proc" in holder:
+        for place in ("_BOOT_ID", "_NAMESPACE"):
+            monkeypatch.setattr(f"sharding.storage.journal.{place}", tmp_path / "no such place")
+    file = of_this_machine(tmp_path, **{"pid": ended_process()} if "ended" in holder else {"began": 1.0})
+    assert file.read_text().startswith(socket.gethostname())
     lease = Lease(tmp_path)
     lease.take()
+    with pytest.raises(BlockingIOError):
+        Lease(tmp_path).take()
     lease.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 ELSEWHERE = {
@@ -91,10 +87,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
-def test_a_process_that_cannot_be_asked_about_here_holds_a_folder_by_the_age_of_its_lease(
-    checkpoint: Path, tmp_path: Path, where: str
-) -> None:
-    out = tmp_path / "out"
+def test_where_a_process_cannot_be_asked_about_its_leases_age_counts(checkpoint: Path, out: Path, where: str) -> None:
     staging = out / STAGING_FOLDER
     for pid in (ended_process(), os.getpid()):
         staging.mkdir(parents=True)
@@ -134,21 +127,7 @@ def test_a_lease_says_the_boot_and_the_namespace_of_its_process(tmp_path: Path) 
     assert namespace == os.readlink("/proc/self/ns/pid")
 
 
-def test_without_proc_a_process_of_this_host_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("_BOOT_ID", "_NAMESPACE"):
-        monkeypatch.setattr(f"sharding.storage.journal.{place}", tmp_path / "no such place")
-    of_this_machine(tmp_path, pid=ended_process())
-    lease = Lease(tmp_path)
-    lease.take()
-    with pytest.raises(BlockingIOError):
-        Lease(tmp_path).take()
-    lease.release()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_who_finds_a_new_lease_in_the_place_of_a_dead_one_leaves_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_finds_a_new_lease_where_a_dead_one_was_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_another_machine(tmp_path, LEASE_SECONDS + 5)
     lease = Lease(tmp_path)
 
@@ -163,9 +142,8 @@ def test_who_finds_a_new_lease_in_the_place_of_a_dead_one_leaves_it(
 
 
 def test_a_job_of_many_machines_locks_nothing_and_keeps_others_out(
-    checkpoint: Path, tmp_path: Path, led: Callable[[Hands], Hands], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, out: Path, led: Callable[[Hands], Hands], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
     led(Hands())
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", lambda *_: pytest.fail("A lock on a folder that machines share."))
@@ -182,11 +160,8 @@ def test_a_job_of_many_machines_locks_nothing_and_keeps_others_out(
     assert not (out / STAGING_FOLDER).exists()
 
 
-def test_a_job_of_one_machine_keeps_those_of_many_out(
-    checkpoint: Path, tmp_path: Path, led: Callable[[Hands], Hands]
-) -> None:
+def test_a_job_of_one_machine_keeps_many_out(checkpoint: Path, out: Path, led: Callable[[Hands], Hands]) -> None:
     led(Hands())
-    out = tmp_path / "out"
     events = job.shard(str(checkpoint), str(out), "50kB")
     next(event for event in events if isinstance(event, ShardFinished))
     who = f"process {os.getpid()} on {socket.gethostname()}"
@@ -206,26 +181,13 @@ def test_who_has_the_lock_of_a_folder_waits_for_nobody_who_had_it(checkpoint: Pa
     assert not staging.exists()
 
 
-def test_what_a_killed_job_of_another_machine_left_is_discarded(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    events = job.shard(str(checkpoint), str(out), "50kB")
-    while not any(out.rglob("*.part")) or not (out / STAGING_FOLDER / JOURNAL_NAME).read_bytes():
-        next(events)
-    events.close()
-    of_another_machine(out / STAGING_FOLDER, LEASE_SECONDS + 5)
-    job.discard(str(out))
-    assert not (out / STAGING_FOLDER).exists()
-
-
 # --- By the clock of the folder ---------------------------------------------------------------------------
 
 THEIRS = "new 1 1.0 def"
 
 
-@pytest.mark.parametrize("ahead", [-86_400.0, -LEASE_SECONDS, LEASE_SECONDS, 86_400.0])
-def test_age_is_told_by_the_clock_of_the_folder_whatever_this_machine_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
-) -> None:
+@pytest.mark.parametrize("ahead", [-86_400.0, 86_400.0])
+def test_age_is_told_by_the_clock_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
     usual = time.time
     monkeypatch.setattr(time, "time", lambda: usual() + ahead)
     monkeypatch.setattr(time, "time_ns", lambda: int((usual() + ahead) * 1e9))
@@ -323,18 +285,12 @@ def test_the_holder_renews_its_own_lease_in_time(tmp_path: Path, periods: Period
     assert list(tmp_path.iterdir()) == []
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "another's": lambda file: file.write_text(THEIRS),
-    "nobody's": lambda file: file.write_text(""),
-}
-
-
-@pytest.mark.parametrize("whose", CHANGES)
-def test_no_lease_but_ones_own_is_renewed(tmp_path: Path, periods: Periods, whose: str) -> None:
+@pytest.mark.parametrize("theirs", [THEIRS, ""])
+def test_no_lease_but_ones_own_is_renewed(tmp_path: Path, periods: Periods, theirs: str) -> None:
     lease, file = Lease(tmp_path), tmp_path / LEASE_NAME
     lease.take()
     assert periods.begin()
-    CHANGES[whose](file)
+    file.write_text(theirs)
     then = of_long_ago(file)
     for _ in range(2):
         periods.next()
@@ -347,7 +303,6 @@ def test_no_lease_but_ones_own_is_renewed(tmp_path: Path, periods: Periods, whos
 
 def test_a_dead_lease_is_removed_with_nothing_left_of_it(tmp_path: Path) -> None:
     of_another_machine(tmp_path, LEASE_SECONDS + 5)
-    Lease(tmp_path).clear()
-    assert list(tmp_path.iterdir()) == []
-    Lease(tmp_path).clear()
-    Lease(tmp_path / "not there").clear()
+    for place in (tmp_path, tmp_path, tmp_path / "not there"):
+        Lease(place).clear()
+        assert list(tmp_path.iterdir()) == []

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from typer.testing import CliRunner
 
 from sharding import job
-from sharding.cli.commands import app
 from sharding.core.errors import ShardingError
 from sharding.core.options import Request
 from tests import inhouse
+from tests.commands import invoke
 from tests.conftest import HOME, in_two_files
 from tests.folders import finish
 from tests.hubs import TOKEN, exists, push
@@ -31,18 +30,25 @@ class LoginsLog(inhouse._Log):
         await super().__call__(scope, receive, send)
 
 
+@pytest.fixture(scope="module")
+def one_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    """A Hub with a private repo, which notes logins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inhouse, "_Log", LoginsLog)
+        with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
+            push(hub, in_two_files(tmp_path_factory.mktemp("in") / "in"), SECRET, private=True)
+            yield hub
+
+
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
-    """A Hub with a private repo, and the login of its owner saved on this machine in every way."""
-    monkeypatch.setattr(inhouse, "_Log", LoginsLog)
-    with hub_in_house(tmp_path / "hub") as hub:
-        push(hub, in_two_files(tmp_path / "in"), SECRET, private=True)
-        hub.log.clear()
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", TOKEN)
-        (HOME / "token").write_text(TOKEN)
-        yield hub
-        (HOME / "token").unlink()
+def hub(one_hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
+    """That Hub, and the login of the owner of the repo saved on this machine in every way."""
+    one_hub.log.clear()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", TOKEN)
+    (HOME / "token").write_text(TOKEN)
+    yield one_hub
+    (HOME / "token").unlink()
 
 
 FUNCTIONS: dict[str, Callable[[str, dict[str, Any]], object]] = {
@@ -73,25 +79,23 @@ def test_a_function_uses_no_login_but_the_one_that_it_is_given(
 
 def test_a_function_writes_with_no_saved_login(hub: InHouse, tmp_path: Path) -> None:
     with pytest.raises(ShardingError):
-        finish(job.shard(str(tmp_path / "in"), "alice/made", "60kB", endpoint=hub.address))
+        finish(job.shard(str(in_two_files(tmp_path / "in")), "alice/made", "60kB", endpoint=hub.address))
     with pytest.raises(ShardingError):
         job.discard("alice/made", endpoint=hub.address)
     assert not hub.asked("Bearer") and not exists(hub, "alice/made")
 
 
 @pytest.mark.parametrize("saved", ["HF_TOKEN", "a file"])
-def test_the_command_line_uses_the_login_of_every_tool(
-    saved: str, hub: InHouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_use_the_login_of_every_tool(saved: str, hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN")
     if saved == "HF_TOKEN":
         (HOME / "token").write_text("hf_bob")
     else:
         monkeypatch.delenv("HF_TOKEN")
-    done = CliRunner().invoke(app, ["inspect", SECRET])
+    done = invoke("inspect", SECRET)
     assert done.exit_code == 0, done.output
     assert f"LOGIN Bearer {TOKEN}" in hub.log and not hub.asked("hf_bob")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     (HOME / "token").write_text("")
-    assert CliRunner().invoke(app, ["inspect", SECRET]).exit_code == 3
+    assert invoke("inspect", SECRET).exit_code == 3

@@ -15,7 +15,7 @@ from sharding.storage.folder_source import open_folder
 from sharding.storage.journal import JOURNAL_NAME
 from tests.conftest import listing
 from tests.folders import arrays, finish, same
-from tests.storage.publications import write_pipeline, write_source
+from tests.storage.publications import write_pipeline
 from tests.storage.recorder import recorded
 
 VICTIMS = {"victim": b"victim", "sharding_report.json": b"{}", "model.safetensors": b"weights"}
@@ -23,6 +23,8 @@ NAMED = [
     "../theirs/{}", "{theirs}/{}", "linked/{}", "sub/../../theirs/{}", "./../theirs/{}", "sub/linked/{}",
     "above/theirs/{}",
 ]  # fmt: skip
+ODD = ["", ".", "..", "/", "sub", "config.json/x", "a\0b", "x" * 5000, "linked", "\udcff"]
+"""Names of no file, which do not stand in the way."""
 
 
 @pytest.fixture
@@ -36,11 +38,6 @@ def theirs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "in")
-
-
-@pytest.fixture
 def out(source: Path, tmp_path: Path, theirs: Path) -> Path:
     """A result from which links lead elsewhere."""
     out = tmp_path / "out"
@@ -51,21 +48,19 @@ def out(source: Path, tmp_path: Path, theirs: Path) -> Path:
     return out
 
 
-def claim(out: Path, theirs: Path, named: str) -> list[str]:
-    """Have the report name files elsewhere."""
-    claimed = [named.format(victim, theirs=theirs) for victim in VICTIMS]
+def claim(out: Path, names: list[str]) -> None:
+    """Have the report name files elsewhere first."""
     report = json.loads((out / REPORT_NAME).read_text())
-    report["files"] += claimed
-    (out / REPORT_NAME).write_text(json.dumps(report))
-    return claimed
+    (out / REPORT_NAME).write_text(json.dumps({**report, "files": [*names, *report["files"]]}))
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_what_a_report_names_elsewhere_is_there_after_the_folder_is_written_over(
-    source: Path, out: Path, theirs: Path, named: str
-) -> None:
-    claimed = claim(out, theirs, named)
-    assert all((out / path).read_bytes() in VICTIMS.values() for path in claimed)  # it would have been removed
+def elsewhere(theirs: Path) -> list[str]:
+    return [named.format(victim, theirs=theirs) for named in NAMED for victim in VICTIMS]
+
+
+def test_what_a_report_names_elsewhere_is_there_after_it_is_written_over(source: Path, out: Path, theirs: Path) -> None:
+    assert all((out / path).read_bytes() in VICTIMS.values() for path in elsewhere(theirs))  # it would be removed
+    claim(out, [*elsewhere(theirs), *ODD])
     with recorded() as recorder:
         finish(job.shard(str(source), str(out), "400B"))
     assert listing(theirs) == VICTIMS
@@ -73,36 +68,18 @@ def test_what_a_report_names_elsewhere_is_there_after_the_folder_is_written_over
     assert not (out / "model-00001-of-00003.safetensors").exists()
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_what_a_report_names_elsewhere_is_there_after_a_job_is_discarded(
-    source: Path, out: Path, theirs: Path, named: str
-) -> None:
+def test_what_a_report_names_elsewhere_is_there_after_a_job_is_discarded(source: Path, out: Path, theirs: Path) -> None:
     for event in job.shard(str(source), str(out), "200B"):
         if isinstance(event, Verified):
             break
     (out / "model.safetensors.index.json").unlink()  # now it is half-made, and by the same plan
-    claim(out, theirs, named)
+    claim(out, [*elsewhere(theirs), *ODD])
     assert job.discard(str(out)).found
     assert listing(theirs) == VICTIMS
     assert not list(out.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize(
-    "odd",
-    ["", ".", "..", "/", "sub", "config.json/x", "a\0b", "x" * 5000, "linked", "\udcff"],
-    ids=lambda odd: repr(odd[:12]),
-)
-def test_a_name_that_is_no_file_does_not_stand_in_the_way(source: Path, out: Path, theirs: Path, odd: str) -> None:
-    report = json.loads((out / REPORT_NAME).read_text())
-    (out / REPORT_NAME).write_text(json.dumps({**report, "files": [odd, *report["files"]]}))
-    finish(job.shard(str(source), str(out), "400B"))
-    assert not (out / "model-00001-of-00003.safetensors").exists()
-    assert listing(theirs) == VICTIMS
-
-
-def test_a_file_that_would_go_over_a_link_ends_the_job_before_the_earlier_result_is_touched(
-    source: Path, out: Path, theirs: Path
-) -> None:
+def test_a_file_over_a_link_ends_the_job_before_anything_is_touched(source: Path, out: Path, theirs: Path) -> None:
     (source / "linked").mkdir()
     (source / "linked/victim").write_text("another")
     before = listing(out)
@@ -134,10 +111,7 @@ def test_a_part_that_is_a_link_is_not_written_through(source: Path, out: Path, t
 
 @pytest.mark.parametrize(
     "work",
-    [
-        lambda source, out: finish(job.shard(str(source), str(out), "400B")),
-        lambda source, out: job.discard(str(out)),
-    ],
+    [lambda source, out: finish(job.shard(str(source), str(out), "400B")), lambda source, out: job.discard(str(out))],
     ids=["shard", "discard"],
 )
 @pytest.mark.parametrize("linked", ["journal", "folder"])
@@ -158,12 +132,11 @@ def test_a_journal_that_is_a_link_is_not_written_through(
     assert same(arrays(out), before)
 
 
-@pytest.mark.parametrize("path", ["../victim", "/etc/x", "sub/../../victim", "..", "a\\..\\b"])
-def test_no_file_is_published_under_a_name_that_leads_out(out: Path, theirs: Path, path: str) -> None:
-    target = FolderDestination(out)
-    origin = open_folder(str(out))
-    with pytest.raises(DestinationError, match="leads out of the folder"):
-        target.publish({}, [], origin, {path: b"x"})
+def test_no_file_is_published_under_a_name_that_leads_out_or_by_a_roundabout_path(out: Path, theirs: Path) -> None:
+    target, before = FolderDestination(out), listing(out)
+    roundabout = ("./x", "a/./x", "a//x", f"./{STAGING_FOLDER}/x")
+    for path in ("../victim", "/etc/x", "sub/../../victim", "..", "a\\..\\b", *roundabout):
+        with pytest.raises(DestinationError, match="leads out of the folder"):
+            target.publish({}, [], open_folder(str(out)), {path: b"x"})
     target.close()
-    assert listing(theirs) == VICTIMS
-    assert (out / "model.safetensors.index.json").exists()
+    assert listing(theirs) == VICTIMS and listing(out) == before

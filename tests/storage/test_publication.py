@@ -1,6 +1,6 @@
 """Whatever fails and whenever a job dies, a folder shows a whole result or none, and the next run finishes it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,13 +10,14 @@ from sharding.core.errors import DestinationError
 from tests.storage.publications import BEFORE, Place
 from tests.storage.recorder import Step, recorded
 
-EVERY = 3
+EVERY = 4
 """Of how many steps one is tried where all are not; each test tries others."""
 
 
-def usually(*names: str) -> list[object]:
-    """What is there before, and of how many steps one is tried: some with `names`, all with everything in the long run."""
-    thorough = [pytest.param((name, 1), marks=pytest.mark.thorough, id=f"{name}, every step") for name in BEFORE]
+def usually(*names: str, in_the_long_run: Iterable[str] = BEFORE) -> list[object]:
+    """What is there before, and of how many steps one is tried: some with `names`, all in the long run."""
+    marks = pytest.mark.thorough
+    thorough = [pytest.param((name, 1), marks=marks, id=f"{name}, every step") for name in in_the_long_run]
     return [*(pytest.param((name, EVERY), id=name) for name in names), *thorough]
 
 
@@ -29,8 +30,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place
 
 
+of_shards = pytest.mark.parametrize("place", usually("shards", in_the_long_run=["shards", "a pipeline"]), indirect=True)
+
+
 def some(place: Place, first: int, work: Callable[[], object]) -> list[tuple[int, Step]]:
-    """The steps that something takes from here, with their numbers; all of them or every third from `first`."""
+    """The steps that something takes from here, with their numbers; all of them or every few from `first`."""
     return list(enumerate(steps_of(work)))[first % place.every :: place.every]
 
 
@@ -52,12 +56,17 @@ def naming(number: int, step: Step) -> Iterator[None]:
         raise
 
 
+def kill(work: Callable[[], object], number: int) -> None:
+    """Have something killed before a step."""
+    with recorded(dies_at=number) as recorder:
+        work()
+    assert recorder.is_reached
+
+
 def die(place: Place, number: int) -> None:
     """Run the job from the beginning until it is killed before a step."""
     place.again()
-    with recorded(dies_at=number) as recorder:
-        place.publish()
-    assert recorder.is_reached
+    kill(place.publish, number)
 
 
 def test_a_job_that_dies_before_any_step_is_finished_by_the_next(place: Place) -> None:
@@ -70,7 +79,7 @@ def test_a_job_that_dies_before_any_step_is_finished_by_the_next(place: Place) -
             place.assert_finished()
 
 
-@pytest.mark.parametrize("place", usually("shards"), indirect=True)
+@of_shards
 def test_a_job_that_dies_before_any_step_is_discarded_without_a_trace(place: Place) -> None:
     place.again()
     for number, step in some(place, 1, place.publish):
@@ -87,22 +96,20 @@ def half_published(place: Place) -> int:
     return max(number for number, to in named if to and to.suffix == ".safetensors")
 
 
-@pytest.mark.parametrize("place", usually("shards"), indirect=True)
+@of_shards
 def test_a_job_that_dies_again_while_it_ends_what_was_half_published_is_finished_by_the_next(place: Place) -> None:
     middle = half_published(place)
     die(place, middle)
     for number, step in some(place, 0, place.publish):
         with naming(number, step):
             die(place, middle)
-            with recorded(dies_at=number) as recorder:
-                place.publish()
-            assert recorder.is_reached
+            kill(place.publish, number)
             place.assert_whole_or_unfinished()
             place.publish()
             place.assert_finished()
 
 
-@pytest.mark.parametrize("place", usually("shards"), indirect=True)
+@of_shards
 def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for(place: Place) -> None:
     middle = half_published(place)
     die(place, middle)
@@ -110,15 +117,13 @@ def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for
         for go_on, assert_ended in ((place.discard, place.assert_discarded), (place.publish, place.assert_finished)):
             with naming(number, step):
                 die(place, middle)
-                with recorded(dies_at=number) as recorder:
-                    place.discard()
-                assert recorder.is_reached
+                kill(place.discard, number)
                 place.assert_whole_or_unfinished()
                 go_on()
                 assert_ended()
 
 
-@pytest.mark.parametrize("place", usually("shards"), indirect=True)
+@of_shards
 def test_a_step_that_fails_ends_the_job_in_words_and_the_next_run_finishes_it(place: Place) -> None:
     place.again()
     said = []

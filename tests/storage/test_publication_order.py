@@ -15,15 +15,15 @@ from tests.storage.recorder import Kind, Step, recorded
 PIPELINE = "model_index.json"
 
 
-@pytest.fixture(params=BEFORE)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+@pytest.fixture(scope="module", params=BEFORE)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A folder that holds what the parameter says."""
-    place = BEFORE[request.param](tmp_path)
+    place = BEFORE[request.param](tmp_path_factory.mktemp("place"))
     place.again()
     return place
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def steps(place: Place) -> list[Step]:
     """What a job does there from its beginning to its end, apart from the empty files by which it tries names."""
     with recorded() as recorder:
@@ -76,31 +76,18 @@ def renames(place: Place, steps: list[Step]) -> list[tuple[int, str]]:
     return [(number, path) for number, path in named if not path.startswith(f"{STAGING_FOLDER}/")]
 
 
-def test_nothing_is_written_under_the_name_that_it_is_to_have(place: Place, steps: list[Step]) -> None:
+def test_every_file_gets_its_name_once_and_when_its_bytes_are_on_the_disk(place: Place, steps: list[Step]) -> None:
     assert all(steps[number].path.name.endswith(".part") for number in numbers(steps, "create", "write", "truncate"))
-
-
-def test_the_bytes_of_a_file_are_on_the_disk_before_it_gets_its_name(place: Place, steps: list[Step]) -> None:
-    for number, _ in renames(place, steps):
+    named = renames(place, steps)
+    for number, _ in named:
         assert is_written(steps, steps[number].path, number), steps[number]
-
-
-def test_every_file_of_the_result_gets_its_name_once(place: Place, steps: list[Step]) -> None:
-    named = sorted(path for _, path in renames(place, steps))
-    assert named == sorted({*place.new, REPORT_NAME, "README.md"})
-
-
-def test_what_shows_a_result_comes_after_all_else_and_an_index_before_the_pipeline(
-    place: Place, steps: list[Step]
-) -> None:
-    order = [shows(place, path) for _, path in renames(place, steps)]
-    assert order == sorted(order)
-    assert order[-1] > 0
+    assert sorted(path for _, path in named) == sorted({*place.new, REPORT_NAME, "README.md"})
 
 
 def test_the_names_of_all_else_are_on_the_disk_before_what_shows_it(place: Place, steps: list[Step]) -> None:
-    named = renames(place, steps)
-    checked = 0
+    named, checked = renames(place, steps), 0
+    order = [shows(place, path) for _, path in named]
+    assert order == sorted(order) and order[-1] > 0, "an index comes before what makes a pipeline"
     for shown, entrance in named:
         for number, path in named:
             if shows(place, path) < shows(place, entrance):
@@ -109,7 +96,6 @@ def test_the_names_of_all_else_are_on_the_disk_before_what_shows_it(place: Place
     assert checked
 
 
-@pytest.mark.parametrize("place", ["nothing"], indirect=True)
 def test_a_new_folder_is_on_the_disk_before_what_shows_the_result(place: Place, steps: list[Step]) -> None:
     shown = next(number for number, path in renames(place, steps) if shows(place, path))
     for number in numbers(steps, "mkdir"):
@@ -123,11 +109,8 @@ def test_a_shard_is_noted_once_it_is_on_the_disk_and_so_is_the_note(place: Place
     assert len(parts) == len(notes) == shards_of(place)
     for part, number in parts.items():
         (note,) = [made for path, made in notes.items() if path.name.startswith(part.name.removesuffix("part"))]
-        assert (
-            number < note
-            and is_written(steps, steps[number].path, number)
-            and is_written(steps, steps[note].path, note)
-        )
+        assert number < note
+        assert is_written(steps, steps[number].path, number) and is_written(steps, steps[note].path, note)
         following = next(later for later in sorted(named.values()) if later > note)
         assert is_synced(steps, part.parent, number, note) and is_synced(steps, part.parent, note, following)
     journal = place.out / STAGING_FOLDER / JOURNAL_NAME
@@ -172,7 +155,9 @@ def test_nothing_but_the_folder_is_touched(place: Place, steps: list[Step]) -> N
     assert not {name_in(place, step.path) for step in steps if step.kind == "remove"} & set(place.mine)
 
 
-def test_a_discard_takes_the_journal_last(place: Place) -> None:
+def test_a_discard_takes_the_journal_last(tmp_path: Path) -> None:
+    place = BEFORE["shards"](tmp_path)
+    place.again()
     with recorded(dies_at=22):
         place.publish()
     with recorded() as recorder:

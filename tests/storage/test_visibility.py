@@ -1,17 +1,17 @@
 """Who may see a copy: as its source and its base, unless somebody has said otherwise and confirmed it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.options import Options, Request
-from tests.conftest import write_checkpoint
 from tests.folders import write_ranks
-from tests.hubs import TOKEN, exists, push, shard
+from tests.hubs import TOKEN, exists, is_private, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
 WRITES = "^(POST|PUT|DELETE) .*(repos/create|repos/delete|commit|branch|preupload|info/lfs|xet-write|settings)"
@@ -32,13 +32,9 @@ SOURCES: dict[str, tuple[str, str, bool, str]] = {
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+def hub(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[InHouse]:
     """A Hub with models and runs that everybody sees, and others."""
-    top = tmp_path_factory.mktemp("in")
-    folder = write_checkpoint(
-        top / "in", {"model.safetensors": {"layers.0.weight": np.ones(9, np.float32)}}, index=False
-    )
-    run = write_ranks(top / "run")
+    run = write_ranks(tmp_path_factory.mktemp("in") / "run")
     FOLDERS.update({"FOLDER": str(folder), "RUN": str(run)})
     with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
         for name in ("open", "gated", "hidden"):
@@ -68,53 +64,52 @@ def check(hub: InHouse, kind: str, place: str, **choices: Any) -> None:
     job.check(request, endpoint=hub.address, token=TOKEN)
 
 
+def refused(*asks: Callable[[], None]) -> str:
+    """How these are refused, all in the same words."""
+    said = set()
+    for ask in asks:
+        with pytest.raises(DestinationError) as refusal:
+            ask()
+        said.add(f"{refusal.value.message} {refusal.value.hint}")
+    (one,) = said
+    return one
+
+
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_new_repo_is_as_its_source_and_its_base(hub: InHouse, place: str, kind: str) -> None:
     check(hub, kind, place)
     assert not hub.asked(WRITES) and not exists(hub, place), "to check makes nothing"
     if kind not in ("private", "open of an open base", "open of a gated base", "a folder of a private base"):
         make(hub, kind, place)
-        assert hub.api().model_info(place).private is SOURCES[kind][2]
+        assert is_private(hub, place) is SOURCES[kind][2]
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_public_copy_of_what_is_not_public_needs_a_word_and_names_what_that_is(
-    hub: InHouse, place: str, kind: str
-) -> None:
+def test_a_public_copy_of_what_is_not_public_needs_a_word_and_names_that(hub: InHouse, place: str, kind: str) -> None:
     named = SOURCES[kind][3]
     if not named:
         check(hub, kind, place, private=False)
         if kind == "a folder":
             make(hub, kind, place, private=False)
-            assert hub.api().model_info(place).private is False
+            assert not is_private(hub, place)
         return
-    said = []
-    for ask in (check, make):
-        with pytest.raises(DestinationError) as refused:
-            ask(hub, kind, place, private=False)
-        said.append((refused.value.message, refused.value.hint))
-    assert said[0] == said[1] and said[0][0].startswith(f"{named} is private or gated") and "--yes" in said[0][1]
+    said = refused(*(partial(ask, hub, kind, place, private=False) for ask in (check, make)))
+    assert said.startswith(f"{named} is private or gated") and "--yes" in said
     assert not hub.asked(WRITES) and not exists(hub, place)
     check(hub, kind, place, private=False, confirmed=True)
     if kind == "gated":
         make(hub, kind, place, private=False, confirmed=True)
-        assert hub.api().model_info(place).private is False
+        assert not is_private(hub, place)
 
 
 @pytest.mark.parametrize("kind", ["open of a private base", "open", "a folder"])
-def test_a_repo_that_everybody_sees_gets_no_copy_of_what_is_private_without_a_word(
-    hub: InHouse, place: str, kind: str
-) -> None:
+def test_a_public_repo_gets_no_copy_of_what_is_private_without_a_word(hub: InHouse, place: str, kind: str) -> None:
     hub.api().create_repo(place, private=False)
     hub.log.clear()
     if SOURCES[kind][3]:
-        said = []
-        for ask in (check, make):
-            with pytest.raises(DestinationError, match=f"{place} exists and is public") as refused:
-                ask(hub, kind, place, overwrite=True)
-            said.append((refused.value.message, refused.value.hint))
-        assert said[0] == said[1] and not hub.asked(WRITES)
+        said = refused(*(partial(ask, hub, kind, place, overwrite=True) for ask in (check, make)))
+        assert f"{place} exists and is public" in said and not hub.asked(WRITES)
     check(hub, kind, place, confirmed=True)
     if kind != "open":
         make(hub, kind, place, confirmed=True)
-        assert hub.api().model_info(place).private is False
+        assert not is_private(hub, place)

@@ -1,8 +1,6 @@
 """A cast copy holds the numbers that `tensor.to(dtype)` gives, and says that it is one."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,22 +11,20 @@ from safetensors.torch import load_file, save_file
 from sharding import job
 from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import OverflowRefused, UsageError
-from sharding.core.events import ShardFinished, Verified
+from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.formats.quantization import configured
-from sharding.report.schema import Report
 from tests import models
 from tests.casts import MIXED, cast, save_mixed
-from tests.conftest import listing
-from tests.folders import bits, tensors
-from tests.localhub.conftest import Server
+from tests.folders import bits, kept, tensors, until_shard
+from tests.hubs import TOKEN, push
+from tests.inhouse import InHouse
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize("dtype", BY_OPTION)
@@ -87,25 +83,13 @@ def test_verify_compares_a_copy_with_the_cast_source(tmp_path: Path) -> None:
 
 def test_another_dtype_is_another_job_and_the_same_one_goes_on(tmp_path: Path) -> None:
     source = llama(tmp_path / "source")
-    events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16"))
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == 3:
-            events.close()
-    staged = job.find_unfinished(str(tmp_path / "out"))
-    assert staged and (staged.options.dtype, staged.options.allow_overflow) == ("fp16", False)
-
-    def kept(dtype: str) -> int:
-        events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype=dtype))
-        count = 0
-        for event in events:
-            if isinstance(event, ShardFinished):
-                if not event.kept:
-                    events.close()
-                count += event.kept
-        return count
-
-    assert kept("fp16") >= 3
-    assert kept("bf16") == 0
+    for dtype in ("fp16", "bf16"):
+        out = str(tmp_path / dtype)
+        until_shard(job.shard(str(source), out, Options("20kB", dtype="fp16")), 3, stop=True)
+        staged = job.find_unfinished(out)
+        assert staged and (staged.options.dtype, staged.options.allow_overflow) == ("fp16", False)
+        found = kept(job.shard(str(source), out, Options("20kB", dtype=dtype)))
+        assert found >= 3 if dtype == "fp16" else found == 0
 
 
 def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
@@ -126,46 +110,11 @@ def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
     assert configured("[", "float16") is None
 
 
-def test_a_repo_is_cast_on_its_way_to_another(
-    served: Callable[..., Server], tmp_path: Path, nothing_stays_on_this_disk: None
-) -> None:
-    server = served()
-    source = llama(tmp_path / "source")
-    server.api().create_repo("alice/wide")
-    server.api().upload_folder(folder_path=source, repo_id="alice/wide")
-    at = {"endpoint": server.address, "token": "hf_alice"}
-    *_, report = job.shard("alice/wide", "alice/narrow", Options("60kB", dtype="fp16"), **at)  # type: ignore[arg-type]
-    assert isinstance(report, Report) and report.verification.identical
-    *_, last = job.verify("alice/wide", "alice/narrow", dtype="fp16", **at)  # type: ignore[arg-type]
-    assert isinstance(last, Verified) and last.verification.identical
-
-
 def test_what_a_job_has_staged_that_was_allowed_to_overflow_is_not_taken_over_by_one_that_is_not(
-    served: Callable[..., Server], tmp_path: Path
+    hub: InHouse, tmp_path: Path
 ) -> None:
-    server = served()
-    source, out = llama(tmp_path / "source", large=300), tmp_path / "out"
-    server.api().create_repo("alice/wide")
-    server.api().upload_folder(folder_path=source, repo_id="alice/wide")
-    at = {"endpoint": server.address, "token": "hf_alice"}
-    options = Options("20kB", dtype="fp16", allow_overflow=True)
-    events = job.shard("alice/wide", str(out), options, **at)  # type: ignore[arg-type]
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == event.shards:
-            events.close()
+    source, out = push(hub, llama(tmp_path / "source", large=300), "alice/wide"), str(tmp_path / "out")
+    options, at = Options("20kB", dtype="fp16", allow_overflow=True), {"endpoint": hub.address, "token": TOKEN}
+    until_shard(job.shard(source, out, options, **at), 0, stop=True)  # type: ignore[arg-type]
     with pytest.raises(OverflowRefused, match="300 finite numbers"):
-        list(job.shard("alice/wide", str(out), replace(options, allow_overflow=False), **at))  # type: ignore[arg-type]
-
-
-def test_the_command_casts(run: Run, tmp_path: Path) -> None:
-    source = models.save("t5", tmp_path / "source")
-    done = run(
-        "shard", source, tmp_path / "out", "-s", "60kB", "--dtype", "fp16", "--order", "transformers", "--events"
-    )
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    verified = next(event for event in events if event["event"] == "verified")
-    assert (verified["identical"], verified["dtype"]) == (True, "fp16")
-    assert {tensor.dtype for tensor in tensors(tmp_path / "out").values()} == {torch.float16, torch.float32}
-    assert events[0]["plan"]["dtype"] == "fp16"
-    assert listing(tmp_path / "out").keys() >= {"config.json", "sharding_report.json"}
+        list(job.shard(source, out, replace(options, allow_overflow=False), **at))  # type: ignore[arg-type]

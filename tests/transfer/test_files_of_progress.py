@@ -10,18 +10,12 @@ from sharding import job
 from sharding.core.events import Planned, Progress
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, push
-from tests.inhouse import InHouse, hub_in_house
+from tests.inhouse import InHouse
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path / "hub") as hub:
-        yield hub
 
 
 def counted(events: Iterator[job.Event]) -> tuple[dict[str, int], dict[str, Counter[str]]]:
@@ -35,18 +29,14 @@ def counted(events: Iterator[job.Event]) -> tuple[dict[str, int], dict[str, Coun
     return planned, phases
 
 
-def test_of_a_folder_each_file_is_counted_once_as_it_is_written_and_once_as_it_is_read_again(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_each_file_is_counted_once_as_it_is_written_and_once_as_it_is_read_again(
+    place: str, folder: Path, hub: InHouse, tmp_path: Path
 ) -> None:
-    planned, phases = counted(job.shard(str(folder), str(tmp_path / "out"), "60kB"))
-    assert len(planned) > 3 and phases == {"transfer": Counter(planned), "verify": Counter(planned)}
-
-
-def test_on_a_hub_the_files_of_the_copy_are_counted_although_those_of_the_source_are_put_together(
-    folder: Path, hub: InHouse
-) -> None:
-    push(hub, folder, "alice/source")
-    planned, phases = counted(job.shard("alice/source", "alice/copy", "60kB", endpoint=hub.address, token=TOKEN))
+    """On a Hub too, although there the files of the source are put together."""
+    repos = push(hub, folder, "alice/source"), "alice/copy"
+    source, copy = repos if place == "hub" else (str(folder), str(tmp_path / "out"))
+    planned, phases = counted(job.shard(source, copy, "60kB", endpoint=hub.address, token=TOKEN))
     assert len(planned) > 3 and phases == {"transfer": Counter(planned), "verify": Counter(planned)}
 
 

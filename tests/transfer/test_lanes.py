@@ -1,7 +1,8 @@
 """Tasks run side by side, a few at a time; whatever ends one of them ends them all."""
 
 import concurrent.futures
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from threading import Event, Lock
 from typing import Any
@@ -12,16 +13,7 @@ from sharding.core.events import Progress
 from sharding.core.limits import PROGRESS_FILES, THREADS
 from sharding.core.threads import Threads
 from sharding.transfer.lanes import LAST_SECONDS, Done, Lanes, collected
-
-
-def result_of(events: Iterator[Progress | Done[int]]) -> list[int]:
-    collecting = collected(events)
-    while True:
-        try:
-            next(collecting)
-        except StopIteration as end:
-            results: list[int] = end.value
-            return results
+from tests.folders import result_of
 
 
 def test_results_come_in_the_order_of_the_tasks_whichever_is_done_first() -> None:
@@ -35,7 +27,7 @@ def test_results_come_in_the_order_of_the_tasks_whichever_is_done_first() -> Non
         second_is_done.set()
         return 2
 
-    assert result_of(Lanes("verify", 0).run([first, second])) == [1, 2]
+    assert result_of(collected(Lanes("verify", 0).run([first, second]))) == [1, 2]
 
 
 @pytest.mark.parametrize("width", [1, THREADS, 5])
@@ -79,22 +71,14 @@ def test_the_first_error_is_raised_and_wakes_what_waits() -> None:
     with pytest.raises(ConnectionError, match="cable"):
         list(lanes.run(tasks, on_stop=lambda: None))
     assert ended.is_set()
+    begun: list[int] = []
 
+    def also_fails(number: int) -> Callable[[], int]:
+        return lambda: begun.append(number) or fails()  # type: ignore[func-returns-value]
 
-def test_what_is_counted_by_all_is_told_as_one() -> None:
-    lanes = Lanes("verify", 1000)
-
-    def task(size: int) -> Callable[[], int]:
-        def count() -> int:
-            for _ in range(10):
-                lanes.count(size // 10, "model.safetensors")
-            return size
-
-        return count
-
-    events = list(lanes.run([task(size) for size in (100, 200, 700)]))
-    told = [event.bytes_done for event in events if isinstance(event, Progress)]
-    assert told == sorted(told) and told[-1] == 1000
+    with pytest.raises(ConnectionError, match="cable"):
+        list(Lanes("check", 0, 1).run(map(also_fails, range(5)), on_stop=lambda: None))
+    assert begun == [0], "no further task is begun"
 
 
 def test_every_byte_is_counted_in_its_file_and_an_event_names_a_bounded_number_of_files() -> None:
@@ -108,12 +92,13 @@ def test_every_byte_is_counted_in_its_file_and_an_event_names_a_bounded_number_o
         return 0
 
     told = [event for event in lanes.run([task, task]) if isinstance(event, Progress)]
-    counted = dict.fromkeys(sizes, 0)
+    counted = Counter[str]()
     for event in told:
         assert len(event.files) <= PROGRESS_FILES
-        for file, size in event.files.items():
-            counted[file] += size
+        counted.update(event.files)
     assert counted == {file: 2 * size for file, size in sizes.items()}
+    figures = [event.bytes_done for event in told]
+    assert figures == sorted(figures) and figures[-1] == 2 * sum(sizes.values())
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
@@ -200,18 +185,3 @@ def test_one_that_hangs_is_waited_for_a_while_only_and_nobody_where_nothing_wake
         events.close()  # type: ignore[attr-defined]
         assert waited == wanted
         release.set()
-
-
-def test_the_caller_gets_the_first_error_and_no_further_task_is_begun() -> None:
-    begun = []
-
-    def fails(number: int) -> Callable[[], int]:
-        def run() -> int:
-            begun.append(number)
-            raise ConnectionError(f"cable {number}")
-
-        return run
-
-    with pytest.raises(ConnectionError, match="cable 0"):
-        list(Lanes("check", 0, 1).run(map(fails, range(5)), on_stop=lambda: None))
-    assert begun == [0]

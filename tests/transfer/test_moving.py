@@ -85,18 +85,10 @@ def each_piece_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def some_shards(count: int, size: int = 64) -> tuple[Memory, list[Shard]]:
     """A source of so many files, and shards with one of them each; the first tensor of each is empty."""
-    files = {f"in{n}": bytes([n]) * size for n in range(count)}
-    shards = [
-        Shard(
-            f"out{n}",
-            (
-                stored_tensor(f"e{n}", "U8", (0,), f"in{n}", 0, 0),
-                stored_tensor(f"t{n}", "U8", (size,), f"in{n}", 0, size),
-            ),
-            size,
-        )
-        for n in range(count)
-    ]
+    files, shards = {f"in{n}": bytes([n]) * size for n in range(count)}, []
+    for n, file in enumerate(files):
+        empty = stored_tensor(f"e{n}", "U8", (0,), file, 0, 0)
+        shards.append(Shard(f"out{n}", (empty, stored_tensor(f"t{n}", "U8", (size,), file, 0, size)), size))
     return Memory(b"", files), shards
 
 
@@ -120,7 +112,7 @@ def test_a_shard_is_its_header_and_its_tensors_and_its_record_says_what_it_is() 
     assert sink.aborted == []
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 5])
+@pytest.mark.parametrize("at_once", [1, 3])
 def test_as_many_shards_are_open_as_the_sink_takes(at_once: int) -> None:
     source, shards = some_shards(2 * at_once + 1)
     sink = Sink(at_once)

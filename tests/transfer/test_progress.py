@@ -11,9 +11,6 @@ def test_progress_has_bytes_rate_and_time_left() -> None:
     pace = Pace("transfer", 1000, now=50.0)
     assert pace.add(200, 52.0, "f") == Progress("transfer", 200, 1000, "f", 100.0, 8.0)
     assert pace.add(400, 54.0, "g") == Progress("transfer", 600, 1000, "g", 150.0, 400 / 150)
-
-
-def test_a_crawl_has_a_time_left_too() -> None:
     assert Pace("transfer", 10, now=0.0).add(1, 4.0) == Progress("transfer", 1, 10, "", 0.25, 36.0)
 
 

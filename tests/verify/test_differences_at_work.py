@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,24 @@ def ours() -> set[threading.Thread]:
     return {one for one in threading.enumerate() if one.name.startswith(("lane", "fetch", "range", "reader"))}
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> tuple[Path, Path]:
+@contextmanager
+def all_threads_end() -> Iterator[None]:
+    before = ours()
+    yield
+    for thread in ours() - before:
+        thread.join(LAST_SECONDS)
+    assert ours() <= before
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two checkpoints of 8 MB in eight tensors, of which each differs."""
+    folder = tmp_path_factory.mktemp("large")
     one = {f"layers.{n}.weight": np.full(250_000, n, np.float32) for n in range(8)}
+
     two = {name: tensor + 1 for name, tensor in one.items()}
-    folders = tmp_path / "one", tmp_path / "two"
-    for folder, tensors in zip(folders, (one, two), strict=True):
-        write_checkpoint(folder, {"model.safetensors": tensors}, False)
-    return folders
-
-
-def numbers_begun(events: Iterator[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go on until numbers are compared."""
-    monkeypatch.setattr("sharding.transfer.lanes.PROGRESS_SECONDS", 0.001)
-    assert any(isinstance(event, Progress) and event.phase == "numbers" for event in events)
+    first = write_checkpoint(folder / "one", {"model.safetensors": one}, False)
+    return first, write_checkpoint(folder / "two", {"model.safetensors": two}, False)
 
 
 def test_progress_counts_each_byte_of_both_once(large: tuple[Path, Path]) -> None:
@@ -54,8 +58,7 @@ def test_progress_counts_each_byte_of_both_once(large: tuple[Path, Path]) -> Non
 def test_all_threads_have_ended_when_somebody_stops_it(
     large: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, started = ours(), threading.Event()
-    usual = differences.Sums.add
+    started, usual = threading.Event(), differences.Sums.add
 
     def slow(*given: Any) -> None:
         started.set()
@@ -64,43 +67,35 @@ def test_all_threads_have_ended_when_somebody_stops_it(
 
     monkeypatch.setattr(differences.Sums, "add", slow)
     monkeypatch.setattr(differences, "_ELEMENTS", 1000)
-    events: Generator[Any, None, None] = job.verify(*map(str, large), numeric=True)
-    numbers_begun(events, monkeypatch)
-    assert started.wait(10)
-    events.close()
-    for thread in ours() - before:
-        thread.join(LAST_SECONDS)
-    assert ours() <= before
+    monkeypatch.setattr("sharding.transfer.lanes.PROGRESS_SECONDS", 0.001)
+    with all_threads_end():
+        events: Generator[Any, None, None] = job.verify(*map(str, large), numeric=True)
+        assert any(isinstance(event, Progress) and event.phase == "numbers" for event in events)
+        assert started.wait(10)
+        events.close()
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_source_that_fails_in_the_middle_ends_it_with_its_error_and_all_threads(
     side: int, large: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, usual, reads = ours(), FolderSource.read, []
+    usual, reads = FolderSource.read, []
 
     def failing(source: FolderSource, *given: Any) -> Iterator[bytes]:
-        if source.folder == large[side].resolve() and is_begun:
+        if source.folder == large[side].resolve():
             reads.append(given)
             if len(reads) > 2:
                 raise SourceError("It is gone.", "Bring it back.")
         return usual(source, *given)
 
-    is_begun = False
-    real: Callable[..., Any] = differences.compare_numbers
-
     def begun(*given: Any) -> Any:
-        nonlocal is_begun
-        is_begun = True
-        return real(*given)
+        monkeypatch.setattr(FolderSource, "read", failing)
+        return compare_numbers(*given)
 
     monkeypatch.setattr("sharding.verify.verify.compare_numbers", begun)
-    monkeypatch.setattr(FolderSource, "read", failing)
-    with pytest.raises(SourceError, match="It is gone"):
+    with all_threads_end(), pytest.raises(SourceError, match="It is gone"):
         list(job.verify(*map(str, large), numeric=True))
-    for thread in ours() - before:
-        thread.join(LAST_SECONDS)
-    assert len(reads) > 2 and ours() <= before
+    assert len(reads) > 2
 
 
 def in_memory(value: int, tensors: int, size: int, batch: int) -> tuple[Numbers, Memory]:
@@ -111,19 +106,18 @@ def in_memory(value: int, tensors: int, size: int, batch: int) -> tuple[Numbers,
 
 
 def test_both_sides_together_have_one_limit_for_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
+    taken, rooms = list[int](), list[Room]()
 
     class Watched(Room):
+        def __init__(self, most_bytes: int) -> None:
+            super().__init__(most_bytes)
+            rooms.append(self)
+
         def take(self, count: int, *, is_due: bool) -> bool:
             is_taken = super().take(count, is_due=is_due)
             taken.append(self._free)
             return is_taken
 
-        def __init__(self, most_bytes: int) -> None:
-            super().__init__(most_bytes)
-            rooms.append(self)
-
-    rooms: list[Room] = []
     monkeypatch.setattr(differences, "Room", Watched)
     monkeypatch.setattr(differences, "COMPARED_BYTES", 256)
     monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 2000)

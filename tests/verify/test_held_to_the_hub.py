@@ -14,12 +14,13 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.core.values import FileEntry, Verification
+from sharding.core.values import FileEntry, Mismatch, Verification
 from sharding.report.schema import Report
 from sharding.storage.hub import answers as retry
 from sharding.storage.hub.source import HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH
-from tests.conftest import in_two_files
+from tests.conftest import in_two_files, random_tensors, write_checkpoint
+from tests.folders import finish, kept, until_shard
 from tests.hubs import TOKEN, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.lora import Case, save_adapter, save_base
@@ -66,13 +67,13 @@ def blob(hub: InHouse, file: str, repo_id: str = SOURCE) -> Path:
     return hub.hub.blobs.path(entry.lfs.sha256)  # type: ignore[union-attr]
 
 
-def change(path: Path, was: bytes, becomes: bytes) -> Callable[[], object]:
+def change(path: Path, was: bytes, becomes: bytes) -> Callable[..., object]:
     """Put other bytes of the same size in the place of the first `was`; return what undoes that."""
     path.chmod(0o644)
     data = path.read_bytes()
     assert was in data and len(was) == len(becomes)
     path.write_bytes(data.replace(was, becomes, 1))
-    return lambda: path.write_bytes(data)
+    return lambda _: path.write_bytes(data)
 
 
 def compare(hub: InHouse, one: object, other: object, **choices: object) -> Verification:
@@ -82,14 +83,11 @@ def compare(hub: InHouse, one: object, other: object, **choices: object) -> Veri
     return last.verification
 
 
-def made(hub: InHouse, options: Options | str = "60kB", meanwhile: Callable[[], object] = int) -> Report:
-    """Run a job to its end; do something once its first shard is finished."""
+def made(hub: InHouse, options: Options | str = "60kB", meanwhile: Callable[..., object] = repr) -> Report:
+    """Run a job to its end; do something with what it tells of its first shard, once that is finished."""
     events = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
-    meanwhile()
-    *_, report = events
-    assert isinstance(report, Report)
-    return report
+    meanwhile(until_shard(events))
+    return finish(events)
 
 
 @pytest.fixture
@@ -111,50 +109,43 @@ def unstated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 # --- Headers -----------------------------------------------------------------------------------------------
 
 
-DTYPE, SHAPE = (b'"dtype":"F32"', b'"dtype":"I32"'), (b'"shape":[9,3]', b'"shape":[3,9]')
+F32, I32 = b'"dtype":"F32"', b'"dtype":"I32"'
+CHANGED = "its header has changed since it was first read"
+METADATA = b'"format":"pt"', b'"format":"tf"', "it has changed since the headers were first read"
 
 
-@pytest.mark.parametrize(("file", "was", "becomes"), [(FIRST, *DTYPE), (SECOND, *DTYPE), (SECOND, *SHAPE)])
+@pytest.mark.parametrize(
+    ("file", "was", "becomes", "problem"),
+    [
+        (FIRST, F32, I32, CHANGED),
+        (SECOND, b'"shape":[9,3]', b'"shape":[3,9]', CHANGED),
+        *((part, *METADATA) for part in PARTS),
+    ],
+)
 def test_what_was_read_wrongly_in_the_header_of_any_file_is_not_published(
-    hub: InHouse, tmp_path: Path, file: str, was: bytes, becomes: bytes
+    hub: InHouse, tmp_path: Path, file: str, was: bytes, becomes: bytes, problem: str
 ) -> None:
-    put(hub, tmp_path / "in")
+    put(hub, write_pipeline(tmp_path / "pipeline") if file in PARTS else tmp_path / "in")
     mend = change(blob(hub, file), was, becomes)
-    proof = made(hub, meanwhile=mend).verification
-    assert [(one.tensor, one.problem) for one in proof.mismatches] == [
-        (file, "its header has changed since it was first read")
-    ]
+    (wrong,) = made(hub, meanwhile=mend).verification.mismatches
+    assert wrong.problem == problem
+    assert wrong.tensor == (f"{file.split('/')[0]}/__metadata__" if file in PARTS else file)
     assert not exists(hub, MADE)
     assert made(hub).verification.identical
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_metadata_that_were_read_wrongly_in_any_component_are_not_published(
-    hub: InHouse, tmp_path: Path, part: str
-) -> None:
-    put(hub, write_pipeline(tmp_path / "pipeline"))
-    mend = change(blob(hub, part), b'"format":"pt"', b'"format":"tf"')
-    proof = made(hub, "100kB", mend).verification
-    assert [(one.tensor, one.problem) for one in proof.mismatches] == [
-        (f"{part.split('/')[0]}/__metadata__", "it has changed since the headers were first read")
-    ]
-    assert not exists(hub, MADE)
-    assert made(hub, "100kB").verification.identical
-
-
 def test_a_staged_shard_whose_header_somebody_replaces_is_not_published(hub: InHouse, tmp_path: Path) -> None:
     """Put together again, its bytes still give the hashes of the source: only its header is another."""
+
+    def replace_header(shown: ShardFinished) -> None:
+        path = hub.api().hf_hub_download(MADE, shown.file, revision=STAGING_BRANCH, local_dir=tmp_path / "staged")
+        data = Path(path).read_bytes()
+        assert F32 in data
+        operation = CommitOperationAdd(shown.file, data.replace(F32, I32, 1))
+        hub.api().create_commit(MADE, [operation], commit_message="Mine", revision=STAGING_BRANCH)
+
     put(hub, tmp_path / "in")
-    events = job.shard(SOURCE, MADE, "60kB", endpoint=hub.address, token=TOKEN)
-    shown = next(event for event in events if isinstance(event, ShardFinished))
-    path = hub.api().hf_hub_download(MADE, shown.file, revision=STAGING_BRANCH, local_dir=tmp_path / "staged")
-    data = Path(path).read_bytes()
-    assert b'"dtype":"F32"' in data
-    operation = CommitOperationAdd(shown.file, data.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
-    hub.api().create_commit(MADE, [operation], commit_message="Mine", revision=STAGING_BRANCH)
-    *_, report = events
-    assert isinstance(report, Report)
-    (wrong,) = report.verification.mismatches
+    (wrong,) = made(hub, meanwhile=replace_header).verification.mismatches
     assert wrong.problem == "it is I32 [5000] and should be F32 [5000]"
     assert not exists(hub, MADE) or INDEX not in files_of(hub, MADE)
 
@@ -162,8 +153,9 @@ def test_a_staged_shard_whose_header_somebody_replaces_is_not_published(hub: InH
 # --- What is not stated is said, what is proved is said ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["keep", "bf16"])
-@pytest.mark.parametrize("paths", [(FIRST,), (SECOND,), ()], ids=["first", "second", "none"])
+@pytest.mark.parametrize(
+    ("dtype", "paths"), [("keep", (FIRST,)), ("bf16", (SECOND,)), ("keep", ()), ("bf16", ())], ids=str
+)
 def test_one_file_without_a_hash_makes_a_result_unstated(
     hub: InHouse, tmp_path: Path, unstated: Callable[..., None], dtype: str, paths: tuple[str, ...]
 ) -> None:
@@ -197,20 +189,23 @@ def test_what_an_earlier_run_left_is_said_to_be_compared_with_a_folder_alone(
 ) -> None:
     put(hub, tmp_path / "in")
     source, out = SOURCE if place == "hub" else str(tmp_path / "in"), str(tmp_path / "out")
-    for ends_after in (2, 0):
-        kept, said = 0, ""
-        events = job.shard(source, out, "60kB", endpoint=hub.address, token=TOKEN)
-        for event in events:
-            kept += isinstance(event, ShardFinished) and event.kept
-            if isinstance(event, ShardFinished) and event.number == ends_after:
-                events.close()
-            if isinstance(event, Report):
-                said = event.verification.method
-    assert kept > 1
-    assert (f"; {kept} shards of an earlier run compared with the source's tensors first" in said) is (
-        place == "folder"
-    )
+    until_shard(job.shard(source, out, "60kB", endpoint=hub.address, token=TOKEN), 2, stop=True)
+    events = list(job.shard(source, out, "60kB", endpoint=hub.address, token=TOKEN))
+    said, number = finish(events).verification.method, kept(events)
+    assert number > 1
+    compared = f"; {number} shards of an earlier run compared with the source's tensors first"
+    assert (compared in said) is (place == "folder")
     assert "earlier run" not in shard(hub, source, str(tmp_path / "fresh")).verification.method
+
+
+def test_two_repos_differ_in_their_numbers_as_two_folders_do(hub: InHouse, tmp_path: Path) -> None:
+    one, other = tmp_path / "in", tmp_path / "other"
+    write_checkpoint(other, {"model.safetensors": random_tensors(seed=1)}, index=False)
+    found = compare(hub, one, other, numeric=True).differences
+    assert found and len(found) == 13
+    repos = put(hub, one), put(hub, other, "alice/other")
+    for pair in (repos, (repos[0], other), (one, repos[1])):
+        assert compare(hub, *pair, numeric=True).differences == found
 
 
 # --- Weights beside the weights ----------------------------------------------------------------------------
@@ -231,16 +226,14 @@ def beside(hub: InHouse, tmp_path: Path) -> InHouse:
 def test_a_quick_look_compares_the_hashes_that_a_hub_states_of_weights_beside(beside: InHouse, tmp_path: Path) -> None:
     hub, open_end = beside, "the bytes of weight files beside the weights"
     for pair in (("alice/one", "alice/other"), ("alice/other", "alice/one")):
-        (wrong,) = compare(hub, *pair, quick=True).mismatches
-        assert (wrong.tensor, wrong.problem) == (ADAPTER, "its bytes differ")
-        (wrong,) = compare(hub, *pair).mismatches
-        assert (wrong.tensor, wrong.problem) == (ADAPTER, "its bytes differ")
+        for quick in (True, False):
+            assert compare(hub, *pair, quick=quick).mismatches == (Mismatch(ADAPTER, "its bytes differ"),)
     same = compare(hub, "alice/one", "alice/one", quick=True)
     assert same.identical and open_end not in same.unchecked
     # A folder states nothing: whichever of both it is, the bytes were not compared.
     for pair in (("alice/one", tmp_path / "other"), (tmp_path / "one", "alice/other"), (tmp_path / "one",) * 2):  # type: ignore[assignment]
-        quick = compare(hub, *pair, quick=True)
-        assert quick.identical and quick.unchecked[-1] == open_end
+        looked = compare(hub, *pair, quick=True)
+        assert looked.identical and looked.unchecked[-1] == open_end
         assert open_end not in compare(hub, *pair).unchecked
 
 
@@ -268,6 +261,11 @@ def places(hub: InHouse, tmp_path: Path) -> dict[str, str]:
     return {"folder": str(base), "hub": put(hub, base, "alice/base")}
 
 
+def merged(hub: InHouse, base: str, out: Path) -> Verification:
+    options = Options("1MB", adapter="alice/lora")
+    return finish(job.shard(base, str(out), options, endpoint=hub.address, token=TOKEN)).verification
+
+
 @promise("docs/security.md#get-other-bytes-of-an-adapter")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("base", ["folder", "hub"])
@@ -276,12 +274,8 @@ def test_an_adapter_whose_bytes_are_not_those_that_its_hub_states_is_not_merged(
 ) -> None:
     path = blob(hub, "adapter_model.safetensors", "alice/lora")
     change(path, path.read_bytes()[-8:], bytes(8))
-    job_events = job.shard(
-        places[base], str(tmp_path / "out"), Options("1MB", adapter="alice/lora"), endpoint=hub.address, token=TOKEN
-    )
-    *_, report = job_events
-    assert isinstance(report, Report) and not report.verification.identical
-    assert "adapter_model.safetensors" in str(report.verification.mismatches)
+    proof = merged(hub, places[base], tmp_path / "out")
+    assert not proof.identical and "adapter_model.safetensors" in str(proof.mismatches)
     assert not (tmp_path / "out").exists()
 
 
@@ -292,11 +286,5 @@ def test_an_adapter_of_which_its_hub_states_nothing_is_said_to_be_unstated_where
     hub: InHouse, places: dict[str, str], unstated: Callable[..., None], base: str, tmp_path: Path
 ) -> None:
     unstated(*(file.name for folder in (tmp_path / "lora", tmp_path / "base") for file in folder.iterdir()))
-    merge = {"adapter": "alice/lora", "endpoint": hub.address, "token": TOKEN}
-    out = tmp_path / "out"
-    *_, report = job.shard(
-        places[base], str(out), Options("1MB", adapter="alice/lora"), endpoint=hub.address, token=TOKEN
-    )
-    assert isinstance(report, Report) and report.verification.unstated
-    *_, last = job.verify(places[base], str(out), **merge)  # type: ignore[arg-type]
-    assert isinstance(last, Verified) and last.verification.unstated
+    assert merged(hub, places[base], tmp_path / "out").unstated
+    assert compare(hub, places[base], tmp_path / "out", adapter="alice/lora").unstated

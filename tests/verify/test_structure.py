@@ -19,35 +19,35 @@ from tests import quantized
 from tests.conftest import random_tensors, write_checkpoint
 
 Tensors = Mapping[str, np.ndarray]
+Write = Callable[..., Checkpoint]
 
 
-def stated(folder: Path) -> Checkpoint:
+def stated(folder: Path, variant: str = "") -> Checkpoint:
     """The checkpoint in a folder, with the hashes that a Hub would state."""
-    checkpoint = job.inspect(str(folder))
-    hashed = tuple(
-        replace(file, sha256=sha256((folder / file.path).read_bytes()).hexdigest()) for file in checkpoint.weight_files
-    )
-    return replace(checkpoint, weight_files=hashed)
+    checkpoint = job.inspect(str(folder), variant=variant)
+    hashes = (sha256((folder / file.path).read_bytes()).hexdigest() for file in checkpoint.weight_files)
+    hashed = (replace(file, sha256=one) for file, one in zip(checkpoint.weight_files, hashes, strict=True))
+    return replace(checkpoint, weight_files=tuple(hashed))
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Checkpoint]:
-    """Write a checkpoint with these tensors, in these files."""
+def write(tmp_path: Path) -> Write:
+    """Write a checkpoint with these tensors, in one file or in several."""
 
-    def write(name: str, tensors: Tensors, files: int = 1) -> Checkpoint:
-        names = list(tensors)
-        parts = {
-            f"model-{n + 1:05}-of-{files:05}.safetensors": {name: tensors[name] for name in names[n::files]}
-            for n in range(files)
-        }
-        write_checkpoint(tmp_path / name, parts if files > 1 else {"model.safetensors": tensors}, files > 1)
-        return stated(tmp_path / name)
+    def write(
+        name: str, tensors: Tensors, files: int = 1, file: str = "model.safetensors", variant: str = ""
+    ) -> Checkpoint:
+        parts: dict[str, Tensors] = {file: tensors}
+        if files > 1:
+            names = [f"model-{n + 1:05}-of-{files:05}.safetensors" for n in range(files)]
+            parts = {part: {key: tensors[key] for key in list(tensors)[n::files]} for n, part in enumerate(names)}
+        return stated(write_checkpoint(tmp_path / name, parts, files > 1), variant)
 
     return write
 
 
 @pytest.fixture
-def original(write: Callable[..., Checkpoint]) -> Checkpoint:
+def original(write: Write) -> Checkpoint:
     return write("original", random_tensors())
 
 
@@ -57,45 +57,30 @@ def verified(original: Path, copy: Path, **options: str) -> Verification:
     return last.verification
 
 
-def test_equal_files_are_the_same_by_their_hashes(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
+def test_equal_files_are_the_same_by_their_hashes_whatever_their_names(original: Checkpoint, write: Write) -> None:
     likeness = compare_structure(original, write("copy", random_tensors()))
     assert (likeness.verdict, likeness.in_same_files, likeness.tensors) == ("same-files", 14, 14)
     assert likeness.mismatches == ()
+    renamed = write("renamed", random_tensors(), file="model.bf16.safetensors", variant="bf16")
+    assert compare_structure(original, renamed).verdict == "same-files"
 
 
-def test_files_without_a_hash_prove_nothing(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
-    copy = write("copy", random_tensors())
-    unstated = tuple(replace(file, sha256=None) for file in copy.weight_files)
-    for one, other in ((original, replace(copy, weight_files=unstated)), (replace(copy, weight_files=unstated),) * 2):
+def test_without_equal_hashes_the_structure_is_the_same_and_the_numbers_are_unknown(
+    original: Checkpoint, write: Write
+) -> None:
+    unstated = replace(original, weight_files=tuple(replace(one, sha256=None) for one in original.weight_files))
+    sharded = [write(f"copy-{seed}", random_tensors(seed=seed), 3) for seed in (0, 1)]  # the same numbers, and others
+    for one, other in ((original, unstated), (unstated, unstated), *((original, copy) for copy in sharded)):
         likeness = compare_structure(one, other)
         assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 0)
-
-
-def test_a_sharded_copy_has_the_structure_and_its_numbers_are_unknown(
-    original: Checkpoint, write: Callable[..., Checkpoint]
-) -> None:
-    for seed in (0, 1):  # the same numbers, and others
-        likeness = compare_structure(original, write(f"copy-{seed}", random_tensors(seed=seed), 3))
-        assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 0)
-
-
-def test_tensors_in_equal_files_count_and_others_do_not(write: Callable[..., Checkpoint]) -> None:
-    other = random_tensors()
-    other["layers.1.weight"] = other["layers.1.weight"] + 1
-    likeness = compare_structure(write("a", random_tensors(), 2), write("b", other, 2))
-    assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 7)
-
-
-def test_a_file_of_another_name_counts_by_its_hash(original: Checkpoint, tmp_path: Path) -> None:
-    files = {"model.bf16.safetensors": random_tensors()}
-    write_checkpoint(tmp_path / "renamed", files, False)
-    copy = job.inspect(str(tmp_path / "renamed"), variant="bf16")
-    hashed = tuple(replace(file, sha256=original.weight_files[0].sha256) for file in copy.weight_files)
-    assert compare_structure(original, replace(copy, weight_files=hashed)).verdict == "same-files"
+    changed = random_tensors()
+    changed["layers.1.weight"] = changed["layers.1.weight"] + 1
+    likeness = compare_structure(write("a", random_tensors(), 2), write("b", changed, 2))
+    assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 7), "those in equal files count"
 
 
 def test_every_kind_of_difference_is_named_as_verify_names_it(
-    original: Checkpoint, write: Callable[..., Checkpoint], tmp_path: Path
+    original: Checkpoint, write: Write, tmp_path: Path
 ) -> None:
     changed = random_tensors()
     changed["layers.12.weight"] = changed.pop("layers.11.weight")
@@ -111,13 +96,7 @@ def test_every_kind_of_difference_is_named_as_verify_names_it(
     ]
     read = {(one.tensor, one.problem) for one in verified(tmp_path / "original", tmp_path / "copy").mismatches}
     assert {(one.tensor, one.problem) for one in likeness.mismatches} == read
-
-
-def test_two_models_without_a_common_name_are_different_models(
-    original: Checkpoint, write: Callable[..., Checkpoint]
-) -> None:
-    likeness = compare_structure(original, write("copy", {"other": np.ones(3)}))
-    assert not likeness.have_common
+    assert likeness.have_common and not compare_structure(original, write("other", {"x": np.ones(3)})).have_common
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -130,20 +109,18 @@ def test_a_cast_is_named_and_verify_with_it_finds_the_same_tensors(dtype: str, t
     assert verified(tmp_path / "original", tmp_path / "copy", dtype=likeness.dtype).identical
 
 
-def test_a_cast_may_leave_tensors_in_fp32(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
-    changed = {name: tensor.astype(np.float16) for name, tensor in random_tensors().items()}
-    changed |= {"norm.steps": random_tensors()["norm.steps"], "layers.3.weight": random_tensors()["layers.3.weight"]}
-    likeness = compare_structure(original, write("copy", changed))
+def test_a_cast_may_leave_tensors_in_fp32_and_one_tensor_in_another_dtype_is_no_cast(
+    original: Checkpoint, write: Write
+) -> None:
+    tensors = random_tensors()
+    half = {name: tensor.astype(np.float16) for name, tensor in tensors.items()}
+    wide = {**half, "layers.3.weight": tensors["layers.3.weight"]}
+    likeness = compare_structure(original, write("copy", {**wide, "norm.steps": tensors["norm.steps"]}))
     assert (likeness.verdict, likeness.dtype) == ("converted", "fp16")
-
-
-def test_one_tensor_in_another_dtype_is_no_cast(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
-    half = {name: tensor.astype(np.float16) for name, tensor in random_tensors().items()}
-    wide = {**half, "layers.3.weight": random_tensors()["layers.3.weight"]}
     likeness = compare_structure(write("half", half), write("wide", wide))
     assert (likeness.verdict, likeness.dtype) == ("different", "keep")
     assert [one.tensor for one in likeness.mismatches] == ["layers.3.weight"]
-    mixed = {**random_tensors(), "layers.3.weight": random_tensors()["layers.3.weight"].astype(np.float64)}
+    mixed = {**tensors, "layers.3.weight": tensors["layers.3.weight"].astype(np.float64)}
     assert compare_structure(original, write("mixed", mixed)).verdict == "different"
     # Nor is a tensor that became wider while the others became narrower.
     layers = [f"layers.{n}.weight" for n in range(12)]
@@ -170,36 +147,26 @@ def test_a_dequantized_copy_is_named_and_a_tensor_that_it_lacks_too(tmp_path: Pa
     assert compare_structure(second, first).verdict == "different"
 
 
-def test_a_tied_weight_that_was_left_out_is_said_to_be_one(tmp_path: Path) -> None:
-    tied = torch.ones(4, 3)
-    folder = tmp_path / "tied"
+def test_a_tied_weight_that_was_left_out_is_said_to_be_one(write: Write, tmp_path: Path) -> None:
+    tied, folder = torch.ones(4, 3), tmp_path / "tied"
     folder.mkdir()
     torch.save({"embed.weight": tied, "lm_head.weight": tied, "norm": torch.ones(2)}, folder / "pytorch_model.bin")
     (folder / "config.json").write_text(json.dumps({"architectures": ["X"]}))
-    copy = {"embed.weight": tied.numpy(), "norm": np.ones(2, np.float32)}
-    write_checkpoint(tmp_path / "copy", {"model.safetensors": copy}, False)
-    first, second = job.inspect(str(folder)), job.inspect(str(tmp_path / "copy"))
-    (one,) = compare_structure(first, second).mismatches
-    assert (one.tensor, one.kind) == ("lm_head.weight", "missing") and "embed.weight" in one.note
-    (one,) = compare_structure(second, first).mismatches
-    assert (one.tensor, one.kind) == ("lm_head.weight", "added") and "embed.weight" in one.note
+    both = job.inspect(str(folder)), write("copy", {"embed.weight": tied.numpy(), "norm": np.ones(2, np.float32)})
+    for pair, kind in ((both, "missing"), (both[::-1], "added")):
+        (one,) = compare_structure(*pair).mismatches
+        assert (one.tensor, one.kind) == ("lm_head.weight", kind) and "embed.weight" in one.note
 
 
-def test_weights_beside_a_model_count(tmp_path: Path) -> None:
-    sides = []
-    for name, adapter in (("a", b"one"), ("b", b"two"), ("c", b"one")):
-        folder = write_checkpoint(tmp_path / name, {"model.safetensors": random_tensors()}, False)
-        checkpoint = stated(folder)
-        beside = replace(
-            checkpoint.weight_files[0], path="adapter_model.bin", bytes=3, sha256=sha256(adapter).hexdigest()
-        )
-        sides.append(replace(checkpoint, copied_weights=(beside,)))
-    one, other, same = sides
+def test_weights_beside_a_model_count(original: Checkpoint) -> None:
+    one, other, unstated = (
+        replace(original, copied_weights=(replace(original.weight_files[0], path="adapter_model.bin", sha256=sha256),))
+        for sha256 in ("1" * 64, "2" * 64, None)
+    )
     likeness = compare_structure(one, other)
     assert likeness.verdict == "different"
     assert likeness.mismatches == (Contrast("adapter_model.bin", "file", "its bytes differ"),)
-    assert compare_structure(one, same).verdict == "same-files"
-    unstated = replace(same, copied_weights=(replace(same.copied_weights[0], sha256=None),))
+    assert compare_structure(one, one).verdict == "same-files"
     assert compare_structure(one, unstated).verdict == "same-structure"
 
 
@@ -215,12 +182,12 @@ def test_weights_of_the_copy_that_are_not_compared_are_named(name: str, tmp_path
     assert compare_structure(copy, original).unread == ()
 
 
-def test_commits_on_no_branch_are_kept_of_both(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
-    one, other = replace(original, unreached=("a/b@1",)), replace(write("copy", random_tensors()), unreached=("c/d@2",))
+def test_commits_on_no_branch_are_kept_of_both(original: Checkpoint) -> None:
+    one, other = replace(original, unreached=("a/b@1",)), replace(original, unreached=("c/d@2",))
     assert compare_structure(one, other).unreached == ("a/b@1", "c/d@2")
 
 
-def test_stored_digests_are_claims_beside_the_verdict(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
+def test_stored_digests_are_claims_beside_the_verdict(original: Checkpoint, write: Write) -> None:
     one = {"a": TensorDigest("F32", (1,), "aa"), "b": TensorDigest("F32", (1,), "bb")}
     assert claims_of(one, one) == Claims(2, ())
     assert claims_of(one, {**one, "b": TensorDigest("F32", (1,), "xx")}) == Claims(1, ("b",))

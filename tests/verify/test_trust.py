@@ -1,5 +1,6 @@
-"""How far a result may be relied on, from what is stated of it."""
+"""How far a result may be relied on: whatever its report says that repo or source do not bear out does not fit."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import torch
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, FileEntry, RepoRef
+from sharding.core.values import Checkpoint, FileEntry
 from sharding.recipes.stored import place_of
 from sharding.report.schema import Report, parse_report
-from sharding.verify.trust import judge, lowered
+from sharding.verify.trust import Trust, judge, lowered
 from tests.conftest import random_tensors, write_checkpoint
 from tests.quantized import write
 
@@ -27,137 +28,205 @@ class Told:
     copy: Checkpoint
     original: Checkpoint | None
 
+    @property
+    def judged(self) -> Trust:
+        return judge(self.report, self.files, self.copy, self.original, "" if self.original else "It is gone.")
 
-def made(folder: Path, options: Options, **more: Any) -> Told:
+
+Change = Callable[[Told], Told]
+
+
+def told_of(source: Path, out: Path, options: Options) -> Told:
+    *_, _ = job.shard(str(source), str(out), options)
+    report = parse_report((out / "sharding_report.json").read_bytes())
+    files = tuple(FileEntry(shard.file, shard.bytes, sha256=shard.sha256) for shard in report.shards)
+    return Told(report, files, job.inspect(str(out)), job.inspect(str(source)))
+
+
+def made(folder: Path, dtype: str) -> Told:
     tensors = {name: tensor.astype(np.float32) for name, tensor in random_tensors().items()}
     source = write_checkpoint(folder / "in", {"model.safetensors": tensors}, False)
-    *_, _ = job.shard(str(source), str(folder / "out"), options, **more)
-    report = parse_report((folder / "out/sharding_report.json").read_bytes())
-    files = tuple(FileEntry(shard.file, shard.bytes, sha256=shard.sha256) for shard in report.shards)
-    return Told(report, files, job.inspect(str(folder / "out")), job.inspect(str(source)))
+    return told_of(source, folder / "out", Options("20kB", dtype=dtype))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return made(tmp_path_factory.mktemp("trust"), Options("60kB"))
+    return made(tmp_path_factory.mktemp("kept"), "keep")
+
+
+@pytest.fixture(scope="module")
+def cast(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return made(tmp_path_factory.mktemp("cast"), "bf16")
+
+
+def of_source(**change: Any) -> Change:
+    """The report says something else of its source."""
+    return lambda told: replace(told, report=replace(told.report, source=replace(told.report.source, **change)))
+
+
+def of_plan(**change: Any) -> Change:
+    return lambda told: replace(told, report=replace(told.report, plan=replace(told.report.plan, **change)))
+
+
+def _changed(things: tuple[Any, ...], n: int, change: Callable[[Any], Any]) -> tuple[Any, ...]:
+    return tuple(change(one) if at == n % len(things) else one for at, one in enumerate(things))
+
+
+def file(n: int, change: Callable[[FileEntry], FileEntry]) -> Change:
+    return lambda told: replace(told, files=_changed(told.files, n, change))
+
+
+def _with_tensors(told: Told, side: str, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Told:
+    checkpoint: Checkpoint = getattr(told, side)
+    return replace(told, **{side: replace(checkpoint, tensors=change(checkpoint.tensors))})
+
+
+def tensor(side: str, n: int, **change: Any) -> Change:
+    return lambda told: _with_tensors(told, side, lambda held: _changed(held, n, lambda one: one._replace(**change)))
+
+
+def elsewhere(told: Told, n: int) -> Told:
+    place = place_of(told.copy.tensors[n])._replace(file="model.safetensors")
+    return tensor("copy", n, recipe=place)(told)
+
+
+def one_more(told: Told) -> Told:
+    return _with_tensors(told, "copy", lambda held: (*held, held[0]._replace(name="hidden")))
+
+
+def _without(things: tuple[Any, ...], n: int) -> tuple[Any, ...]:
+    return things[1:] if n == 0 else things[:-1]
+
+
+def of_the_repo(told: Told, repo_id: str) -> Told:
+    """A result in the repo bob/copy, whose report names `repo_id` as its source."""
+    copy = replace(told.copy, source=replace(told.copy.source, kind="hub", repo_id="bob/copy"))
+    return replace(of_source(kind="hub", repo_id=repo_id)(told), copy=copy)
+
+
+def of_the_copy(n: int) -> dict[str, tuple[Change, str]]:
+    """What the repo may not bear out of its first or last file and tensor, and the reason that is given."""
+    other_files = "disagree about which file holds"
+    return {
+        "a file is missing": (lambda told: replace(told, files=_without(told.files, n)), "is not in the repo."),
+        "a file has a byte more": (file(n, lambda one: replace(one, bytes=one.bytes + 1)), "report says"),
+        "a file has no hash": (file(n, lambda one: replace(one, sha256=None)), "has another SHA-256"),
+        "a file has an empty hash": (file(n, lambda one: replace(one, sha256="")), "has another SHA-256"),
+        "a file has another hash": (file(n, lambda one: replace(one, sha256="0" * 64)), "has another SHA-256"),
+        "a tensor is missing": (lambda told: _with_tensors(told, "copy", lambda held: _without(held, n)), other_files),
+        "a tensor more": (one_more, other_files),
+        "a tensor lies elsewhere": (lambda told: elsewhere(told, n), other_files),
+        "a tensor has another name": (tensor("copy", n, name="x"), other_files),
+        "the report has fewer bytes": (of_plan(total_bytes=1), "The tensors in the repo have"),
+        "its source is itself": (lambda told: of_the_repo(told, "bob/copy"), "names the repo itself as its source"),
+    }
+
+
+def of_the_source(n: int) -> dict[str, tuple[Change, str]]:
+    other_files = "has other weight files at that commit"
+    return {
+        "another commit": (of_source(revision="f" * 40), f"has no commit {'f' * 12}."),
+        "another architecture": (of_source(architecture="GPT2LMHeadModel"), "disagree on architecture."),
+        "more parameters": (of_source(total_parameters=1), "disagree on total parameters."),
+        "more bytes": (of_source(total_bytes=1), "disagree on total bytes."),
+        "more tensors": (of_source(tensors=99), "disagree on tensors."),
+        "other dtypes": (of_source(dtypes={"F16": 1}), "disagree on dtypes."),
+        "no weight files": (of_source(weight_files=()), other_files),
+        "a tensor of another name": (tensor("original", n, name="x"), "has tensors that are not in the source"),
+        "a tensor of another shape": (tensor("original", n, shape=(7, 7)), "another shape than in the source"),
+        "a tensor of another dtype": (tensor("original", n, dtype="I8"), "another dtype than in the source"),
+        "fewer tensors": (lambda told: _with_tensors(told, "original", lambda held: _without(held, n)), other_files),
+    }
 
 
 def test_what_fits_is_said_to_fit_and_no_more(told: Told) -> None:
-    found = judge(told.report, told.files, told.copy, told.original)
-    assert found.level == "fits"
+    found = told.judged
+    assert found.level == of_the_repo(told, "bob/source").judged.level == "fits"
     assert f"The {len(told.files)} files in the repo have the sizes and SHA-256 that its report names." in found.reasons
     assert "names, shapes and dtypes agree" in found.reasons[1]
 
 
-def test_a_cast_changes_dtypes_and_fits(tmp_path: Path) -> None:
-    cast = made(tmp_path, Options("60kB", dtype="bf16"))
-    found = judge(cast.report, cast.files, cast.copy, cast.original)
-    assert (found.level, "names and shapes agree" in found.reasons[1]) == ("fits", True)
-    kept = judge(cast.report, cast.files, cast.original or cast.copy, cast.original)
-    assert kept.level == "contradicted"  # its headers are not those of the plan
+@pytest.mark.parametrize("n", [0, -1])
+def test_what_repo_or_source_do_not_bear_out_does_not_fit(told: Told, n: int) -> None:
+    for has_source in (True, False):
+        sound = told if has_source else replace(told, original=None)
+        assert sound.judged.level == ("fits" if has_source else "claims")
+        assert has_source or sound.judged.reasons[-1] == "Its source cannot be compared: It is gone."
+        lies = {**of_the_copy(n), **(of_the_source(n) if has_source else {})}
+        for what, (change, reason) in lies.items():
+            found = change(sound).judged
+            assert found.level == "contradicted" and any(reason in said for said in found.reasons), (what, found)
 
 
-def test_where_nothing_can_be_compared_it_only_claims(told: Told) -> None:
-    found = judge(told.report, told.files, told.copy, None, "The repo a/b does not exist.")
-    assert found.level == "claims"
-    assert found.reasons[-1] == "Its source cannot be compared: The repo a/b does not exist."
+def test_a_cast_allows_its_own_dtype_that_of_the_source_and_fp32(told: Told, cast: Told) -> None:
+    assert cast.judged.level == "fits" and "names and shapes agree" in cast.judged.reasons[1]
+    of_others = replace(cast, copy=cast.original or cast.copy)
+    assert of_others.judged.level == "contradicted"  # its headers are not those of the plan
+    halves = tensor("original", 0, dtype="F64")  # so that what is allowed is not merely kept
+    for result, dtypes in ((halves(cast), {"BF16": False, "F32": False, "F16": True}), (told, {"BF16": True})):
+        for dtype, is_other in dtypes.items():
+            found = tensor("copy", 0, dtype=dtype)(result).judged
+            assert any("another dtype" in said for said in found.reasons) is is_other, found.reasons
+            assert not is_other or found.level == "contradicted"
 
 
-def test_of_a_commit_that_no_branch_leads_to_it_is_neither_green_nor_red(told: Told) -> None:
-    for side in ("copy", "original"):
-        unmerged = replace(told, **{side: replace(getattr(told, side), unreached=("a/b@" + "1" * 40,))})
-        found = judge(unmerged.report, unmerged.files, unmerged.copy, unmerged.original)
-        assert found.level == "unreached" and "No known branch or tag of a/b" in found.reasons[0]
-    wrong = judge(unmerged.report, (), unmerged.copy, unmerged.original)
+def test_of_commits_that_no_branch_leads_to_each_is_named_once_and_before_all_else(told: Told) -> None:
+    """That is neither green nor red."""
+    assert told.original
+    copy = replace(told.copy, unreached=("a/copy@" + "1" * 40, "a/base@" + "2" * 40))
+    original = replace(told.original, unreached=("a/source@" + "3" * 40, "a/base@" + "2" * 40))
+    for changes, wanted in (
+        ({"copy": copy, "original": original}, ["a/copy", "a/base", "a/source"]),
+        ({"copy": copy}, ["a/copy", "a/base"]),
+        ({"original": original}, ["a/source", "a/base"]),
+    ):
+        found = replace(told, **changes).judged
+        repos = [
+            reason.partition("No known branch or tag of ")[2].partition(" contains")[0] for reason in found.reasons
+        ]
+        assert (found.level, repos[: len(wanted)]) == ("unreached", wanted)
+        assert found.reasons[len(wanted) :] == told.judged.reasons
+    claimed = replace(told, copy=copy, original=None).judged
+    assert claimed.level == "unreached" and "cannot be compared: It is gone." in claimed.reasons[-1]
+    wrong = replace(told, copy=copy, files=()).judged
     assert wrong.level == "contradicted" and lowered(wrong, ("a/b@1",)) == wrong
 
 
-def _of_a_repo(told: Told, **source: str) -> Told:
-    """A result in the repo me/copy whose report names a repo as its source."""
-    report = replace(told.report, source=replace(told.report.source, kind="hub", **source))
-    copy = replace(told.copy, source=RepoRef("hub", "me/copy", "1" * 40))
-    original = replace(told.original or told.copy, source=RepoRef("hub", source["repo_id"], source["revision"]))
-    return replace(told, report=report, copy=copy, original=original)
-
-
-@pytest.mark.parametrize("commit", ["1" * 40, "2" * 40], ids=["that commit", "an earlier commit"])
-def test_a_result_that_names_itself_as_its_source_is_contradicted(told: Told, commit: str) -> None:
-    itself = _of_a_repo(told, repo_id="me/copy", revision=commit)
-    for original in (itself.original, None):
-        found = judge(itself.report, itself.files, itself.copy, original)
-        assert found.level == "contradicted" and "names the repo itself as its source" in found.reasons[0]
-    other = _of_a_repo(told, repo_id="me/source", revision=commit)
-    assert judge(other.report, other.files, other.copy, other.original).level == "fits"
-
-
-def test_a_commit_of_the_source_that_is_another_than_the_report_says_is_contradicted(told: Told) -> None:
-    other = _of_a_repo(told, repo_id="me/source", revision="2" * 40)
-    assert other.original
-    moved = replace(other.original, source=RepoRef("hub", "me/source", "3" * 40))
-    found = judge(other.report, other.files, other.copy, moved)
-    assert (found.level, found.reasons[0]) == (
-        "contradicted",
-        "me/source has no commit 222222222222.",
-    )
-
-
-def test_every_commit_that_no_branch_leads_to_is_named_once_and_before_all_else(told: Told) -> None:
-    copy = replace(told.copy, unreached=("a/copy@" + "1" * 40, "a/base@" + "2" * 40))
-    original = replace(told.original or told.copy, unreached=("a/source@" + "3" * 40, "a/base@" + "2" * 40))
-    found = judge(told.report, told.files, copy, original)
-    repos = [reason.partition("branch or tag of ")[2].partition(" contains")[0] for reason in found.reasons[:3]]
-    assert (found.level, repos) == ("unreached", ["a/copy", "a/base", "a/source"])
-    assert found.reasons[3:] == judge(told.report, told.files, told.copy, told.original).reasons
-    claimed = judge(told.report, told.files, copy, None, "It is gone.")
-    assert claimed.level == "unreached" and "cannot be compared: It is gone." in claimed.reasons[-1]
-
-
-def test_five_reasons_are_given_and_the_others_counted(tmp_path: Path) -> None:
-    told = made(tmp_path, Options("20kB"))
-    found = judge(told.report, (), told.copy, None)
-    assert len(told.files) > 6
+def test_five_reasons_are_given_and_the_others_counted(told: Told) -> None:
+    found, count = replace(told, files=(), original=None).judged, len(told.files)
+    assert count > 6
     assert found.reasons[:5] == tuple(f"{file.path} is not in the repo." for file in told.files[:5])
-    assert found.reasons[5:] == (f"and {len(told.files) - 5} more",)
-    assert len(judge(told.report, told.files[5:], told.copy, None).reasons) == 5
-
-
-def test_a_tensor_that_the_report_does_not_know_of_does_not_fit(told: Told) -> None:
-    extra = told.copy.tensors[0]._replace(name="hidden")
-    copy = replace(told.copy, tensors=(*told.copy.tensors, extra))
-    assert judge(told.report, told.files, copy, told.original).level == "contradicted"
+    assert found.reasons[5:] == (f"and {count - 5} more",)
+    assert len(replace(told, files=told.files[5:], original=None).judged.reasons) == 5
 
 
 def test_only_the_classic_engine_may_leave_tensors_out_and_then_it_only_claims(told: Told) -> None:
-    assert told.original
-    first = told.original.tensors[0]
-    nowhere = place_of(first)._replace(end_byte=place_of(first).start_byte)
-    empty = first._replace(name="hidden", shape=(0,), recipe=nowhere)
-    more = replace(told.original, tensors=(*told.original.tensors, empty))
-    missing = "Tensors of the source are missing: hidden."
-    assert missing in judge(told.report, told.files, told.copy, more).reasons
+    first = told.original.tensors[0] if told.original else told.copy.tensors[0]
+    empty = first._replace(
+        name="hidden", shape=(0,), recipe=place_of(first)._replace(end_byte=place_of(first).start_byte)
+    )
+    more = _with_tensors(told, "original", lambda held: (*held, empty))
+    assert "Tensors of the source are missing: hidden." in more.judged.reasons
     classic = replace(told.report, engine="classic")
     weight_files = tuple(replace(file, tensors=file.tensors + 1) for file in classic.source.weight_files)
-    classic = replace(classic, source=replace(classic.source, weight_files=weight_files))
-    found = judge(classic, told.files, told.copy, more)
-    assert found.level == "claims"
-    assert "do not show whether the other 1 were tied" in found.reasons[-1]
+    named = replace(classic, source=replace(classic.source, weight_files=weight_files))
+    found = replace(more, report=named).judged
+    assert found.level == "claims" and "do not show whether the other 1 were tied" in found.reasons[-1]
+    without_more = replace(told, report=classic)
+    assert without_more.judged.level == "fits", "and it is excused for nothing else"
+    for change in (tensor("copy", -1, shape=(7, 7)), *(change for change, _ in of_the_copy(-1).values())):
+        assert change(without_more).judged.level == "contradicted"
 
 
 def test_computed_weights_fit_where_the_source_is_quantized_as_the_report_says(tmp_path: Path) -> None:
     numbers = torch.zeros(40, 30, dtype=torch.uint8).view(torch.float8_e4m3fn)
     tensors = {"a.weight": numbers, "a.weight_scale_inv": torch.ones(1, 1), "b": torch.ones(3)}
-    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    source = write(tmp_path / "in", tensors, said)
-    *_, _ = job.shard(str(source), str(tmp_path / "out"), Options(dequantize=True))
-    report = parse_report((tmp_path / "out/sharding_report.json").read_bytes())
-    files = tuple(FileEntry(shard.file, shard.bytes, sha256=shard.sha256) for shard in report.shards)
-    copy, original = job.inspect(str(tmp_path / "out")), job.inspect(str(source))
-    found = judge(report, files, copy, original)
-    assert found.level == "fits"
-    assert "the same 2 tensors after dequantizing" in found.reasons[1]
-    silent = replace(report, plan=replace(report.plan, dequantized=""))
-    assert judge(silent, files, copy, original).level == "contradicted"
-    other = replace(report, plan=replace(report.plan, dequantized="mxfp4, one scale for each 32 numbers"))
-    assert "not quantized as the report says, but with fp8" in str(judge(other, files, copy, original).reasons)
-    plain = replace(original, configs={})
-    assert "no config.json says how" in str(judge(report, files, copy, plain).reasons)
+    source = write(tmp_path / "in", tensors, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    told = told_of(source, tmp_path / "out", Options(dequantize=True))
+    assert told.judged.level == "fits" and "the same 2 tensors after dequantizing" in told.judged.reasons[1]
+    assert of_plan(dequantized="")(told).judged.level == "contradicted"
+    other = of_plan(dequantized="mxfp4, one scale for each 32 numbers")(told)
+    assert "not quantized as the report says, but with fp8" in str(other.judged.reasons)
+    assert told.original
+    plain = replace(told, original=replace(told.original, configs={}))
+    assert "no config.json says how" in str(plain.judged.reasons)

@@ -1,4 +1,4 @@
-"""Verifying names what differs, and refuses digests that are none."""
+"""Verifying names what differs, and refuses digests that are none and downloads that broke."""
 
 import json
 import subprocess
@@ -16,7 +16,8 @@ from sharding.core.events import Progress, Verified
 from sharding.core.values import Mismatch, Verification
 from sharding.recipes.stored import place_of
 from tests.conftest import in_two_files, write_checkpoint
-from tests.folders import finish
+from tests.folders import finish, in_cache
+from tests.lora import Case, save_adapter, save_base
 from tests.promises import promise
 
 
@@ -58,18 +59,6 @@ def test_every_tensor_of_every_file_is_read_to_its_last_byte(sharded: tuple[Path
         (out / tensor.file).write_bytes(data)
 
 
-def test_verify_names_missing_extra_and_reshaped_tensors(tmp_path: Path) -> None:
-    one = write_checkpoint(tmp_path / "one", {"model.safetensors": {"a": np.zeros(4), "b": np.zeros(4)}}, index=False)
-    two = write_checkpoint(
-        tmp_path / "two", {"model.safetensors": {"b": np.zeros((2, 2)), "c": np.zeros(4)}}, index=False
-    )
-    assert {mismatch.tensor: mismatch.problem for mismatch in compared(one, two).mismatches} == {
-        "a": "it is missing",
-        "b": "it is F64 [2, 2] and should be F64 [4]",
-        "c": "it is not in the original",
-    }
-
-
 @promise("docs/formats.md#the-proof")
 def test_quick_verification_compares_stored_digests_and_says_so(sharded: tuple[Path, Path], tmp_path: Path) -> None:
     checkpoint, copy = sharded
@@ -101,11 +90,15 @@ OTHER: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+def change_digests(out: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads((out / "sharding_digests.json").read_text())
+    change(document["tensors"])
+    (out / "sharding_digests.json").write_text(json.dumps(document))
+
+
 @pytest.mark.parametrize("other", OTHER)
 def test_digests_of_other_weights_are_refused(sharded: tuple[Path, Path], out: Path, other: str) -> None:
-    document = json.loads((out / "sharding_digests.json").read_text())
-    OTHER[other](document["tensors"])
-    (out / "sharding_digests.json").write_text(json.dumps(document))
+    change_digests(out, OTHER[other])
     for pair in ((out, out), (sharded[1], out), (out, sharded[1])):
         with pytest.raises(SourceError, match="does not describe the weights") as refusal:
             compared(*pair, quick=True)
@@ -113,11 +106,8 @@ def test_digests_of_other_weights_are_refused(sharded: tuple[Path, Path], out: P
 
 
 def test_a_quick_look_names_every_tensor_whose_stored_digests_differ(sharded: tuple[Path, Path], out: Path) -> None:
-    document = json.loads((out / "sharding_digests.json").read_text())
     wrong = ["layers.7.weight", "norm.steps"]
-    for name in wrong:
-        document["tensors"][name]["blake3"] = "0" * 64
-    (out / "sharding_digests.json").write_text(json.dumps(document))
+    change_digests(out, lambda tensors: [tensors[name].update(blake3="0" * 64) for name in wrong])
     for pair in ((sharded[1], out), (out, sharded[1])):
         assert {*compared(*pair, quick=True).mismatches} == {Mismatch(name, "its bytes differ") for name in wrong}
 
@@ -144,3 +134,46 @@ def test_progress_is_that_of_both_and_goes_from_nothing_to_all(sharded: tuple[Pa
     assert [progress.bytes_done for progress in told] == sorted(progress.bytes_done for progress in told)
     assert told[-1].bytes_done == both
     assert told[-1].seconds_left in (0.0, None)
+
+
+# --- A download that broke is never called identical --------------------------------------------------------
+
+
+def spoiled(snapshot: Path) -> Path:
+    """Turn one bit of a weight file around, which the Hub's client does not notice."""
+    blob = next(iter(snapshot.glob("*.safetensors"))).resolve()
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    return snapshot
+
+
+@pytest.mark.parametrize("dtype", ["keep", "fp32"])
+def test_a_file_of_the_hubs_cache_must_have_the_bytes_that_its_name_states(
+    dtype: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    snapshot = in_cache(checkpoint, tmp_path / "cache")
+    options = job.Options("20kB", dtype=dtype)  # type: ignore[arg-type]
+    assert finish(job.shard(str(snapshot), str(tmp_path / "whole"), options)).verification.identical
+    report = finish(job.shard(str(spoiled(snapshot)), str(tmp_path / "out"), options))
+    assert not report.verification.identical
+    assert not list(tmp_path.glob("out/*.safetensors"))
+    assert not compared(snapshot, tmp_path / "whole", dtype=dtype).identical
+
+
+def test_an_adapter_in_the_cache_must_have_the_bytes_that_its_name_states(tmp_path: Path) -> None:
+    base = save_base(Case(), tmp_path / "base")
+    snapshot = in_cache(save_adapter(Case(), base, tmp_path / "adapter"), tmp_path / "cache")
+    options = job.Options("1MB", adapter=str(snapshot))
+    assert finish(job.shard(str(base), str(tmp_path / "whole"), options)).verification.identical
+    spoiled(snapshot)
+    report = finish(job.shard(str(base), str(tmp_path / "out"), options))
+    assert not report.verification.identical and not list(tmp_path.glob("out/*.safetensors"))
+
+
+@pytest.mark.parametrize("ending", [".aria2", ".ARIA2", ".crdownload", ".incomplete", ".!qB", ".part"])
+def test_an_unfinished_download_is_refused_by_name(ending: str, checkpoint: Path, tmp_path: Path) -> None:
+    file = next(iter(sorted(checkpoint.glob("*.safetensors"))))
+    (checkpoint / (file.name + ending)).write_bytes(b"")
+    with pytest.raises(SourceError, match=f"The download of {file.name} is not finished"):
+        finish(job.shard(str(checkpoint), str(tmp_path / "out"), "20kB"))

@@ -1,13 +1,16 @@
-"""Which files of a source are put together again for a proof, and which results are read back meanwhile."""
+"""Which files of a source are put together again for a proof, which results are read back, and what was read."""
 
 import hashlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint, read_headers
@@ -15,17 +18,19 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
 from sharding.core.protocols import Destination, Repo
-from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Tensor, Verification
+from sharding.core.values import BytesRead, Checkpoint, FileEntry, Mismatch, ShardRecord, Verification
 from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
+from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import Prepared
-from sharding.verify.digests import Reader, ThisMachine
+from sharding.verify.digests import Reader, ThisMachine, layers_of
 from sharding.verify.staged import reading_back, verify_staged
-from sharding.verify.stated import stated_files
+from sharding.verify.stated import prove_reads, stated_files
 from tests.conftest import in_two_files
 from tests.folders import result_of
+from tests.fuzz.targets import Memory
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -44,14 +49,11 @@ def stated(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
     return tuple(replace(file, sha256=f"{number:064x}") for number, file in enumerate(files))
 
 
-def in_file(tensor: Tensor, file: str) -> Tensor:
-    return tensor._replace(recipe=place_of(tensor)._replace(file=file))
-
-
-def renamed(checkpoint: Checkpoint, names: dict[str, str]) -> Checkpoint:
-    files = tuple(replace(file, path=names.get(file.path, file.path)) for file in checkpoint.weight_files)
-    tensors = tuple(in_file(tensor, names.get(tensor.file, tensor.file)) for tensor in checkpoint.tensors)
-    return replace(checkpoint, weight_files=files, tensors=tensors)
+def renamed(checkpoint: Checkpoint, path: str, new: str) -> Checkpoint:
+    files = (replace(file, path=new if file.path == path else file.path) for file in checkpoint.weight_files)
+    places = ((tensor, place_of(tensor)) for tensor in checkpoint.tensors)
+    tensors = (one._replace(recipe=place._replace(file=new) if place.file == path else place) for one, place in places)
+    return replace(checkpoint, weight_files=tuple(files), tensors=tuple(tensors))
 
 
 def test_all_files_are_put_together_again_where_each_is_stated(source: FolderSource, checkpoint: Checkpoint) -> None:
@@ -65,36 +67,25 @@ def test_all_files_are_put_together_again_where_each_is_stated(source: FolderSou
 
 
 @pytest.mark.parametrize("path", [ONE, TWO])
-def test_none_is_put_together_again_where_one_has_no_hash(
+def test_none_is_put_together_again_where_one_has_no_hash_other_bytes_than_its_tensors_or_another_format(
     source: FolderSource, checkpoint: Checkpoint, path: str
 ) -> None:
     files = stated(source.files)
-    in_git = (replace(file, sha256=None, git_sha1="0" * 40) if file.path == path else file for file in files)
-    assert stated_files(in_git, checkpoint) == []
-    assert stated_files((file for file in files if file.path != path), checkpoint) == []
+
+    def with_one(**change: Any) -> list[FileEntry]:
+        return [replace(file, **change) if file.path == path else file for file in files]
+
+    held = next(file for file in files if file.path == path)
     assert stated_files(source.files, checkpoint) == []
-
-
-@pytest.mark.parametrize("path", [ONE, TWO])
-@pytest.mark.parametrize("more", [1, -1])
-def test_none_is_put_together_again_where_one_holds_more_or_less_than_its_tensors(
-    source: FolderSource, checkpoint: Checkpoint, path: str, more: int
-) -> None:
-    files = (replace(file, bytes=file.bytes + (more if file.path == path else 0)) for file in stated(source.files))
-    assert stated_files(files, checkpoint) == []
-
-
-@pytest.mark.parametrize("path", [ONE, TWO])
-def test_none_is_put_together_again_where_one_has_a_hole_or_is_of_another_format(
-    source: FolderSource, checkpoint: Checkpoint, path: str
-) -> None:
-    files = stated(source.files)
+    assert stated_files((file for file in files if file != held), checkpoint) == []
+    assert stated_files(with_one(sha256=None, git_sha1="0" * 40), checkpoint) == []
+    for more in (1, -1):
+        assert stated_files(with_one(bytes=held.bytes + more), checkpoint) == []
     middle = [tensor for tensor in checkpoint.tensors if tensor.file == path][2]
     holed = replace(checkpoint, tensors=tuple(tensor for tensor in checkpoint.tensors if tensor != middle))
     assert stated_files(files, holed) == []
     for name in ("pytorch_model.bin", "shard-00000-model-00001-of-00002.safetensors"):
-        other = tuple(replace(file, path=name if file.path == path else file.path) for file in files)
-        assert stated_files(other, renamed(checkpoint, {path: name})) == []
+        assert stated_files(with_one(path=name), renamed(checkpoint, path, name)) == []
 
 
 # --- Reading back meanwhile --------------------------------------------------------------------------------
@@ -110,19 +101,16 @@ class Target:
         self.asked.append(file)
 
 
-class Others:
-    """Many machines that read for a proof; they are not asked for anything here."""
-
-
 @pytest.mark.parametrize(
     ("is_stated", "choices", "is_here", "of_use"),
     [
-        pytest.param(False, {}, True, True, id="nobody states a hash"),
-        pytest.param(True, {}, True, False, id="it is read in the order of the source"),
-        pytest.param(True, {"dtype": "bf16"}, True, True, id="a cast is read in its own order"),
-        pytest.param(False, {}, False, False, id="others read it"),
-        pytest.param(True, {"dtype": "bf16"}, False, False, id="others read the cast"),
+        (False, {}, True, True),
+        (True, {}, True, False),  # it is read in the order of the source
+        (True, {"dtype": "bf16"}, True, True),  # a cast is read in its own order
+        (False, {}, False, False),
+        (True, {"dtype": "bf16"}, False, False),
     ],
+    ids=["nobody states a hash", "order of the source", "a cast", "others read it", "others read the cast"],
 )
 def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its_own_order(
     source: FolderSource, checkpoint: Checkpoint, is_stated: bool, choices: Any, is_here: bool, of_use: bool
@@ -141,11 +129,9 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
         yield from told
         return records
 
-    target, reader = Target(), cast(Reader, ThisMachine() if is_here else Others())
-    assert result_of(reading_back(moving(), prepared, Repo([origin]), cast(Destination, target), reader)) == (
-        records,
-        {},
-    )
+    target, reader = Target(), cast(Reader, ThisMachine() if is_here else None)  # others are not asked for anything
+    read = result_of(reading_back(moving(), prepared, Repo([origin]), cast(Destination, target), reader))
+    assert read == (records, {})
     assert target.asked == ([event.file for event in told] if of_use else [])
 
 
@@ -192,3 +178,86 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
     (place.folder / last.file).write_bytes(data)
     assert proof().mismatches == (Mismatch(last.name, "its bytes differ"),)
     assert place.reading.bytes_read == headers + plan.shards[at].bytes, "the others are not read again"
+
+
+# --- Whatever was read of a file is compared with what the file holds, each read by itself -------------------
+
+DATA = bytes(range(256)) * 40
+RANGES = st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 1200)), max_size=30)
+
+
+def file_in(folder: Path) -> FolderSource:
+    (folder / "w").write_bytes(DATA)
+    return FolderSource("in", {"w": folder / "w"})
+
+
+def read(start: int, end: int, data: bytes = DATA) -> BytesRead:
+    return BytesRead("w", start, end, blake3(data[start:end]).hexdigest())
+
+
+def wrong(folder: Path, reads: list[BytesRead], sha256: str = hashlib.sha256(DATA).hexdigest()) -> int:
+    file = FileEntry("w", len(DATA), sha256)
+    return len(result_of(prove_reads([file_in(folder)], [file], reads, ThisMachine())))
+
+
+def test_reads_are_right_that_hold_what_the_file_holds_and_one_wrong_among_them_is_found(tmp_path: Path) -> None:
+    assert wrong(tmp_path, [read(0, 9), read(5, 9000), read(5, 9000), read(10_000, len(DATA)), read(7, 7)]) == 0
+    assert wrong(tmp_path, []) == 0
+    assert wrong(tmp_path, [], "0" * 64) == 1
+    bad = read(100, 200, DATA[:150] + b"!" + DATA[151:])
+    for reads in ([bad, read(100, 200)], [read(100, 200), bad], [read(0, 10_000), bad]):
+        assert wrong(tmp_path, reads) == 1
+
+
+@given(RANGES)
+def test_many_machines_hash_the_same_ranges_as_one(pairs: list[tuple[int, int]]) -> None:
+    ranges = {(start, min(start + size, len(DATA))) for start, size in pairs}
+    file = FileEntry("w", len(DATA))
+    layers = list(layers_of(file, ranges))
+    places = [[place_of(tensor)[2:] for tensor in shard.tensors] for shard in layers]
+    assert {place for layer in places for place in layer} >= ranges
+    for layer in places:
+        assert all(start >= end for (_, end), (start, _) in zip(layer, layer[1:], strict=False)), "none overlap"
+    assert b"".join(DATA[start:end] for start, end in places[0]) == DATA, "the first is the whole file"
+
+
+class Chunks(Memory):
+    """A source that gives ten bytes at a time, and counts what came of it."""
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        self.requests += 1
+        for at in range(start_byte, end_byte, 10):
+            self.bytes_read += min(10, end_byte - at)
+            yield from super().read(file, at, min(at + 10, end_byte))
+
+
+def test_what_is_read_is_noted_once_and_what_was_given_up_as_far_as_it_came() -> None:
+    """What is read to prove that is not counted."""
+    below = Chunks(b"", {"w": DATA, "v": DATA})
+    noted = NotingSource(below)
+    for _ in range(2):
+        assert b"".join(noted.read("w", 0, 25)) == DATA[:25]
+    given_up = noted.read("v", 100, 200)
+    assert next(given_up) + next(given_up) == DATA[100:120]
+    given_up.close()  # type: ignore[attr-defined]
+    whole = noted.read("w", 5, 15)
+    assert next(whole) == DATA[5:15]  # who has it all asks no further
+    list(noted.read("w", 7, 7))
+    list(below.read("w", 0, 5000))
+    assert (noted.requests, noted.bytes_read) == (4, 25 + 25 + 20 + 10)
+    assert (below.requests, below.bytes_read) == (6, 25 + 25 + 20 + 10 + 5000)
+    of_v = read(100, 120)._replace(file="v")
+    assert set(noted.take()) == {read(0, 25), of_v, read(5, 15)}
+    list(whole)
+    assert noted.take() == () and noted.requests == 4
+    list(noted.read("w", 0, 25))  # again, after it was taken
+    assert noted.take() == (read(0, 25),)
+
+
+def test_a_source_that_breaks_is_noted_as_far_as_it_came() -> None:
+    below = Chunks(DATA[:40], {"w": DATA[:40]})
+    noted = NotingSource(below)
+    with pytest.raises(AssertionError):
+        list(noted.read("w", 30, 60))
+    assert noted.take() == (read(30, 40),)
+    assert (noted.requests, noted.bytes_read) == (1, 10)

@@ -1,13 +1,15 @@
-"""FP8 weights are computed with their scales: each number is what the plain formula gives, in little memory."""
+"""Quantized weights are computed with their scales: each number is what the plain formula gives, in little memory."""
 
 import json
 import tracemalloc
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core.values import Tensor
 from sharding.recipes import quantized
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.quantized import Fp8
@@ -15,16 +17,13 @@ from sharding.recipes.stored import Stored
 from sharding.transfer import pages
 from sharding.transfer.stream import digest_shards
 from tests.folders import result_of
-from tests.quantized import compressed, spread
-from tests.recipes.checkpoints import DTYPES, bytes_of, dequantized_bytes, dequantized_tensors, in_memory
+from tests.quantized import compressed, plain_fp4, spread
+from tests.recipes.checkpoints import DTYPES, bytes_of, checkpoint_of, dequantized_bytes, dequantized_tensors, in_memory
 from tests.recipes.executor import FILE, ShortChunks, outcome, shard_of, tensor_of
+from tests.recipes.updates import with_one_nan
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def with_one_nan(numbers: torch.Tensor) -> torch.Tensor:
-    """The same numbers; which NaN a NaN is depends on processor and library, and ours is always the same one."""
-    return numbers.masked_fill(numbers.isnan(), float("nan"))
+IN_FP8, IN_MXFP4 = (json.dumps({"quantization_config": {"quant_method": name}}) for name in ("fp8", "mxfp4"))
 
 
 def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -33,30 +32,18 @@ def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.T
 
 
 @given(
-    lead=st.lists(st.integers(1, 3), max_size=2),
-    rows=st.integers(1, 40),
-    columns=st.integers(1, 40),
-    block=st.tuples(st.integers(1, 17), st.integers(1, 17)),
-    piece=st.sampled_from([1, 7, 64, 32768]),
-    page=st.sampled_from([4, 24, 1 << 18]),
-    batch=st.sampled_from([5, 64, 1 << 20]),
+    sizes=st.tuples(st.lists(st.integers(1, 2), max_size=2), *[st.integers(1, 24)] * 2, *[st.integers(1, 13)] * 2),
+    cut=st.tuples(
+        st.sampled_from([1, 7, 64, 32768]), st.sampled_from([4, 24, 1 << 18]), st.sampled_from([5, 64, 1 << 20])
+    ),
     scale=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu]),
     dtype=st.sampled_from(list(DTYPES)),
     seed=SEEDS,
 )
 def test_any_weight_in_any_blocks_is_the_product_whatever_comes_at_a_time(
-    lead: list[int],
-    rows: int,
-    columns: int,
-    block: tuple[int, int],
-    piece: int,
-    page: int,
-    batch: int,
-    scale: torch.dtype,
-    dtype: str,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
+    sizes: Any, cut: tuple[int, int, int], scale: torch.dtype, dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (lead, rows, columns, *block), (piece, page, batch) = sizes, cut
     monkeypatch.setattr(quantized, "PIECE_ELEMENTS", piece)
     monkeypatch.setattr(pages, "PAGE_BYTES", page)
     generator = torch.Generator().manual_seed(seed)
@@ -114,17 +101,14 @@ def test_scales_that_lie_together_cost_one_read_and_weights_that_do_another() ->
     tensors = {f"m.{number}.weight_scale_inv": torch.rand(2, 2) for number in range(20)}
     zeros = torch.zeros(200, 200).to(torch.float8_e4m3fn)
     tensors |= {f"m.{number}.weight": zeros for number in range(20)}
-    source, checkpoint = in_memory(tensors, '{"quantization_config": {"quant_method": "fp8"}}')
+    source, checkpoint = in_memory(tensors, IN_FP8)
     outcome(dequantized_tensors(checkpoint), source)
     assert sorted(source.noted) == [(0, 320), (320, 320 + 20 * 40_000)]
 
 
 def test_little_of_a_large_weight_is_in_memory_at_a_time() -> None:
     weight = torch.zeros(4096, 4096, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    source, checkpoint = in_memory(
-        {"m.weight_scale_inv": torch.ones(32, 32), "m.weight": weight},
-        '{"quantization_config": {"quant_method": "fp8"}}',
-    )
+    source, checkpoint = in_memory({"m.weight_scale_inv": torch.ones(32, 32), "m.weight": weight}, IN_FP8)
     source.batch_bytes = 1 << 18
     tensors = dequantized_tensors(checkpoint)
     small = Fp8(Stored(0, FILE, 0, 4), Stored(0, FILE, 0, 4), "F32", (2, 2), (2, 2), "F32")
@@ -135,3 +119,55 @@ def test_little_of_a_large_weight_is_in_memory_at_a_time() -> None:
     tracemalloc.stop()
     assert records["out"].bytes == tensors[0].bytes == 2 * weight.numel()
     assert peak < 6_000_000
+
+
+# --- MXFP4 --------------------------------------------------------------------------------------------------
+
+
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 4)),
+    page=st.sampled_from([4, 1 << 18]),
+    batch=st.sampled_from([5, 64, 1 << 20]),
+    dtype=st.sampled_from(list(DTYPES)),
+    seed=SEEDS,
+)
+def test_any_weight_is_its_numbers_transposed_whatever_comes_at_a_time(
+    shape: tuple[int, int, int], page: int, batch: int, dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE_BYTES", page)
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    source, checkpoint = in_memory({"e.up_blocks": blocks, "e.up_scales": scales}, IN_MXFP4)
+    source.batch_bytes = batch
+    expected = plain_fp4(blocks, scales).to(DTYPES[dtype])
+    assert dequantized_bytes(source, checkpoint, "e.up", dtype) == bytes_of(expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_byte_and_every_scale_gives_what_transformers_computes(dtype: str) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).repeat(1, 256, 1, 1)
+    scales = torch.arange(256, dtype=torch.uint8).reshape(1, 256, 1).repeat(1, 1, 16)
+    source, checkpoint = in_memory({"e.up_blocks": blocks, "e.up_scales": scales}, IN_MXFP4)
+    theirs = convert_moe_packed_tensors(blocks, scales, dtype=DTYPES[dtype])
+    assert dequantized_bytes(source, checkpoint, "e.up", dtype) == bytes_of(theirs)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_experts_in_pieces_of_ranks_are_computed_as_if_they_lay_together(axis: int) -> None:
+    blocks = torch.randint(0, 256, (4, 6, 2, 16), dtype=torch.uint8)
+    scales = torch.randint(100, 150, (4, 6, 2), dtype=torch.uint8)
+    data, tensors = b"", []
+    for name, tensor in (("e.up_blocks", blocks), ("e.up_scales", scales)):
+        boxes, offset = [], 0
+        for half in tensor.split(-(-tensor.shape[axis] // 2), axis):
+            offsets = tuple(offset if at == axis else 0 for at in range(half.ndim))
+            boxes.append(Box(FILE, len(data), offsets, tuple(half.shape), half.contiguous().stride()))
+            data += bytes_of(half)
+            offset += half.shape[axis]
+        tensors.append(Tensor(name, "U8", tuple(tensor.shape), Laid(tuple(boxes), tuple(tensor.shape), 1)))
+    checkpoint = checkpoint_of(tensors, len(data), IN_MXFP4)
+    found = dequantized_bytes(ShortChunks(data), checkpoint, "e.up", "fp32")
+    assert found == bytes_of(plain_fp4(blocks, scales))
