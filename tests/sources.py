@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sharding.core.protocols import LentFile, LentSource
-from sharding.core.values import FileEntry, RepoRef
+from sharding.core.values import FileEntry, Place
 from tests.fuzz.targets import Memory
 
 HASHES = {"sha256": "a" * 64, "xet_hash": "b" * 64, "git_sha1": "c" * 40}
@@ -15,7 +15,7 @@ class Counted(Memory):
 
     def __init__(self, name: str, *files: str, is_private: bool | None = None) -> None:
         super().__init__(b"", {file: f"{name}: {file}".encode() for file in files})
-        self.ref = RepoRef("hub", name, "9" * 40)
+        self.ref = Place("hub", name, "9" * 40)
         self.folder = Path("/", name)
         self.is_private = is_private
         self.unreached = (f"{name}@9",)

@@ -17,18 +17,8 @@ from sharding.core.errors import Refused
 from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.core.protocols import Discarded
-from sharding.core.values import (
-    Address,
-    Component,
-    Difference,
-    Finding,
-    Library,
-    Mismatch,
-    RepoRef,
-    Stage,
-    TiedTensor,
-    Verification,
-)
+from sharding.core.values import Address, Component, Finding, Library, Place, Stage, TiedTensor
+from sharding.core.verification import Difference, Mismatch, Verification
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.certificate import Certificate, draw_badge
 from sharding.drawing.heat import draw_heat
@@ -66,8 +56,8 @@ def result(name: str, options: Options | None = None) -> Made:
     tensors = tuple(tensor._replace(name=f"layers.{n}.{name}") for n, tensor in enumerate(checkpoint().tensors))
     source = checkpoint(replace(FOLDER, repo_id=name), tensors=tensors, architecture=name)
     findings = (Finding("warning", "x", name, name), Finding("info", "x", name))
-    cut = made(options, replace(source, base=RepoRef("folder", name, name), findings=findings))
-    return replace(cut, report=planned(cut.report, merged=replace(MERGE, adapter=RepoRef("folder", name, "1"))))
+    cut = made(options, replace(source, base=Place("folder", name, name), findings=findings))
+    return replace(cut, report=planned(cut.report, merged=replace(MERGE, adapter=Place("folder", name, "1"))))
 
 
 # --- Code to copy ------------------------------------------------------------------------------------------
@@ -108,7 +98,7 @@ def test_code_runs_nothing_that_a_name_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", [HARMLESS, *EVIL])
 def test_commands_hold_a_name_as_one_word(name: str) -> None:
-    base, adapter = RepoRef("hub", "me/base", "b" * 40), replace(MERGE, adapter=RepoRef("hub", name, "c" * 40))
+    base, adapter = Place("hub", "me/base", "b" * 40), replace(MERGE, adapter=Place("hub", name, "c" * 40))
     report = planned(of(made(PIPED).report, variant=name, base=base), dtype="fp16", dequantized="fp8", merged=adapter)
     (check,) = how_to_check(report, "me/copy").values()
     assert shlex.split(check, comments=True) == [
@@ -240,8 +230,8 @@ def test_names_at_a_terminal_cannot_steer_it(name: str) -> None:
         lambda view: view.plan(result(name, PIPED).plan),
         lambda view: view.recipes({name: name}),
         lambda view: view.event(Verified(numbers)),
-        lambda view: view.event(Published(RepoRef("hub", name, ""), name, name)),
-        lambda view: view.event(replace(cut.report, overflowed={name: 1}, destination=RepoRef("folder", name, ""))),
+        lambda view: view.event(Published(Place("hub", name, ""), name, name)),
+        lambda view: view.event(replace(cut.report, overflowed={name: 1}, destination=Place("folder", name, ""))),
         lambda view: view.event(ShardFinished(name, 4, "0", 1, 1, kept=True)),
         lambda view: view.error(Refused(name, name)),
         lambda view: view.findings([Finding("warning", "x", name, name)]),

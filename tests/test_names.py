@@ -15,7 +15,7 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_NAME_CHARACTERS
 from sharding.core.options import Options
-from sharding.core.values import RepoRef
+from sharding.core.values import Place
 from sharding.report.schema import parse_report
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import HubSource
@@ -102,7 +102,7 @@ def test_a_hub_that_lists_such_a_file_is_refused(name: str, monkeypatch: pytest.
     listed = [RepoFile(path=name, size=1, oid="0" * 40)]
     monkeypatch.setattr(HfApi, "list_repo_tree", lambda *_, **__: iter(listed))
     with pytest.raises(SourceError, match="is not UTF-8|4,097 characters"):
-        HubSource(Hub("http://127.0.0.1:9", None), RepoRef("hub", "a/b", "0" * 40))
+        HubSource(Hub("http://127.0.0.1:9", None), Place("hub", "a/b", "0" * 40))
 
 
 TEXTS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Verified
-from sharding.core.values import Verification
+from sharding.core.verification import Verification
 from tests import models
 from tests.checkpoint.repos import BERT, repo
 from tests.folders import finish, reshard

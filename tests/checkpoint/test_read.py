@@ -10,7 +10,7 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import HeaderError, SourceError
 from sharding.job import inspect
 from sharding.recipes.stored import place_of
-from sharding.storage.folder_source import open_folder as open_source
+from sharding.storage.folder_source import open_folder as open_inputs
 from tests.conftest import random_tensors, write_checkpoint
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -22,7 +22,7 @@ def codes(folder: Path) -> list[str]:
 
 
 def test_a_sharded_checkpoint_is_read_from_its_headers(checkpoint: Path) -> None:
-    tensors, source = random_tensors(), open_source(str(checkpoint))
+    tensors, source = random_tensors(), open_inputs(str(checkpoint))
     found = read_checkpoint(source)
     assert {tensor.name: tensor.shape for tensor in found.tensors} == {
         name: array.shape for name, array in tensors.items()

@@ -11,10 +11,11 @@ import torch.distributed.checkpoint as dcp
 from safetensors.numpy import save_file
 
 from sharding import job
+from sharding.checkpoint.readers import trained_folder
 from sharding.checkpoint.state_dict import short_names
 from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.core.options import Options
-from sharding.formats.names import is_training_state, trained_folder
+from sharding.formats.names import is_training_state
 from sharding.job import inspect
 from tests.checkpoint.repos import repo
 from tests.conftest import listing, write_checkpoint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from sharding.core.values import Difference
+from sharding.core.verification import Difference
 from tests.commands import invoke
 
 LONG = "layers.0." + "very_long_name." * 20 + "weight"

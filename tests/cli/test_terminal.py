@@ -12,7 +12,8 @@ from sharding.cli.terminal import Terminal
 from sharding.core.errors import Refused
 from sharding.core.events import Progress, Verified
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Mismatch, Plan, RepoRef, Shard, Verification
+from sharding.core.values import Component, Content, FileEntry, Finding, Place, Plan, Shard
+from sharding.core.verification import Mismatch, Verification
 from sharding.loading.costs import Comparison, Prediction, Verdict
 from tests.tensors import stored_tensor
 
@@ -38,7 +39,7 @@ def test_a_long_table_has_its_first_and_last_rows_and_counts_the_others(count: i
     shards = tuple(Shard(file, (tensor,), 4) for file, tensor in zip(files, tensors, strict=True))
     plan = Plan(shards, (Component(),), 4 * count, 4 * count, Options(), ())
     entries = tuple(FileEntry(file, 4) for file in files)
-    checkpoint = Checkpoint(RepoRef("hub", "a/b", ""), tuple(tensors), (Component(),), entries, entries, ())
+    checkpoint = Content(Place("hub", "a/b", ""), tuple(tensors), (Component(),), entries, entries, ())
     expected = files if count <= 40 else [*files[:20], f"({count - 40}", *files[-20:]]
     for show in (lambda view: view.plan(plan), lambda view: view.checkpoint(checkpoint)):
         table, _, beside = shown(show)[0].partition("Other files: ")

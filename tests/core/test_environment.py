@@ -8,7 +8,7 @@ import pytest
 
 from sharding.core.environment import child_variables, desk_folder, keep_xet_logs_off_the_disk
 from sharding.core.errors import UsageError
-from sharding.desk import Settings
+from sharding.desk.jobs import Settings
 
 SPACE = "acme/shard-my-repo"
 

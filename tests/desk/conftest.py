@@ -16,9 +16,9 @@ from sharding import job
 from sharding.cli.commands import app
 from sharding.core.events import Verified
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, JobStatus, Settings
+from sharding.desk.desk import Desk
 from sharding.desk.gauge import this_machine
-from sharding.desk.jobs import ACTIVE
+from sharding.desk.jobs import ACTIVE, JobRequest, JobStatus, Settings
 from sharding.report.report import event_json
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import STAGING_BRANCH

@@ -13,8 +13,10 @@ from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.events import Verified
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint
-from sharding.desk import Desk, JobRequest, JobStatus, Settings, judgement
+from sharding.core.values import Content
+from sharding.desk import judgement
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import JobRequest, JobStatus, Settings
 from sharding.desk.models import Headers, Models
 from sharding.formats.names import REPORT_NAME
 from sharding.page.result_panels import is_proved
@@ -108,7 +110,7 @@ def test_an_answer_about_one_adapter_is_none_about_another(
 ) -> None:
     asked: list[str] = []
 
-    def stored(checkpoint: Checkpoint, limit_seconds: float) -> dict[str, str]:
+    def stored(checkpoint: Content, limit_seconds: float) -> dict[str, str]:
         asked.append(checkpoint.adapter.source.revision if checkpoint.adapter else "")
         return {}
 
@@ -184,7 +186,7 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
         in_git(hub, name, folders[1])
     reading, most, read, usual = 0, 0, list[str](), Headers.read
 
-    def noting(headers: Headers, *given: str, most_bytes: int = 100) -> Checkpoint:
+    def noting(headers: Headers, *given: str, most_bytes: int = 100) -> Content:
         nonlocal reading, most
         if most_bytes == 100:  # what a page reads for anybody at once
             return usual(headers, *given, most_bytes=most_bytes)

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, Settings
-from sharding.desk.jobs import JobRecord, new_job_id
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import JobRecord, JobRequest, Settings, new_job_id
 from sharding.report.snippets import how_to_check
 from tests import quantized
 from tests.conftest import random_tensors, write_checkpoint

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sharding.desk import Desk, Settings
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import Settings
 from sharding.desk.runner import Child, kill_stray
 from tests.desk.actors import Actor, Stage, is_gone, until
 from tests.desk.conftest import ALICE, hand_in, state

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef
+from sharding.core.values import Component, Content, FileEntry, Place
 from sharding.desk.forecast import Forecast, classic_forecast
 from sharding.planning.plan import plan_shards
 from tests.tensors import stored_tensor
@@ -14,8 +14,8 @@ FORECAST = Forecast(60.0, 120.0, 10**8, 0, "As measured.")
 TENSORS = tuple(
     stored_tensor(f"w{n}", "F32", (1000,), "model.safetensors", 4000 * n, 4000 * n + 4000) for n in range(10)
 )
-MODEL = Checkpoint(
-    RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(),), (FileEntry("model.safetensors", 40_000),), (), ()
+MODEL = Content(
+    Place("hub", "a/b", "0" * 40), TENSORS, (Component(),), (FileEntry("model.safetensors", 40_000),), (), ()
 )
 
 

@@ -12,10 +12,12 @@ from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
 from sharding.core.text import json_file
-from sharding.desk import Desk, Settings, models
+from sharding.desk import models
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import Settings
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import to_json
-from sharding.storage.locate import open_source
+from sharding.storage.locate import open_inputs
 from sharding.verify.structure import Claims
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
@@ -221,7 +223,7 @@ def test_digests_that_cannot_be_read_once_are_no_claim_then_and_are_asked_for_ag
         opened.append(place)
         if len(opened) == 1:
             raise SourceError("The Hub has a problem.")
-        return open_source(place, hub)
+        return open_inputs({"model": place}, hub)
 
     monkeypatch.setattr(models, "open_source", fails_once)
     assert desk.results.compare(cut, f"{name}-other", None)[0].claims is None

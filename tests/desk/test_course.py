@@ -5,7 +5,8 @@ from threading import Event
 
 import pytest
 
-from sharding.desk import Desk, Settings
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import Settings
 from tests.desk.actors import Stage, Told, until
 from tests.desk.conftest import begin, end, hand_in, seen, state
 

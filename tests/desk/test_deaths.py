@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, Settings, destination_of
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import JobRequest, Settings, destination_of
 from tests.conftest import environment, listing
 from tests.desk.actors import Stage, Told
 from tests.desk.conftest import ALICE, AS_ALICE, SLOW, Hand, at_work, end, is_identical, process_of, seen, until

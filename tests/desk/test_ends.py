@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from sharding.core.options import Options
-from sharding.desk import Desk, Settings
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import Settings
 from sharding.report.schema import to_json
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.desk.actors import PROBED, Stage, Told, is_gone, until

@@ -4,7 +4,8 @@ import pytest
 
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import JobRequest
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.conftest import ALICE, AS_ALICE, BOB, end
 from tests.hubs import shard

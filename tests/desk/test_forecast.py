@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sharding.core.events import Progress
 from sharding.core.options import Options
 from sharding.core.text import time_range
-from sharding.desk import Desk, Settings
+from sharding.desk.desk import Desk
 from sharding.desk.forecast import (
     HUB_JOB_ANON_BYTES,
     MOST_SECONDS,
@@ -27,7 +27,7 @@ from sharding.desk.forecast import (
     seconds_until_start,
 )
 from sharding.desk.gauge import Machine, measure_machine, this_machine
-from sharding.desk.jobs import JobRecord, JobRequest, State
+from sharding.desk.jobs import JobRecord, JobRequest, Settings, State
 from tests.desk.conftest import ALICE
 from tests.inhouse import InHouse
 

@@ -11,8 +11,8 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, RepoRef
-from sharding.desk import Desk
+from sharding.core.values import Component, Content, Place
+from sharding.desk.desk import Desk
 from sharding.desk.models import Headers, Models
 from tests.localhub.conftest import Server
 from tests.promises import promise
@@ -30,12 +30,12 @@ class Readings:
         self.go.set()
         self.broken = False
 
-    def __call__(self, source: str, *, token: str | None, **_: object) -> Checkpoint:
+    def __call__(self, source: str, *, token: str | None, **_: object) -> Content:
         self.seen.append((source, token))
         assert self.go.wait(60)
         if self.broken:
             raise SourceError("It is broken.", "Try later.")
-        return Checkpoint(RepoRef("hub", source, "0" * 40), TENSORS, (), (), (), ())
+        return Content(Place("hub", source, "0" * 40), TENSORS, (), (), (), ())
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
 def test_visitors_who_ask_at_once_cost_one_reading(readings: Readings) -> None:
     headers, start = Headers("http://hub"), Barrier(20)
 
-    def ask() -> Checkpoint:
+    def ask() -> Content:
         start.wait()
         return headers.read("a/b", None)
 
@@ -75,8 +75,8 @@ def test_what_one_login_read_is_for_that_login_only_and_what_anybody_may_read_fo
 def test_an_answer_is_that_of_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has asked for what before, with a login or without."""
 
-    def read(source: str, *, variant: str, base: str, adapter: str, **_: object) -> Checkpoint:
-        return Checkpoint(RepoRef("hub", f"{source}|{variant}|{base}|{adapter}", "0" * 40), TENSORS, (), (), (), ())
+    def read(source: str, *, variant: str, base: str, adapter: str, **_: object) -> Content:
+        return Content(Place("hub", f"{source}|{variant}|{base}|{adapter}", "0" * 40), TENSORS, (), (), (), ())
 
     monkeypatch.setattr(job, "inspect", read)
     asked = [*product(("a/b", "a/c"), ("", "fp16"), ("", "c/d"), ("", "e/f@1", "e/f@2"))]
@@ -92,9 +92,9 @@ def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: py
     """And gets none of it: a repo that is not there for one may be there for the other."""
     go, began = Event(), Event()
 
-    def read(source: str, *, token: str | None, **_: object) -> Checkpoint:
+    def read(source: str, *, token: str | None, **_: object) -> Content:
         if token:
-            return Checkpoint(RepoRef("hub", token, "0" * 40), TENSORS, (), (), (), ())
+            return Content(Place("hub", token, "0" * 40), TENSORS, (), (), (), ())
         began.set()
         assert go.wait(60)
         raise SourceError("There is no such repo.")
@@ -155,7 +155,7 @@ def test_what_transformers_knows_is_asked_for_each_variant_and_each_number_of_ra
 ) -> None:
     asked: list[tuple[str, str]] = []
 
-    def note(checkpoint: Checkpoint, options: Options, **_: object) -> dict[str, str]:
+    def note(checkpoint: Content, options: Options, **_: object) -> dict[str, str]:
         asked.append((checkpoint.variant, options.strategy))
         return {}
 
@@ -163,7 +163,7 @@ def test_what_transformers_knows_is_asked_for_each_variant_and_each_number_of_ra
     models = Models("http://hub")
     ranks = [Options(strategy=strategy) for strategy in ("pp:2", "blocks", "pp:3", "blocks", "pp:2")]
     for variant in ("", "fp16", "", "fp16"):
-        found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(variant=variant),), (), (), ())
+        found = Content(Place("hub", "a/b", "0" * 40), TENSORS, (Component(variant=variant),), (), (), ())
         for options in [*ranks, Options(order="transformers")]:
             models.hints(found, options, "alice")
     assert asked == [(variant, strategy) for variant in ("", "fp16") for strategy in ("pp:2", "blocks", "pp:3")]

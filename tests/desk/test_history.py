@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, FileEntry, RepoRef, Shard, Verification
+from sharding.core.values import Content, FileEntry, Place, Shard
+from sharding.core.verification import Verification
 from sharding.desk.jobs import LOG_LINES, History, JobRecord, JobRequest, status_of
 from sharding.planning.plan import plan_shards
 from sharding.report.report import event_json
@@ -117,7 +118,7 @@ def planned_job(*sizes: int) -> History:
     tensors = [stored_tensor(f"t{number}", "U8", (size,), "f", 0, size) for number, size in enumerate(sizes)]
     shards = tuple(Shard(f"{number}.safetensors", (tensor,), tensor.bytes) for number, tensor in enumerate(tensors))
     plan = replace(plan_shards(tensors, Options("1MB")), shards=shards)
-    checkpoint = Checkpoint(RepoRef("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", sum(sizes)),), (), ())
+    checkpoint = Content(Place("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", sum(sizes)),), (), ())
     return History([(NOON, event_json(Planned(checkpoint, plan)))])
 
 
@@ -176,7 +177,7 @@ def test_the_log_is_bounded() -> None:
 
 def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
     tensor = stored_tensor("wte", "U8", (6,), "f", 0, 6)
-    checkpoint = Checkpoint(RepoRef("hub", "a/b", "c" * 40), (tensor,), (), (FileEntry("f", 6),), (), ())
+    checkpoint = Content(Place("hub", "a/b", "c" * 40), (tensor,), (), (FileEntry("f", 6),), (), ())
     line = event_json(Planned(checkpoint, plan_shards([tensor], Options("6"))))
     assert json.dumps(line).count('"wte"') == 2
     history = History()

@@ -10,8 +10,9 @@ from sharding import job
 from sharding.core.errors import DestinationError, Refused, ShardingError, SourceError, UsageError, VariantMissing
 from sharding.core.events import Published
 from sharding.core.options import Options
-from sharding.core.values import RepoRef
-from sharding.desk import Desk, JobRequest, Settings
+from sharding.core.values import Place
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import JobRequest, Settings
 from sharding.desk.runner import ActiveJob
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
@@ -30,7 +31,7 @@ def test_a_job_runs_to_its_result_and_tells_all_that_the_page_shows(
     assert status.planned and status.report and status.verification and status.published and status.progress
     assert len(status.shards) == len(status.planned.plan.shards) == 12
     assert status.verification.identical
-    commit = RepoRef("hub", name, hub.api().model_info(name).sha)
+    commit = Place("hub", name, hub.api().model_info(name).sha)
     assert status.published == Published(commit, f"{hub.address}/{name}")
     assert status.progress.anon_bytes > 10_000_000
     assert status.progress.bytes_uploaded + status.progress.bytes_deduplicated >= 24 * 90_000

@@ -11,7 +11,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint
+from sharding.core.values import Content
 from sharding.desk.jobs import JobRecord, JobRequest, Reading, new_job_id, reading_of
 from sharding.desk.judgement import Results
 from sharding.report.files import Result, read_result
@@ -42,18 +42,18 @@ def result(hub: InHouse) -> Result:
 
 
 @pytest.fixture(scope="module")
-def headers(hub: InHouse) -> dict[str, Checkpoint]:
+def headers(hub: InHouse) -> dict[str, Content]:
     return {repo: job.inspect(repo, endpoint=hub.address, token=TOKEN) for repo in (MODEL, COPY)}
 
 
 @pytest.fixture
-def judged(result: Result, headers: dict[str, Checkpoint]) -> Callable[..., Any]:
+def judged(result: Result, headers: dict[str, Content]) -> Callable[..., Any]:
     """Judge the result, or what is `told` of it, by records; `unreached` are commits that no branch leads to now."""
 
     def judged(
         *records: JobRecord, unread: bool = False, unreached: dict[str, str] | None = None, told: Result = result
     ) -> Trust:
-        def inspect(place: str, variant: str = "", **_: object) -> Checkpoint:
+        def inspect(place: str, variant: str = "", **_: object) -> Content:
             repo = place.partition("@")[0]
             if unread and repo == MODEL:
                 raise SourceError("It cannot be read.")
@@ -70,7 +70,7 @@ def judged(result: Result, headers: dict[str, Checkpoint]) -> Callable[..., Any]
 def record(result: Result) -> Callable[..., JobRecord]:
     """What the desk keeps of a job of alice: by itself one that has made this very result."""
     source = result.report.source
-    request, read = JobRequest(source.ref.pinned, COPY, Options("60kB")), reading_of(source, "keep")
+    request, read = JobRequest(source.ref.text, COPY, Options("60kB")), reading_of(source, "keep")
     made = JobRecord(new_job_id(COPY), "alice", request, 1000, 1.0, "done", 2.0, 3.0)
     made = replace(made, result=f"{COPY}@{result.revision}")
 
@@ -133,7 +133,7 @@ def test_what_was_read_here_says_what_nobody_has_checked(
 def test_weights_beside_those_that_were_read_and_files_without_a_hash_are_caveats(
     judged: Callable[..., Any],
     record: Callable[..., JobRecord],
-    headers: dict[str, Checkpoint],
+    headers: dict[str, Content],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for kind in ("verify", "shard"):

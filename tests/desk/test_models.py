@@ -14,8 +14,9 @@ import pytest
 from sharding import job
 from sharding.core.errors import Refused, SourceError, TooManyTensors, UsageError
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, RepoRef
-from sharding.desk import Desk, Settings
+from sharding.core.values import Content, Place
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import Settings
 from sharding.desk.models import Models
 from sharding.desk.overview import Question
 from sharding.desk.questions import Later, patient
@@ -196,7 +197,7 @@ def test_devices_are_refused_as_plans_are_before_anybody_waits(
     assert held.asked == ["devices"]
 
 
-class Read(Checkpoint):
+class Read(Content):
     """Something large of which can be told whether anybody still holds it."""
 
     __slots__ = ("__weakref__",)
@@ -207,7 +208,7 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
     made: list[weakref.ref[object]] = []
 
     def make(*_: object, **__: object) -> Read:
-        found = Read(RepoRef("hub", "a/b", "0" * 40), (), (), (), (), ())
+        found = Read(Place("hub", "a/b", "0" * 40), (), (), (), (), ())
         made.append(weakref.ref(found))
         return found
 

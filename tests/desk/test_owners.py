@@ -7,9 +7,9 @@ import pytest
 
 from sharding.core.errors import Refused
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, Settings, destination_of
+from sharding.desk.desk import Desk
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import JobRecord, new_job_id, newest_of
+from sharding.desk.jobs import JobRecord, JobRequest, Settings, destination_of, new_job_id, newest_of
 from tests.desk.actors import Stage
 from tests.desk.conftest import AS_ALICE, AS_BOB, state
 

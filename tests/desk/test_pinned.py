@@ -7,7 +7,8 @@ import pytest
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import JobRequest
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint

@@ -12,8 +12,8 @@ from stat import S_IMODE
 import pytest
 
 from sharding.core.errors import Refused, UsageError
-from sharding.desk import Settings
 from sharding.desk.job_store import Shelf, private_folder
+from sharding.desk.jobs import Settings
 from sharding.desk.runner import Child
 from tests.conftest import ROOT, environment
 from tests.promises import promise

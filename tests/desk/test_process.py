@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from sharding.core.errors import Refused
-from sharding.desk import Desk, Settings
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import Settings
 from sharding.formats.names import REPORT_NAME
 from tests.conftest import listing
 from tests.desk.actors import Actor, Stage, Told

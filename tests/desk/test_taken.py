@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from sharding import job
 from sharding.core.errors import DestinationError, Refused, Remedy
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import JobRequest, Settings
 from sharding.planning.plan import identify_plan
 from sharding.storage.hub.answers import Person
 from tests.conftest import random_tensors, write_checkpoint

@@ -1,6 +1,7 @@
 """The experts of a model as a grid: each layer a row, each expert where its tensors lie today and in the copy."""
 
-from sharding.drawing.tensor_kinds import MOST_EXPERTS, MOST_ROWS, MOST_RUNS, Run, expert_grid
+from sharding.drawing.tensor_kinds import MOST_EXPERTS, MOST_RUNS, Run, expert_grid
+from sharding.page.render import MOST_ROWS
 from tests.drawing.test_model_map import checkpoint, planned
 
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from sharding.core.values import NOT_FINITE, Difference
+from sharding.core.verification import NOT_FINITE, Difference
 from sharding.drawing.heat import EQUAL, NO_NUMBERS, STRONGEST, distance_of, draw_heat, level_of, stacks_of
 
 PARTS = ("self_attn.q_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, Tensor
+from sharding.core.values import Component, Content, FileEntry, Place, Plan, Tensor
 from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_caption, outline
 from sharding.drawing.model_map import (
     HEIGHT,
@@ -31,7 +31,7 @@ from tests.planning.tensors import in_ranks
 from tests.tensors import stored_tensor
 
 
-def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -> Checkpoint:
+def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -> Content:
     """A checkpoint of tensors of so many bytes, in so many files: one part after another, or dealt out."""
     ends: Counter[str] = Counter()
     tensors = []
@@ -41,8 +41,8 @@ def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -
         tensors.append(stored_tensor(name, "U8", (size,), file, ends[file], ends[file] + size))
         ends[file] += size
     entries = tuple(FileEntry(file, size) for file, size in ends.items())
-    source = RepoRef("hub", "samples/model", "a" * 40)
-    return Checkpoint(source, tuple(tensors), (Component(),), entries, (), ())
+    source = Place("hub", "samples/model", "a" * 40)
+    return Content(source, tuple(tensors), (Component(),), entries, (), ())
 
 
 def layers(count: int, experts: int = 0) -> dict[str, int]:
@@ -53,7 +53,7 @@ def layers(count: int, experts: int = 0) -> dict[str, int]:
     return {"model.embed_tokens.weight": 500, **named, "model.norm.weight": 1}
 
 
-def planned(source: Checkpoint, size: str | int) -> tuple[Plan, ModelMap]:
+def planned(source: Content, size: str | int) -> tuple[Plan, ModelMap]:
     plan = plan_checkpoint(source, Options(size))
     return plan, map_of_plan(source, plan)
 

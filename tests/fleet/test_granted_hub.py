@@ -9,7 +9,7 @@ import pytest
 
 from sharding.core.errors import DestinationError, GrantExpired, SourceError
 from sharding.core.protocols import LentDestination, LentSource
-from sharding.core.values import RepoRef, Shard
+from sharding.core.values import Place, Shard
 from sharding.fleet.parts import Part, PartEvent, PartFailed, parse_event, parse_part, part_json
 from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.hub.client import Hub
@@ -69,7 +69,7 @@ def _reading(lent: LentSource) -> Part:
 
 def test_an_upload_whose_access_is_over_is_not_begun(hub: InHouse, repo: str) -> None:
     grant = Hub(hub.address, TOKEN).grant("write", repo, "main")
-    lent = LentDestination(RepoRef("hub", repo, ""), "p", hub=hub.address, grant=replace(grant, expires=1))
+    lent = LentDestination(Place("hub", repo, ""), "p", hub=hub.address, grant=replace(grant, expires=1))
     with closing(open_lent_destination(lent)) as sink, pytest.raises(GrantExpired):
         sink.open_shard("x.safetensors")
 
@@ -127,7 +127,7 @@ def test_a_fault_of_a_worker_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("sharding.fleet.worker.open_lent", breaks)
     said: list[PartEvent] = [
-        parse_event(line) for line in work(part_json(_reading(LentSource(RepoRef("folder", "x", ""), ()))), "here")
+        parse_event(line) for line in work(part_json(_reading(LentSource(Place("folder", "x", ""), ()))), "here")
     ]
     assert [type(one) for one in said] == [PartFailed]
     assert isinstance(said[0], PartFailed) and "ZeroDivisionError" in said[0].message and not said[0].again

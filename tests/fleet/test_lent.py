@@ -14,7 +14,7 @@ from sharding.core.errors import DestinationError, SourceError
 from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.options import Options
 from sharding.core.protocols import Grant, LentDestination, LentSource
-from sharding.core.values import RepoRef, Shard, StagedJob
+from sharding.core.values import Place, Shard, StagedJob
 from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_event, part_json
 from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.folder_destination import FolderDestination
@@ -90,7 +90,7 @@ def test_where_any_access_has_ended_another_try_is_worth_it_whatever_went_wrong(
     def grant(left: float | None) -> Grant | None:
         return None if left is None else Grant("http://127.0.0.1:9", "t", int(time.time() + left))
 
-    target = LentDestination(RepoRef("hub", "a/b", ""), "p", hub="http://127.0.0.1:9", grant=grant(target_left))
+    target = LentDestination(Place("hub", "a/b", ""), "p", hub="http://127.0.0.1:9", grant=grant(target_left))
     said = outcome_of(replace(lent, grant=grant(source_left)), target)
     assert (said.kind, said.again) == ("SourceError", again)
 
@@ -119,7 +119,7 @@ PLAN = "a" * 64
 def lent_folder(out: Path) -> LentDestination:
     """A folder with a job in it."""
     target = FolderDestination(out, is_shared=True)
-    target.prepare(StagedJob(PLAN, RepoRef("folder", "in", ""), Options()), [], 0)
+    target.prepare(StagedJob(PLAN, Place("folder", "in", ""), Options()), [], 0)
     target.close()  # the journal stays
     return target.lend()
 

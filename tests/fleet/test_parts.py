@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sharding.core.protocols import Grant, LentDestination, LentFile, LentSource
 from sharding.core.recipe import Recipe
-from sharding.core.values import BytesRead, RepoRef, Shard, ShardRecord, Tensor
+from sharding.core.values import BytesRead, Place, Shard, ShardRecord, Tensor
 from sharding.fleet.parts import (
     Part,
     PartDone,
@@ -58,7 +58,7 @@ RECIPES = st.one_of(
 )
 ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
-REFS = st.builds(RepoRef, st.sampled_from(["folder", "hub"]), WORDS, WORDS)
+REFS = st.builds(Place, st.sampled_from(["folder", "hub"]), WORDS, WORDS)
 SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS)
 SOURCES = st.builds(
     LentSource, REFS, st.lists(st.builds(LentFile, WORDS, NUMBERS), max_size=3).map(tuple), WORDS, st.none() | GRANTS
@@ -106,7 +106,7 @@ def test_every_kind_of_word_and_of_recipe_is_tried() -> None:
 
 
 def test_neither_grants_nor_addresses_are_shown_where_a_part_is_printed() -> None:
-    ref = RepoRef("hub", "a/b", "0" * 40)
+    ref = Place("hub", "a/b", "0" * 40)
     lent = LentSource(
         ref, (LentFile("f", 1, place="https://store/f?signature=secret"),), "hub", Grant("e", "secret", 9)
     )

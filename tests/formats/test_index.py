@@ -9,7 +9,7 @@ import pytest
 from sharding.core.errors import SourceError
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, RepoRef
+from sharding.core.values import Component, Content, Place
 from sharding.formats.index import build_indexes
 from sharding.job import inspect
 from sharding.planning.plan import plan_checkpoint, plan_shards
@@ -92,7 +92,7 @@ def test_the_index_of_a_rank_lists_and_counts_what_that_rank_loads() -> None:
     loads = (frozenset(names[:3]), frozenset(["embed", *names[3:]]))
     stored = tuple(SavedTensor(name, "F32", number) for number, name in enumerate(names))
     hints = ModelHints("M", stored, pipeline=PipelineCut("5.23.0", ((0, 2), (2, 3))), loads=loads)
-    checkpoint = Checkpoint(RepoRef("folder", "m", ""), entries, (Component(total_parameters=99),), (), (), ())
+    checkpoint = Content(Place("folder", "m", ""), entries, (Component(total_parameters=99),), (), (), ())
     plan = plan_checkpoint(checkpoint, Options(8, strategy="pp:2"), {"": hints})
     whole, *of_ranks = (json.loads(text) for text in build_indexes(plan).values())
     assert whole["metadata"] == {"total_parameters": 99, "total_size": 60}

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sharding import job
-from sharding.core.values import Checkpoint
+from sharding.core.values import Content
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.report.schema import PlanSummary, Report
 from sharding.storage.folder_source import open_folder
@@ -63,7 +63,7 @@ def write_bin(folder: Path, data: bytes, name: str = "pytorch_model.bin") -> Pat
     return folder
 
 
-def codes(found: Checkpoint | PlanSummary) -> set[str]:
+def codes(found: Content | PlanSummary) -> set[str]:
     return {finding.code for finding in found.findings}
 
 

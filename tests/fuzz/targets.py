@@ -12,7 +12,7 @@ from zipfile import ZipFile, ZipInfo
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
 from sharding.core.recipe import Feed
-from sharding.core.values import FileEntry, RepoRef, Tensor
+from sharding.core.values import FileEntry, Place, Tensor
 from sharding.formats.index import parse_index
 from sharding.formats.rank_boxes import assemble_headers
 from sharding.formats.safetensors_file import Header, parse_header
@@ -31,7 +31,7 @@ class Memory:
 
     def __init__(self, data: bytes, files: Mapping[str, bytes] | None = None) -> None:
         self._files = {_FILE: data} if files is None else files
-        self.ref = RepoRef("folder", "memory", "")
+        self.ref = Place("folder", "memory", "")
         self.folder: Path | None = None
         self.is_private: bool | None = None
         self.unreached: tuple[str, ...] = ()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from gradio.blocks import Block
 
-from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import JobRequest, Settings
 from sharding.page.form import Form
 from sharding.page.site import Site
 from tests.conftest import in_a_loop

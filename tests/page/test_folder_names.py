@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 
 from sharding.core.text import source_name
-from sharding.core.values import RepoRef
+from sharding.core.values import Place
 from sharding.drawing.map_svg import draw_plan
 from sharding.formats.model_card import parse_card
 from sharding.page.result_panels import Places, details_panel, result_panel
@@ -28,7 +28,7 @@ def test_a_result_of_a_folder_never_stands_under_the_name_of_a_repo_alone(name: 
         panels = " ".join(unescape(re.sub("<[^>]+>", " ", panels.replace("<wbr>", ""))).split())
         assert f"the folder {name}" in panels
         assert panels.count(name) == panels.count(f"the folder {name}"), level
-    card = write_card(of(told, base=RepoRef("folder", name, "1")), parse_card(""), Links(), is_private=False)
+    card = write_card(of(told, base=Place("folder", name, "1")), parse_card(""), Links(), is_private=False)
     assert f"a copy of the folder `{name}`" in card and f"come from the folder `{name}`" in card
     assert "base_model" not in card
     assert (source_name("hub", name), source_name("folder", name)) == (name, f"the folder {name}")

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from sharding import job
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import Checkpoint
+from sharding.core.values import Content
 from sharding.page.links import choices_for
 from tests.page.conftest import Visit, enter, size
 from tests.page.site import Site
@@ -17,26 +17,26 @@ from tests.page.sources import save_one
 
 
 @pytest.fixture
-def wide(tmp_path: Path) -> Checkpoint:
+def wide(tmp_path: Path) -> Content:
     """A checkpoint in fp32, with one tensor that is larger than the others."""
     small = {f"layers.{n}.weight": np.zeros(25_000, np.float32) for n in range(8)}
     return job.inspect(str(save_one(tmp_path / "wide", {**small, "embed.weight": np.zeros(60_000, np.float32)})))
 
 
 @pytest.fixture
-def narrow(tmp_path: Path) -> Checkpoint:
+def narrow(tmp_path: Path) -> Content:
     halves = {f"layers.{n}.weight": np.zeros(50_000, np.float16) for n in range(8)}
     return job.inspect(str(save_one(tmp_path / "narrow", halves)))
 
 
-def chosen(goal: str, checkpoint: Checkpoint) -> Options:
+def chosen(goal: str, checkpoint: Content) -> Options:
     options = choices_for(checkpoint, goal)
     assert isinstance(options, Options), options
     return options
 
 
 def test_each_goal_sets_what_its_title_says_and_none_a_size_below_the_largest_tensor(
-    wide: Checkpoint, narrow: Checkpoint
+    wide: Content, narrow: Content
 ) -> None:
     assert chosen("one-file", narrow).max_shard_size == SINGLE_FILE
     assert chosen("two-machines", narrow).strategy == "pp:2"
@@ -49,7 +49,7 @@ def test_each_goal_sets_what_its_title_says_and_none_a_size_below_the_largest_te
         assert (chosen(name, wide).max_shard_bytes or 0) >= largest, name
 
 
-def test_a_goal_that_makes_no_sense_for_a_model_says_why(narrow: Checkpoint) -> None:
+def test_a_goal_that_makes_no_sense_for_a_model_says_why(narrow: Content) -> None:
     reasons = {"half-size": "not in fp32", "unquantize": "not quantized", "training-run": "an ordinary model"}
     for goal, reason in reasons.items():
         said = choices_for(narrow, goal)

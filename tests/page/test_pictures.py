@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.text import format_bytes, unreached_sentence
-from sharding.core.values import Mismatch
+from sharding.core.verification import Mismatch
 from sharding.drawing.certificate import paint_certificate
 from sharding.page.results import Showing
 from sharding.page.serving.guard import guarded

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sharding.core.errors import Remedy
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.text import count, format_bytes
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, RepoRef
+from sharding.core.values import Component, Content, FileEntry, Finding, Place
 from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.model_map import map_of_plan
@@ -38,11 +38,11 @@ PLACES = Places("a/b", "", "", None)
 FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
 
 
-def checkpoint(files: dict[str, int]) -> Checkpoint:
+def checkpoint(files: dict[str, int]) -> Content:
     """One tensor of so many bytes in each file."""
     tensors = tuple(stored_tensor(f"w{n}", "U8", (files[file],), file, 0, files[file]) for n, file in enumerate(files))
     entries = tuple(FileEntry(file, size) for file, size in files.items())
-    return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
+    return Content(Place("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
 
 
 def words(html: str) -> str:
@@ -269,7 +269,7 @@ def test_the_map_of_hundreds_of_layers_of_experts_is_no_burden() -> None:
         for n, name in enumerate(names)
     )
     entries = tuple(FileEntry(file, 1) for file in dict.fromkeys(tensor.file for tensor in tensors))
-    source = Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
+    source = Content(Place("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
     html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), "me/it")
     assert html.count("data-n=") > 300
     assert len(html.encode()) < 200_000
@@ -319,7 +319,7 @@ def test_after_a_single_file_the_line_that_downloads_it_comes_first() -> None:
 
 
 def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine() -> None:
-    kept = of(made().report, base=RepoRef("folder", "base", "1"))
+    kept = of(made().report, base=Place("folder", "base", "1"))
     cast = planned(proved(kept, dtype="fp16"), dtype="fp16")
     trust = Trust("fits", ("It fits.",))
     assert ["made from a folder" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [False, True]

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from safetensors.numpy import load_file, save_file
 
-from sharding.core.values import Difference, RepoRef, Verification
+from sharding.core.values import Place
+from sharding.core.verification import Difference, Verification
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.verify.structure import Claims, Contrast, Likeness, Verdict, sentence_of
@@ -189,7 +190,7 @@ def test_private_and_gated_repos_are_for_those_who_may_read_them(
 
 
 def likeness(verdict: Verdict = "same-structure", **more: Any) -> Likeness:
-    sides = RepoRef("hub", "a/b", "1" * 40), RepoRef("hub", "c/d", "2" * 40)
+    sides = Place("hub", "a/b", "1" * 40), Place("hub", "c/d", "2" * 40)
     values = {"variant": "", "dtype": "keep", "dequantized": "", "tensors": 500, "bytes": 10, "in_same_files": 0}
     return Likeness(verdict, *sides, **{**values, "mismatches": (), "unreached": (), **more})
 

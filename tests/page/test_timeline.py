@@ -8,9 +8,9 @@ import pytest
 
 from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, FileEntry, Mismatch, RepoRef, Shard, Verification
-from sharding.desk import JobStatus
-from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
+from sharding.core.values import Content, FileEntry, Place, Shard
+from sharding.core.verification import Mismatch, Verification
+from sharding.desk.jobs import History, JobRecord, JobRequest, JobStatus, status_of
 from sharding.page.job_panels import files_of, heading_of, job_panel, timeline_of
 from sharding.planning.plan import plan_shards
 from sharding.report.report import event_json
@@ -28,7 +28,7 @@ def planned(dtype: Any = "keep") -> Event:
     shards = tuple(Shard(f"{number}.safetensors", (tensor,), tensor.bytes) for number, tensor in enumerate(tensors))
     plan = replace(plan_shards(tensors, Options("10MB")), shards=shards)
     plan = replace(plan, options=replace(plan.options, dtype=dtype))
-    source = Checkpoint(RepoRef("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", TOTAL),), (), ())
+    source = Content(Place("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", TOTAL),), (), ())
     return event_json(Planned(source, plan))
 
 

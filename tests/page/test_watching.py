@@ -15,8 +15,7 @@ from sharding import job
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
-from sharding.desk import JobRequest
-from sharding.desk.jobs import JobRecord, new_job_id, reading_of
+from sharding.desk.jobs import JobRecord, JobRequest, new_job_id, reading_of
 from sharding.page.job_panels import jobs_panel
 from sharding.page.jobs import Running
 from sharding.page.results import Showing

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, CLIPVisionModel
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Content, Plan
 from sharding.report.schema import Report
 from tests.folders import finish, tensors
 from tests.lora import (
@@ -248,7 +248,7 @@ def merge(base: Path, adapter: Path, out: Path) -> Report:
     return finish(job.shard(str(base), str(out), job.Options("1MB", adapter=str(adapter))))
 
 
-def planned(base: Path, adapter: Path) -> tuple[Checkpoint, Plan]:
+def planned(base: Path, adapter: Path) -> tuple[Content, Plan]:
     return job.plan(str(base), job.Options("1MB", adapter=str(adapter)))
 
 

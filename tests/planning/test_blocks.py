@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharding import job
 from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
+from sharding.core.values import Component, Content, Place, Tensor
 from sharding.model_class.architecture import hints_for
 from sharding.planning.order import blocks_around, known_blocks, natural_key
 from sharding.planning.plan import plan_checkpoint, plan_shards
@@ -84,7 +84,7 @@ def test_a_scale_is_in_the_block_of_its_weight() -> None:
     ]
     names = [tensor.name for tensor in stored if "scale" not in tensor.name]
     hints = ModelHints("M", tuple(SavedTensor(name, "BF16", n, "model.patches") for n, name in enumerate(names)))
-    checkpoint = Checkpoint(RepoRef("folder", "model", "1"), tuple(stored), (Component(),), (), (), ())
+    checkpoint = Content(Place("folder", "model", "1"), tuple(stored), (Component(),), (), (), ())
     (shard,) = plan_checkpoint(checkpoint, Options(19, strategy="blocks"), {"": hints}).shards
     assert len(shard.tensors) == 3
     # With its scale the block is larger than this limit, so it is cut.

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint
+from sharding.core.values import Content
 from sharding.planning.dequantize import dequantized, offer
 from sharding.planning.plan import identify_plan, planned
 from sharding.recipes.quantized import Fp8
@@ -30,11 +30,11 @@ ONE = {"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1)}
 """A weight with its scale."""
 
 
-def checkpoint(folder: Path, tensors: dict[str, torch.Tensor], said: dict[str, Any] | None) -> Checkpoint:
+def checkpoint(folder: Path, tensors: dict[str, torch.Tensor], said: dict[str, Any] | None) -> Content:
     return job.inspect(str(write(folder, tensors, said)))
 
 
-def shapes(found: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+def shapes(found: Content) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {tensor.name: (tensor.dtype, tensor.shape) for tensor in found.tensors}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharding.core.errors import UsageError
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
+from sharding.core.values import Component, Content, Place, Tensor
 from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards
 from sharding.recipes.cast import Cast
@@ -18,7 +18,7 @@ from tests.planning.tensors import tensor
 from tests.promises import promise
 from tests.tensors import stored_tensor
 
-REF = RepoRef("folder", "model", "1")
+REF = Place("folder", "model", "1")
 TWO = [tensor("a", 3), tensor("b", 3)]
 
 
@@ -75,11 +75,11 @@ def test_metadata_of_the_source_go_into_every_header_and_a_count_of_parameters_t
 
 
 def test_a_plan_is_known_by_its_source_its_shards_and_where_its_tensors_lie_and_how_they_are_made() -> None:
-    def plan_id(size: int, source: RepoRef = REF) -> str:
+    def plan_id(size: int, source: Place = REF) -> str:
         return identify_plan(replace(plan_shards(TWO, Options(size)), sources=(source,)))
 
     assert plan_id(4) == plan_id(5)
-    assert len({plan_id(4), plan_id(6), plan_id(4, RepoRef("folder", "model", "2"))}) == 3
+    assert len({plan_id(4), plan_id(6), plan_id(4, Place("folder", "model", "2"))}) == 3
     places = [Stored(0, "f", 0, 8), Stored(0, "f", 8, 16), Stored(0, "g", 0, 8), Stored(1, "f", 0, 8)]
     recipes = [*places, Cast(Stored(0, "f", 0, 4), "F16", "F32"), Cast(Stored(0, "f", 0, 4), "BF16", "F32")]
     plans = [plan_shards([Tensor("w", "F32", (2,), recipe)], Options(8)) for recipe in recipes]
@@ -132,7 +132,7 @@ def test_a_rank_loads_what_stands_beside_its_quantized_weights(
         loads=(frozenset(weights[:half]), frozenset(weights[half:])),
     )
     stored = data.draw(st.permutations(entries))
-    checkpoint = Checkpoint(REF, tuple(stored), (Component(),), (), (), ())
+    checkpoint = Content(REF, tuple(stored), (Component(),), (), (), ())
     for rank, own in enumerate([range(half), range(half, len(layers))]):
         plan = plan_checkpoint(checkpoint, Options(100, strategy="pp:2", rank=rank), {"": hints})
         wanted = {weights[number] for number in own}
@@ -147,7 +147,7 @@ def test_every_tensor_beyond_the_limit_is_named_beside_what_a_cast_has_to_say() 
     entries, end = [], 0
     for name, count in sizes.items():
         entries.append(stored_tensor(name, "F32", (count,), "f", end, end := end + 4 * count))
-    checkpoint = Checkpoint(REF, tuple(entries), (Component(),), (), (), ())
+    checkpoint = Content(REF, tuple(entries), (Component(),), (), (), ())
     for dtype, width, cast in (("keep", 4, []), ("bf16", 2, ["cast-without-class"])):
         plan = plan_checkpoint(checkpoint, Options(8 * width, order="stored", dtype=dtype))  # type: ignore[arg-type]
         assert [finding.code for finding in plan.findings] == [*cast, *["oversized-tensor"] * 2]

@@ -6,7 +6,7 @@ import torch
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef, Tensor
+from sharding.core.values import Component, Content, FileEntry, Place, Tensor
 from sharding.planning.plan import planned
 from tests.folders import bits
 from tests.recipes.executor import FILE, ShortChunks, outcome
@@ -20,7 +20,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return bits(tensor)[2]
 
 
-def in_memory(tensors: Mapping[str, torch.Tensor], config: str) -> tuple[ShortChunks, Checkpoint]:
+def in_memory(tensors: Mapping[str, torch.Tensor], config: str) -> tuple[ShortChunks, Content]:
     """A source that holds `tensors` one after another, and the checkpoint it is."""
     stored, end = list[Tensor](), 0
     for name, tensor in tensors.items():
@@ -30,18 +30,18 @@ def in_memory(tensors: Mapping[str, torch.Tensor], config: str) -> tuple[ShortCh
     return source, checkpoint_of(stored, end, config)
 
 
-def checkpoint_of(tensors: list[Tensor], size: int, config: str) -> Checkpoint:
-    ref, files = RepoRef("folder", "memory", "0"), (FileEntry(FILE, size),)
-    return Checkpoint(ref, tuple(tensors), (Component(),), files, (), (), configs={"": config})
+def checkpoint_of(tensors: list[Tensor], size: int, config: str) -> Content:
+    ref, files = Place("folder", "memory", "0"), (FileEntry(FILE, size),)
+    return Content(ref, tuple(tensors), (Component(),), files, (), (), configs={"": config})
 
 
-def dequantized_tensors(checkpoint: Checkpoint, dtype: str = "bf16") -> tuple[Tensor, ...]:
+def dequantized_tensors(checkpoint: Content, dtype: str = "bf16") -> tuple[Tensor, ...]:
     """The tensors of a checkpoint as a job plans them, in the order of the source."""
     options = Options("1GB", dtype=dtype, dequantize=True, allow_overflow=True)  # type: ignore[arg-type]
     return planned(checkpoint, options, ask=lambda *_: {}).tensors
 
 
-def dequantized_bytes(source: ShortChunks, checkpoint: Checkpoint, name: str, dtype: str) -> bytes:
+def dequantized_bytes(source: ShortChunks, checkpoint: Content, name: str, dtype: str) -> bytes:
     """The bytes of the tensor `name` as a job makes them."""
     data, _ = outcome(dequantized_tensors(checkpoint, dtype), source)
     return data[name]

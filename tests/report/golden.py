@@ -16,8 +16,9 @@ from sharding.core.events import Planned, Published, Verified
 from sharding.core.options import Options
 from sharding.core.protocols import Discarded
 from sharding.core.recipe import Recipe
-from sharding.core.values import UNCHECKED, Difference, Finding, Mismatch, RepoRef, Tensor, TiedTensor, Verification
-from sharding.desk import Forecast
+from sharding.core.values import Finding, Place, Tensor, TiedTensor
+from sharding.core.verification import UNCHECKED, Difference, Mismatch, Verification
+from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.formats.model_card import parse_card
 from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Prediction
@@ -47,7 +48,7 @@ PLACES = Places("me/copy", f"{HUB}/me/copy", "https://page/?result=me/copy", f"{
 FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
 LEVELS: tuple[Level, ...] = ("made-here", "read-now", "fits", "unreached", "claims", "contradicted")
 CLAIMED = Trust("claims", ("Its source cannot be compared.",))
-BASE = RepoRef("hub", "acme/base", "f" * 40)
+BASE = Place("hub", "acme/base", "f" * 40)
 BLOCKS = r"</?(?:[dou]l|d[dt]|p|h\d|li|div|table|t[rdh]|summary|caption|pre|button|section|article|br)\b[^>]*>"
 
 Parts = Iterable[tuple[str, str]]

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sharding.core.options import Engine, Options
-from sharding.core.values import Checkpoint, Component, FileEntry, Merge, Plan, RepoRef, ShardRecord, Verification
+from sharding.core.values import Component, Content, FileEntry, Merge, Place, Plan, ShardRecord
+from sharding.core.verification import Verification
 from sharding.loading.costs import Comparison
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
@@ -14,16 +15,16 @@ from sharding.report.schema import FleetCost, Report, Resources
 from tests.planning.tensors import in_ranks
 from tests.tensors import stored_tensor
 
-SOURCE, COPY = RepoRef("hub", "acme/model", "a" * 40), RepoRef("hub", "me/copy", "")
-FOLDER, OUT = RepoRef("folder", "model", "1"), RepoRef("folder", "out", "")
+SOURCE, COPY = Place("hub", "acme/model", "a" * 40), Place("hub", "me/copy", "")
+FOLDER, OUT = Place("folder", "model", "1"), Place("folder", "out", "")
 FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-MERGE = Merge(RepoRef("hub", "bob/lora", "b" * 40), "sub/adapter_model.safetensors", "c" * 64, 2, 6, "acme/model")
+MERGE = Merge(Place("hub", "bob/lora", "b" * 40), "sub/adapter_model.safetensors", "c" * 64, 2, 6, "acme/model")
 LIMIT = 1000
 """Bytes of a shard, in which two of the tensors fit."""
 PIPED = Options(LIMIT, strategy="pp:2")
 
 
-def checkpoint(source: RepoRef = SOURCE, **changes: Any) -> Checkpoint:
+def checkpoint(source: Place = SOURCE, **changes: Any) -> Content:
     """A Llama of four layers in two files: a matrix in each layer, one before them and one after them."""
     names = ["model.embed_tokens.weight", *(f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)), "lm_head.weight"]
     tensors = tuple(
@@ -32,7 +33,7 @@ def checkpoint(source: RepoRef = SOURCE, **changes: Any) -> Checkpoint:
     )
     weights = tuple(FileEntry(file, 1300) for file in FILES)
     beside = tuple(FileEntry(file, 100) for file in ("config.json", "tokenizer.json"))
-    whole = Checkpoint(source, tensors, (Component(),), weights, beside, (), architecture="LlamaForCausalLM")
+    whole = Content(source, tensors, (Component(),), weights, beside, (), architecture="LlamaForCausalLM")
     return replace(whole, **changes)
 
 
@@ -40,16 +41,16 @@ def checkpoint(source: RepoRef = SOURCE, **changes: Any) -> Checkpoint:
 class Made:
     """A result: what was read, what was planned, and the report of the job."""
 
-    source: Checkpoint
+    source: Content
     plan: Plan
     report: Report
 
 
 def made(
     options: Options | None = None,
-    source: Checkpoint | None = None,
+    source: Content | None = None,
     *,
-    destination: RepoRef = COPY,
+    destination: Place = COPY,
     engine: Engine = "stream",
     merged: Merge | None = None,
     dequantized: str = "",

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding import job
-from sharding.core.values import RepoRef
+from sharding.core.values import Place
 from sharding.desk.jobs import History
 from sharding.formats.model_card import parse_card
 from sharding.localhub.cards import find_errors, read_metadata
@@ -78,7 +78,7 @@ def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked() -> No
 
 
 def test_a_relative_link_to_the_licence_leads_to_the_commit_of_the_repo_that_it_is_from() -> None:
-    trained = of(REPORT, base=RepoRef("hub", "me/base", "b" * 40))
+    trained = of(REPORT, base=Place("hub", "me/base", "b" * 40))
     for link in ("LICENSE.md", "./LICENSE.md", "/LICENSE.md", "https://example.org/license"):
         before = (
             f"---\nlicense: other\nlicense_link: {link}\nbase_model: some/body\nbase_model_relation: quantized\n---\n"
@@ -90,7 +90,7 @@ def test_a_relative_link_to_the_licence_leads_to_the_commit_of_the_repo_that_it_
         told = metadata(card(trained, before, Links(PAGE, None, "https://hub/me/base")))
         assert told["license_link"] == (kept or f"https://hub/me/base/blob/{'b' * 40}/LICENSE.md")
         assert (told["base_model"], told.get("base_model_relation")) == ("me/base", None)
-        told = metadata(card(of(REPORT, base=RepoRef("folder", "base", "1")), before))
+        told = metadata(card(of(REPORT, base=Place("folder", "base", "1")), before))
         assert (told["license_link"], told["base_model"]) == (link, "some/body")
 
 

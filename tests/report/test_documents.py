@@ -13,7 +13,8 @@ from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_CARD_BYTES
 from sharding.core.options import Options
-from sharding.core.values import Finding, Mismatch, RepoRef, ShardRecord, Stage, TensorDigest
+from sharding.core.values import Finding, Place, ShardRecord, Stage, TensorDigest
+from sharding.core.verification import Mismatch
 from sharding.formats.model_card import ModelCard
 from sharding.planning.explain import sentence
 from sharding.planning.plan import identify_plan, plan_checkpoint
@@ -115,7 +116,7 @@ def _last(report: Report, **shard: Any) -> Report:
 
 
 SHARDS, PROOF, RANKS = "written shards are not", "verification is of another plan", "ranks do not make"
-DEQUANTIZED, IN_A_REPO = "disagree about dequantizing", RepoRef("hub", "a/b", "")
+DEQUANTIZED, IN_A_REPO = "disagree about dequantizing", Place("hub", "a/b", "")
 CONTRADICTIONS: dict[str, tuple[str, Callable[[Report], Report]]] = {
     "one shard fewer": (SHARDS, lambda told: replace(told, shards=told.shards[:-1])),
     "shards in another order": (SHARDS, lambda told: replace(told, shards=told.shards[::-1])),

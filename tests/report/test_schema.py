@@ -13,19 +13,8 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import CURVE_MOMENTS
 from sharding.core.options import Options
 from sharding.core.text import json_file
-from sharding.core.values import (
-    Checkpoint,
-    Component,
-    FileEntry,
-    Finding,
-    Library,
-    Mismatch,
-    RepoRef,
-    ShardRecord,
-    Stage,
-    TiedTensor,
-    Verification,
-)
+from sharding.core.values import Component, Content, FileEntry, Finding, Library, Place, ShardRecord, Stage, TiedTensor
+from sharding.core.verification import Mismatch, Verification
 from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
@@ -74,9 +63,9 @@ PATHS = st.lists(FILES.filter(lambda name: name[0] != "."), min_size=1, max_size
 COUNTS = st.integers(0, 2**62)
 SECONDS = st.floats(0, 1e8)
 FINDINGS = st.lists(st.builds(Finding, st.sampled_from(["info", "warning"]), TEXT, TEXT, TEXT)).map(tuple)
-FOLDERS = st.builds(RepoRef, st.just("folder"), TEXT.map(lambda text: f"a{text}".replace("/", "|")), TEXT)
+FOLDERS = st.builds(Place, st.just("folder"), TEXT.map(lambda text: f"a{text}".replace("/", "|")), TEXT)
 HUBS = st.builds(
-    RepoRef, st.just("hub"), st.from_regex("[a-z]{1,9}/[A-Za-z0-9_][a-z._-]{1,20}", fullmatch=True), st.just("0a" * 20)
+    Place, st.just("hub"), st.from_regex("[a-z]{1,9}/[A-Za-z0-9_][a-z._-]{1,20}", fullmatch=True), st.just("0a" * 20)
 )
 STAGES = st.builds(
     Stage,
@@ -119,7 +108,7 @@ def reports(draw: st.DrawFn) -> Report:
     tensors = tuple(
         stored_tensor(name, "U8", (8,), files[n % len(files)], 8 * n, 8 * n + 8) for n, name in enumerate(names)
     )
-    checkpoint = Checkpoint(
+    checkpoint = Content(
         *[draw(FOLDERS | HUBS), tensors, (Component(metadata=draw(st.dictionaries(TEXT, TEXT))),)],
         *[
             tuple(FileEntry(file, draw(COUNTS)) for file in files),
@@ -232,6 +221,6 @@ def test_a_tensor_that_is_planned_twice_is_refused(document: dict[str, Any]) -> 
 
 
 def test_a_base_that_the_page_would_show_is_read() -> None:
-    for base in (RepoRef("hub", "me/base", "a" * 40), RepoRef("folder", "my base; ..x", "1")):
+    for base in (Place("hub", "me/base", "a" * 40), Place("folder", "my base; ..x", "1")):
         report = of(made().report, base=base)
         assert parse_report(json.dumps(to_json(report))) == report

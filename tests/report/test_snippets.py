@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.cli.hf import app
 
-from sharding.core.values import RepoRef
+from sharding.core.values import Place
 from sharding.demo.samples import build_llama, build_t5
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from tests.hubs import TOKEN, push, shard
@@ -59,7 +59,7 @@ def test_every_snippet_loads_the_model(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_no_command_is_given_that_only_its_maker_could_run() -> None:
     report, piped = made().report, made(PIPED).report
-    folder, hub = RepoRef("folder", "base", "1"), RepoRef("hub", "me/base", "b" * 40)
+    folder, hub = Place("folder", "base", "1"), Place("hub", "me/base", "b" * 40)
     needs = [of(report, kind="folder"), planned(of(report, base=folder), dtype="bf16")]
     others = [report, piped, of(report, base=folder), of(report, base=hub), planned(of(report, base=hub), dtype="bf16")]
     for told in needs:

@@ -67,7 +67,7 @@ def test_the_card_and_the_report_name_the_folder_and_their_command_finds_the_cop
     assert f"{repo}/tree/{commit}/a/deep%20er" in card and f"'{repo}@{commit}/a/deep er'" in card
     told = json.loads((tmp_path / "copy/sharding_report.json").read_text())["source"]
     assert (told["repo_id"], told["revision"], told["folder"]) == (repo, commit, "a/deep er/")
-    *_, last = job.verify(report.source.ref.pinned, name, endpoint=hub.address, token=TOKEN)
+    *_, last = job.verify(report.source.ref.text, name, endpoint=hub.address, token=TOKEN)
     assert last.verification.identical  # type: ignore[union-attr]
     for other in (repo, f"{repo}/sub", f"{repo}/submarine"):
         *_, last = job.verify(other, name, endpoint=hub.address, token=TOKEN)

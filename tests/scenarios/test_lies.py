@@ -17,7 +17,7 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Planned, Verified
 from sharding.core.options import Options
-from sharding.core.values import Verification
+from sharding.core.verification import Verification
 from sharding.job import Event
 from sharding.report.schema import Report
 from sharding.storage.hub.client import Hub

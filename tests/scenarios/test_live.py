@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sharding.core.events import ShardFinished
-from sharding.core.values import Mismatch
+from sharding.core.verification import Mismatch
 from sharding.localhub import commits, repos
 from sharding.storage.hub.answers import person_of
 from sharding.storage.hub.client import Hub

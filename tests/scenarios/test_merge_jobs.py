@@ -18,7 +18,7 @@ from sharding.cli.commands import app
 from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options, Request
-from sharding.core.values import Verification
+from sharding.core.verification import Verification
 from sharding.planning.plan import identify_plan
 from sharding.recipes import product
 from tests.folders import finish, tensors

@@ -28,8 +28,8 @@ from sharding import job
 from sharding.core.events import Verified
 from sharding.core.limits import THREADS
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, JobStatus, Settings
-from sharding.desk.jobs import ACTIVE
+from sharding.desk.desk import Desk
+from sharding.desk.jobs import ACTIVE, JobRequest, JobStatus, Settings
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub.answers import Person

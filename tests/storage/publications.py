@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import BytesRead, Place, ShardRecord, StagedJob
 from sharding.formats.names import STAGING_FOLDER, is_index
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import TRIAL
@@ -46,7 +46,7 @@ def write_pipeline(folder: Path) -> Path:
 
 
 def job_of(plan: str = "plan") -> StagedJob:
-    return StagedJob(plan, RepoRef("folder", "in", ""), Options())
+    return StagedJob(plan, Place("folder", "in", ""), Options())
 
 
 def written(sink: FolderSink, file: str, data: bytes = b"bytes", reads: tuple[BytesRead, ...] = ()) -> ShardRecord:

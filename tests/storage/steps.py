@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from sharding import job
 from sharding.core.options import Options
 from sharding.core.protocols import Destination
-from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.core.values import Place, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
@@ -22,7 +22,7 @@ from sharding.storage.locate import find_destination
 from tests.hubs import SOURCE, TOKEN, branches, files_of
 from tests.inhouse import InHouse
 
-OF = RepoRef("hub", SOURCE, "0" * 40)
+OF = Place("hub", SOURCE, "0" * 40)
 
 
 def start(hub: InHouse, name: str, until: type, size: str = "9kB", source: str | Path = SOURCE, **more: Any) -> Any:
@@ -42,7 +42,7 @@ def aim(hub: InHouse, name: str, token: str | None = TOKEN, **more: bool | None)
     return find_destination(name, Hub(hub.address, token), **more)  # type: ignore[arg-type]
 
 
-def looked(hub: InHouse, name: str, plan: str = "plan", of: RepoRef = OF, **more: bool | None) -> Destination:
+def looked(hub: InHouse, name: str, plan: str = "plan", of: Place = OF, **more: bool | None) -> Destination:
     """A destination that has looked what is there, and is not written to yet."""
     target = aim(hub, name, **more)
     target.check(of)
@@ -50,7 +50,7 @@ def looked(hub: InHouse, name: str, plan: str = "plan", of: RepoRef = OF, **more
     return target
 
 
-def begun(hub: InHouse, name: str, plan: str = "plan", of: RepoRef = OF, **more: bool | None) -> Destination:
+def begun(hub: InHouse, name: str, plan: str = "plan", of: Place = OF, **more: bool | None) -> Destination:
     """A job that has said on the staging branch that it has begun, or goes on with one that has."""
     target = aim(hub, name, **more)
     target.check(of)
@@ -58,7 +58,7 @@ def begun(hub: InHouse, name: str, plan: str = "plan", of: RepoRef = OF, **more:
     return target
 
 
-def begin(target: Destination, plan: str = "plan", of: RepoRef = OF) -> None:
+def begin(target: Destination, plan: str = "plan", of: Place = OF) -> None:
     kept = target.done(plan)
     target.prepare(StagedJob(plan, of, Options("60kB")), kept.values(), 0)
 

@@ -11,7 +11,7 @@ from sharding import job
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options
 from sharding.core.protocols import LentDestination
-from sharding.core.values import BytesRead, RepoRef, ShardRecord
+from sharding.core.values import BytesRead, Place, ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_writing import part_path, record_path
@@ -66,7 +66,7 @@ def test_preparing_keeps_what_is_to_be_kept_and_removes_all_else_of_another_plan
         target.prepare(job_now, [records[file] for file in kept], 0)
         shards = {name for file in kept for name in (names[file], f"{names[file][:-5]}.plan.record.part")}
         assert set(listing(out)) == always | {f"{STAGING_FOLDER}/{name}" for name in shards}
-        assert target.lend() == LentDestination(RepoRef("folder", "out", ""), job_now.plan_id, folder=str(out))
+        assert target.lend() == LentDestination(Place("folder", "out", ""), job_now.plan_id, folder=str(out))
         assert target.unfinished() == job_now and target.has_finished_shards == bool(kept)
         target.close()
         assert set(FolderDestination(out).done(job_now.plan_id)) == set(kept)

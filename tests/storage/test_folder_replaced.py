@@ -16,7 +16,7 @@ from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import ShardFinished
 from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.options import Request
-from sharding.core.values import RepoRef
+from sharding.core.values import Place
 from sharding.formats.names import REPORT_NAME, STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
 from sharding.storage.folder_destination import FolderDestination
@@ -27,11 +27,11 @@ from tests.storage.recorder import Step, recorded
 
 INDEX = "model.safetensors.index.json"
 MODELS = [
-    RepoRef("hub", "alice/one", ""),
-    RepoRef("hub", "bob/one", ""),
-    RepoRef("hub", "alice/other", ""),
-    RepoRef("folder", "one", ""),
-    RepoRef("folder", "alice/one", ""),
+    Place("hub", "alice/one", ""),
+    Place("hub", "bob/one", ""),
+    Place("hub", "alice/other", ""),
+    Place("folder", "one", ""),
+    Place("folder", "alice/one", ""),
 ]
 
 
@@ -39,7 +39,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("there", MODELS, ids=str)
-def test_a_copy_is_replaced_by_one_of_the_very_same_model_only(source: Path, out: Path, there: RepoRef) -> None:
+def test_a_copy_is_replaced_by_one_of_the_very_same_model_only(source: Path, out: Path, there: Place) -> None:
     finish(job.shard(str(source), str(out), "1GB"))
     report = json.loads((out / REPORT_NAME).read_text())
     report["source"] |= {"kind": there.kind, "repo_id": there.repo_id}
@@ -77,7 +77,7 @@ def test_asking_of_a_folder_what_is_done_there_writes_nothing(source: Path, tmp_
     for place in (tmp_path / "new/out", tmp_path / "empty"):
         for choices in ({}, {"overwrite": True}, {"restart": True}, {"is_shared": True}):
             target = FolderDestination(place, **choices)
-            target.check(RepoRef("folder", "in", ""))
+            target.check(Place("folder", "in", ""))
             assert target.done("plan") == {} and target.unfinished() is None and not target.has_finished_shards
             target.close()
         job.check(Request(str(source), str(place)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sharding.core.errors import DestinationError
-from sharding.core.protocols import Repo
+from sharding.core.protocols import Inputs
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.localhub import lfs
 from sharding.storage.hub.client import Hub
@@ -59,7 +59,7 @@ def test_side_files_are_copied_by_the_hub_or_sent(hub: InHouse, name: str, tmp_p
     if rule == "null":  # it has lost one of both
         files.files = (files.files[0], FileEntry("sub/b.pt", 9000, "0" * 64, "0" * 64))
     with hub.failing(*([rule] if rule.startswith("gone") else [])):
-        changes = repo.copied([*files.files, FileEntry("config.json", 2, git_sha1="0" * 40)], Repo([files]))
+        changes = repo.copied([*files.files, FileEntry("config.json", 2, git_sha1="0" * 40)], Inputs([files]))
     copied = {"": ["a.msgpack", "sub/b.pt"], "null": ["a.msgpack"]}.get(rule, [])
     assert [change.path for change in changes] == copied
     commit = repo.commit("main", heads(hub, name)["main"], "Copies", changes)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from sharding.core.errors import SourceError
 from sharding.core.protocols import Grant, LentFile, LentSource
-from sharding.core.values import RepoRef
+from sharding.core.values import Place
 from sharding.fleet.worker import open_lent
 from sharding.localhub import lfs, xet
 from sharding.localhub.hub import Hub
@@ -221,7 +221,7 @@ def test_a_store_in_a_folder_is_one_of_a_hub_on_this_machine(place: str) -> None
 @promise("docs/security.md#make-a-worker-read-or-write")
 def test_a_worker_takes_no_grant_that_the_job_would_not_take() -> None:
     grant = Grant("/home/alice", "xet_1", 2_000_000_000)
-    lent = LentSource(RepoRef("hub", SOURCE, "0" * 40), (LentFile("a", 9, "0" * 64),), "https://hub.example", grant)
+    lent = LentSource(Place("hub", SOURCE, "0" * 40), (LentFile("a", 9, "0" * 64),), "https://hub.example", grant)
     for one in (lent, LentSource(lent.ref, (LentFile("a", 9, place="/etc/passwd"),), lent.hub)):
         with pytest.raises(SourceError, match="not an address"):
             list(open_lent(one).read("a", 0, 9))

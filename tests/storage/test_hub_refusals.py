@@ -6,7 +6,7 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.limits import THREADS
 from sharding.core.options import Request
-from sharding.core.values import RepoRef
+from sharding.core.values import Place
 from tests.hubs import SOURCE, TOKEN, shard
 from tests.inhouse import InHouse
 from tests.storage.steps import begin, begun, heads, looked, noted, sent, staged
@@ -82,6 +82,6 @@ def test_a_staging_branch_that_moved_since_the_check_is_not_written_to(hub: InHo
 
 
 def test_one_shard_is_open_at_a_time_from_hub_to_hub_and_several_from_a_folder(hub: InHouse, name: str) -> None:
-    of_folder = RepoRef("folder", "in", "")
+    of_folder = Place("folder", "in", "")
     assert begun(hub, name).shards_at_once == 1
     assert begun(hub, f"{name}-of-folder", of=of_folder).shards_at_once == THREADS > 1

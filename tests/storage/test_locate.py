@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.storage.hub.client import Hub
-from sharding.storage.locate import find_destination, open_source
+from sharding.storage.locate import find_destination, open_inputs
 from sharding.storage.names import is_folder, new_repo_id, parse_address
 from tests.conftest import listing
 from tests.folders import in_cache
@@ -74,7 +74,7 @@ def test_a_folder_is_what_is_there_as_one_or_begins_like_one(home: Path) -> None
 def test_an_empty_text_is_a_misuse_wherever_it_stands(home: Path, text: str) -> None:
     hub = Hub(HUB, TOKEN)
     for ask in (
-        lambda: open_source(text, hub),
+        lambda: open_inputs({"model": text}, hub),
         lambda: find_destination(text, hub),
         lambda: parse_address(text, HUB),
         lambda: new_repo_id(text, HUB),
@@ -248,5 +248,5 @@ def test_the_files_that_a_cache_links_to_are_no_destination(folder: Path, tmp_pa
 @pytest.mark.parametrize("name", ["gpt2", "gpt2@main", "https://huggingface.co/gpt2"])
 def test_a_bare_name_is_no_adapter(name: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="not the complete name of an adapter") as refusal:
-        open_source(str(tmp_path), Hub(HUB, None), adapter=name)
+        open_inputs(str(tmp_path), Hub(HUB, None), adapter=name)
     assert "owner/name/folder" in refusal.value.hint

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.protocols import Repo
-from sharding.core.values import RepoRef
+from sharding.core.protocols import Inputs
+from sharding.core.values import Place
 from sharding.storage.hub.client import Hub
-from sharding.storage.locate import open_source, trained_repo
+from sharding.storage.locate import open_inputs, trained_repo
 from tests.sources import HASHES, Counted
 
 FOLDER = "checkpoint-7/"
 
 
-def whole(source: Repo, file: str) -> bytes:
+def whole(source: Inputs, file: str) -> bytes:
     (size,) = [entry.bytes for entry in source.files if entry.path == file]
     return b"".join(source.read(file, 0, size))
 
@@ -47,7 +47,7 @@ def test_the_folder_of_the_run_is_its_top_and_what_the_base_has_beside_lies_besi
     assert [entry.path for entry in source.files] == sorted(entry.path for entry in source.files)
     assert source.path("tokenizer.json") == Path("/run/checkpoint-7/tokenizer.json")
     assert source.path("config.json") == Path("/base/config.json")
-    assert source.ref == RepoRef("hub", "run", "9" * 40)
+    assert source.ref == Place("hub", "run", "9" * 40)
     assert source.unreached == ("run@9", "base@9")
     assert set(source.links_out) == {"run.json", "base.json"}
 
@@ -95,9 +95,9 @@ def test_a_base_is_for_what_a_training_run_has_saved_without_a_configuration(tmp
     hub = Hub("http://127.0.0.1:9", None)
     base = write(tmp_path / "base", "model.safetensors", "config.json", "vocab.txt")
     run = write(tmp_path / "run", f"{place}.metadata", f"{place}__0_0.distcp")
-    source = open_source(run, hub, base)
+    source = open_inputs(run, hub, base)
     assert {entry.path for entry in source.files} == {".metadata", "__0_0.distcp", "config.json", "vocab.txt"}
-    alone = open_source(run, hub)
+    alone = open_inputs({"model": run}, hub)
     assert {entry.path for entry in alone.files} == {".metadata", "__0_0.distcp"}
     refused = [
         base,
@@ -110,7 +110,7 @@ def test_a_base_is_for_what_a_training_run_has_saved_without_a_configuration(tmp
     (tmp_path / "linked/config.json").symlink_to("/nowhere")
     for folder in refused:
         with pytest.raises(UsageError, match="configuration of its own, or is not the output of a training run"):
-            open_source(folder, hub, base)
-        assert open_source(folder, hub).ref.repo_id == Path(folder).name
+            open_inputs(folder, hub, base)
+        assert open_inputs({"model": folder}, hub).ref.repo_id == Path(folder).name
     with pytest.raises(SourceError):
-        open_source(run, hub, str(tmp_path / "nowhere"))
+        open_inputs(run, hub, str(tmp_path / "nowhere"))

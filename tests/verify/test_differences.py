@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from sharding import job
 from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Verified
-from sharding.core.values import Difference, Verification
+from sharding.core.verification import Difference, Verification
 from sharding.recipes.cast import numbers
 from sharding.verify import differences
 from sharding.verify.differences import Sums

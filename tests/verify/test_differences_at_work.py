@@ -12,7 +12,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Progress
-from sharding.core.values import Difference
+from sharding.core.verification import Difference
 from sharding.storage.folder_source import FolderSource
 from sharding.transfer.lanes import LAST_SECONDS
 from sharding.transfer.making import Room

@@ -14,7 +14,8 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.core.values import FileEntry, Mismatch, Verification
+from sharding.core.values import FileEntry
+from sharding.core.verification import Mismatch, Verification
 from sharding.report.schema import Report
 from sharding.storage.hub import answers as retry
 from sharding.storage.hub.source import HubSource

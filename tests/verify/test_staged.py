@@ -18,8 +18,9 @@ from sharding.core.errors import SourceError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.options import Options
-from sharding.core.protocols import Destination, Repo
-from sharding.core.values import Plan, ShardRecord, Verification
+from sharding.core.protocols import Destination, Inputs
+from sharding.core.values import Plan, ShardRecord
+from sharding.core.verification import Verification
 from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import plan_checkpoint
 from sharding.storage.folder_source import FolderSource, open_folder
@@ -147,7 +148,7 @@ def compared(original: Path, saved: Path) -> Verification:
     checkpoint = read_checkpoint(source)
     plan = plan_checkpoint(checkpoint, Options("1kB"))
     records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), [source]))
-    return result_of(compare_with_original(BEFORE, plan, records, Repo([open_folder(str(original))])))
+    return result_of(compare_with_original(BEFORE, plan, records, Inputs([open_folder(str(original))])))
 
 
 def without(*names: str) -> Tensors:

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding import job
-from sharding.checkpoint.read import read_checkpoint, read_headers
+from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.readers.safetensors import read_headers
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
-from sharding.core.protocols import Destination, Repo
-from sharding.core.values import BytesRead, Checkpoint, FileEntry, Mismatch, ShardRecord, Verification
+from sharding.core.protocols import Destination, Inputs
+from sharding.core.values import BytesRead, Content, FileEntry, ShardRecord
+from sharding.core.verification import Mismatch, Verification
 from sharding.formats.safetensors_file import shard_header
 from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.stored import place_of
@@ -41,7 +43,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> FolderSource:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(source: FolderSource) -> Checkpoint:
+def checkpoint(source: FolderSource) -> Content:
     return read_checkpoint(source)
 
 
@@ -49,14 +51,14 @@ def stated(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
     return tuple(replace(file, sha256=f"{number:064x}") for number, file in enumerate(files))
 
 
-def renamed(checkpoint: Checkpoint, path: str, new: str) -> Checkpoint:
+def renamed(checkpoint: Content, path: str, new: str) -> Content:
     files = (replace(file, path=new if file.path == path else file.path) for file in checkpoint.weight_files)
     places = ((tensor, place_of(tensor)) for tensor in checkpoint.tensors)
     tensors = (one._replace(recipe=place._replace(file=new) if place.file == path else place) for one, place in places)
     return replace(checkpoint, weight_files=tuple(files), tensors=tuple(tensors))
 
 
-def test_all_files_are_put_together_again_where_each_is_stated(source: FolderSource, checkpoint: Checkpoint) -> None:
+def test_all_files_are_put_together_again_where_each_is_stated(source: FolderSource, checkpoint: Content) -> None:
     files = stated(source.files)
     found = stated_files(files, checkpoint)
     assert [file.path for file in found] == [ONE, TWO] == [file.path for file in checkpoint.weight_files]
@@ -68,7 +70,7 @@ def test_all_files_are_put_together_again_where_each_is_stated(source: FolderSou
 
 @pytest.mark.parametrize("path", [ONE, TWO])
 def test_none_is_put_together_again_where_one_has_no_hash_other_bytes_than_its_tensors_or_another_format(
-    source: FolderSource, checkpoint: Checkpoint, path: str
+    source: FolderSource, checkpoint: Content, path: str
 ) -> None:
     files = stated(source.files)
 
@@ -113,7 +115,7 @@ class Target:
     ids=["nobody states a hash", "order of the source", "a cast", "others read it", "others read the cast"],
 )
 def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its_own_order(
-    source: FolderSource, checkpoint: Checkpoint, is_stated: bool, choices: Any, is_here: bool, of_use: bool
+    source: FolderSource, checkpoint: Content, is_stated: bool, choices: Any, is_here: bool, of_use: bool
 ) -> None:
     origin = open_folder(str(source.folder))
     if is_stated:
@@ -130,7 +132,7 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
         return records
 
     target, reader = Target(), cast(Reader, ThisMachine() if is_here else None)  # others are not asked for anything
-    read = result_of(reading_back(moving(), prepared, Repo([origin]), cast(Destination, target), reader))
+    read = result_of(reading_back(moving(), prepared, Inputs([origin]), cast(Destination, target), reader))
     assert read == (records, {})
     assert target.asked == ([event.file for event in told] if of_use else [])
 
@@ -152,7 +154,7 @@ class Staged:
 
 @pytest.mark.parametrize("at", [0, 1, -1])
 def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_finished(
-    source: FolderSource, checkpoint: Checkpoint, tmp_path: Path, at: int
+    source: FolderSource, checkpoint: Content, tmp_path: Path, at: int
 ) -> None:
     *_, _ = job.shard(str(source.folder), str(tmp_path / "out"), "60kB")
     plan = plan_checkpoint(checkpoint, Options("60kB"))
@@ -165,7 +167,7 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
     read = {tensor: digests[tensor.name] for tensor in tensors}
 
     def proof() -> Verification:
-        given = (prepared, Repo([source]), records, read, cast(Destination, place), Meter(), ThisMachine(), {})
+        given = (prepared, Inputs([source]), records, read, cast(Destination, place), Meter(), ThisMachine(), {})
         return result_of(verify_staged(*given))
 
     sound = proof()

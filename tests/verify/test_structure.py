@@ -13,16 +13,17 @@ import torch
 from sharding import job
 from sharding.core.events import Verified
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, TensorDigest, Verification
+from sharding.core.values import Content, TensorDigest
+from sharding.core.verification import Verification
 from sharding.verify.structure import Claims, Contrast, Likeness, claims_of, compare_structure, sentence_of
 from tests import quantized
 from tests.conftest import random_tensors, write_checkpoint
 
 Tensors = Mapping[str, np.ndarray]
-Write = Callable[..., Checkpoint]
+Write = Callable[..., Content]
 
 
-def stated(folder: Path, variant: str = "") -> Checkpoint:
+def stated(folder: Path, variant: str = "") -> Content:
     """The checkpoint in a folder, with the hashes that a Hub would state."""
     checkpoint = job.inspect(str(folder), variant=variant)
     hashes = (sha256((folder / file.path).read_bytes()).hexdigest() for file in checkpoint.weight_files)
@@ -36,7 +37,7 @@ def write(tmp_path: Path) -> Write:
 
     def write(
         name: str, tensors: Tensors, files: int = 1, file: str = "model.safetensors", variant: str = ""
-    ) -> Checkpoint:
+    ) -> Content:
         parts: dict[str, Tensors] = {file: tensors}
         if files > 1:
             names = [f"model-{n + 1:05}-of-{files:05}.safetensors" for n in range(files)]
@@ -47,7 +48,7 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def original(write: Write) -> Checkpoint:
+def original(write: Write) -> Content:
     return write("original", random_tensors())
 
 
@@ -57,7 +58,7 @@ def verified(original: Path, copy: Path, **options: str) -> Verification:
     return last.verification
 
 
-def test_equal_files_are_the_same_by_their_hashes_whatever_their_names(original: Checkpoint, write: Write) -> None:
+def test_equal_files_are_the_same_by_their_hashes_whatever_their_names(original: Content, write: Write) -> None:
     likeness = compare_structure(original, write("copy", random_tensors()))
     assert (likeness.verdict, likeness.in_same_files, likeness.tensors) == ("same-files", 14, 14)
     assert likeness.mismatches == ()
@@ -66,7 +67,7 @@ def test_equal_files_are_the_same_by_their_hashes_whatever_their_names(original:
 
 
 def test_without_equal_hashes_the_structure_is_the_same_and_the_numbers_are_unknown(
-    original: Checkpoint, write: Write
+    original: Content, write: Write
 ) -> None:
     unstated = replace(original, weight_files=tuple(replace(one, sha256=None) for one in original.weight_files))
     sharded = [write(f"copy-{seed}", random_tensors(seed=seed), 3) for seed in (0, 1)]  # the same numbers, and others
@@ -79,9 +80,7 @@ def test_without_equal_hashes_the_structure_is_the_same_and_the_numbers_are_unkn
     assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 7), "those in equal files count"
 
 
-def test_every_kind_of_difference_is_named_as_verify_names_it(
-    original: Checkpoint, write: Write, tmp_path: Path
-) -> None:
+def test_every_kind_of_difference_is_named_as_verify_names_it(original: Content, write: Write, tmp_path: Path) -> None:
     changed = random_tensors()
     changed["layers.12.weight"] = changed.pop("layers.11.weight")
     changed["layers.2.weight"] = changed["layers.2.weight"][:5]
@@ -110,7 +109,7 @@ def test_a_cast_is_named_and_verify_with_it_finds_the_same_tensors(dtype: str, t
 
 
 def test_a_cast_may_leave_tensors_in_fp32_and_one_tensor_in_another_dtype_is_no_cast(
-    original: Checkpoint, write: Write
+    original: Content, write: Write
 ) -> None:
     tensors = random_tensors()
     half = {name: tensor.astype(np.float16) for name, tensor in tensors.items()}
@@ -158,7 +157,7 @@ def test_a_tied_weight_that_was_left_out_is_said_to_be_one(write: Write, tmp_pat
         assert (one.tensor, one.kind) == ("lm_head.weight", kind) and "embed.weight" in one.note
 
 
-def test_weights_beside_a_model_count(original: Checkpoint) -> None:
+def test_weights_beside_a_model_count(original: Content) -> None:
     one, other, unstated = (
         replace(original, copied_weights=(replace(original.weight_files[0], path="adapter_model.bin", sha256=sha256),))
         for sha256 in ("1" * 64, "2" * 64, None)
@@ -182,12 +181,12 @@ def test_weights_of_the_copy_that_are_not_compared_are_named(name: str, tmp_path
     assert compare_structure(copy, original).unread == ()
 
 
-def test_commits_on_no_branch_are_kept_of_both(original: Checkpoint) -> None:
+def test_commits_on_no_branch_are_kept_of_both(original: Content) -> None:
     one, other = replace(original, unreached=("a/b@1",)), replace(original, unreached=("c/d@2",))
     assert compare_structure(one, other).unreached == ("a/b@1", "c/d@2")
 
 
-def test_stored_digests_are_claims_beside_the_verdict(original: Checkpoint, write: Write) -> None:
+def test_stored_digests_are_claims_beside_the_verdict(original: Content, write: Write) -> None:
     one = {"a": TensorDigest("F32", (1,), "aa"), "b": TensorDigest("F32", (1,), "bb")}
     assert claims_of(one, one) == Claims(2, ())
     assert claims_of(one, {**one, "b": TensorDigest("F32", (1,), "xx")}) == Claims(1, ("b",))

@@ -11,7 +11,7 @@ import torch
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, FileEntry
+from sharding.core.values import Content, FileEntry
 from sharding.recipes.stored import place_of
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import Trust, judge, lowered
@@ -25,8 +25,8 @@ class Told:
 
     report: Report
     files: tuple[FileEntry, ...]
-    copy: Checkpoint
-    original: Checkpoint | None
+    copy: Content
+    original: Content | None
 
     @property
     def judged(self) -> Trust:
@@ -77,7 +77,7 @@ def file(n: int, change: Callable[[FileEntry], FileEntry]) -> Change:
 
 
 def _with_tensors(told: Told, side: str, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Told:
-    checkpoint: Checkpoint = getattr(told, side)
+    checkpoint: Content = getattr(told, side)
     return replace(told, **{side: replace(checkpoint, tensors=change(checkpoint.tensors))})
 
 

@@ -13,7 +13,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.events import Progress, Verified
-from sharding.core.values import Mismatch, Verification
+from sharding.core.verification import Mismatch, Verification
 from sharding.recipes.stored import place_of
 from tests.conftest import in_two_files, write_checkpoint
 from tests.folders import finish, in_cache
