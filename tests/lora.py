@@ -25,17 +25,21 @@ from transformers import (
 )
 
 SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-}
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 96,
+}  # fmt: skip
 EXPERTS = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
+MIXED = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
 CAUSAL, OF_IMAGES, SEEING = AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForImageTextToText
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}
-MIXED = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = dict(n_routed_experts=4, n_group=2, topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=8)
+WAVES = dict(conv_dim=[8, 8], conv_stride=[5, 2], conv_kernel=[10, 3], num_feat_extract_layers=2)
+LINEAR = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
+PATCHES = {"image_size": 16, "patch_size": 4}
+EYES = dict(
+    hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+)
+ONE_LAYER = {**SMALL, "num_hidden_layers": 1}
 MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "llama": (CAUSAL, "llama", {**SMALL, "attention_bias": True}),
     "tied": (CAUSAL, "llama", {**SMALL, "tie_word_embeddings": True}),
@@ -46,31 +50,15 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "bert": (AutoModel, "bert", SMALL),
     "bert for words": (AutoModelForMaskedLM, "bert", SMALL),
     "roberta": (AutoModelForMaskedLM, "roberta", {**SMALL, "pad_token_id": 1}),
-    "distilbert": (
-        AutoModel,
-        "distilbert",
-        {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 96},
-    ),
-    "t5": (
-        AutoModelForSeq2SeqLM,
-        "t5",
-        {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": 96},
-    ),
-    "convnext": (OF_IMAGES, "convnext", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3}),
-    "resnet": (OF_IMAGES, "resnet", {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 3}),
-    "vit": (AutoModel, "vit", {**SMALL, "image_size": 16, "patch_size": 4}),
+    "distilbert": (AutoModel, "distilbert", dict(dim=32, hidden_dim=48, n_layers=2, n_heads=4, vocab_size=96)),
+    "t5": (AutoModelForSeq2SeqLM, "t5", dict(d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4, vocab_size=96)),
+    "convnext": (OF_IMAGES, "convnext", dict(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=3)),
+    "resnet": (OF_IMAGES, "resnet", dict(embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], num_labels=3)),
+    "vit": (AutoModel, "vit", {**SMALL, **PATCHES}),
     "wav2vec2": (
         AutoModelForCTC,
         "wav2vec2",
-        {
-            **SMALL,
-            "conv_dim": [8, 8],
-            "conv_stride": [5, 2],
-            "conv_kernel": [10, 3],
-            "num_feat_extract_layers": 2,
-            "num_conv_pos_embedding_groups": 4,
-            "num_conv_pos_embeddings": 8,
-        },
+        {**SMALL, **WAVES, "num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 8},
     ),
     "mixtral": (CAUSAL, "mixtral", {**SMALL, "num_local_experts": 4}),
     "qwen3_moe": (CAUSAL, "qwen3_moe", EXPERTS),
@@ -79,36 +67,16 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "deepseek_v3": (
         CAUSAL,
         "deepseek_v3",
-        {
-            **EXPERTS,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 4,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 8,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 4,
-            "v_head_dim": 8,
-        },
+        {**EXPERTS, **LATENT, "num_key_value_heads": 4, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8},
     ),
     "gpt_oss": (CAUSAL, "gpt_oss", {**MIXED, "head_dim": 8}),
-}
-_VIT = {"model_type": "vit", **SMALL, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4}
-_GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 96, "is_decoder": True}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-}
-MODELS |= {
     "vit-gpt2": (
         SEEING,
         "vision-encoder-decoder",
-        {"encoder": _VIT, "decoder": {**_GPT2, "add_cross_attention": True}},
+        {
+            "encoder": {"model_type": "vit", **ONE_LAYER, **PATCHES},
+            "decoder": {"model_type": "gpt2", **GPT2, "n_layer": 1, "is_decoder": True, "add_cross_attention": True},
+        },
     ),
     "gpt_neox": (CAUSAL, "gpt_neox", SMALL),
     "granitemoe": (CAUSAL, "granitemoe", MIXED),
@@ -121,38 +89,26 @@ MODELS |= {
     "clip": (
         AutoModel,
         "clip",
-        {
-            "text_config": {**SMALL, "num_hidden_layers": 1},
-            "vision_config": {**SMALL, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4},
-            "projection_dim": 32,
-        },
+        {"text_config": ONE_LAYER, "vision_config": {**ONE_LAYER, **PATCHES}, "projection_dim": 32},
     ),
     "gemma3": (
         SEEING,
         "gemma3",
-        {
-            "text_config": {**SMALL, "head_dim": 8},
-            "vision_config": {**VISION, "patch_size": 14},
-            "mm_tokens_per_image": 4,
-        },
+        {"text_config": {**SMALL, "head_dim": 8}, "vision_config": EYES, "mm_tokens_per_image": 4},
     ),
     "llava": (
         SEEING,
         "llava",
         {
             "text_config": {**SMALL, "model_type": "llama"},
-            "vision_config": {**VISION, "patch_size": 14, "model_type": "clip_vision_model", "projection_dim": 16},
+            "vision_config": {**EYES, "model_type": "clip_vision_model", "projection_dim": 16},
         },
     ),
     "qwen3_5": (
         SEEING,
         "qwen3_5",
         {
-            "text_config": {
-                **{**SMALL, "num_hidden_layers": 4},
-                **{"head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
-                **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
-            },
+            "text_config": {**SMALL, "num_hidden_layers": 4, "head_dim": 8, **LINEAR},
             "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
         },
     ),
@@ -161,19 +117,19 @@ MODELS |= {
         "qwen2_5_vl",
         {
             "text_config": {**SMALL, "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 24,
-                "num_heads": 2,
-                "out_hidden_size": 32,
-                "fullatt_block_indexes": [0],
-            },
+            "vision_config": dict(
+                depth=1,
+                hidden_size=16,
+                intermediate_size=24,
+                num_heads=2,
+                out_hidden_size=32,
+                fullatt_block_indexes=[0],
+            ),
         },
     ),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS, CONFIG, MODEL = "adapter_model.safetensors", "adapter_config.json", "model.safetensors"
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 Tensors = dict[str, torch.Tensor]
@@ -251,8 +207,7 @@ def _train(model: torch.nn.Module) -> None:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 noise = torch.randn(parameter.shape)
-                scale = 1 + noise * 0.1 if "magnitude" in name else None
-                parameter.copy_(parameter * scale if scale is not None else noise * 0.1)
+                parameter.copy_(parameter * (1 + noise * 0.1) if "magnitude" in name else noise * 0.1)
 
 
 def save_merged(case: Case, base: Path, adapter: Path, folder: Path) -> Path:
@@ -265,10 +220,15 @@ def save_merged(case: Case, base: Path, adapter: Path, folder: Path) -> Path:
     return folder
 
 
+def save_both(case: Case, folder: Path) -> tuple[Path, Path]:
+    """Save the base of `case` and its adapter below `folder`; return both."""
+    base = save_base(case, folder / "base")
+    return base, save_adapter(case, base, folder / "adapter")
+
+
 def build(case: Case, folder: Path) -> tuple[Path, Path, Path]:
     """Save the base of `case`, its adapter, and what PEFT makes of both below `folder`; return the three."""
-    base = save_base(case, folder / "base")
-    adapter = save_adapter(case, base, folder / "adapter")
+    base, adapter = save_both(case, folder)
     return base, adapter, save_merged(case, base, adapter, folder / "peft")
 
 
@@ -283,6 +243,11 @@ def edited(change: Callable[[Tensors], Tensors], file: str = WEIGHTS) -> Edit:
         save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
 
     return edit
+
+
+def each_one(change: Callable[[str, torch.Tensor], torch.Tensor], file: str = WEIGHTS) -> Edit:
+    """Return what changes every tensor of a folder's one file by its name and itself."""
+    return edited(lambda tensors: {name: change(name, tensor) for name, tensor in tensors.items()}, file)
 
 
 def renamed(pattern: str, new: str, file: str = WEIGHTS) -> Edit:
@@ -334,13 +299,13 @@ def pickled(folder: Path) -> None:
 
 def pickled_base(folder: Path) -> None:
     """Write the weights of a base as older versions of transformers did."""
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
+    torch.save(load_file(folder / MODEL), folder / "pytorch_model.bin")
+    (folder / MODEL).unlink()
 
 
 def fused(folder: Path) -> None:
     """Write the experts of a base as transformers 5 has them in memory."""
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(folder / MODEL)
     experts = re.compile(r"(.*)(?:mlp|block_sparse_moe)\.experts\.0\.(gate_proj|w1)\.weight")
     for name in list(tensors):
         if found := experts.fullmatch(name):
@@ -354,7 +319,7 @@ def fused(folder: Path) -> None:
             tensors[f"{new}.gate_up_proj"] = torch.stack([torch.cat([one[gate], one[up]]) for one in each])
             tensors[f"{new}.down_proj"] = torch.stack([one[down] for one in each])
     moved = {name.replace("block_sparse_moe.gate", "mlp.gate"): tensor for name, tensor in tensors.items()}
-    save_file(moved, folder / "model.safetensors", {"format": "pt"})
+    save_file(moved, folder / MODEL, {"format": "pt"})
 
 
 def for_each_expert(

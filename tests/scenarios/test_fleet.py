@@ -111,8 +111,7 @@ def test_a_folder_becomes_what_one_machine_makes_of_it(make: Make, cluster: Clus
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("make", "is_private"),
-    [(plain, True), (cast, True), (pickled, False), (in_pieces, False), (adapted, True)],
+    ("make", "is_private"), [(plain, True), (cast, True), (pickled, False), (in_pieces, False), (adapted, True)]
 )
 def test_a_repo_becomes_what_one_machine_makes_of_it(
     make: Make, is_private: bool, cluster: Cluster, hub: InHouse, tmp_path: Path

@@ -124,11 +124,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, folders: dict[int, Path]) -> I
 
 
 @pytest.fixture
-def peak(
-    hub: InHouse,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Callable[..., int]:
+def peak(hub: InHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """Run a job in a process of its own while requests of one kind are slow; return its peak anonymous memory."""
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)

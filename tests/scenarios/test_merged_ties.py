@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-)
+from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
 from sharding import job
 from sharding.core.errors import SourceError
@@ -101,8 +97,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.thorough if "llava" in n and "said" not in n else ()) for n in CASES],
+    "name", [pytest.param(n, marks=pytest.mark.thorough if "llava" in n and "said" not in n else ()) for n in CASES]
 )
 def test_a_merged_model_has_the_weights_of_peft_s_in_memory(name: str, tmp_path: Path) -> None:
     same_as_peft(CASES[name], tmp_path)
