@@ -4,10 +4,12 @@ import json
 import re
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -186,13 +188,13 @@ def save_base(case: Case, folder: Path) -> Path:
     return folder
 
 
-def save_adapter(case: Case, base: Path, folder: Path) -> Path:
-    """Save an adapter for `base`, with random weights, in `folder` and return it."""
-    from peft import LoraConfig, get_peft_model
+def save_adapter(case: Case, base: Path, folder: Path, loaded: PreTrainedModel | None = None) -> Path:
+    """Save an adapter for `base`, which may be `loaded`, with random weights in `folder` and return it."""
+    from peft import LoraConfig, PeftModel, get_peft_model
 
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"), patch.object(PeftModel, "create_or_update_model_card"):
         config = LoraConfig(**{"r": 4, "lora_alpha": 10, "target_modules": EVERY, **case.lora})
-        model = get_peft_model(case.load(base), config)
+        model = get_peft_model(loaded or case.load(base), config)
         _train(model)
         model.save_pretrained(folder)
     if case.adapter:
@@ -210,16 +212,6 @@ def _train(model: torch.nn.Module) -> None:
                 parameter.copy_(parameter * (1 + noise * 0.1) if "magnitude" in name else noise * 0.1)
 
 
-def save_merged(case: Case, base: Path, adapter: Path, folder: Path) -> Path:
-    """Save in `folder` what PEFT makes of both, and return it."""
-    from peft import PeftModel
-
-    with warnings.catch_warnings(action="ignore"):
-        model = PeftModel.from_pretrained(case.load(base), adapter)
-        model.merge_and_unload().save_pretrained(folder)
-    return folder
-
-
 def save_both(case: Case, folder: Path) -> tuple[Path, Path]:
     """Save the base of `case` and its adapter below `folder`; return both."""
     base = save_base(case, folder / "base")
@@ -228,8 +220,14 @@ def save_both(case: Case, folder: Path) -> tuple[Path, Path]:
 
 def build(case: Case, folder: Path) -> tuple[Path, Path, Path]:
     """Save the base of `case`, its adapter, and what PEFT makes of both below `folder`; return the three."""
-    base, adapter = save_both(case, folder)
-    return base, adapter, save_merged(case, base, adapter, folder / "peft")
+    from peft import PeftModel
+
+    base = save_base(case, folder / "base")
+    loaded = case.load(base)
+    adapter = save_adapter(case, base, folder / "adapter", deepcopy(loaded))
+    with warnings.catch_warnings(action="ignore"):
+        PeftModel.from_pretrained(loaded, adapter).merge_and_unload().save_pretrained(folder / "peft")
+    return base, adapter, folder / "peft"
 
 
 # --- Changes of a folder that is there ---------------------------------------------------------------------

@@ -86,7 +86,7 @@ LINEAR = {
     "large, fp32": _of("large", r=64, dtype="fp32"),
     "several shards": _of(shards="20kB"),
     "use_rslora": _of(r=3, use_rslora=True),
-    "alpha is a fraction": _of(r=3, lora_alpha=0.7),
+    "alpha is a fraction, exclude_modules": _of(r=3, lora_alpha=0.7, exclude_modules=r".*layers\.0.*"),
     "rank_pattern": _of(rank_pattern={"layers.1.self_attn.q_proj": 7, r".*k_proj": 2, "^model.*up_proj": 5}),
     "alpha_pattern": _of(alpha_pattern={"proj": 99, "v_proj": 5, r"layers\.0\..*": 7, "layers.0.mlp.up_proj": 8}),
     "patterns and use_rslora": _of(
@@ -94,23 +94,23 @@ LINEAR = {
     ),
     "a regular expression": _of(targets=r".*\.1\..*(q|v|up)_proj"),
     "all-linear": _of(targets="all-linear"),
-    "all-linear in the file": _of(targets="all-linear", adapter=configured(target_modules="all-linear")),
+    "all-linear but, in the file": _of(
+        targets="all-linear",
+        exclude_modules=["o_proj", "layers.0.mlp.up_proj"],
+        adapter=configured(target_modules="all-linear"),
+    ),
     "a regular expression of Unsloth": _of(targets=UNSLOTH),
-    "a base in the older form": _of(edit=pickled_base),
-    "all-linear but": _of(targets="all-linear", exclude_modules=["o_proj", "layers.0.mlp.up_proj"]),
-    "exclude_modules, a regular expression": _of(exclude_modules=r".*layers\.0.*"),
     "whole names": _of(targets=["model.layers.0.self_attn.q_proj", "layers.1.mlp.down_proj"]),
-    "layers_to_transform": _of(layers_to_transform=[1]),
+    "layers_to_transform, with a task": _of(layers_to_transform=[1], task_type="CAUSAL_LM"),
     "layers_to_transform, layers_pattern": _of(layers_to_transform=0, layers_pattern="layers"),
     "bf16 adapter": _of(adapter=IN_BF16),
     "fp16 adapter": _of(dtype="fp32", adapter=each_one(lambda name, tensor: tensor.half())),
     "fp64 adapter": _of(adapter=each_one(lambda name, tensor: tensor.double() * 1.1)),
-    "fp8 adapter": _of(adapter=each_one(lambda name, tensor: tensor.to(torch.float8_e4m3fn))),
+    "fp8 adapter, fan_in_fan_out is wrong": _of(
+        adapter=in_turn(each_one(lambda name, tensor: tensor.to(torch.float8_e4m3fn)), configured(fan_in_fan_out=True))
+    ),
     "the adapter's name in keys": _of(adapter=NAMED),
-    "pickled": _of(adapter=pickled),
-    "fan_in_fan_out is wrong": _of(adapter=configured(fan_in_fan_out=True)),
-    "without a task": _of(adapter=configured(task_type=None)),
-    "with a task": _of(task_type="CAUSAL_LM"),
+    "both pickled, without a task": _of(edit=pickled_base, adapter=in_turn(pickled, configured(task_type=None))),
     "one parameter by its name": _of(targets=Q, target_parameters=["self_attn.k_proj.weight"]),
     "init_lora_weights mica": _of(init_lora_weights="mica"),
     "bert": _of("bert", ["query", "dense"], dtype="fp32"),
@@ -173,12 +173,11 @@ WHOLE = {
     "modules_to_save, head": _of(modules_to_save=["lm_head"]),
     "modules_to_save, embedding": _of(modules_to_save=["embed_tokens"]),
     "modules_to_save, both": _of(modules_to_save=["embed_tokens", "lm_head"]),
-    "modules_to_save, norms": _of(modules_to_save=["norm", "input_layernorm"]),
+    "modules_to_save, norms and none of this model": _of(modules_to_save=["norm", "input_layernorm", "score"]),
     "modules_to_save, fp32 in the file": _of(
         modules_to_save=["lm_head"], adapter=each_one(lambda name, tensor: tensor.float() * 1.01)
     ),
     "modules_to_save, pooler": _of("bert", ["query"], modules_to_save=["pooler"]),
-    "modules_to_save, none of this model": _of(modules_to_save=["classifier", "score"]),
     "modules_to_save, a target": _of(modules_to_save=["q_proj"]),
     "a norm that the configuration does not name": _of(
         adapter=edited(lambda tensors: {**tensors, "base_model.model.model.norm.weight": torch.linspace(-1, 1, 32)})

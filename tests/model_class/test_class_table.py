@@ -12,11 +12,7 @@ from sharding.model_class import class_table
 from sharding.model_class.class_table import TABLE, known_class
 from tests.model_class import table_maker
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SAMPLE = [
     "BertForMaskedLM",
     "BlipForQuestionAnswering",

@@ -63,8 +63,9 @@ def test_a_merged_model_is_bit_for_bit_what_peft_makes_of_it(name: str, tmp_path
     assert differences(merged(base, adapter, out), like_the_base(case, tensors(peft))) == {}
     assert said(out) == said(peft)
     assert not list(out.glob("adapter_*"))
-    _, told = case.loader.from_pretrained(out, dtype="auto", output_loading_info=True)
-    assert {kind: keys for kind, keys in told.items() if keys} == {}
+    if any(case.prefix):  # else it has what PEFT's has
+        _, told = case.loader.from_pretrained(out, dtype="auto", output_loading_info=True)
+        assert {kind: keys for kind, keys in told.items() if keys} == {}
 
 
 @pytest.mark.parametrize("name", sampled(CONVOLUTIONS))

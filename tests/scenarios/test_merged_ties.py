@@ -8,10 +8,22 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
-from sharding import job
 from sharding.core.errors import SourceError
-from tests.folders import bits, finish, tensors
-from tests.lora import DTYPES, MODELS, SMALL, Case, Edit, build, configured, edited, save_adapter, save_base
+from tests.folders import bits, reshard, tensors
+from tests.lora import (
+    DTYPES,
+    MODEL,
+    MODELS,
+    SMALL,
+    Case,
+    Edit,
+    build,
+    configured,
+    each_one,
+    save_adapter,
+    save_base,
+    save_both,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -52,26 +64,21 @@ def only_in(place: str) -> Edit:
 
 def all_in(dtype: str) -> Edit:
     """Return what stores every tensor of a base in `dtype`, as a checkpoint that was not saved by its class is."""
-    return edited(lambda saved: {name: each.to(DTYPES[dtype]) for name, each in saved.items()}, "model.safetensors")
-
-
-def tied(model: str) -> dict[str, Any]:
-    return {
-        "tie_word_embeddings": True,
-        "text_config": {**MODELS[model][2]["text_config"], "tie_word_embeddings": True},
-    }
+    return each_one(lambda _, tensor: tensor.to(DTYPES[dtype]), MODEL)
 
 
 def vlm(model: str, lora: dict[str, Any], place: str = "text_config", **more: Any) -> Case:
-    return Case(model, {"target_modules": Q, **lora}, "fp32", tied(model), edit=only_in(place), **more)
+    tied = {"tie_word_embeddings": True}
+    changes = {**tied, "text_config": {**MODELS[model][2]["text_config"], **tied}}
+    return Case(model, {"target_modules": Q, **lora}, "fp32", changes, edit=only_in(place), **more)
 
 
 def same_as_peft(case: Case, folder: Path) -> None:
     """The result loads whole, and with the weights that PEFT's merged model has in memory."""
     from peft import PeftModel
 
-    base, adapter, _ = build(case, folder)
-    assert finish(job.shard(str(base), str(folder / "out"), job.Options(adapter=str(adapter)))).verification.identical
+    base, adapter = save_both(case, folder)
+    reshard(base, folder / "out", "1GB", adapter=str(adapter))
     theirs = PeftModel.from_pretrained(case.load(base), adapter).merge_and_unload().state_dict()
     model, told = case.loader.from_pretrained(folder / "out", dtype="auto", output_loading_info=True)
     assert {kind: keys for kind, keys in told.items() if keys} == {}
@@ -106,7 +113,7 @@ def test_a_merged_model_has_the_weights_of_peft_s_in_memory(name: str, tmp_path:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_what_a_class_keeps_in_fp32_is_merged_and_stored_in_fp32(dtype: str, tmp_path: Path) -> None:
     base, adapter, peft = build(Case("t5", {"target_modules": ["q", "wo"]}, dtype, edit=all_in(dtype)), tmp_path)
-    finish(job.shard(str(base), str(tmp_path / "out"), job.Options(adapter=str(adapter))))
+    reshard(base, tmp_path / "out", "1GB", adapter=str(adapter))
     ours, theirs = tensors(tmp_path / "out"), tensors(peft)
     assert ours.keys() == theirs.keys()
     assert [name for name, tensor in theirs.items() if bits(ours[name]) != bits(tensor)] == []
@@ -130,7 +137,7 @@ REFUSED = {
 def test_a_merge_that_would_load_at_random_is_refused(name: str, tmp_path: Path) -> None:
     case, words = REFUSED[name]
     base = save_base(case, tmp_path / "base")
-    loadable = save_base(Case(case.model, case.lora), tmp_path / "loadable")
+    loadable = save_base(Case(case.model), tmp_path / "loadable")
     adapter = save_adapter(case, loadable, tmp_path / "adapter")
     with pytest.raises(SourceError, match=words):
-        finish(job.shard(str(base), str(tmp_path / "out"), job.Options(adapter=str(adapter))))
+        reshard(base, tmp_path / "out", "1GB", adapter=str(adapter))
