@@ -12,19 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForCTC,
-    AutoModelForImageClassification,
-    AutoModelForImageTextToText,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedModel
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -32,102 +22,76 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 EXPERTS = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
 MIXED = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
-CAUSAL, OF_IMAGES, SEEING = AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForImageTextToText
+ALONE, CAUSAL, MASKED = transformers.AutoModel, transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
+SEQ2SEQ, SEEING = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForImageTextToText
+LABELS, OF_IMAGES = transformers.AutoModelForSequenceClassification, transformers.AutoModelForImageClassification
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}
-LATENT = dict(n_routed_experts=4, n_group=2, topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=8)
-WAVES = dict(conv_dim=[8, 8], conv_stride=[5, 2], conv_kernel=[10, 3], num_feat_extract_layers=2)
-LINEAR = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
+# What some of them need beside.
+LATENT = {
+    "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+    "q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
+WAVES = {
+    "conv_dim": [8, 8], "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_feat_extract_layers": 2,
+    "num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 8,
+}  # fmt: skip
+LINEAR = {
+    "num_hidden_layers": 4, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+EYES = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+QWEN_EYES = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32}
+CLIP = {"model_type": "clip_vision_model", "projection_dim": 16}
+ROPE = {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}
+CHUNKS = {"intermediate_size_mlp": 48, "attention_chunk_size": 8}
 PATCHES = {"image_size": 16, "patch_size": 4}
-EYES = dict(
-    hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
-)
 ONE_LAYER = {**SMALL, "num_hidden_layers": 1}
+ENCODER = {"model_type": "vit", **ONE_LAYER, **PATCHES}
+DECODER = {"model_type": "gpt2", **GPT2, "n_layer": 1, "is_decoder": True, "add_cross_attention": True}
+
+
+def _two(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"text_config": text, "vision_config": vision, **more}
+
+
 MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "llama": (CAUSAL, "llama", {**SMALL, "attention_bias": True}),
     "tied": (CAUSAL, "llama", {**SMALL, "tie_word_embeddings": True}),
-    "scores": (AutoModelForSequenceClassification, "llama", {**SMALL, "num_labels": 3}),
+    "scores": (LABELS, "llama", {**SMALL, "num_labels": 3}),
     "large": (CAUSAL, "llama", {**SMALL, "hidden_size": 320, "vocab_size": 1001, "intermediate_size": 777}),
     "gpt2": (CAUSAL, "gpt2", GPT2),
-    "gpt2 alone": (AutoModel, "gpt2", GPT2),
-    "bert": (AutoModel, "bert", SMALL),
-    "bert for words": (AutoModelForMaskedLM, "bert", SMALL),
-    "roberta": (AutoModelForMaskedLM, "roberta", {**SMALL, "pad_token_id": 1}),
-    "distilbert": (AutoModel, "distilbert", dict(dim=32, hidden_dim=48, n_layers=2, n_heads=4, vocab_size=96)),
-    "t5": (AutoModelForSeq2SeqLM, "t5", dict(d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4, vocab_size=96)),
+    "gpt2 alone": (ALONE, "gpt2", GPT2),
+    "bert": (ALONE, "bert", SMALL),
+    "bert for words": (MASKED, "bert", SMALL),
+    "roberta": (MASKED, "roberta", {**SMALL, "pad_token_id": 1}),
+    "distilbert": (ALONE, "distilbert", dict(dim=32, hidden_dim=48, n_layers=2, n_heads=4, vocab_size=96)),
+    "t5": (SEQ2SEQ, "t5", dict(d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4, vocab_size=96)),
     "convnext": (OF_IMAGES, "convnext", dict(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=3)),
     "resnet": (OF_IMAGES, "resnet", dict(embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], num_labels=3)),
-    "vit": (AutoModel, "vit", {**SMALL, **PATCHES}),
-    "wav2vec2": (
-        AutoModelForCTC,
-        "wav2vec2",
-        {**SMALL, **WAVES, "num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 8},
-    ),
+    "vit": (ALONE, "vit", {**SMALL, **PATCHES}),
+    "wav2vec2": (transformers.AutoModelForCTC, "wav2vec2", {**SMALL, **WAVES}),
     "mixtral": (CAUSAL, "mixtral", {**SMALL, "num_local_experts": 4}),
     "qwen3_moe": (CAUSAL, "qwen3_moe", EXPERTS),
     "olmoe": (CAUSAL, "olmoe", EXPERTS),
     "qwen2_moe": (CAUSAL, "qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
-    "deepseek_v3": (
-        CAUSAL,
-        "deepseek_v3",
-        {**EXPERTS, **LATENT, "num_key_value_heads": 4, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8},
-    ),
+    "deepseek_v3": (CAUSAL, "deepseek_v3", {**EXPERTS, **LATENT}),
     "gpt_oss": (CAUSAL, "gpt_oss", {**MIXED, "head_dim": 8}),
-    "vit-gpt2": (
-        SEEING,
-        "vision-encoder-decoder",
-        {
-            "encoder": {"model_type": "vit", **ONE_LAYER, **PATCHES},
-            "decoder": {"model_type": "gpt2", **GPT2, "n_layer": 1, "is_decoder": True, "add_cross_attention": True},
-        },
-    ),
+    "vit-gpt2": (SEEING, "vision-encoder-decoder", {"encoder": ENCODER, "decoder": DECODER}),
     "gpt_neox": (CAUSAL, "gpt_neox", SMALL),
     "granitemoe": (CAUSAL, "granitemoe", MIXED),
     "phimoe": (CAUSAL, "phimoe", MIXED),
-    "llama4": (
-        CAUSAL,
-        "llama4_text",
-        {**SMALL, "head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 8},
-    ),
-    "clip": (
-        AutoModel,
-        "clip",
-        {"text_config": ONE_LAYER, "vision_config": {**ONE_LAYER, **PATCHES}, "projection_dim": 32},
-    ),
-    "gemma3": (
-        SEEING,
-        "gemma3",
-        {"text_config": {**SMALL, "head_dim": 8}, "vision_config": EYES, "mm_tokens_per_image": 4},
-    ),
-    "llava": (
-        SEEING,
-        "llava",
-        {
-            "text_config": {**SMALL, "model_type": "llama"},
-            "vision_config": {**EYES, "model_type": "clip_vision_model", "projection_dim": 16},
-        },
-    ),
-    "qwen3_5": (
-        SEEING,
-        "qwen3_5",
-        {
-            "text_config": {**SMALL, "num_hidden_layers": 4, "head_dim": 8, **LINEAR},
-            "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
-        },
-    ),
+    "llama4": (CAUSAL, "llama4_text", {**SMALL, **CHUNKS, "head_dim": 8, "num_local_experts": 4}),
+    "clip": (ALONE, "clip", _two(ONE_LAYER, {**ONE_LAYER, **PATCHES}, projection_dim=32)),
+    "gemma3": (SEEING, "gemma3", _two({**SMALL, "head_dim": 8}, EYES, mm_tokens_per_image=4)),
+    "llava": (SEEING, "llava", _two({**SMALL, "model_type": "llama"}, {**EYES, **CLIP})),
+    "qwen3_5": (SEEING, "qwen3_5", _two({**SMALL, **LINEAR}, QWEN_EYES)),
     "qwen2_5_vl": (
         SEEING,
         "qwen2_5_vl",
-        {
-            "text_config": {**SMALL, "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
-            "vision_config": dict(
-                depth=1,
-                hidden_size=16,
-                intermediate_size=24,
-                num_heads=2,
-                out_hidden_size=32,
-                fullatt_block_indexes=[0],
-            ),
-        },
+        _two({**SMALL, **ROPE}, {**QWEN_EYES, "intermediate_size": 24, "fullatt_block_indexes": [0]}),
     ),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -166,7 +130,7 @@ class Case:
     def load(self, base: Path) -> PreTrainedModel:
         """Return the base as PEFT is given it."""
         torch.manual_seed(1)
-        labels = {"num_labels": 3} if self.loader is AutoModelForSequenceClassification else {}
+        labels = {"num_labels": 3} if self.loader is LABELS else {}
         model: PreTrainedModel = self.loader.from_pretrained(base, dtype=DTYPES[self.dtype], **labels)
         if self.rows:
             model.resize_token_embeddings(self.rows, mean_resizing=False)

@@ -7,29 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
-from tests.lora import (
-    EVERY,
-    MODEL,
-    Case,
-    configured,
-    each_one,
-    edited,
-    for_each_expert,
-    fused,
-    in_turn,
-    pickled,
-    pickled_base,
-    renamed,
-)
+from tests import lora
+from tests.lora import ALONE, CAUSAL, EVERY, LABELS, MODEL, Case, configured, each_one, edited, fused, in_turn, renamed
 
 Q, BOTH = ["q_proj"], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 EMBED, HEAD, EMBED_AND_HEAD = [*Q, "embed_tokens"], [*Q, "lm_head"], [*Q, "embed_tokens", "lm_head"]
@@ -63,9 +44,9 @@ _OF_CASE = {field.name for field in fields(Case)}
 
 def _of(model: str = "llama", targets: Any = None, **more: Any) -> Case:
     """A case. What it has no field for goes into the configuration of the adapter."""
-    lora = {"target_modules": targets} if targets else {}
-    lora |= {key: value for key, value in more.items() if key not in _OF_CASE}
-    return Case(model, lora, **{key: value for key, value in more.items() if key in _OF_CASE})
+    settings = {"target_modules": targets} if targets else {}
+    settings |= {key: value for key, value in more.items() if key not in _OF_CASE}
+    return Case(model, settings, **{key: value for key, value in more.items() if key in _OF_CASE})
 
 
 def _experts(model: str = "qwen3_moe", targets: Any = Q, **more: Any) -> Case:
@@ -73,7 +54,7 @@ def _experts(model: str = "qwen3_moe", targets: Any = Q, **more: Any) -> Case:
 
 
 def _by_hand(model: str, parts: dict[str, tuple[int, int]], place: str = "mlp.experts", **case: Any) -> Case:
-    return _of(model, Q, adapter=for_each_expert(parts, place), **case)
+    return _of(model, Q, adapter=lora.for_each_expert(parts, place), **case)
 
 
 LINEAR = {
@@ -110,7 +91,9 @@ LINEAR = {
         adapter=in_turn(each_one(lambda name, tensor: tensor.to(torch.float8_e4m3fn)), configured(fan_in_fan_out=True))
     ),
     "the adapter's name in keys": _of(adapter=NAMED),
-    "both pickled, without a task": _of(edit=pickled_base, adapter=in_turn(pickled, configured(task_type=None))),
+    "both pickled, without a task": _of(
+        edit=lora.pickled_base, adapter=in_turn(lora.pickled, configured(task_type=None))
+    ),
     "one parameter by its name": _of(targets=Q, target_parameters=["self_attn.k_proj.weight"]),
     "init_lora_weights mica": _of(init_lora_weights="mica"),
     "bert": _of("bert", ["query", "dense"], dtype="fp32"),
@@ -139,9 +122,9 @@ CONV1Ds = {
     "gpt2 below vit": _of("vit-gpt2", CONV1D),
     "gpt2 below vit, DoRA": _of("vit-gpt2", [*CONV1D, "q_attn"], use_dora=True),
     "gpt2 alone": _of("gpt2 alone", CONV1D),
-    "gpt2 alone, adapter of the whole": _of("gpt2 alone", CONV1D, auto=AutoModelForCausalLM, prefix=WHOLE_GPT2),
+    "gpt2 alone, adapter of the whole": _of("gpt2 alone", CONV1D, auto=CAUSAL, prefix=WHOLE_GPT2),
     "gpt2 as on the Hub": _of("gpt2", CONV1D, edit=renamed(r"^transformer\.", "", MODEL), prefix=WHOLE_GPT2),
-    "gpt2, adapter of a part": _of("gpt2", CONV1D, auto=AutoModel, prefix=("", "transformer.")),
+    "gpt2, adapter of a part": _of("gpt2", CONV1D, auto=ALONE, prefix=("", "transformer.")),
 }
 
 EMBEDDINGS = {
@@ -167,8 +150,8 @@ EMBEDDINGS = {
     "t5, shared": _of("t5", ["q", "shared"]),
 }
 
-_LABELLED = dict(task_type="SEQ_CLS", auto=AutoModelForSequenceClassification)
-_TOKENS = dict(task_type="TOKEN_CLS", auto=AutoModelForTokenClassification)
+_LABELLED = dict(task_type="SEQ_CLS", auto=LABELS)
+_TOKENS = dict(task_type="TOKEN_CLS", auto=transformers.AutoModelForTokenClassification)
 WHOLE = {
     "modules_to_save, head": _of(modules_to_save=["lm_head"]),
     "modules_to_save, embedding": _of(modules_to_save=["embed_tokens"]),
@@ -196,10 +179,10 @@ WHOLE = {
     "a classifier of roberta": _of("roberta", ["query"], **_LABELLED),
     "tokens of roberta": _of("roberta", ["query"], **_TOKENS),
     "questions of distilbert": _of(
-        "distilbert", ["q_lin"], task_type="QUESTION_ANS", auto=AutoModelForQuestionAnswering
+        "distilbert", ["q_lin"], task_type="QUESTION_ANS", auto=transformers.AutoModelForQuestionAnswering
     ),
     "a classifier of vit": _of(
-        "vit", ["q_proj", "query"], modules_to_save=["classifier"], auto=AutoModelForImageClassification
+        "vit", ["q_proj", "query"], modules_to_save=["classifier"], auto=transformers.AutoModelForImageClassification
     ),
 }
 
@@ -301,7 +284,7 @@ EXPERTS = {
     "each expert, fused": _by_hand("qwen3_moe", QWEN, edit=fused),
     "each expert, mixtral, fused": _by_hand("mixtral", MIXTRAL, _BLOCK, edit=fused),
     "each expert, down": _by_hand("qwen3_moe", {"down_proj": (32, 24)}),
-    "each expert, the adapter's name in keys": _of("qwen3_moe", Q, adapter=in_turn(for_each_expert(QWEN), NAMED)),
+    "each expert, the adapter's name in keys": _of("qwen3_moe", Q, adapter=in_turn(lora.for_each_expert(QWEN), NAMED)),
 }
 
 _OF_TEXT = r".*language_model.*\.(q|down)_proj"
@@ -363,7 +346,7 @@ def _features(name: str, case: Case) -> Iterator[str]:
     yield from {"embed_tokens", "lm_head", "shared", "wte"}.intersection(targets)
     yield from (targets.partition("-")[0],) if isinstance(targets, str) else map(str, {"." in name for name in targets})
     for edit in filter(None, (case.edit, case.adapter)):
-        is_by_hand = edit.__qualname__.startswith(for_each_expert.__name__)
+        is_by_hand = edit.__qualname__.startswith(lora.for_each_expert.__name__)
         yield str(_SHARED_EDITS.index(edit)) if edit in _SHARED_EDITS else "by hand" if is_by_hand else name
     yield from filter(None, (case.auto and "auto", case.rows and "rows", case.lora.get("r", 4) > 32 and "high rank"))
 

@@ -106,31 +106,21 @@ def test_a_model_without_a_class_keeps_its_router_in_fp32(tmp_path: Path) -> Non
         assert torch.equal(tensors(tmp_path / dtype)[name], bias if is_kept else bias.bfloat16())
 
 
-def test_nothing_beside_ordinary_weights_says_that_they_are_quantized(tmp_path: Path) -> None:
-    source = save_fp8("qwen3", tmp_path / "source")
-    names = ["hf_quant_config.json", "quantize_config.json", "quant_config.json"]
-    for name in names:
-        (source / name).write_text("{}")
-    configured("config.json", torch_dtype="float8_e4m3fn", dtype="float8_e4m3fn")(source)
-    report = dequantize(source, tmp_path / "out")
-    assert not {path.name for path in (tmp_path / "out").iterdir()} & {*names} and not {*report.files} & {*names}
-    [said] = [finding for finding in report.plan.findings if "hf_quant_config.json" in finding.message]
-    assert said.code == "left-out"
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert (config["dtype"], config["torch_dtype"]) == ("bfloat16", "bfloat16")
-    reshard(source, tmp_path / "as it is", "400kB")
-    assert {*names} < {path.name for path in (tmp_path / "as it is").iterdir()}
-
-
 @promise("docs/formats.md#how-the-numbers-are-checked")
 def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was_checked(tmp_path: Path) -> None:
     source = save_fp8("qwen3", tmp_path / "source")
+    names = {"hf_quant_config.json", "quantize_config.json", "quant_config.json"}
+    for name in names:
+        (source / name).write_text("{}")
     (source / "recipe.yaml").write_text("default_stage: fp8\n")
+    configured("config.json", torch_dtype="float8_e4m3fn", dtype="float8_e4m3fn")(source)
     before = listing(source)
     report = dequantize(source, tmp_path / "out")
     assert listing(source) == before
+    assert not listing(tmp_path / "out").keys() & names and not {*report.files} & names
+    assert ["left-out"] == [each.code for each in report.plan.findings if "hf_quant_config.json" in each.message]
     config = json.loads((tmp_path / "out/config.json").read_text())
-    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+    assert "quantization_config" not in config and config["dtype"] == config["torch_dtype"] == "bfloat16"
     assert (tmp_path / "out/recipe.yaml").read_text() == "default_stage: fp8\n"
     written = parse_report((tmp_path / "out/sharding_report.json").read_bytes())
     assert written == report
@@ -142,6 +132,8 @@ def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was
     card = (tmp_path / "out/README.md").read_text()
     assert "Its bits are computed, not moved: the original is quantized with fp8, one scale for each 128 x 128." in card
     assert "bit-identical to the original" not in card
+    reshard(source, tmp_path / "as it is", "400kB")
+    assert names < listing(tmp_path / "as it is").keys()
 
 
 def test_a_job_that_was_interrupted_goes_on_and_another_dtype_does_not_mix_with_it(tmp_path: Path) -> None:

