@@ -12,7 +12,6 @@ import torch
 
 from sharding import __version__
 from tests.clusters import ROOT, Cluster, cluster, of_session, wait_until
-from tests.commands import invoke
 from tests.conftest import random_tensors, write_checkpoint
 from tests.fleets import Event, alone, assert_same_folders, assert_same_repos, fleet, refusal, slow_parts, variables
 from tests.hubs import exists, push
@@ -151,9 +150,6 @@ def test_without_a_cluster_one_of_this_machine_is_started_and_ends_with_the_job(
     assert node["node"].startswith("127.0.0.1 (")
 
 
-# --- Refusals: one sentence, nothing left behind --------------------------------------------------------
-
-
 @pytest.mark.thorough
 def test_another_version_on_a_node_is_refused_and_both_are_named(hub: InHouse, tmp_path: Path) -> None:
     package = copytree(ROOT / "sharding", tmp_path / "other/sharding")
@@ -166,34 +162,3 @@ def test_another_version_on_a_node_is_refused_and_both_are_named(hub: InHouse, t
         assert status == 3, said
         assert mixed.nodes[1].name in said and "0.0.7" in said and __version__ in said
     assert not exists(hub, "alice/refused")
-
-
-@pytest.mark.thorough
-def test_a_hub_without_xet_is_refused_and_nothing_stays_there(cluster: Cluster, tmp_path: Path) -> None:
-    source, words = plain(tmp_path)
-    with hub_in_house(tmp_path / "hub", xet=False) as without:
-        env = variables(cluster, without) | {"HF_HUB_DISABLE_XET": "1"}
-        status, said = refusal(env, source, "alice/made", *words)
-        assert status == 3, said
-        assert "only with a login" in said and "--workers" in said
-        assert not exists(without, "alice/made")
-
-
-@pytest.mark.thorough
-def test_what_a_private_repo_does_not_keep_in_the_store_is_refused(
-    cluster: Cluster, hub: InHouse, tmp_path: Path
-) -> None:
-    folder, words = in_pieces(tmp_path)  # small files whose names are none of weights
-    source = push(hub, folder, f"alice/source-{next(NUMBERS)}", private=True)
-    status, said = refusal(variables(cluster, hub), source, tmp_path / "out", *words)
-    assert status == 3, said
-    assert ".distcp without a login" in said and "--workers" in said
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_address_of_another_machines_client_is_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, words = plain(tmp_path)
-    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
-    done = invoke("shard", source, tmp_path / "out", *words, "--workers", "ray")
-    assert (done.exit_code, "ray://" in done.stderr) == (2, True), done.stderr
-    assert not (tmp_path / "out").exists()
