@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sharding import job
-from sharding.loading.measure import Load, probe
+from sharding.loading.measure import Load, predict, probe
 from sharding.loading.probe import child as loading
 from tests import folders, models
 from tests.conftest import environment
@@ -51,11 +51,7 @@ def ask(folder: Path, *options: object) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bf16 Llama of 270 MB in one file: its weights are as heavy as the libraries."""
-    config = LlamaConfig(
-        vocab_size=4000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=11, num_attention_heads=8,
-        num_key_value_heads=4, pad_token_id=None, dtype="bfloat16",
-    )  # fmt: skip
-    return finish(tmp_path_factory.mktemp("big") / "original", LlamaForCausalLM, config)
+    return finish(tmp_path_factory.mktemp("big") / "original", torch.bfloat16, num_hidden_layers=11)
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +60,13 @@ def measured(big: Path) -> Callable[..., dict[str, Any]]:
     return cache(partial(ask, big))
 
 
-def finish(folder: Path, cls: Any, config: Any, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """Save a model whose weights are quick to make: any numbers will do."""
+def finish(folder: Path, dtype: torch.dtype, **more: Any) -> Path:
+    """Save a Llama whose weights are quick to make: any numbers will do."""
+    config = LlamaConfig(
+        vocab_size=4000, hidden_size=1024, intermediate_size=2816, num_attention_heads=8, pad_token_id=0, **more
+    )
     with torch.device("meta"):
-        model = cls(config).to(dtype)
+        model = LlamaForCausalLM(config).to(dtype)
     model = model.to_empty(device="cpu")
     for tensor in model.parameters():
         tensor.data.fill_(0.01)
@@ -202,6 +201,17 @@ def test_mapped_weights_cost_no_anonymous_memory_and_unmapped_ones_do(measured: 
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(not HAS_PROC, reason="memory is told apart in /proc")
+@pytest.mark.parametrize("options", [(), ("--dtype", "float32"), ("--no-mmap",)])
+def test_the_predicted_memory_is_near_the_measured(options: tuple[str, ...], measured: Measured, big: Path) -> None:
+    size, dtype = (big / "model.safetensors").stat().st_size, "float32" if "float32" in options else None
+    expected = predict({"BF16": size}, size, dtype, with_mapping="--no-mmap" not in options)
+    said = measured(*options)
+    assert said["peak_anon_bytes"] == pytest.approx(expected.peak_anon_bytes, rel=0.1)
+    assert said["peak_file_bytes"] == pytest.approx(expected.peak_file_bytes, rel=0.2)
+
+
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no posix_fadvise")
 def test_a_cold_load_reads_the_weights_from_the_disk_and_a_warm_one_does_not(measured: Measured) -> None:
     cold = measured("--cold")
@@ -215,11 +225,7 @@ def test_a_cold_load_reads_the_weights_from_the_disk_and_a_warm_one_does_not(mea
 @pytest.mark.thorough
 @pytest.mark.skipif(not can_make_cgroups(), reason="a memory cgroup cannot be made here")
 def test_text_comes_through_disk_offload_under_a_cap_smaller_than_the_model(tmp_path: Path) -> None:
-    config: Any = LlamaConfig(
-        hidden_size=1024, intermediate_size=2816, num_hidden_layers=14, num_attention_heads=8, vocab_size=4000,
-        pad_token_id=0,
-    )  # fmt: skip
-    original = finish(tmp_path / "original", LlamaForCausalLM, config, torch.float32)
+    original = finish(tmp_path / "original", torch.float32, num_hidden_layers=14)
     sharded = reshard(original, tmp_path / "sharded", "100MB")
     limit = int(0.8 * sum(file.stat().st_size for file in sharded.glob("*.safetensors")))
     plain = probe(sharded, Load("load_checkpoint_and_dispatch"))

@@ -272,10 +272,10 @@ def test_what_a_damaged_shard_was_made_of_is_asked_of_those_that_stay_too(
 ) -> None:
     hub, source, options, file = making
     data = file.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    scales = [entry for name, entry in json.loads(data[8:begin]).items() if name.endswith("_scale_inv")]
+    start = 8 + int.from_bytes(data[:8], "little")
+    scales = [entry for name, entry in json.loads(data[8:start]).items() if name.endswith("_scale_inv")]
     # All are read at once, for the first shard; the last is that of the last shard.
-    mend = flip(file, begin + max(entry["data_offsets"][1] for entry in scales) - 1)
+    mend = flip(file, start + max(entry["data_offsets"][1] for entry in scales) - 1)
     until_shard(begin(hub, source, str(tmp_path / "out"), options), 0, stop=True)
     mend()
     (first,) = (tmp_path / "out").rglob("model-00001-of-*.safetensors.part")
