@@ -23,7 +23,7 @@ MEMORY_BYTES = 1_500_000_000
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.save("llama", tmp_path_factory.mktemp("bounds") / "llama", "30kB")
+    return models.save("llama", tmp_path_factory.mktemp("bounds") / "llama", "30kB", layers=2)
 
 
 def claim(folder: Path, **claims: Any) -> str:
