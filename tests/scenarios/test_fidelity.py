@@ -17,18 +17,9 @@ from tests import models
 from tests.folders import reshard, tensors, weights
 from tests.lora import DTYPES, each_one, pickled_base
 from tests.promises import promise
+from tests.scenarios import every_repo
 from tests.scenarios.architectures import ARCHITECTURES
-from tests.scenarios.every_repo import (
-    CASES,
-    COUNT_DIFFERS,
-    CUT_ELSEWHERE,
-    EQUAL,
-    Way,
-    found,
-    found_of_pipeline,
-    in_docs,
-    same_bits,
-)  # fmt: skip
+from tests.scenarios.every_repo import CASES, Way, found, in_docs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SIZE = "30kB"
@@ -49,7 +40,7 @@ def test_the_result_is_byte_for_byte_what_save_pretrained_writes_and_loads_in_ev
         model.save_pretrained(theirs, max_shard_size=size)
         reshard(source, tmp_path / size, size)
         if name in models.FUSED_OR_RENAMED and size == SIZE:
-            assert same_bits(tensors(theirs), tensors(tmp_path / size))
+            assert every_repo.same_bits(tensors(theirs), tensors(tmp_path / size))
         else:
             assert weights(tmp_path / size) == weights(theirs)
         assert (size == SHARDS_OF_ONE) == (len(weights(theirs)) == 1)
@@ -138,11 +129,12 @@ def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(
     if way.strategy == "size":
         cut_elsewhere = name in RENAMED | FUSED and way.order != "transformers" and way.source != ".bin"
         # Buffers are no parameters, but in a single file of a ResNet nothing says which tensors are buffers.
-        assert row.layout == (CUT_ELSEWHERE if cut_elsewhere else COUNT_DIFFERS if name == "resnet" else EQUAL)
+        usual = every_repo.COUNT_DIFFERS if name == "resnet" else every_repo.EQUAL
+        assert row.layout == (every_repo.CUT_ELSEWHERE if cut_elsewhere else usual)
 
 
 def test_a_pipeline_comes_out_with_its_bits_loads_and_draws_the_same() -> None:
-    row = found_of_pipeline()
+    row = every_repo.found_of_pipeline()
     assert row.line("stable-diffusion", "diffusers", Way()) in in_docs()
     assert row.bits_equal and row.loads and row.same_logits
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
 from sharding.core.errors import SourceError
 from tests.folders import bits, reshard, tensors
@@ -14,7 +14,6 @@ from tests.lora import (
     DTYPES,
     MODEL,
     MODELS,
-    SMALL,
     Case,
     Edit,
     build,
@@ -24,18 +23,13 @@ from tests.lora import (
     save_base,
     save_both,
 )
+from tests.model_class.test_tying import SEQ2SEQ
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
-SEQ2SEQ: dict[str, Any] = {
-    "vocab_size": 96, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
-}  # fmt: skip
 WHISPER = {**SEQ2SEQ, "max_source_positions": 16, "max_target_positions": 16, "num_mel_bins": 8}
 OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "whisper": (AutoModelForSpeechSeq2Seq, "whisper", WHISPER),
-    "masked": (AutoModelForMaskedLM, "bert", SMALL),
     "bart": (AutoModelForSeq2SeqLM, "bart", SEQ2SEQ),
     "m2m_100": (AutoModelForSeq2SeqLM, "m2m_100", SEQ2SEQ),
 }
@@ -125,7 +119,7 @@ REFUSED = {
     "shared of bart": (Case("bart", {"target_modules": Q, "modules_to_save": ["shared"]}), "embed_tokens"),
     "shared of m2m_100": (Case("m2m_100", {"target_modules": Q, "modules_to_save": ["shared"]}), "embed_tokens"),
     "head of bart": (Case("bart", {"target_modules": Q, "modules_to_save": ["lm_head"]}), "embed_tokens"),
-    "head of bert": (Case("masked", {"target_modules": ["query"], "modules_to_save": ["decoder"]}), "decoder.bias"),
+    "head of bert": (Case("bert for words", {"target_modules": ["query"], "modules_to_save": ["decoder"]}), "decoder.bias"),
     "not known": (
         Case("tied", {"target_modules": Q, "modules_to_save": ["lm_head"]}, edit=configured("config.json", auto_map={"AutoConfig": "x.Y"})),
         "not known whether",
