@@ -58,7 +58,7 @@ ONE, OTHER = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetenso
 
 @promise("docs/formats.md#what-identical-means")
 @pytest.mark.parametrize(
-    ("unhashed", "dtype"), [([], "keep"), ([], "fp16"), ([ONE], "keep"), ([OTHER], "fp16"), ([OTHER], "keep")]
+    ("unhashed", "dtype"), [([], "keep"), ([], "fp16"), ([ONE], "keep"), ([OTHER], "fp16"), ([ONE, OTHER], "keep")]
 )
 def test_one_weight_file_without_a_hash_is_enough_that_the_result_only_matches_what_was_read(
     unhashed: list[str], dtype: str, hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
