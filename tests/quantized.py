@@ -14,40 +14,19 @@ SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96, "pa
 CLASSES: dict[str, dict[str, Any]] = {
     "qwen3": {"hidden_size": 256, "intermediate_size": 384, "num_key_value_heads": 2, "head_dim": 64},
     "qwen3_moe": {
-        "hidden_size": 256,
-        "intermediate_size": 384,
-        "moe_intermediate_size": 128,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
+        "hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128, "num_experts": 4,
+        "num_experts_per_tok": 2, "num_key_value_heads": 2, "head_dim": 64,
     },
     "deepseek_v3": {
-        "hidden_size": 256,
-        "intermediate_size": 384,
-        "moe_intermediate_size": 128,
-        "n_routed_experts": 8,
-        "n_group": 2,
-        "topk_group": 1,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 128,
-        "kv_lora_rank": 96,
-        "qk_rope_head_dim": 32,
-        "qk_nope_head_dim": 32,
-        "v_head_dim": 32,
+        "hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128, "n_routed_experts": 8, "n_group": 2,
+        "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+        "q_lora_rank": 128, "kv_lora_rank": 96, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32,
     },
     "gpt_oss": {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"],
     },
-}
+}  # fmt: skip
 _MATRICES = re.compile(r"(?:_proj|_proj_with_mqa|_a_proj|_b_proj)\.weight$")
 _FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 BLOCK = (128, 128)
@@ -131,9 +110,8 @@ def save_compressed(strategy: str, folder: Path, model_type: str = "qwen3") -> P
         return packed, scales.reshape(1) if strategy == "tensor" else scales
 
     made = _each_matrix(tensors, "_scale", quantize)
-    beside = {
-        name.replace("weight_scale", "input_scale"): torch.ones(1) for name in made if name.endswith("weight_scale")
-    }
+    scales = [name for name in made if name.endswith("weight_scale")]
+    beside = {name.replace("weight_scale", "input_scale"): torch.ones(1) for name in scales}
     return write(folder, {**made, **beside}, compressed(strategy))
 
 
@@ -159,27 +137,20 @@ BESIDE: dict[str, dict[str, torch.dtype]] = {
     "gptq": {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16, "g_idx": torch.int32},
     "awq": {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16},
     "bitsandbytes 4-bit": {
-        "weight": torch.uint8,
-        "weight.absmax": torch.uint8,
-        "weight.quant_map": torch.float32,
-        "weight.nested_absmax": torch.float32,
-        "weight.quant_state.bitsandbytes__nf4": torch.uint8,
+        "weight": torch.uint8, "weight.absmax": torch.uint8, "weight.quant_map": torch.float32,
+        "weight.nested_absmax": torch.float32, "weight.quant_state.bitsandbytes__nf4": torch.uint8,
     },
     "bitsandbytes 8-bit": {"weight": torch.int8, "SCB": torch.float32, "weight_format": torch.uint8},
     "compressed-tensors": {
-        "weight_packed": torch.int32,
-        "weight_scale": torch.bfloat16,
-        "weight_zero_point": torch.int32,
+        "weight_packed": torch.int32, "weight_scale": torch.bfloat16, "weight_zero_point": torch.int32,
         "weight_shape": torch.int64,
     },
     "modelopt": {
-        "weight": torch.uint8,
-        "weight_scale": torch.float8_e4m3fn,
-        "weight_scale_2": torch.float32,
+        "weight": torch.uint8, "weight_scale": torch.float8_e4m3fn, "weight_scale_2": torch.float32,
         "input_scale": torch.float32,
     },
     "torchao": {"_weight_qdata": torch.int8, "_weight_scale": torch.float32},
-}
+}  # fmt: skip
 """What quantizers write for the `weight` of a module, by their names; the numbers themselves first."""
 
 

@@ -24,6 +24,7 @@ LACKS: list[Exception] = [
     RuntimeError("MemoryError: "),
     ImportError("libtorch.so: failed to map segment from shared object"),
     RuntimeError("can't start new thread"),
+    SystemError("<function Module.__getattr__ at 0x7f> returned NULL without setting an exception"),
 ]
 OTHERS = [ImportError("no module"), KeyError("allocate"), OSError(28, "No space left on device"), ValueError("memory")]
 

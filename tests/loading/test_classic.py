@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sharding import job
@@ -18,49 +17,43 @@ from sharding.demo.samples import build_gpt2_bin
 from sharding.report.schema import Report
 from tests import models
 from tests.conftest import listing, options_of
-from tests.localhub.conftest import Server
+from tests.folders import tensors
+from tests.hubs import TOKEN, files_of, push
+from tests.inhouse import hub_in_house
+from tests.lora import configured
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+ENDS = [Planned, Verified, Published, Report]
+
+
 def classic(source: Path | str, out: Path | str, **choices: object) -> Report:
-    options, more = options_of("60kB", choices)
+    options, more = options_of("20kB", choices)
     *_, report = job.shard(str(source), str(out), options, engine="classic", **more)
     assert isinstance(report, Report)
     return report
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
-
-
 @pytest.mark.usefixtures("classic_here")
 def test_it_loads_the_weights_that_the_configuration_names(tmp_path: Path) -> None:
-    source = models.save("llama", tmp_path / "source", "10GB", layers=3)
-    (source / "model.safetensors").rename(source / "weights.safetensors")
+    source = models.save("llama", tmp_path / "source", "10GB", layers=1)
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "transformers_weights": "weights.safetensors"}))
+    (source / "model.safetensors").rename(source / "weights.safetensors")
+    configured("config.json", transformers_weights="weights.safetensors")(source)
     assert classic(source, tmp_path / "out").verification.identical
     assert json.loads((tmp_path / "out/config.json").read_text()) == config
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_it_writes_the_shards_that_accelerate_writes(tmp_path: Path) -> None:
-    source = models.save("llama", tmp_path / "source", "10GB")
-    events = list(job.shard(str(source), str(tmp_path / "out"), "60kB", engine="classic"))
-    kinds = [type(event) for event in events]
-    assert [kind for kind in (Planned, Verified, Published, Report) if kind in kinds] == [
-        Planned,
-        Verified,
-        Published,
-        Report,
-    ]
+    source = models.save("llama", tmp_path / "source", "10GB", layers=4)
+    events = list(job.shard(str(source), str(tmp_path / "out"), "20kB", engine="classic"))
+    kinds = {type(event): None for event in events}
+    assert [kind for kind in kinds if kind in ENDS] == ENDS
     model = AutoModelForCausalLM.from_pretrained(source)
-    Accelerator().save_model(model, tmp_path / "theirs", max_shard_size=60_000)
+    Accelerator().save_model(model, tmp_path / "theirs", max_shard_size=20_000)
     ours, theirs = listing(tmp_path / "out"), listing(tmp_path / "theirs")
     shards = [name for name in theirs if name.endswith(".safetensors")]
     assert len(shards) > 2
@@ -73,14 +66,14 @@ def test_it_writes_the_shards_that_accelerate_writes(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("classic_here")
 def test_tied_weights_that_accelerate_leaves_out_are_no_mismatch(tmp_path: Path) -> None:
-    assert classic(models.save("t5", tmp_path / "source"), tmp_path / "out").verification.identical
+    assert classic(models.save("t5", tmp_path / "source", layers=1), tmp_path / "out").verification.identical
 
 
 @pytest.mark.usefixtures("classic_here")
 def test_a_cast_stores_the_dtype_asked_for_and_the_configuration_says_so(tmp_path: Path) -> None:
-    source = models.save("llama", tmp_path / "source")
+    source = models.save("llama", tmp_path / "source", layers=1)
     classic(source, tmp_path / "out", dtype="fp16")
-    before, after = weights(source), weights(tmp_path / "out")
+    before, after = tensors(source), tensors(tmp_path / "out")
     assert all(torch.equal(before[name].to(torch.float16), tensor) for name, tensor in after.items())
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "float16"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float16
@@ -99,31 +92,18 @@ def test_a_bin_checkpoint_becomes_safetensors(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("classic_here")
 def test_a_model_that_accelerate_would_store_under_other_names_is_not_published(tmp_path: Path) -> None:
-    report = classic(models.save("mixtral", tmp_path / "source"), tmp_path / "out")
+    report = classic(models.save("mixtral", tmp_path / "source", layers=1), tmp_path / "out")
     assert not report.verification.identical
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_does_not_fit_is_refused_with_the_figures_before_it_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = models.save("llama", tmp_path / "source")
-    monkeypatch.setattr("sharding.loading.classic.free_memory_bytes", lambda: 100_000_000)
-    with pytest.raises(SourceError, match=r"about 27\d\.\d MB of memory .* 85\.0 MB can be used") as caught:
-        classic(source, tmp_path / "out")
-    assert "Leave --engine out" in caught.value.hint
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.usefixtures("classic_here")
-def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(served: Callable[..., Server], tmp_path: Path) -> None:
-    server = served()
-    folder = models.save("llama", tmp_path / "source")
-    server.api().create_repo("alice/mine")
-    server.api().upload_folder(folder_path=folder, repo_id="alice/mine")
-    at = {"endpoint": server.address, "token": "hf_alice"}
-    assert classic("alice/mine", "alice/copy", **at).verification.identical
-    assert server.api().file_exists("alice/copy", "model.safetensors.index.json")
+def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(tmp_path: Path) -> None:
+    folder = models.save("llama", tmp_path / "source", layers=3)
+    with hub_in_house(tmp_path / "hub") as hub:
+        at = {"endpoint": hub.address, "token": TOKEN}
+        assert classic(push(hub, folder, "alice/mine"), "alice/copy", **at).verification.identical
+        assert "model.safetensors.index.json" in files_of(hub, "alice/copy")
     (folder / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}))
     with pytest.raises(SourceError, match="never run"):
         classic(folder, tmp_path / "out")

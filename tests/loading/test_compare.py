@@ -5,6 +5,7 @@ import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from sharding import job
 from sharding.checkpoint.loadable import loadable_files
 from sharding.core.errors import ShardingError
 from sharding.loading.probe import child as loading
-from sharding.report.schema import Report
 from sharding.storage.folder_source import open_folder
 from tests import models
+from tests.folders import reshard
+from tests.lora import configured
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -24,9 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("pair")
-    models.save("llama", folder / "original", "10GB")
-    for _ in job.shard(str(folder / "original"), str(folder / "sharded"), "100kB"):
-        pass
+    reshard(models.save("llama", folder / "original", "10GB", layers=3), folder / "sharded", "30kB")
     return folder / "original", folder / "sharded"
 
 
@@ -38,16 +38,10 @@ def test_a_limit_that_nothing_loads_under_is_an_answer(run: Run, pair: tuple[Pat
 
 @pytest.mark.usefixtures("warm_processes")
 def test_custom_code_gets_a_prediction_plainly_marked(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
-    for folder in pair:
-        place = tmp_path / folder.name
-        place.mkdir()
-        for file in folder.iterdir():
-            (place / file.name).hardlink_to(file)
-        config = json.loads((folder / "config.json").read_text())
-        (place / "config.json").unlink()
-        config |= {"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}
-        (place / "config.json").write_text(json.dumps(config))
-    done = run("compare", tmp_path / "original", tmp_path / "sharded", "--json")
+    folders = [copytree(folder, tmp_path / folder.name) for folder in pair]
+    for folder in folders:
+        configured("config.json", model_type="mine", auto_map={"AutoModel": "mine.Mine"})(folder)
+    done = run("compare", *folders, "--json")
     said = json.loads(done.stdout)
     assert (said["measured"], said["original"]) == (False, None)
     assert "code from its repo" in said["reason_not_measured"]
@@ -59,8 +53,7 @@ def named(folder: Path, size: str = "100kB") -> Path:
     models.save("llama", folder, size, layers=3)
     usual = folder / ("model.safetensors.index.json" if size == "20kB" else "model.safetensors")
     weights = usual.rename(folder / usual.name.replace("model", "consolidated"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": weights.name}))
+    configured("config.json", transformers_weights=weights.name)(folder)
     save_file({"other": np.ones(3)}, folder / "model.safetensors")
     return folder
 
@@ -70,8 +63,7 @@ def test_compare_prints_one_object_with_measured_figures_of_both_also_of_weights
     run: Run, tmp_path: Path
 ) -> None:
     original, sharded, picture = named(tmp_path / "in", "20kB"), tmp_path / "out", tmp_path / "picture.svg"
-    *_, report = job.shard(str(original), str(sharded), "30kB")
-    assert isinstance(report, Report)
+    report = reshard(original, sharded, "30kB")
     assert "transformers_weights" not in (sharded / "config.json").read_text()
     done = run("compare", original, sharded, "--rounds", 1, "--json", "--picture", picture)
     assert done.returncode == 0, done.stderr
@@ -97,9 +89,7 @@ def test_a_probe_loads_the_files_that_the_configuration_names_or_says_that_its_m
     taken = [file.path for file in loadable_files(open_folder(str(folder)))]
     assert [path for path in taken if path.endswith(".safetensors")] == [path.name for path in weights]
     for method in ("load_checkpoint_and_dispatch", "load_sharded_checkpoint", "torch_load"):
-        with pytest.raises(
-            loading.Unsupported, match="names consolidated.* but this method knows only the usual names"
-        ):
+        with pytest.raises(loading.Unsupported, match="names consolidated.* this method knows only the usual names"):
             loading.weight_files(folder, method)
 
 
@@ -109,8 +99,7 @@ def test_comparing_is_refused_before_a_byte_moves_where_transformers_finds_no_we
 ) -> None:
     folder = models.save("llama", tmp_path / "original", layers=3)
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **entry}))
+    configured("config.json", **entry)(folder)
     with pytest.raises(ShardingError) as refusal:
         list(job.shard(str(folder), str(tmp_path / "out"), "20kB", compare_rounds=1))
     absent = "transformers does not find weights named weights.safetensors"

@@ -40,10 +40,7 @@ _WITH: tuple[dict[str, Any], ...] = (
     {"n_shared_experts": 2, "n_routed_experts": 8},
     {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     {"vocabulary_map": {"<image>": 5}},
-    {
-        "text_config": {"model_type": "cohere2", "hidden_size": 64},
-        "vision_config": {"model_type": "siglip_vision_model"},
-    },
+    dict(text_config={"model_type": "cohere2", "hidden_size": 64}, vision_config={"model_type": "siglip_vision_model"}),
     {
         "rope_parameters": {
             f"{kind}_attention": {"rope_type": "default", "rope_theta": 1e4} for kind in ("full", "sliding")
@@ -232,9 +229,9 @@ def _flag_of(model: PreTrainedModel, head: str) -> str:
         return head in model.get_expanded_tied_weights_keys(all_submodels=True)
 
     try:
-        return (
-            "top" if is_tied(True, False) and not is_tied(False, True) else "part" if is_tied(False, True) else "both"
-        )
+        if is_tied(False, True):
+            return "part"
+        return "top" if is_tied(True, False) else "both"
     finally:
         is_tied(True, True)
 

@@ -22,7 +22,7 @@ from tests.folders import reshard
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.save("llama", tmp_path_factory.mktemp("asked") / "llama", "30kB")
+    return models.save("llama", tmp_path_factory.mktemp("asked") / "llama", "30kB", layers=2)
 
 
 @pytest.mark.own_process

@@ -14,6 +14,7 @@ from sharding.core.errors import ModelRefused
 from sharding.model_class.architecture import refuse_contradiction
 from tests import models
 from tests.conftest import ROOT, environment
+from tests.lora import configured
 from tests.promises import promise
 
 MEMORY_BYTES = 1_500_000_000
@@ -22,13 +23,12 @@ MEMORY_BYTES = 1_500_000_000
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.save("llama", tmp_path_factory.mktemp("bounds") / "llama", "30kB")
+    return models.save("llama", tmp_path_factory.mktemp("bounds") / "llama", "30kB", layers=2)
 
 
 def claim(folder: Path, **claims: Any) -> str:
     """Have the config.json in `folder` claim something; return the folder."""
-    config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | claims))
+    configured("config.json", **claims)(folder)
     return str(folder)
 
 
@@ -86,29 +86,25 @@ def test_a_config_that_contradicts_the_headers_is_refused_and_plans_by_size_are_
 
 
 @pytest.mark.parametrize(
-    ("claims", "shapes"),
+    ("config", "shapes"),
     [
-        ({"num_hidden_layers": 61, "vocab_size": 129_280, "hidden_size": 7168}, [(96, 32)]),
-        ({"vocab_size": 1_000_000}, [(8, 8)]),
-        ({"num_hidden_layers": 1, "num_nextn_predict_layers": 3}, [(8, 8)] * 900),
-        ({"vocab_size": 5_000_000}, [(5_000_064, 8)]),
-        ({"num_hidden_layers": "many", "vocab_size": None, "hidden_size": True}, []),
+        ('{"num_hidden_layers": 61, "vocab_size": 129280, "hidden_size": 7168}', [(96, 32)]),
+        ('{"vocab_size": 1000000}', [(8, 8)]),
+        ('{"num_hidden_layers": 1, "num_nextn_predict_layers": 3}', [(8, 8)] * 900),
+        ('{"vocab_size": 5000000}', [(5_000_064, 8)]),
+        ('{"num_hidden_layers": "many", "vocab_size": null, "hidden_size": true}', []),
+        ('{"n_layer": 1000}', [(8, 8)]),
+        *((config, [(8, 8)]) for config in ("", "[" * 100_000, '{"num_hidden_layers": 1e999}', "null")),
     ],
-    ids=["part-of-a-model", "large-vocabulary", "more-layers-than-said", "padded", "no-numbers"],
+    ids=["part", "large-vocabulary", "layers", "padded", "no-numbers", "many-layers", "empty", "deep", "huge", "null"],
 )
-def test_what_a_known_model_or_a_part_of_one_could_say_is_no_contradiction(
-    claims: dict[str, Any], shapes: list[tuple[int, ...]]
+def test_what_a_known_model_or_a_part_of_one_could_say_or_is_no_configuration_is_no_contradiction(
+    config: str, shapes: list[tuple[int, ...]]
 ) -> None:
-    refuse_contradiction(json.dumps(claims), shapes)
-
-
-@pytest.mark.parametrize("config", ["", "[" * 100_000, '{"num_hidden_layers": 1e999}', "null"])
-def test_what_is_no_configuration_contradicts_nothing(config: str) -> None:
-    refuse_contradiction(config, [(8, 8)])
+    refuse_contradiction(config, shapes)
 
 
 def test_a_layer_more_than_the_headers_hold_is_refused_above_what_any_model_has() -> None:
-    refuse_contradiction('{"n_layer": 1000}', [(8, 8)])
     with pytest.raises(ModelRefused, match="n_layer to 1,001, but the weights have only 1 tensor"):
         refuse_contradiction('{"n_layer": 1001}', [(8, 8)])
 

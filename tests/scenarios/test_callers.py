@@ -42,7 +42,6 @@ def test_the_hub_and_the_login_are_those_that_the_caller_names(
     question: str, hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_retry, "NETWORK_TRIES", 1)
-    monkeypatch.setattr(hub_retry, "NETWORK_WAIT_SECONDS", 0.001)
     monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     ask, out = QUESTIONS[question], str(tmp_path / "out")
@@ -86,38 +85,36 @@ def test_more_tensors_than_the_caller_takes_are_refused_in_source_and_base_alike
             job.inspect(source, base=base, most_tensors=most)
 
 
+CLASSIC, COMPARED, MERGED = {"engine": "classic"}, {"compare_rounds": 1}, {"adapter": "alice/lora"}
+
+
 @pytest.mark.parametrize(
-    ("options", "choices"),
+    ("options", "choices", "reason"),
     [
-        *[({"strategy": "pp:3", "rank": rank}, {}) for rank in (0, 1, 2)],
-        ({"variant": "fp16"}, {"engine": "classic"}),
-        ({"strategy": "pp:2"}, {"engine": "classic"}),
-        ({"dequantize": True}, {"engine": "classic"}),
-        ({}, {"engine": "classic", "workers": "ray"}),
-        ({"dequantize": True}, {"compare_rounds": 1}),
+        *(({"strategy": "pp:3", "rank": rank}, {}, "not a complete model, so it cannot be a repo") for rank in (0, 2)),
+        ({"strategy": "pp:2", "rank": 0}, COMPARED, "compute nothing on their own"),
+        ({"variant": "fp16"}, CLASSIC, "only the plain weights"),
+        ({"strategy": "pp:2"}, CLASSIC, "can only cut by size"),
+        ({"dequantize": True}, CLASSIC, "cannot dequantize"),
+        ({}, CLASSIC | {"workers": "ray"}, "on one machine"),
+        ({"dequantize": True}, COMPARED, "quantized original"),
+        (MERGED | {"base": "alice/x"}, {}, "not a base for an adapter"),
+        (MERGED | {"dequantize": True}, {}, "ordinary weights"),
+        (MERGED, CLASSIC, "merges no adapters"),
+        (MERGED, COMPARED, "other numbers than its base"),
     ],
     ids=str,
 )
 def test_choices_that_contradict_each_other_are_wrong_usage_before_anything_is_asked(
-    options: dict[str, Any], choices: dict[str, Any]
+    options: dict[str, Any], choices: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=reason) as refused:
         list(job.shard("alice/none", "alice/made", Options("60kB", **options), endpoint=NOWHERE, **choices))
     assert refused.value.hint
-    if "rank" in options:
-        assert refused.value.message == "The part of one rank is not a complete model, so it cannot be a repo."
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_what_one_rank_loads_is_not_compared(rank: int, tmp_path: Path) -> None:
-    options = Options("60kB", strategy="pp:2", rank=rank)
-    with pytest.raises(UsageError, match="compute nothing on their own"):
-        list(job.shard(str(tmp_path / "none"), str(tmp_path / "out"), options, compare_rounds=1))
-
-
-def test_a_job_works_only_while_somebody_asks(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
-    events = job.shard(str(folder), str(out), "60kB")
+def test_a_job_works_only_while_somebody_asks(folder: Path, tmp_path: Path) -> None:
+    events = job.shard(str(folder), str(tmp_path / "out"), "60kB")
     assert list(tmp_path.iterdir()) == []
     assert isinstance(next(events), Planned) and list(tmp_path.iterdir()) == []
     events.close()

@@ -2,7 +2,8 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -10,29 +11,34 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 
 from sharding import job
 from sharding.core.errors import OverflowRefused, UsageError
-from sharding.core.events import Planned, ShardFinished, Verified
+from sharding.core.events import Planned, Verified
 from sharding.core.options import Options
+from sharding.core.verification import Verification
 from sharding.report.schema import Report, parse_report
-from tests import hubs, lora
+from tests import hubs
 from tests.conftest import listing
-from tests.folders import bits, finish, tensors
-from tests.localhub.conftest import Server
+from tests.folders import bits, kept, reshard, tensors, until_shard, weights
+from tests.inhouse import InHouse
+from tests.lora import DTYPES, configured
 from tests.promises import promise
-from tests.quantized import compressed, save_compressed, save_fp8, save_mxfp4, write
+from tests.quantized import save_compressed, save_fp8, save_mxfp4, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 Run = Callable[..., subprocess.CompletedProcess[str]]
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def dequantize(source: Path, out: Path, dtype: str = "keep", size: str = "200kB", **more: Any) -> Report:
-    report = finish(job.shard(str(source), str(out), Options(size, dtype=dtype, dequantize=True, **more)))  # type: ignore[arg-type]
-    assert report.verification.identical
-    return report
+    return reshard(source, out, size, dtype=dtype, dequantize=True, **more)
+
+
+def verified(source: Path, out: Path, **asked: Any) -> Verification:
+    *_, last = job.verify(str(source), str(out), dequantize=True, **asked)
+    assert isinstance(last, Verified)
+    return last.verification
 
 
 def computed(model: Any) -> torch.Tensor:
@@ -41,8 +47,9 @@ def computed(model: Any) -> torch.Tensor:
     return found
 
 
-def same_as_theirs(out: Path, theirs: Any) -> None:
-    """What is in `out`, loaded as usual, is `theirs`: names, dtypes, bits and logits."""
+def same_as_theirs(source: Path, out: Path, asked: Any, dtype: str = "bf16") -> None:
+    """What is in `out`, loaded as usual, is `source` loaded as `asked`: names, dtypes, bits and logits."""
+    theirs = AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=DTYPES[dtype])
     ours = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     found, expected = ours.state_dict(), theirs.state_dict()
     assert found.keys() == expected.keys()
@@ -55,31 +62,21 @@ def same_as_theirs(out: Path, theirs: Any) -> None:
 def test_block_fp8_becomes_what_transformers_loads_dequantized(model_type: str, tmp_path: Path) -> None:
     source = save_fp8(model_type, tmp_path / "source")
     report = dequantize(source, tmp_path / "out")
-    asked = FineGrainedFP8Config(dequantize=True)
-    same_as_theirs(
-        tmp_path / "out", AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=torch.bfloat16)
-    )
+    same_as_theirs(source, tmp_path / "out", FineGrainedFP8Config(dequantize=True))
     assert (report.plan.dtype, report.plan.dequantized) == ("bf16", "fp8, one scale for each 128 x 128")
 
 
 def test_fp8_of_compressed_tensors_is_what_transformers_loads_with_that_library(tmp_path: Path) -> None:
-    from transformers import CompressedTensorsConfig
-
     source = save_compressed("channel", tmp_path / "source", "qwen3_moe")
     dequantize(source, tmp_path / "out")
-    asked = CompressedTensorsConfig(dequantize=True)
-    same_as_theirs(
-        tmp_path / "out", AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=torch.bfloat16)
-    )
+    same_as_theirs(source, tmp_path / "out", CompressedTensorsConfig(dequantize=True))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_mxfp4_becomes_the_weights_that_the_class_of_gpt_oss_saves(dtype: str, tmp_path: Path) -> None:
     source = save_mxfp4(tmp_path / "source")
     dequantize(source, tmp_path / "out", dtype, "20kB")
-    asked = Mxfp4Config(dequantize=True)
-    theirs = AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=DTYPES[dtype])
-    same_as_theirs(tmp_path / "out", theirs)
+    same_as_theirs(source, tmp_path / "out", Mxfp4Config(dequantize=True), dtype)
     names = tensors(tmp_path / "out")
     assert {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"} <= names.keys()
 
@@ -93,52 +90,37 @@ def test_what_is_not_quantized_keeps_its_dtype_unless_a_cast_is_asked_for(dtype:
     found = tensors(tmp_path / "out")
     # The class of transformers keeps this bias in fp32, so a cast leaves it as it is too.
     assert held and all(torch.equal(found[name], tensor) for name, tensor in held.items())
-    embedding = found["model.embed_tokens.weight"]
-    assert torch.equal(embedding, tensors(source)["model.embed_tokens.weight"])
-    asked = {"dtype": dtype} if dtype != "keep" else {}
-    *_, checked = job.verify(str(source), str(tmp_path / "out"), dequantize=True, **asked)
-    assert isinstance(checked, Verified) and checked.verification.identical
+    assert torch.equal(found["model.embed_tokens.weight"], tensors(source)["model.embed_tokens.weight"])
+    assert verified(source, tmp_path / "out", dtype=dtype).identical
     assert report.plan.keeps_others == (dtype == "keep")
 
 
 def test_a_model_without_a_class_keeps_its_router_in_fp32(tmp_path: Path) -> None:
     """Kimi-K2 and MiniMax-M2, whose own code says nothing of dtypes."""
     source = save_fp8("qwen3", tmp_path / "source")
-    bias = {"model.layers.0.mlp.gate.e_score_correction_bias": torch.full((4,), 12.02)}
-    save_file({**tensors(source), **bias}, source / "model.safetensors", {"format": "pt"})
-    lora.configured("config.json", model_type="kimi_k2", auto_map={"AutoModelForCausalLM": "x.Y"})(source)
-    dequantize(source, tmp_path / "out", "keep")
-    found = tensors(tmp_path / "out")
-    assert all(torch.equal(found[name], tensor) for name, tensor in bias.items())
-    dequantize(source, tmp_path / "cast", "bf16")
-    assert tensors(tmp_path / "cast")[next(iter(bias))].dtype == torch.bfloat16
-
-
-def test_nothing_beside_ordinary_weights_says_that_they_are_quantized(tmp_path: Path) -> None:
-    source = save_fp8("qwen3", tmp_path / "source")
-    names = ["hf_quant_config.json", "quantize_config.json", "quant_config.json"]
-    for name in names:
-        (source / name).write_text("{}")
-    lora.configured("config.json", torch_dtype="float8_e4m3fn", dtype="float8_e4m3fn")(source)
-    report = dequantize(source, tmp_path / "out", "keep")
-    assert not {path.name for path in (tmp_path / "out").iterdir()} & {*names} and not {*report.files} & {*names}
-    [said] = [finding for finding in report.plan.findings if "hf_quant_config.json" in finding.message]
-    assert said.code == "left-out"
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert (config["dtype"], config["torch_dtype"]) == ("bfloat16", "bfloat16")
-    finish(job.shard(str(source), str(tmp_path / "as it is"), job.Options("400kB")))
-    assert {*names} < {path.name for path in (tmp_path / "as it is").iterdir()}
+    name, bias = "model.layers.0.mlp.gate.e_score_correction_bias", torch.full((4,), 12.02)
+    save_file({**tensors(source), name: bias}, source / "model.safetensors", {"format": "pt"})
+    configured("config.json", model_type="kimi_k2", auto_map={"AutoModelForCausalLM": "x.Y"})(source)
+    for dtype, is_kept in (("keep", True), ("bf16", False)):
+        dequantize(source, tmp_path / dtype, dtype)
+        assert torch.equal(tensors(tmp_path / dtype)[name], bias if is_kept else bias.bfloat16())
 
 
 @promise("docs/formats.md#how-the-numbers-are-checked")
 def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was_checked(tmp_path: Path) -> None:
     source = save_fp8("qwen3", tmp_path / "source")
+    names = {"hf_quant_config.json", "quantize_config.json", "quant_config.json"}
+    for name in names:
+        (source / name).write_text("{}")
     (source / "recipe.yaml").write_text("default_stage: fp8\n")
+    configured("config.json", torch_dtype="float8_e4m3fn", dtype="float8_e4m3fn")(source)
     before = listing(source)
     report = dequantize(source, tmp_path / "out")
     assert listing(source) == before
+    assert not listing(tmp_path / "out").keys() & names and not {*report.files} & names
+    assert [each.code for each in report.plan.findings if "hf_quant_config.json" in each.message] == ["left-out"]
     config = json.loads((tmp_path / "out/config.json").read_text())
-    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+    assert "quantization_config" not in config and config["dtype"] == config["torch_dtype"] == "bfloat16"
     assert (tmp_path / "out/recipe.yaml").read_text() == "default_stage: fp8\n"
     written = parse_report((tmp_path / "out/sharding_report.json").read_bytes())
     assert written == report
@@ -150,28 +132,19 @@ def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was
     card = (tmp_path / "out/README.md").read_text()
     assert "Its bits are computed, not moved: the original is quantized with fp8, one scale for each 128 x 128." in card
     assert "bit-identical to the original" not in card
+    reshard(source, tmp_path / "as it is", "400kB")
+    assert names < listing(tmp_path / "as it is").keys()
 
 
 def test_a_job_that_was_interrupted_goes_on_and_another_dtype_does_not_mix_with_it(tmp_path: Path) -> None:
     source = save_fp8("qwen3", tmp_path / "source")
     dequantize(source, tmp_path / "whole")
-    events = job.shard(str(source), str(tmp_path / "out"), Options("200kB", dequantize=True))
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == 2:
-            events.close()
+    options = Options("200kB", dequantize=True)
+    until_shard(job.shard(str(source), str(tmp_path / "out"), options), 2, stop=True)
     copytree(tmp_path / "out", tmp_path / "other")
-    *before, report = job.shard(str(source), str(tmp_path / "out"), Options("200kB", dequantize=True))
-    assert [event.number for event in before if isinstance(event, ShardFinished) and event.kept]
-    assert isinstance(report, Report) and report.verification.identical
-    assert _weights(tmp_path / "out") == _weights(tmp_path / "whole")
-    *before, report = job.shard(
-        str(source), str(tmp_path / "other"), Options("200kB", "size", dtype="fp16", dequantize=True)
-    )
-    assert not [event for event in before if isinstance(event, ShardFinished) and event.kept]
-
-
-def _weights(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in listing(folder).items() if name.endswith(".safetensors")}
+    assert kept(job.shard(str(source), str(tmp_path / "out"), options))
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
+    assert not kept(job.shard(str(source), str(tmp_path / "other"), replace(options, dtype="fp16")))
 
 
 def test_numbers_that_become_infinite_are_refused_or_counted(tmp_path: Path) -> None:
@@ -191,20 +164,16 @@ def test_numbers_that_become_infinite_are_refused_or_counted(tmp_path: Path) -> 
 def test_verify_computes_all_of_it_once_more(run: Run, tmp_path: Path) -> None:
     source = save_mxfp4(tmp_path / "source")
     dequantize(source, tmp_path / "out")
-    *_, last = job.verify(str(source), str(tmp_path / "out"), dequantize=True)
-    assert isinstance(last, Verified) and last.verification.identical
-    assert "dequantized (mxfp4" in last.verification.method
-    assert last.verification.dequantized == "mxfp4, one scale for each 32 numbers"
-    *_, other = job.verify(str(source), str(tmp_path / "out"), dequantize=True, dtype="fp16")
-    assert isinstance(other, Verified) and not other.verification.identical
+    proof = verified(source, tmp_path / "out")
+    assert proof.identical and "dequantized (mxfp4" in proof.method
+    assert proof.dequantized == "mxfp4, one scale for each 32 numbers"
+    assert not verified(source, tmp_path / "out", dtype="fp16").identical
     with pytest.raises(UsageError):
-        list(job.verify(str(source), str(tmp_path / "out"), dequantize=True, quick=True))
+        verified(source, tmp_path / "out", quick=True)
     (shard,) = (tmp_path / "out").glob("*-00001-of-*.safetensors")
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    *_, broken = job.verify(str(source), str(tmp_path / "out"), dequantize=True)
-    assert isinstance(broken, Verified) and len(broken.verification.mismatches) == 1
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert len(verified(source, tmp_path / "out").mismatches) == 1
     done = run("verify", source, tmp_path / "out", "--dequantize")
     assert (done.returncode, "Different: 1 mismatch" in done.stdout) == (1, True)
 
@@ -224,42 +193,23 @@ def test_the_command_line_says_what_it_computes_and_how_it_ends(run: Run, tmp_pa
     assert not (tmp_path / "again").exists()
 
 
-@pytest.mark.parametrize("more", [{"engine": "classic"}, {"compare_rounds": 1}])
-def test_what_loads_the_whole_original_is_wrong_usage(more: dict[str, Any], tmp_path: Path) -> None:
-    write(tmp_path / "source", {"a.weight": torch.ones(1)}, compressed("channel"))
-    with pytest.raises(UsageError, match="quantize"):
-        list(job.shard(str(tmp_path / "source"), str(tmp_path / "out"), Options(dequantize=True), **more))
-    assert not (tmp_path / "out").exists()
-
-
 def test_shards_that_transformers_cuts_otherwise_are_cut_by_its_class(tmp_path: Path) -> None:
     source = save_mxfp4(tmp_path / "source")
     report = dequantize(source, tmp_path / "out", size="60kB", strategy="pp:2")
     assert report.plan.pipeline is not None and len(report.plan.stages) == 2
 
 
-@pytest.fixture(scope="module")
-def hub(served: Callable[..., Server]) -> Iterator[Server]:
-    yield served("--user", "alice")
-
-
-def test_a_repo_on_the_hub_becomes_another(hub: Server, tmp_path: Path) -> None:
+def test_a_repo_on_the_hub_becomes_another(hub: InHouse, name: str, tmp_path: Path) -> None:
     source = save_fp8("qwen3_moe", tmp_path / "source")
-    hubs.push(hub, source, "alice/model-fp8")
-    *events, report = job.shard(
-        "alice/model-fp8",
-        "alice/model-bf16",
-        Options("400kB", dequantize=True),
-        endpoint=hub.address,
-        token=hubs.TOKEN,
-    )
+    repo, options = hubs.push(hub, source, f"{name}-fp8"), Options("400kB", dequantize=True)
+    *events, report = job.shard(repo, name, options, endpoint=hub.address, token=hubs.TOKEN)
     assert isinstance(report, Report) and report.verification.identical
     (planned,) = [event for event in events if isinstance(event, Planned)]
     assert planned.checkpoint.total_bytes < planned.plan.total_bytes < 2 * planned.checkpoint.total_bytes
     assert report.resources.bytes_read < 2 * planned.checkpoint.total_bytes
-    found = hubs.download(hub, "alice/model-bf16", tmp_path / "found")
+    found = hubs.download(hub, name, tmp_path / "found")
     dequantize(source, tmp_path / "out", size="400kB")
-    assert _weights(found) == _weights(tmp_path / "out")
+    assert weights(tmp_path / "out").items() <= weights(found).items()
     card = (found / "README.md").read_text()
-    assert "verify alice/model-fp8@" in card and "--dequantize\n" in card
+    assert f"verify {repo}@" in card and "--dequantize\n" in card
     assert "quantization_config" not in (found / "config.json").read_text()

@@ -1,6 +1,8 @@
 """How a job may end before its result: what is kept, what goes, what is said, and what it needs to go on."""
 
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +10,14 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError, OverflowRefused, SourceError
-from sharding.core.events import Progress, ShardFinished
+from sharding.core.events import Progress
 from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import ShardRecord
-from sharding.storage import folder_destination
+from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.hub import answers as hub_retry
 from tests.conftest import listing
-from tests.folders import finish, staged
+from tests.folders import kept, reshard, staged, until_shard
 from tests.hubs import TOKEN, branches, exists, files_of
 from tests.inhouse import InHouse
 
@@ -62,24 +64,17 @@ def end(events: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_job_without_a_finished_shard_leaves_no_folder(
-    how: str, folder: Path, tmp_path: Path, hub: InHouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = listing(tmp_path)
-    events = begun(folder, str(tmp_path / "new/out"), hub, monkeypatch, 0)
-    assert staged(tmp_path / "new/out").exists()
-    end(events, how)
-    assert listing(tmp_path) == before and not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_what_is_finished_is_kept_unless_a_number_overflows(
+def test_what_is_finished_is_kept_unless_a_number_overflows_and_no_folder_stays_without(
     how: str, folder: Path, tmp_path: Path, hub: InHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "new/out"
-    end(begun(folder, str(out), hub, monkeypatch, 2), how)
+    for finished in (0, 2):
+        events = begun(folder, str(out), hub, monkeypatch, finished)
+        assert staged(out).exists()
+        end(events, how)
+        if not finished or how == "overflow":
+            assert not list(tmp_path.iterdir())
     if how == "overflow":
-        assert not (tmp_path / "new").exists()
         return
     parts = {path.name for path in staged(out).glob("*.safetensors.part")}
     assert {f"model-0000{number}-of-00005.safetensors.part" for number in (1, 2)} <= parts
@@ -125,35 +120,16 @@ def test_what_could_not_be_removed_is_said_after_the_hint_of_the_first_error(
 
 
 def test_shards_that_are_kept_need_no_room_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish(job.shard(str(folder), str(tmp_path / "whole"), "20kB"))
+    reshard(folder, tmp_path / "whole", "20kB")
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").glob("*.safetensors")}
-    beside = (folder / "config.json").stat().st_size
-    out, left = tmp_path / "out", [DISK_FLOOR_BYTES + sum(sizes.values()) + beside - 1]
-    usage = folder_destination.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(folder_destination.shutil, "disk_usage", lambda _: usage._replace(free=left[0]))
-
-    def until(stop: bool) -> set[str]:
-        kept = set()
-        events = job.shard(str(folder), str(out), "20kB")
-        for event in events:
-            if isinstance(event, ShardFinished):
-                kept |= {event.file} if event.kept else set()
-                if stop and event.number == 4:
-                    events.close()
-        return kept
-
-    with pytest.raises(DestinationError, match="The result needs"):
-        until(stop=True)
-    assert not out.exists()
-    left[0] += 1
-    until(stop=True)
-    done = set(folder_destination.FolderDestination(out).done(job.find_unfinished(str(out)).plan_id))  # type: ignore[union-attr]
+    out = tmp_path / "out"
+    until_shard(job.shard(str(folder), str(out), "20kB"), 4, stop=True)
+    done = set(FolderDestination(out).done(job.find_unfinished(str(out)).plan_id))  # type: ignore[union-attr]
     stale = [path for path in staged(out).glob("*.safetensors.part") if path.name.removesuffix(".part") not in done]
-    assert len(done) >= 4
-    need = sum(size for name, size in sizes.items() if name not in done) + beside
-    left[0] = DISK_FLOOR_BYTES + need - sum(path.stat().st_size for path in stale) - 1
-    with pytest.raises(DestinationError, match="The result needs"):
-        until(stop=False)
-    left[0] += 1
-    assert until(stop=False) == done
+    need = sum(size for name, size in sizes.items() if name not in done) + (folder / "config.json").stat().st_size
+    usage, enough = shutil.disk_usage(tmp_path), DISK_FLOOR_BYTES + need - sum(path.stat().st_size for path in stale)
+    for free in (enough - 1, enough):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: usage._replace(free=free))
+        with nullcontext() if free == enough else pytest.raises(DestinationError, match="The result needs"):
+            assert kept(job.shard(str(folder), str(out), "20kB")) == len(done) >= 4
     assert {path.name for path in out.glob("*.safetensors")} == set(sizes)

@@ -99,7 +99,7 @@ def test_what_is_no_folder_of_the_repo_is_refused_by_name(hub: Server, repo: str
 def test_devices_print_code_for_the_folder_and_the_revision(hub: Server, tmp_path: Path) -> None:
     from tests import models
 
-    folder = models.save("llama", tmp_path / "llama", "30kB")
+    folder = models.save("llama", tmp_path / "llama", "30kB", layers=3)
     hub.api().create_repo("alice/below")
     hub.api().upload_folder(repo_id="alice/below", folder_path=folder, path_in_repo="a/b")
     plan = job.devices("alice/below@main/a/b", "cpu=1GB", endpoint=hub.address, token=TOKEN)

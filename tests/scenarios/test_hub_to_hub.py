@@ -1,7 +1,5 @@
 """Hub to Hub without disk: identical, atomic, resumable, and every refusal leaves nothing behind."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report
 from sharding.storage.hub.staging import STAGING_BRANCH
+from tests.commands import run_process
 from tests.conftest import environment, listing
 from tests.folders import finish, until_shard, weights
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
@@ -159,8 +158,7 @@ def test_the_token_is_nowhere(served: Callable[..., Server], folder: Path, name:
     source = push(own, folder, f"{name}-source")
     env = {**environment(), "HF_ENDPOINT": own.address, "HF_TOKEN": TOKEN}
     env |= {"HF_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "sharding", "shard", source, name, "--max-shard-size", "60kB", "--events"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    done = run_process("shard", source, name, "--max-shard-size", "60kB", "--events", env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     places = {"stdout": done.stdout.encode(), "stderr": done.stderr.encode(), **listing(tmp_path)}
     places |= listing(download(own, name, tmp_path / "result"))

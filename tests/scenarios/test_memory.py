@@ -1,10 +1,8 @@
 """What a job takes of memory, as the kernel counts it: little, and no more of what is larger or waits for something slow."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import environment, write_checkpoint
+from tests.commands import run_process
+from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
@@ -31,10 +30,12 @@ LINEAR = {
 }
 
 
-def run(*words: object) -> "subprocess.CompletedProcess[str]":
-    """Run a job in a process of its own."""
-    command = [sys.executable, "-m", "sharding", "shard", *map(str, words), "--json"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment())
+def run(*words: object) -> dict[str, Any]:
+    """Run a job in a process of its own; return its report."""
+    done = run_process("shard", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def write_holes(path: Path, dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -82,9 +83,7 @@ def test_an_adapter_of_rank_64_is_merged_into_a_model_of_1_5_gb_within_200_mb(tm
     base, adapter, out = tmp_path / "base", tmp_path / "adapter", tmp_path / "out"
     assert write_base(base) > 1_500_000_000
     write_adapter(adapter)
-    done = run(base, out, "--adapter", adapter, "--max-shard-size", "500MB")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = run(base, out, "--adapter", adapter, "--max-shard-size", "500MB")
     assert report["verification"]["identical"]
     assert report["resources"]["peak_anon_bytes"] <= 200_000_000
 
@@ -124,11 +123,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, folders: dict[int, Path]) -> I
 
 
 @pytest.fixture
-def peak(
-    hub: InHouse,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Callable[..., int]:
+def peak(hub: InHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """Run a job in a process of its own while requests of one kind are slow; return its peak anonymous memory."""
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -137,10 +132,8 @@ def peak(
         hub.log.clear()
         monkeypatch.setenv("HF_HOME", mkdtemp(dir=tmp_path))  # hf-xet remembers there what the store has
         with hub.failing(SLOW.format(slow)):
-            done = run(source, "alice/made", "--max-shard-size", SHARD_BYTES)
-        assert done.returncode == 0, done.stderr
+            cost = run(source, "alice/made", "--max-shard-size", SHARD_BYTES)["resources"]
         hub.api().delete_repo("alice/made")
-        cost = json.loads(done.stdout)["resources"]
         assert cost["bytes_uploaded"] >= shards * SHARD_BYTES  # nothing was known to the store, so all of it went up
         assert hub.asked(slow) >= shards
         return int(cost["peak_anon_bytes"])
@@ -158,6 +151,6 @@ def test_a_slow_upload_holds_back_what_is_read(peak: Callable[..., int], folders
 
 
 def test_from_repo_to_repo_the_slower_direction_sets_the_pace(peak: Callable[..., int]) -> None:
-    small, large = (partial(peak, f"alice/source-{shards}", shards, UPLOAD) for shards in (SMALL, LARGE))
-    assert stays(small, large)
+    small = cache(partial(peak, f"alice/source-{SMALL}", SMALL, UPLOAD))
+    assert stays(small, partial(peak, f"alice/source-{LARGE}", LARGE, UPLOAD))
     assert stays(small, partial(peak, f"alice/source-{LARGE}", LARGE, DOWNLOAD))

@@ -4,61 +4,55 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
-from typer.testing import CliRunner
 
 from sharding import job
-from sharding.cli.commands import app
 from sharding.core.errors import DestinationError, SourceError, UsageError
+<<<<<<< HEAD
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options, Request
 from sharding.core.verification import Verification
+=======
+from sharding.core.options import Options
+from sharding.core.verification import Verification
+>>>>>>> lean
 from sharding.planning.plan import identify_plan
 from sharding.recipes import product
-from tests.folders import finish, tensors
+from tests.commands import invoke
+from tests.folders import finish, kept, tensors, until_shard, weights
 from tests.hubs import TOKEN, download, files_of, push, shard
-from tests.localhub.conftest import Server
-from tests.lora import WEIGHTS, Case, Tensors, edited, save_adapter, save_base
+from tests.inhouse import InHouse
+from tests.lora import MODEL, WEIGHTS, Case, Tensors, each_one, edited, save_both
 from tests.promises import promise
+from tests.scenarios.conftest import SOURCE
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
-NUMBERS = count(1)
 Folders = tuple[Path, Path]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """A base and its adapter."""
-    place = tmp_path_factory.mktemp("merge")
-    base = save_base(Case(), place / "base")
-    (base / "README.md").write_text(
-        "---\nlicense: mit\nbase_model: someone/else\nbase_model_relation: quantized\n---\n"
-    )
-    return base, save_adapter(Case(), base, place / "adapter")
-
-
-@pytest.fixture(scope="module")
-def hub(served: Callable[..., Server]) -> Server:
-    return served("--user", "alice")
+    base, adapter = save_both(Case(), tmp_path_factory.mktemp("merge"))
+    said = "---\nlicense: mit\nbase_model: someone/else\nbase_model_relation: quantized\n---\n"
+    (base / "README.md").write_text(said)
+    return base, adapter
 
 
 @pytest.fixture
-def repos(hub: Server, folders: Folders) -> tuple[str, str]:
+def repos(hub: InHouse, folders: Folders, name: str) -> tuple[str, str]:
     """The same on a Hub, the adapter in a folder of its repo."""
     base, adapter = folders
-    number = next(NUMBERS)
-    push(hub, base, f"alice/base-{number}")
-    lora = f"alice/lora-{number}"
-    hub.api().create_repo(lora)
-    hub.api().upload_folder(repo_id=lora, folder_path=adapter, path_in_repo="small")
-    return f"alice/base-{number}", f"{lora}/small"
+    hub.api().create_repo(f"{name}-lora")
+    hub.api().upload_folder(repo_id=f"{name}-lora", folder_path=adapter, path_in_repo="small")
+    return push(hub, base, f"{name}-base"), f"{name}-lora/small"
 
 
 @pytest.fixture
@@ -75,9 +69,13 @@ def other_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         yield patch
 
 
-def merge(base: Path, adapter: Path, out: Path, **more: object) -> dict[str, bytes]:
-    finish(job.shard(str(base), str(out), Options("30kB", adapter=str(adapter)), **more))  # type: ignore[arg-type]
-    return {path.name: path.read_bytes() for path in out.glob("*.safetensors")}
+def merge(base: Path, adapter: Path, out: Path) -> dict[str, bytes]:
+    finish(job.shard(str(base), str(out), Options("30kB", adapter=str(adapter))))
+    return weights(out)
+
+
+def doubled(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2
 
 
 def verified(base: Path | str, copy: Path | str, **more: object) -> Verification:
@@ -85,12 +83,11 @@ def verified(base: Path | str, copy: Path | str, **more: object) -> Verification
     return last.verification  # type: ignore[union-attr]
 
 
-def test_a_merge_from_hub_to_hub_says_what_it_was_made_of(
-    hub: Server, repos: tuple[str, str], folders: Folders, tmp_path: Path
+def test_a_merge_from_hub_to_hub_says_what_it_was_made_of_and_verify_finds_it_equal(
+    hub: InHouse, repos: tuple[str, str], folders: Folders, name: str, tmp_path: Path
 ) -> None:
     base, adapter = repos
-    target = f"alice/merged-{next(NUMBERS)}"
-    report = shard(hub, base, target, Options("30kB", adapter=adapter))
+    report = shard(hub, base, name, Options("30kB", adapter=adapter))
     commits = [hub.api().repo_info(name).sha for name in (base, adapter.rpartition("/")[0])]
     made = report.plan.merged
     assert report.source.revision == commits[0] and made is not None
@@ -100,8 +97,8 @@ def test_a_merge_from_hub_to_hub_says_what_it_was_made_of(
     assert (made.changed, made.tensors) == (14, 29)
     assert report.verification.identical and report.verification.merged == made
     assert "the hash that the Hub states" in report.verification.method
-    result = download(hub, target, tmp_path / "result")
-    assert merge(*folders, tmp_path / "here") == {path.name: path.read_bytes() for path in result.glob("*.safetensors")}
+    result = download(hub, name, tmp_path / "result")
+    assert merge(*folders, tmp_path / "here").items() <= weights(result).items()
     digests = json.loads((result / "sharding_digests.json").read_text())
     assert len(digests["made"]) == 14
     assert all(f"small/{WEIGHTS}" in sentence for sentence in digests["made"].values())
@@ -109,63 +106,38 @@ def test_a_merge_from_hub_to_hub_says_what_it_was_made_of(
     metadata = yaml.safe_load(card.split("---")[1])
     assert (metadata["base_model"], metadata["base_model_relation"]) == (base, "finetune")
     assert all(commit[:12] in card for commit in commits) and made.sha256 in card
-    assert not [file for file in files_of(hub, target) if "adapter" in file]
-
-
-def test_its_card_tells_how_to_check_it_and_that_command_finds_it_equal(hub: Server, repos: tuple[str, str]) -> None:
-    base, adapter = repos
-    target = f"alice/merged-{next(NUMBERS)}"
-    report = shard(hub, base, target, Options("30kB", adapter=adapter))
-    made = report.plan.merged
-    assert made is not None
-    outcome = verified(f"{base}@{report.source.revision}", target, adapter=made.path, endpoint=hub.address, token=TOKEN)
+    assert not [file for file in files_of(hub, name) if "adapter" in file]
+    outcome = verified(f"{base}@{commits[0]}", name, adapter=made.path, endpoint=hub.address, token=TOKEN)
     assert outcome.identical and outcome.merged == made and not outcome.within
 
 
-def test_a_merge_on_another_machine_is_within_the_tolerance_and_never_called_identical(
-    folders: Folders, tmp_path: Path, other_order: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_a_merge_on_another_machine_is_within_the_tolerance_or_undecided_and_never_called_identical_nor_wrong(
+    is_usual: bool, tmp_path: Path, other_order: pytest.MonkeyPatch
 ) -> None:
-    base = save_base(Case(dtype="fp32"), tmp_path / "base")
-    adapter = save_adapter(Case(dtype="fp32"), base, tmp_path / "adapter")
-    # As large as those of a usual adapter: a hundredth of the weights.
-    edited(lambda held: {name: tensor * 0.1 for name, tensor in held.items()})(adapter)
+    base, adapter = save_both(Case(dtype="fp32"), tmp_path)
+    # A usual adapter is a hundredth of the weights. This one would be larger than they are.
+    each_one(lambda _, tensor: tensor * (0.1 if is_usual else 1))(adapter)
     merge(base, adapter, tmp_path / "out")
     other_order.undo()
     outcome = verified(base, tmp_path / "out", adapter=str(adapter))
-    assert outcome.within > 0 and outcome.holds and not outcome.identical
+    assert not outcome.mismatches and not outcome.identical
+    assert (outcome.holds, bool(outcome.undecided)) == (is_usual, not is_usual)
     told = f"bit-equal tensors: {29 - outcome.within}, within the tolerance of a merge: {outcome.within}"
-    assert told in outcome.method
-
-
-def test_an_honest_merge_in_fp32_whose_change_is_larger_than_the_weights_is_never_called_wrong(
-    tmp_path: Path, other_order: pytest.MonkeyPatch
-) -> None:
-    base = save_base(Case(dtype="fp32"), tmp_path / "base")
-    adapter = save_adapter(Case(dtype="fp32"), base, tmp_path / "adapter")
-    merge(base, adapter, tmp_path / "out")
-    other_order.undo()
-    outcome = verified(base, tmp_path / "out", adapter=str(adapter))
-    assert not outcome.mismatches and outcome.undecided and not outcome.holds
+    assert not is_usual or (outcome.within > 0 and told in outcome.method)
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
 def test_a_number_beyond_the_tolerance_is_a_difference(name: str, folders: Folders, tmp_path: Path) -> None:
+    def spoil(each: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[0] += 0.125 * (each == name)
+        return tensor
+
     base, adapter = folders
     finish(job.shard(str(base), str(tmp_path / "out"), Options("1GB", adapter=str(adapter))))
-    spoil(tmp_path / "out", name)
+    each_one(spoil, MODEL)(tmp_path / "out")
     outcome = verified(base, tmp_path / "out", adapter=str(adapter))
     assert [mismatch.tensor for mismatch in outcome.mismatches] == [name] and not outcome.holds
-
-
-def spoil(folder: Path, name: str) -> None:
-    """Add an eighth to one number of a tensor."""
-
-    def change(held: dict[str, object]) -> dict[str, object]:
-        tensor = held[name].clone()  # type: ignore[attr-defined]
-        tensor.view(-1)[0] += 0.125
-        return {**held, name: tensor}
-
-    edited(change, "model.safetensors")(folder)  # type: ignore[arg-type]
 
 
 @promise("docs/security.md#make-what-cannot-be-told-look")
@@ -173,10 +145,9 @@ def spoil(folder: Path, name: str) -> None:
     ("size", "sign", "gives"), [(1e4, -1, "sums"), (1e25, -1, "no numbers"), (1e25, 1, "infinities")]
 )
 def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
-    size: float, sign: int, gives: str, tmp_path: Path
+    size: float, sign: int, gives: str, folders: Folders, tmp_path: Path
 ) -> None:
-    base = save_base(Case(dtype="bf16"), tmp_path / "base")
-    adapter = save_adapter(Case(dtype="bf16"), base, tmp_path / "adapter")
+    base, adapter = folders[0], Path(shutil.copytree(folders[1], tmp_path / "adapter"))
     query = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 
     def widen(held: Tensors) -> Tensors:
@@ -193,7 +164,7 @@ def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
     made = tensors(tmp_path / "out")[name]
     assert made.isfinite().all() if gives == "sums" else made.isnan().any() == (gives == "no numbers")
     assert made.isinf().any() == (gives == "infinities")
-    edited(lambda held: {**held, name: held[name].new_ones(held[name].shape)}, "model.safetensors")(tmp_path / "out")
+    each_one(lambda each, held: held.new_ones(held.shape) if each == name else held, MODEL)(tmp_path / "out")
     outcome = verified(base, tmp_path / "out", adapter=str(adapter))
     if gives == "sums":  # and the merge has said so
         assert (outcome.mismatches, outcome.undecided) == ((), 1) and outcome.is_undecided
@@ -201,70 +172,60 @@ def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
     else:
         assert [mismatch.tensor for mismatch in outcome.mismatches] == [name] and not outcome.undecided
     assert not outcome.holds and not outcome.identical
-    said = CliRunner().invoke(app, ["verify", str(base), str(tmp_path / "out"), "--adapter", str(adapter)])
+    said = invoke("verify", base, tmp_path / "out", "--adapter", adapter)
     told = " ".join(said.output.split())
     assert said.exit_code == 1 and ("It cannot be told whether 1 merged tensor is right" in told) == (gives == "sums")
     assert ("Different:" in told) == (gives != "sums") and "Identical" not in told
 
 
-def test_a_copy_of_the_base_is_not_the_merged_model(folders: Folders) -> None:
+def test_a_copy_of_the_base_is_not_the_merged_model_and_quick_cannot_judge_a_merge(folders: Folders) -> None:
     base, adapter = folders
     outcome = verified(base, base, adapter=str(adapter))
     assert len(outcome.mismatches) == 14 and not outcome.holds
+    with pytest.raises(UsageError):
+        verified(base, base, adapter=str(adapter), quick=True)
 
 
 def test_a_killed_merge_goes_on_where_it_was(folders: Folders, tmp_path: Path) -> None:
     base, adapter = folders
-    whole = merge(base, adapter, tmp_path / "whole")
-    events = job.shard(str(base), str(tmp_path / "out"), Options("30kB", adapter=str(adapter)))
-    for event in events:
-        if isinstance(event, ShardFinished):
-            break
-    events.close()
-    again = list(job.shard(str(base), str(tmp_path / "out"), Options("30kB", adapter=str(adapter))))
-    assert any(isinstance(event, ShardFinished) and event.kept for event in again)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.safetensors")} == whole
+    whole, options = merge(base, adapter, tmp_path / "whole"), Options("30kB", adapter=str(adapter))
+    until_shard(job.shard(str(base), str(tmp_path / "out"), options), stop=True)
+    assert kept(job.shard(str(base), str(tmp_path / "out"), options))
+    assert weights(tmp_path / "out") == whole
 
 
 def test_another_adapter_under_the_same_name_is_noticed_when_a_merge_goes_on(folders: Folders, tmp_path: Path) -> None:
     base, adapter = folders[0], Path(shutil.copytree(folders[1], tmp_path / "adapter"))
-    events = job.shard(str(base), str(tmp_path / "out"), Options("30kB", adapter=str(adapter)))
-    for event in events:
-        if isinstance(event, ShardFinished):
-            break
-    events.close()
+    options = Options("30kB", adapter=str(adapter))
+    until_shard(job.shard(str(base), str(tmp_path / "out"), options), stop=True)
     stamp = (adapter / WEIGHTS).stat()
-    edited(lambda held: {name: tensor * 2 for name, tensor in held.items()})(adapter)
+    each_one(doubled)(adapter)
     os.utime(adapter / WEIGHTS, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # same name, size and time
-    again = list(job.shard(str(base), str(tmp_path / "out"), Options("30kB", adapter=str(adapter))))
-    assert not any(isinstance(event, ShardFinished) and event.kept for event in again)
-    ours = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.safetensors")}
-    assert ours == merge(base, adapter, tmp_path / "fresh")
+    assert not kept(job.shard(str(base), str(tmp_path / "out"), options))
+    assert weights(tmp_path / "out") == merge(base, adapter, tmp_path / "fresh")
 
 
-def test_a_new_commit_of_the_adapter_gives_another_plan(hub: Server, repos: tuple[str, str], folders: Folders) -> None:
-    base, adapter = repos
+def test_a_new_commit_of_the_adapter_gives_another_plan(
+    hub: InHouse, repos: tuple[str, str], folders: Folders, tmp_path: Path
+) -> None:
+    (base, adapter), changed = repos, Path(shutil.copytree(folders[1], tmp_path / "adapter"))
+    each_one(doubled)(changed)
     plans = []
     for _ in range(2):
         _, plan = job.plan(base, Options("30kB", adapter=adapter), endpoint=hub.address, token=TOKEN)
         plans.append(identify_plan(plan))
-        weights = edited(lambda held: {name: tensor * 2 for name, tensor in held.items()})
-        weights(folders[1])
-        hub.api().upload_file(
-            path_or_fileobj=folders[1] / WEIGHTS, path_in_repo=f"small/{WEIGHTS}", repo_id=adapter.rpartition("/")[0]
-        )
+        repo, _, place = adapter.rpartition("/")
+        hub.api().upload_file(path_or_fileobj=changed / WEIGHTS, path_in_repo=f"{place}/{WEIGHTS}", repo_id=repo)
     assert plans[0] != plans[1]
 
 
-def test_a_merge_with_a_private_adapter_is_private(hub: Server, folders: Folders) -> None:
-    base, adapter = (f"alice/{kind}-{next(NUMBERS)}" for kind in ("base", "secret-lora"))
-    push(hub, folders[0], base)
-    push(hub, folders[1], adapter, private=True)
-    target = f"alice/merged-{next(NUMBERS)}"
-    with pytest.raises(DestinationError, match=adapter):
-        shard(hub, base, target, Options("30kB", adapter=adapter), private=False)
-    shard(hub, base, target, Options("30kB", adapter=adapter))
-    assert hub.api().repo_info(target).private
+def test_a_merge_with_a_private_adapter_is_private(hub: InHouse, folders: Folders, name: str) -> None:
+    base = push(hub, folders[0], f"{name}-base")
+    options = Options("30kB", adapter=push(hub, folders[1], f"{name}-lora", private=True))
+    with pytest.raises(DestinationError, match=options.adapter):
+        shard(hub, base, name, options, private=False)
+    shard(hub, base, name, options)
+    assert hub.api().repo_info(name).private
 
 
 def test_an_adapter_beside_the_base_is_not_copied_because_it_would_be_loaded_once_more(
@@ -284,30 +245,14 @@ def test_the_destination_may_not_be_the_folder_of_the_adapter(folders: Folders, 
             finish(job.shard(str(folders[0]), str(place), Options("30kB", adapter=str(adapter)), overwrite=True))
 
 
-@pytest.mark.parametrize(
-    "others", [{"base": "alice/x"}, {"dequantize": True}, {"engine": "classic"}, {"compare_rounds": 1}]
-)
-def test_what_does_not_go_with_an_adapter_is_refused_before_anything_is_read(others: dict[str, object]) -> None:
-    request = Request.of("nowhere/x", "nowhere/y", {"adapter": "nowhere/z", **others})
-    with pytest.raises(UsageError):
-        finish(job.run(request))
-
-
-def test_quick_cannot_judge_a_merge(folders: Folders) -> None:
-    with pytest.raises(UsageError):
-        verified(folders[0], folders[0], adapter=str(folders[1]), quick=True)
-
-
-def test_no_repo_of_that_name_is_an_error_that_names_the_adapter(hub: Server, repos: tuple[str, str]) -> None:
+def test_no_repo_of_that_name_is_an_error_that_names_the_adapter(hub: InHouse) -> None:
     with pytest.raises(SourceError, match="alice/nothing-there"):
-        job.plan(repos[0], Options(adapter="alice/nothing-there"), endpoint=hub.address, token=TOKEN)
+        job.plan(SOURCE, Options(adapter="alice/nothing-there"), endpoint=hub.address, token=TOKEN)
 
 
-def test_sums_too_large_for_fp16_stop_a_merge_unless_that_is_allowed(folders: Folders, tmp_path: Path) -> None:
-    case = Case(dtype="fp16")
-    base = save_base(case, tmp_path / "base")
-    adapter = save_adapter(case, base, tmp_path / "adapter")
-    edited(lambda held: {name: tensor * 3000 for name, tensor in held.items()})(adapter)
+def test_sums_too_large_for_fp16_stop_a_merge_unless_that_is_allowed(tmp_path: Path) -> None:
+    base, adapter = save_both(Case(dtype="fp16"), tmp_path)
+    each_one(lambda _, tensor: tensor * 3000)(adapter)
     with pytest.raises(SourceError, match="would make .* finite numbers of .* infinite"):
         merge(base, adapter, tmp_path / "out")
     options = Options("1GB", adapter=str(adapter), allow_overflow=True)

@@ -18,7 +18,7 @@ from sharding.storage.hub import source as hub_source
 from tests.clusters import wait_until
 from tests.conftest import environment
 from tests.folders import kept, until_shard
-from tests.hubs import branches, exists, files_of, shard
+from tests.hubs import TOKEN, branches, exists, files_of, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.conftest import SOURCE
 
@@ -43,8 +43,7 @@ def without(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[
 
 
 PASSING = [
-    "status:503@GET /api/whoami-v2#2",
-    "status:429@GET .*/tree/#2",
+    *("status:503@GET /api/whoami-v2#2", "status:429@GET .*/tree/#2"),
     *("status:500@POST /api/repos/create#1", "cut:0@POST /api/repos/create#1"),
     *("cut:0@POST .*/branch/#1", "status:502@POST .*/branch/#1"),
     *("status:504@POST .*/commit/.*staging#3", "cut:0@POST .*/commit/.*staging#2"),
@@ -85,16 +84,10 @@ def test_what_passes_is_tried_again_without_xet(
 @LFS_WARNS
 @pytest.mark.parametrize(
     ("rule", "says"),
-    [
-        ("whole@GET .*/resolve/.*safetensors$", "did not send bytes"),
-        ("long:10@GET .*/resolve/.*safetensors$", "more bytes of model-|did not send bytes"),
-        ("short:7@GET .*/resolve/.*safetensors$", "ended early"),
-        ("cut:0@GET .*/resolve/.*safetensors$", "cannot be reached"),
-        ("status:500@GET .*/resolve/.*safetensors$", "internal problem"),
-        ("status:404@GET .*/resolve/.*safetensors$", "cannot find it"),
-    ],
+    [("short:7", "ended early"), ("cut:0", "cannot be reached"), ("status:404", "cannot find it")],
 )
 def test_what_stays_wrong_with_reading_leaves_nothing(without: InHouse, name: str, rule: str, says: str) -> None:
+    rule = f"{rule}@GET .*/resolve/.*safetensors$"
     with without.failing(rule), pytest.raises(SourceError, match=says) as refusal:
         shard(without, SOURCE, name)
     assert refusal.value.hint
@@ -104,14 +97,8 @@ def test_what_stays_wrong_with_reading_leaves_nothing(without: InHouse, name: st
 @pytest.mark.parametrize(
     ("status", "says"),
     [
-        (400, "does not accept"),
-        (401, "not valid or has expired"),
-        (403, "does not allow"),
-        (409, "changed it just now"),
-        (412, "Somebody else has changed it"),
-        (413, "larger than the Hub accepts"),
-        (429, "slow down"),
-        (507, "internal problem"),
+        *[(400, "does not accept"), (401, "not valid or has expired"), (409, "changed it just now")],
+        *[(413, "larger than the Hub accepts"), (507, "internal problem")],
     ],
 )
 def test_every_refusal_of_a_commit_has_its_sentence_and_leaves_nothing(
@@ -138,15 +125,10 @@ def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_
     assert "model.safetensors.index.json" in files_of(hub, name)
 
 
-def test_a_login_without_the_scope_is_refused(hub: InHouse, name: str) -> None:
+def test_a_login_without_the_scope_for_it_is_refused(hub: InHouse, name: str) -> None:
     token = hub.login("alice", "openid read-repos")["access_token"]
-    with pytest.raises(DestinationError, match="does not allow it.*scope") as refusal:
+    with pytest.raises(DestinationError, match="does not allow it.*scope"):
         shard(hub, SOURCE, name, token=token)
-    assert refusal.value.hint
-    assert not exists(hub, name)
-
-
-def test_a_gated_source_needs_the_scope_for_it(hub: InHouse, name: str) -> None:
     gated = f"{name}-gated"
     hub.api().duplicate_repo(SOURCE, gated, private=False)
     hub.api().update_repo_settings(gated, gated="auto")
@@ -173,7 +155,7 @@ def test_an_expired_login_stops_a_job_which_goes_on_after_the_next(hub: InHouse,
 
 
 def test_an_unfinished_job_is_found_and_discarded_from_anywhere(hub: InHouse, name: str) -> None:
-    place = {"endpoint": hub.address, "token": "hf_alice"}
+    place = {"endpoint": hub.address, "token": TOKEN}
     assert job.find_unfinished(name, **place) is None
     assert job.discard(name, **place) == Discarded(found=False)
     until_shard(job.shard(SOURCE, name, "20kB", private=False, **place), stop=True)

@@ -121,9 +121,7 @@ class Place:
         assert {repo: self.hub.api().model_info(repo).sha for repo in self._others} == self._others
 
 
-@pytest.fixture(
-    params=["no repo", "an empty private repo", "a result"],
-)
+@pytest.fixture(params=["no repo", "an empty private repo", "a result"])
 def place(request: pytest.FixtureRequest, served: InHouse) -> Place:
     """A name on the Hub that stands for what the parameter says."""
     if request.param == "a result" and not exists(served, "alice/earlier"):

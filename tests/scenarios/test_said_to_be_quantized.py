@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copyfile, copytree
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sharding.core.errors import UsageError
 from sharding.core.options import Options
 from tests import models, quantized
 from tests.conftest import listing
-from tests.folders import arrays, finish, reshard, same, tensors
+from tests.folders import arrays, reshard, same, tensors
 from tests.lora import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -27,7 +28,7 @@ SAID: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=SAID)
+@pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     folder = models.save("llama", tmp_path / "in", "100kB", layers=2)
     configured("config.json", quantization_config=SAID[request.param])(folder)
@@ -35,15 +36,11 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-DROPPED = [
-    ("bitsandbytes", {"dtype": "fp16"}),
-    ("fp8", {"dequantize": True}),
-    ("gptq", {"dequantize": True, "dtype": "fp32"}),
-    ("something", {"dtype": "fp16"}),
-]
-
-
-@pytest.mark.parametrize(("folder", "choices"), DROPPED, indirect=["folder"])
+@pytest.mark.parametrize(
+    ("folder", "choices"),
+    [("fp8", {"dequantize": True}), ("gptq", {"dequantize": True, "dtype": "fp32"}), ("something", {"dtype": "fp16"})],
+    indirect=["folder"],
+)
 def test_plain_weights_are_cast_or_kept_and_the_entry_goes(
     choices: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
@@ -59,6 +56,7 @@ def test_plain_weights_are_cast_or_kept_and_the_entry_goes(
     assert {kind: keys for kind, keys in told.items() if keys} == {}
 
 
+@pytest.mark.parametrize("folder", ["bitsandbytes", "something"], indirect=True)
 def test_without_a_choice_it_stays_and_a_warning_says_so(folder: Path, tmp_path: Path) -> None:
     report = reshard(folder, tmp_path / "out", "50kB")
     [warning] = [finding for finding in report.plan.findings if finding.code == "quantization-left-over"]
@@ -68,20 +66,14 @@ def test_without_a_choice_it_stays_and_a_warning_says_so(folder: Path, tmp_path:
 
 # --- What was trained from a quantized base -----------------------------------------------------------
 
+OF_INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 INT4 = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
-        }
-    },
-}
+    "quant_method": "compressed-tensors", "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": OF_INT4}},
+}  # fmt: skip
 METHODS: dict[str, dict[str, Any]] = {
     "fp8": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     "an old int4": {"compression_config": INT4},
-    "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
     "a part of a part": {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
 }
 BESIDE = {"recipe.yaml", "quantize_config.json", "quant_config.json", "hf_quant_config.json"}
@@ -91,15 +83,6 @@ def saved(folder: Path, state: dict[str, Any]) -> Path:
     """What a trainer of one rank leaves of `state`."""
     dcp.save({"model": state}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
     return folder
-
-
-def based(base: Path, **more: Any) -> Path:
-    """`base`, whose config.json says `more`, with the files that quantizers leave beside it."""
-    config = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps(config | more))
-    for name in BESIDE:
-        (base / name).write_text("{}")
-    return base
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +99,14 @@ def run_of(model: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def base_of(model: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """The model as its base, whose config.json says that it is quantized."""
+    """The model as its base, whose config.json says that it is quantized, with the files that quantizers leave."""
 
     def base_of(method: str) -> Path:
-        (tmp_path / "base").mkdir()
-        for path in model.iterdir():
-            (tmp_path / "base" / path.name).write_bytes(path.read_bytes())
-        return based(tmp_path / "base", **METHODS[method])
+        base = Path(copytree(model, tmp_path / "base"))
+        configured("config.json", **METHODS[method])(base)
+        for name in BESIDE:
+            (base / name).write_text("{}")
+        return base
 
     return base_of
 
@@ -158,9 +142,8 @@ def test_weights_of_a_quantized_base_are_cast_and_verified_as_any_other(
     base = base_of("fp8")
     reshard(run_of, tmp_path / "out", base=str(base), dtype="fp16", strategy="blocks")
     reshard(model, tmp_path / "plain", dtype="fp16", strategy="blocks")
-    assert json.loads((tmp_path / "out/config.json").read_text()) == json.loads(
-        (tmp_path / "plain/config.json").read_text()
-    )
+    ours, theirs = (json.loads((tmp_path / out / "config.json").read_text()) for out in ("out", "plain"))
+    assert ours == theirs
     assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "plain"))
     *_, verified = job.verify(str(run_of), str(tmp_path / "out"), dtype="fp16", base=str(base))
     assert verified.verification.identical  # type: ignore[union-attr]
@@ -204,12 +187,12 @@ def test_buffers_and_unlucky_names_are_no_quantized_weights(
 def test_a_configuration_beside_the_files_of_ranks_is_held_to_the_same(
     run_of: Path, model: Path, tmp_path: Path
 ) -> None:
-    config = json.loads((model / "config.json").read_text())
-    (run_of / "config.json").write_text(json.dumps(config | METHODS["fp8"]))
+    copyfile(model / "config.json", run_of / "config.json")
+    configured("config.json", **METHODS["fp8"])(run_of)
     (run_of / "recipe.yaml").write_text("of the base")
     reshard(run_of, tmp_path / "out", dtype="bf16")
     assert "quantization_config" not in (tmp_path / "out/config.json").read_text()
-    (run_of / "config.json").write_text(json.dumps(config))
+    copyfile(model / "config.json", run_of / "config.json")
     reshard(run_of, tmp_path / "own")
     assert (tmp_path / "own/recipe.yaml").exists()
 
@@ -219,6 +202,6 @@ def test_the_card_does_not_call_what_was_trained_a_quantization(
 ) -> None:
     base = base_of("fp8")
     (base / "README.md").write_text("---\nlicense: mit\nbase_model: a/b\nbase_model_relation: quantized\n---\n")
-    finish(job.shard(str(run_of), str(tmp_path / "out"), Options(base=str(base))))
+    reshard(run_of, tmp_path / "out", base=str(base))
     card = (tmp_path / "out/README.md").read_text()
     assert "license: mit" in card and "base_model_relation" not in card
