@@ -184,7 +184,7 @@ def matrix(folder: Path) -> Iterator[Matrix]:
     checkpoint = write_checkpoint(folder / "checkpoint", {"model.safetensors": tensors}, index=False)
     with ExitStack() as stack:
         for name, value in (
-            ("retry.NETWORK_WAIT_SECONDS", 0.001),
+            ("answers.NETWORK_WAIT_SECONDS", 0.001),
             ("source.READ_TIMEOUT_SECONDS", 1.5),
             ("client.Hub.least_xet_bytes", 1900),
             ("client.ANSWER_TIMEOUT_SECONDS", 2),
