@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT, environment, new_seed
 from tests.hubs import push
 from tests.localhub.conftest import Server
-from tests.scenarios.torture import torture_hub, torture_page, write_source
+from tests.scenarios.torture import torture_hub, write_source
 
 
 @pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.thorough)])
@@ -39,9 +39,3 @@ def test_kills_from_hub_to_hub_leave_main_whole_and_repeat_nothing_that_was_note
 ) -> None:
     moments = random.Random(new_seed())
     assert torture_hub(own_hub, "alice/source", "alice/made", tmp_path, kills, moments).kills >= kills
-
-
-@pytest.mark.thorough
-def test_kills_of_jobs_behind_the_page_lose_nothing(own_hub: Server, tmp_path: Path) -> None:
-    tally = torture_page(own_hub, "alice/source", "alice/page", tmp_path, 6, random.Random(new_seed()))
-    assert (tally.kills, tally.again) == (6, 6)
