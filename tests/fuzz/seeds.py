@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import pickle
 import struct
 import tempfile
@@ -19,8 +18,9 @@ from safetensors.numpy import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from sharding import job
 from tests.conftest import write_checkpoint
+from tests.folders import reshard
+from tests.scenarios.ranks import on_ranks
 
 CORPUS = Path(__file__).parent / "corpus"
 DISTCP = Path(__file__).parent / "distcp"
@@ -45,13 +45,8 @@ def rezipped(data: bytes) -> bytes:
 def archives() -> dict[str, bytes]:
     """Return `.bin` files: of both formats, with views, wrapped, and with a pickle that is refused."""
     matrix = torch.arange(6, dtype=torch.float32).reshape(2, 3)
-    state = {
-        "w": matrix,
-        "tied": matrix,
-        "t": matrix.t(),
-        "e": torch.ones(1).expand(4),
-        "p": torch.nn.Parameter(matrix),
-    }
+    views = {"w": matrix, "tied": matrix, "t": matrix.t(), "e": torch.ones(1).expand(4)}
+    state = {**views, "p": torch.nn.Parameter(matrix)}
     typed = OrderedDict(a=torch.ones(2).bfloat16(), u=torch.ones(2, dtype=torch.uint16), s=torch.tensor(1.5), n=3)
     plain = saved({"w": matrix})
     return {
@@ -73,10 +68,9 @@ def pickles() -> dict[str, bytes]:
 
 def indexes() -> dict[str, bytes]:
     """Return indexes of both formats."""
-    return {
-        suffix: json.dumps({"metadata": {"total_parameters": 6}, "weight_map": {"a": f"x.{suffix}"}}).encode()
-        for suffix in ("safetensors", "bin")
-    }
+    metadata = {"total_parameters": 6}
+    made = {end: {"metadata": metadata, "weight_map": {"a": f"x.{end}"}} for end in ("safetensors", "bin")}
+    return {end: json.dumps(index).encode() for end, index in made.items()}
 
 
 def headers() -> dict[str, bytes]:
@@ -91,8 +85,7 @@ def reports() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as place:
         tensors = {"model.safetensors": {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}}
         source = write_checkpoint(Path(place) / "in", tensors, index=False)
-        for _ in job.shard(str(source), str(Path(place) / "out"), "12"):
-            pass
+        reshard(source, Path(place) / "out", "12")
         return {"written": (Path(place) / "out/sharding_report.json").read_bytes(), "changed": b"\5\1\x20\4"}
 
 
@@ -106,22 +99,16 @@ def sharding_infos() -> dict[str, bytes]:
 
 def metadata() -> dict[str, bytes]:
     """Save tensors by two ranks; return their `.metadata`, and put the files that it names into DISTCP."""
+
+    def save_part(_: int) -> None:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (2,))
+        rows = distribute_tensor(torch.arange(6.0).reshape(2, 3), mesh, [Shard(1)])
+        state = {"a": rows, "b": distribute_tensor(torch.ones(5).bfloat16(), mesh, [Shard(0)]), "c": torch.tensor(7)}
+        dcp.save({"model": state, "step": 3}, storage_writer=dcp.FileSystemWriter(f"{place}/saved"))
+
     with tempfile.TemporaryDirectory() as place:
-        children = []
-        for rank in range(2):
-            child = os.fork()
-            if not child:
-                dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2)
-                mesh = init_device_mesh("cpu", (2,))
-                state = {
-                    "a": distribute_tensor(torch.arange(6.0).reshape(2, 3), mesh, [Shard(1)]),
-                    "b": distribute_tensor(torch.ones(5).bfloat16(), mesh, [Shard(0)]),
-                    "c": torch.tensor(7),
-                }
-                dcp.save({"model": state, "step": 3}, storage_writer=dcp.FileSystemWriter(f"{place}/saved"))
-                os._exit(0)
-            children.append(child)
-        assert not any([os.waitpid(child, 0)[1] for child in children])
+        assert on_ranks(2, save_part)
         for path in Path(place, "saved").glob("*.distcp"):
             (DISTCP / path.name).write_bytes(path.read_bytes())
         data = Path(place, "saved/.metadata").read_bytes()

@@ -143,13 +143,7 @@ _REPORT = Path(__file__).parent / "corpus/report/written"
 _VALUES = (None, True, 0, -1, 1 << 63, 1 << 70, 1.5, float("nan"), "", "a", "../a", "a/b", "0" * 64, "x" * 3000, [], [[]], {}, {"a": 1})  # fmt: skip
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "header": header,
-    "index": index,
-    "archive": archive,
-    "pickle": pickle,
-    "report": report,
-    "sharding_info": sharding_info,
-    "metadata": metadata,
+    target.__name__: target for target in (header, index, archive, pickle, report, sharding_info, metadata)
 }
 
 

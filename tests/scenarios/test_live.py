@@ -16,6 +16,7 @@ from sharding.storage.hub.client import Hub
 from sharding.storage.hub.main import MainBranch
 from sharding.storage.hub.repo import HubRepo
 from sharding.storage.hub.source import HubSource
+from sharding.verify import verify
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse, hub_in_house, ignore_private
 from tests.scenarios import live
@@ -134,55 +135,37 @@ def test_a_token_that_is_none_and_a_namespace_that_is_not_ones_own_are_refused(
 
 # --- Every check can fail -----------------------------------------------------------------------------
 
-
-def two_first_commits(monkeypatch: Patch) -> None:
-    usual = repos.write_commit
-
-    def write_commit(db: Any, repo: Any, branch: str, parent: Any, *rest: Any) -> Any:
-        return usual(db, repo, branch, usual(db, repo, branch, parent, *rest), *rest)
-
-    monkeypatch.setattr(repos, "write_commit", write_commit)
+WRITE, READ, PARSE = repos.write_commit, HubSource._xet, commits.parse_commit
 
 
-def take_stale_parents(monkeypatch: Patch) -> None:
-    usual = commits.parse_commit
-    monkeypatch.setattr(commits, "parse_commit", lambda *given: replace(usual(*given), parent=None))
+def write_twice(db: Any, repo: Any, branch: str, parent: Any, *rest: Any) -> Any:
+    return WRITE(db, repo, branch, WRITE(db, repo, branch, parent, *rest), *rest)
 
 
-def send_other_bytes(monkeypatch: Patch) -> None:
-    usual = HubSource._xet
-
-    def xet(source: HubSource, entry: Any, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        yield from usual(source, entry, start_byte - 1, end_byte - 1)
-
-    monkeypatch.setattr(HubSource, "_xet", xet)
+def read_a_byte_before(source: HubSource, entry: Any, start_byte: int, end_byte: int) -> Iterator[bytes]:
+    return READ(source, entry, start_byte - 1, end_byte - 1)
 
 
-def always_overwrite(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(MainBranch, "_overwrite", property(lambda _: True, lambda *_: None), raising=False)
+def take_any_parent(*given: Any) -> Any:
+    return replace(PARSE(*given), parent=None)
 
 
-def call_all_private(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(HubRepo, "is_private_now", lambda _: True)
-
-
-def find_a_mismatch(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("sharding.verify.verify.compare_digests", lambda *_: (Mismatch("layers.0.weight", "bytes"),))
-
-
-FAULTS: dict[live.Check, tuple[str | Callable[[Patch], None], str]] = {
+always = property(lambda _: True, lambda *_: None)
+differ = (Mismatch("layers.0.weight", "bytes"),)
+FAULTS: dict[live.Check, tuple[Any, str]] = {
     live.scopes: ("status:403@PUT .*/settings", "To show it, allowed by what is said, refused in fact."),
     live.private_from_birth: (ignore_private, "The Hub shows anybody that it is there"),
     live.copies_on_the_server: ("corrupt@GET .*/resolve/main/tokenizer.model", "arrived with other bytes"),
-    live.ranges_and_streams: (send_other_bytes, "Bytes 1 to 131074 are others; 131073 came."),
+    live.ranges_and_streams: ((HubSource, "_xet", read_a_byte_before), "Bytes 1 to 131074 are others; 131073 came."),
     live.staging: ("status:404@DELETE .*/branch/", "Branches are left behind"),
     live.discarding: ("status:403@DELETE .*delete#1", "could not delete it"),
-    live.commit_limits: (two_first_commits, "main has 3 commits"),
-    live.stale_parents: (take_stale_parents, "status 200"),
-    live.overwriting: (always_overwrite, "replaced without a word"),
-    live.visibility: (call_all_private, "It was accepted."),
-    live.verifying: (find_a_mismatch, "They differ."),
+    live.commit_limits: ((repos, "write_commit", write_twice), "main has 3 commits"),
+    live.stale_parents: ((commits, "parse_commit", take_any_parent), "status 200"),
+    live.overwriting: ((MainBranch, "_overwrite", always, False), "replaced without a word"),
+    live.visibility: ((HubRepo, "is_private_now", lambda _: True), "It was accepted."),
+    live.verifying: ((verify, "compare_digests", lambda *_: differ), "They differ."),
 }
+"""A fault of the Hub's or a patch of the code, and what the check says then."""
 
 
 @pytest.mark.parametrize("check", live.CHECKS, ids=lambda check: check.__name__)
@@ -197,6 +180,8 @@ def test_every_check_fails_where_what_it_asks_is_not_so(
             assert asked.copy.report.verification.identical
         if callable(fault):
             fault(monkeypatch)
+        elif not isinstance(fault, str):
+            monkeypatch.setattr(*fault)
         assert not live.examine(asked, check)
     assert reason in capsys.readouterr().out
     assert asked.remove() == []
