@@ -35,7 +35,6 @@ class Node:
     raylet: psutil.Process
 
     def kill(self) -> None:
-        """End it as a machine ends that loses its power: all of its processes at once."""
         self.raylet.suspend()  # it starts no other process meanwhile
         kill([*self.raylet.children(recursive=True), self.raylet])
 
@@ -50,13 +49,11 @@ class Cluster:
     session: int
 
     def processes(self) -> list[psutil.Process]:
-        """Return every process of it."""
         return of_session(self.session)
 
 
 @contextmanager
 def cluster(other: Path | None = None) -> Iterator[Cluster]:
-    """Run a cluster of two nodes, one CPU each, while the block lasts; `other` holds the package of the second."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of sockets have a bound
     command = [sys.executable, "-m", "tests.clusters", str(other or "")]
     log = (folder / "cluster.log").open("wb")
@@ -86,7 +83,6 @@ def cluster(other: Path | None = None) -> Iterator[Cluster]:
 
 
 def without_login(home: Path) -> dict[str, str]:
-    """Return an environment with what a node needs, and nobody's login."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -101,7 +97,6 @@ def without_login(home: Path) -> dict[str, str]:
 
 
 def of_session(session: int) -> list[psutil.Process]:
-    """Return the processes of a session, its leader first."""
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -111,7 +106,6 @@ def of_session(session: int) -> list[psutil.Process]:
 
 
 def kill(processes: list[psutil.Process]) -> None:
-    """Kill all of them, and return when they are gone."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -142,7 +136,6 @@ def wait_until(condition: Callable[[], _T]) -> _T:
 
 
 def main() -> None:
-    """Run the cluster."""
     from ray.cluster_utils import Cluster as RayCluster
 
     (other,) = sys.argv[1:]

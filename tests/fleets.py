@@ -69,12 +69,10 @@ class Fleet:
         return those(self.until(lambda event: event.get("stage") == stage and those(event)))[0]
 
     def finished(self, kept: bool = False) -> set[str]:
-        """Return the shards that were finished, or `kept` of an earlier run."""
         told = [event for event in self.events if event["event"] == "shard-finished"]
         return {event["file"] for event in told if event["kept"] is kept}
 
     def kill(self) -> None:
-        """Kill the process of the command, and no other."""
         kill([psutil.Process(self.process.pid)])
 
 
@@ -88,7 +86,6 @@ def variables(cluster: Cluster | None, hub: Server | None, token: str = TOKEN) -
 
 @contextmanager
 def fleet(env: Mapping[str, str], *words: object) -> Iterator[Fleet]:
-    """Run the command while the block lasts; nothing of it stays."""
     command = [sys.executable, "-m", "sharding", "shard", *map(str, words), "--workers", "ray", "--events"]
     # Elsewhere: Ray has workers look for packages where the command was given, before they look at their own.
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryDirectory() as here:
@@ -110,7 +107,6 @@ def fleet(env: Mapping[str, str], *words: object) -> Iterator[Fleet]:
 
 
 def alone(env: Mapping[str, str], *words: object) -> None:
-    """Run the same job on this machine alone."""
     done = CliRunner(env=dict(env)).invoke(app, ["shard", *map(str, words), "--json"])
     assert done.exit_code == 0, done.stderr
 
@@ -171,7 +167,6 @@ def assert_same_repos(hub: Server, ours: str, alone: str, place: Path) -> None:
 
 
 def _comparable(files: Mapping[str, bytes], name: str = "") -> dict[str, Any]:
-    """Return what two results have in common: weights, index and digests as they are, the rest without figures."""
     comparable: dict[str, Any] = {path: data for path, data in files.items() if ".cache/" not in path}
     card, report = files["README.md"].decode(), json.loads(files["sharding_report.json"])
     if name:
@@ -199,7 +194,6 @@ def processes_with(
 
 
 def files_with(text: str, *folders: Path) -> list[str]:
-    """Return which files below `folders` hold `text`."""
     found = []
     for path in (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()):
         with suppress(FileNotFoundError):  # it has just gone

@@ -50,7 +50,6 @@ class InHouse(Server):
             self.gates.remove(gate)
 
     def asked(self, pattern: str) -> int:
-        """Return how many requests in the log `pattern` is found in."""
         return sum(bool(re.search(pattern, line)) for line in self.log)
 
 
@@ -91,8 +90,6 @@ def hub_in_house(folder: Path, *more: Middleware, **settings: object) -> Iterato
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it is ready."""
-
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_ready = threading.Event()

@@ -27,14 +27,12 @@ DISTCP = Path(__file__).parent / "distcp"
 
 
 def saved(value: Any, **options: Any) -> bytes:
-    """Return what torch.save writes."""
     stream = io.BytesIO()
     torch.save(value, stream, **options)
     return stream.getvalue()
 
 
 def rezipped(data: bytes) -> bytes:
-    """Return a torch file packed again by Python, which aligns nothing."""
     stream = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
         for name in old.namelist():
@@ -61,27 +59,23 @@ def archives() -> dict[str, bytes]:
 
 
 def pickles() -> dict[str, bytes]:
-    """Return the pickles in those of `archives` that are zip files."""
     files = {name: data for name, data in archives().items() if data.startswith(b"PK")}
     return {name: zipfile.ZipFile(io.BytesIO(data)).read("archive/data.pkl") for name, data in files.items()}
 
 
 def indexes() -> dict[str, bytes]:
-    """Return indexes of both formats."""
     metadata = {"total_parameters": 6}
     made = {end: {"metadata": metadata, "weight_map": {"a": f"x.{end}"}} for end in ("safetensors", "bin")}
     return {end: json.dumps(index).encode() for end, index in made.items()}
 
 
 def headers() -> dict[str, bytes]:
-    """Return safetensors files."""
     tensors = {"a": np.zeros((2, 3), np.float32), "b": np.ones(5, np.int8), "é": np.zeros(())}
     extra = b'{"__metadata__":null,"a":["F4",[2],[0,1]],"b":{"dtype":"BOOL","shape":[],"data_offsets":[1,2],"x":{"y":[1e5]}}}'
     return {"plain": save(tensors, {"format": "pt"}), "extra": struct.pack("<Q", len(extra)) + extra + b"12"}
 
 
 def reports() -> dict[str, bytes]:
-    """Return a report as this tool writes it."""
     with tempfile.TemporaryDirectory() as place:
         tensors = {"model.safetensors": {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}}
         source = write_checkpoint(Path(place) / "in", tensors, index=False)

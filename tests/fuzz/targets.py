@@ -132,7 +132,6 @@ def _changed(data: bytes) -> str:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every dictionary or list inside, with every key of it."""
     for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, key
         yield from _places(value[key])

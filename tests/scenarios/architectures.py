@@ -118,7 +118,6 @@ ARCHITECTURES = {
 
 
 def build(name: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """Return a model of type `name` with random weights."""
     torch.manual_seed(0)
     numbers = ARCHITECTURES[name].numbers
     tokens = {} if "text_config" in numbers else {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -130,7 +129,6 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
 
 
 def inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return a fixed input for one forward pass."""
     config, needed = model.config, model.main_input_name
     tokens = torch.arange(3, 15).view(1, 12)
     if hasattr(config, "vision_config"):

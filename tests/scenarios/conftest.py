@@ -17,7 +17,6 @@ SOURCE = "alice/source"
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 240 kB in two files."""
     return in_two_files(tmp_path_factory.mktemp("in") / "in")
 
 
@@ -37,7 +36,6 @@ def hub(one_hub: InHouse) -> InHouse:
 
 @pytest.fixture
 def name() -> str:
-    """A name that no repo has yet."""
     return f"alice/made-{next(NUMBERS)}"
 
 

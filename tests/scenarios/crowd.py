@@ -47,7 +47,6 @@ class Notes:
     _lock: Lock = field(default_factory=Lock)
 
     def take(self, kind: str, outcome: str, seconds: float, fault: str = "") -> None:
-        """Note an answer, and where it is a `fault` what was asked."""
         with self._lock:
             self.outcomes[kind][outcome] += 1
             self.seconds[kind].append(seconds)
@@ -55,7 +54,6 @@ class Notes:
                 self.faults[f"{kind}: {outcome}: {fault}"[:600]] += 1
 
     def table(self) -> str:
-        """Return a row for each kind of request, in Markdown."""
         table = Table("what was asked", "requests", "answers", "median", "worst", box=box.MARKDOWN)
         for kind in sorted(self.outcomes):
             answers = ", ".join(f"{number} {outcome}" for outcome, number in self.outcomes[kind].most_common())
@@ -69,7 +67,6 @@ class Visitor:
     """One of the crowd: with a token or none, and dice of their own."""
 
     def __init__(self, page: Page, notes: Notes, dice: Random, user: str | None, ended: Event) -> None:
-        """Visit `page` until `ended`, as `user`."""
         self.page, self.notes, self.dice, self.user, self.ended = page, notes, dice, user, ended
         headers = {"Authorization": f"Bearer hf_{user}"} if user else {}
         # The page keeps an idle connection for five seconds: one of ours must not be used as it is closed.
@@ -101,7 +98,6 @@ class Visitor:
         return self._event(kind, f"call/{endpoint}", {"data": data}, f"call/{endpoint}/{{}}", refusals)
 
     def press(self, kind: str, function: int, data: list[Any], session: str) -> list[Any] | None:
-        """Have the page do what a visitor's click does; return what it shows then."""
         body = {"data": data, "fn_index": function, "session_hash": session, "trigger_id": None, "event_data": None}
         found = self._event(kind, "queue/join", body, f"queue/data?session_hash={session}", False)
         return found["data"] if isinstance(found, dict) else None
@@ -124,7 +120,6 @@ class Visitor:
         return answer if outcome == "complete" else None
 
     def token(self, length: int = 10) -> str:
-        """Return a name that nobody else has."""
         return "".join(self.dice.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=length))
 
     def drop(self, request: bytes, waits: bool = True) -> None:
@@ -191,7 +186,6 @@ def visit(page: Page, notes: Notes, number: int, seed: int, ended: Event) -> Non
 
 
 def once(page: Page, notes: Notes) -> None:
-    """Do all of it once, as one visitor."""
     with _visitor(page, notes, 0, "alice", Event()) as visitor:
         for act in (run_a_job, *ACTS):
             act(visitor)
@@ -228,7 +222,6 @@ def rush(page: Page) -> tuple[Notes, Notes]:
 def _choices(
     source: str, size: str = "100kB", strategy: str = "size", dtype: str = "keep", adapter: str = ""
 ) -> list[Any]:
-    """Return what is asked of a plan."""
     return [source, size, strategy, "natural", dtype, "", "", False, adapter]
 
 
@@ -257,14 +250,12 @@ def merge_hostile(visitor: Visitor) -> None:
 
 
 def judge(visitor: Visitor) -> None:
-    """Follow a link to a result, or to what is none."""
     visitor.call("result", "result", [RESULT])
     visitor.call("result that is none", "result", [f"alice/{visitor.token()}"], refusals=True)
     visitor.ask("page", "GET", f"/?result={RESULT}")
 
 
 def look(visitor: Visitor) -> None:
-    """Load what a browser loads."""
     visitor.ask("page", "GET", f"/?repo={SMALL}&size=70kB")
     for path in ("/config", "/theme.css", "/favicon.ico", "/gradio_api/info"):
         visitor.ask("page, parts of it", "GET", path)
@@ -317,7 +308,6 @@ def run_a_job(visitor: Visitor) -> None:
 
 
 def _wait(visitor: Visitor, job: str) -> None:
-    """Ask how a job is until it has ended."""
     until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         status = visitor.call("job, its status", "status", [job])
@@ -345,12 +335,10 @@ class _Functions:
         return function["id"], [value if part == field else self._form.get(part) for part in function["inputs"]]
 
     def press(self, kind: str, name: str, session: str, field: int, value: str = SMALL) -> Any:
-        """Call a function with a form in which one field is filled in."""
         number, data = self._filled(name, field, value)
         return self._visitor.press(kind, number, data, session)
 
     def leave(self, name: str, session: str, field: int, value: str) -> None:
-        """Call a function and fetch nothing."""
         number, data = self._filled(name, field, value)
         body = {"data": data, "fn_index": number, "session_hash": session}
         self._visitor.ask("abandoned", "POST", _JOIN, json=body)
@@ -383,7 +371,6 @@ ODD: list[tuple[str, dict[str, Any]]] = [
 
 
 def abandon(visitor: Visitor, what: str) -> None:
-    """Begin something and go away."""
     session = visitor.token()
     match what:
         case "call":

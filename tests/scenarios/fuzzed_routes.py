@@ -130,7 +130,6 @@ class Request:
     body: bytes = b""
 
     def encoded(self, event_id: str) -> bytes:
-        """Return the bytes that are sent; Host and length are told unless the headers say otherwise."""
         body = self.body.replace(b"{event_id}", event_id.encode())
         headers = {"Host": "127.0.0.1", "Content-Length": str(len(body)), "Connection": "close", **self.headers}
         lines = [f"{self.method} {self.path.replace('{event_id}', event_id)} HTTP/1.1"]
@@ -138,7 +137,6 @@ class Request:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
     def __str__(self) -> str:
-        """Return it as it would be sent, cut where it is long."""
         headers = "".join(f" {name}: {text[:80]!r}" for name, text in self.headers.items())
         return f"{self.method} {self.path[:200]}{headers} {self.body[:300]!r}"
 

@@ -26,7 +26,6 @@ class Requests:
     is_dead: bool = False
 
     def take(self, request: Any) -> None:
-        """Note a request of the client before it is made. Raises `Killed`: the dead ask nothing."""
         if self.is_dead:
             raise Killed
         asked = f"{request.method} {request.url.path}"

@@ -70,7 +70,6 @@ class Live:
     """A Hub, and the throw-away repos that the checks make in a namespace of it."""
 
     def __init__(self, hub: Hub, token: str, person: Person, namespace: str, folder: Path) -> None:
-        """Begin with nothing but a model in `folder`."""
         self.hub = hub
         self.anybody = Hub(hub.endpoint, None)
         self.person = person
@@ -86,7 +85,6 @@ class Live:
         return self._begun.setdefault(what, HubRepo(self.hub, f"{self.prefix}-{what}"))
 
     def make(self, what: str, *, private: bool) -> HubRepo:
-        """Return a throw-away repo with nothing in it."""
         repo = self.repo(what)
         repo.ask(lambda: self.hub.api.create_repo(repo.repo_id, private=private, exist_ok=True))
         return repo
@@ -100,7 +98,6 @@ class Live:
 
     @cached_property
     def copy(self) -> Copy:
-        """A copy of the source, made in one go."""
         repo, read, staged = self.repo("copy"), set[str](), 0
         with _noting_reads(self.source.repo_id, read):
             for event in self.shard(self.source.repo_id, repo.repo_id):
@@ -110,27 +107,22 @@ class Live:
         return Copy(repo, event, frozenset(read), staged)
 
     def shard(self, source: str, destination: str, **more: Any) -> Generator[job.Event, None, None]:
-        """Yield the events of a job on this Hub."""
         events = job.shard(source, destination, SIZE, endpoint=self.hub.endpoint, token=self._token, **more)
         with closing(events):  # so that a job that somebody stops lets go of the Hub before its repo is removed
             yield from events
 
     def are_identical(self, original: str, copy: str) -> bool:
-        """Return whether every tensor of two checkpoints is the same, read again."""
         *_, verified = job.verify(original, copy, endpoint=self.hub.endpoint, token=self._token)
         assert isinstance(verified, Verified)
         return verified.verification.identical
 
     def unfinished(self, repo: HubRepo) -> bool:
-        """Return whether a job has left something to go on from."""
         return job.find_unfinished(repo.repo_id, endpoint=self.hub.endpoint, token=self._token) is not None
 
     def discard(self, repo: HubRepo) -> str:
-        """Discard what a job has left; return what could not be."""
         return job.discard(repo.repo_id, endpoint=self.hub.endpoint, token=self._token).remark
 
     def commits(self, repo: HubRepo, revision: str) -> list[str]:
-        """Return the commits of a branch, the newest first."""
         listed = repo.ask(lambda: self.hub.api.list_repo_commits(repo.repo_id, revision=revision))
         return [commit.commit_id for commit in listed]
 
@@ -185,7 +177,6 @@ def is_allowed(repo: HubRepo, question: Callable[[], object]) -> bool:
 
 
 def weights_in(paths: Iterable[str]) -> list[str]:
-    """Return those of `paths` that are weights or their index."""
     return sorted(path for path in paths if ".safetensors" in path)
 
 

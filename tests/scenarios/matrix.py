@@ -5,6 +5,7 @@ the faults gone, `main` of the destination holds nothing or everything, and the 
 """
 
 import argparse
+import itertools
 import random
 import re
 import tempfile
@@ -12,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,7 +29,7 @@ from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
 SOURCE, GATED = "alice/source", "alice/gated"
-NUMBERS = count()
+NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,6 @@ class Matrix:
     """Two Hubs, one with Xet and one without, both with the same small checkpoint."""
 
     def __init__(self, with_xet: InHouse, without: InHouse) -> None:
-        """Take the Hubs, which have the sources, and note what a result holds."""
         self.hubs = {True: with_xet, False: without}
         shard(with_xet, SOURCE, "alice/reference", SIZE)
         self._weights = _weights_of(with_xet, "alice/reference")
@@ -207,7 +206,6 @@ def matrix(folder: Path) -> Iterator[Matrix]:
 
 
 def draw(outcomes: dict[Cell, str]) -> str:
-    """Return the table in Markdown: a dot where a job survived, else the number of what it said."""
     said: list[str] = []
     lines = [f"| endpoint | {' | '.join(FAULTS)} |", "|---" * (len(FAULTS) + 1) + "|"]
     for endpoint in ENDPOINTS:
@@ -248,18 +246,15 @@ def _general(outcome: str) -> str:
 
 
 def sample(number: int, seed: int) -> list[Cell]:
-    """Return so many cells, at least as many as there are endpoints: every endpoint and every fault is among them."""
+    """Return so many cells, as many endpoints and faults as can be among them."""
     dice = random.Random(seed)
-    faults = dice.sample(list(FAULTS), len(FAULTS))
-    chosen = [
-        (endpoint, faults[at % len(faults)]) for at, endpoint in enumerate(dice.sample(ENDPOINTS, len(ENDPOINTS)))
-    ]
+    faults = itertools.cycle(dice.sample(list(FAULTS), len(FAULTS)))
+    chosen = list(zip(dice.sample(ENDPOINTS, len(ENDPOINTS)), faults, strict=False))
     others = [cell for cell in CELLS if cell not in chosen]
-    return chosen + dice.sample(others, max(0, number - len(chosen)))
+    return (chosen + dice.sample(others, len(others)))[:number]
 
 
 def main() -> None:
-    """Run all cells and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only", default="", help="cells whose title this regular expression is found in; writes no table"

@@ -48,7 +48,6 @@ class Holdings(NamedTuple):
     visitors: int
 
     def is_within(self, other: "Holdings") -> bool:
-        """Return whether there is no more of anything than in `other`."""
         return all(map(le, self, other))
 
 
@@ -62,13 +61,11 @@ class Page:
 
     @property
     def process(self) -> psutil.Process:
-        """The process of the page itself."""
         assert self.site.process
         return psutil.Process(self.site.process.pid)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
         return self.site.process is not None and self.site.process.poll() is None
 
     def memory_bytes(self) -> int:
@@ -76,7 +73,6 @@ class Page:
         return int(self.process.memory_full_info().uss)
 
     def holdings(self) -> Holdings:
-        """Return what the process has now."""
         process = self.process
         connections = [one for one in process.net_connections("tcp") if one.laddr.port == self.site.port]
         asked = len([one for one in connections if one.status != psutil.CONN_LISTEN])
@@ -84,7 +80,6 @@ class Page:
         return Holdings(process.num_threads(), children, process.num_fds() - asked, asked)
 
     def tracebacks(self, since: int = 0) -> list[str]:
-        """Return the tracebacks that the page has printed after the first `since` characters of its log."""
         return [found.group().strip() for found in _TRACEBACK.finditer(self.site.log[since:])]
 
     def settle(self, allowed: Holdings, most_bytes: float, seconds: float) -> Holdings:
@@ -150,7 +145,6 @@ def _write_loras(folder: Path) -> Path:
 
 
 def origin(traceback: str) -> str:
-    """Return where an error was raised, and of which kind it is."""
     lines = [line.strip(" |") for line in traceback.splitlines()]
     place = next((line for line in reversed(lines) if line.startswith("File ")), "").replace('"', "")
     kind, named = lines[-1].partition(":")[0], re.sub(r"File (.*site-packages/|.*(?=sharding/))?", "", place)

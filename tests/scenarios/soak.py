@@ -48,7 +48,6 @@ class Soak:
 
     @property
     def broken(self) -> list[str]:
-        """The promises that were broken."""
         broken = [f"{faults} answers are faults."] if (faults := self.notes.faults.total()) else []
         if (grown := self.memory_at_end - at_first(self.memory)) > GROWTH_BYTES:
             broken.append(f"The memory grew by {grown / MB:.0f} MB.")
@@ -94,7 +93,6 @@ def _watch(page: Page, memory: list[int], ended: Event) -> None:
 
 
 def draw(outcome: Soak, head: str) -> str:
-    """Return what came of it in Markdown, below its `head`."""
     memory = outcome.memory
     points = [f"{memory[(len(memory) - 1) * n // 9] / MB:.0f}" for n in range(10)]
     first, most, last = (f"{each / MB:.0f} MB" for each in (at_first(memory), max(memory), outcome.memory_at_end))

@@ -39,8 +39,6 @@ def signed_in(hub: InHouse, monkeypatch: Patch) -> None:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str, str], str]]:
-    """Run all checks; return the exit status, verdict by check, and all that was said."""
-
     def run(*arguments: str) -> tuple[int, dict[str, str], str]:
         status = live.main(arguments)
         said = capsys.readouterr()

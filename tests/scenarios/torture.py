@@ -48,14 +48,12 @@ class Tally:
 
 
 def write_source(folder: Path, tensors: int, tensor_bytes: int) -> Path:
-    """Write a checkpoint of random bytes."""
     chance = np.random.default_rng(0)
     arrays = {f"layers.{number}.weight": chance.integers(0, 256, tensor_bytes, np.uint8) for number in range(tensors)}
     return write_checkpoint(folder, {"model.safetensors": arrays}, index=False)
 
 
 def which(out: Path, file: str) -> tuple[int, int]:
-    """Return what tells whether a finished shard was written again."""
     part = staging_in(out) / f"{file}.part"
     stat = (part if part.exists() else out / file).stat()
     return stat.st_ino, stat.st_mtime_ns
@@ -192,7 +190,6 @@ def _assert_identical(hub: Server, source: str, name: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Kill `N` times, more than half of them into folders, which are quickest; note what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kills", type=int, nargs="?", default=500)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
@@ -220,7 +217,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def draw(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
-    """Return the outcome in Markdown."""
     kills = sum(one.kills for one in tallies.values())
     rows = [f"| {kind} | {one.kills} | {one.finished} | {one.again} |" for kind, one in tallies.items()]
     head = f"""{kills} kills with -9 at random moments, seed {seed}, in {seconds / 60:.0f} minutes. After each, `main` and
