@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -56,18 +56,11 @@ class Cluster:
 def cluster(other: Path | None = None) -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of sockets have a bound
     command = [sys.executable, "-m", "tests.clusters", str(other or "")]
-    log = (folder / "cluster.log").open("wb")
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes |= {"env": without_login(folder), "cwd": folder, "start_new_session": True}
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=without_login(folder),
-            cwd=folder,
-            start_new_session=True,
-        )
+        with (folder / "cluster.log").open("wb") as log:
+            process = subprocess.Popen(command, stderr=log, **pipes)
         try:
             assert process.stdout
             line = process.stdout.readline()
@@ -78,7 +71,6 @@ def cluster(other: Path | None = None) -> Iterator[Cluster]:
         finally:
             end(process)
     finally:
-        log.close()
         shutil.rmtree(folder)
 
 
@@ -143,13 +135,10 @@ def main() -> None:
     head = {**common, "include_dashboard": False}
     ray_cluster = RayCluster(initialize_head=True, head_node_args=head)
     second = ray_cluster.add_node(**common, env_vars={"PYTHONPATH": other} if other else None)
-    nodes = [
-        {
-            "name": f"127.0.0.1 ({node.node_id[:8]})",
-            "raylet": node.all_processes["raylet"][0].process.pid,
-        }
-        for node in (ray_cluster.head_node, second)
-    ]
+    nodes = []
+    for node in (ray_cluster.head_node, second):
+        raylet = node.all_processes["raylet"][0].process.pid
+        nodes.append({"name": f"127.0.0.1 ({node.node_id[:8]})", "raylet": raylet})
     print(json.dumps({"address": ray_cluster.address, "nodes": nodes}), flush=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever holds the other end of the pipe decides
     sys.stdin.read()

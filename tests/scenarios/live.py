@@ -76,7 +76,7 @@ class Live:
         self.folder = folder
         self.may_make = False
         self.model = write_model(folder / "model", 10, secrets.randbits(64))
-        self._token = token
+        self.login: dict[str, Any] = {"endpoint": hub.endpoint, "token": token}
         self.prefix = f"{namespace}/shard-my-repo-live-{secrets.token_hex(4)}"
         self._begun: dict[str, HubRepo] = {}
 
@@ -107,20 +107,12 @@ class Live:
         return Copy(repo, event, frozenset(read), staged)
 
     def shard(self, source: str, destination: str, **more: Any) -> Generator[job.Event, None, None]:
-        events = job.shard(source, destination, SIZE, endpoint=self.hub.endpoint, token=self._token, **more)
-        with closing(events):  # so that a job that somebody stops lets go of the Hub before its repo is removed
-            yield from events
+        with closing(job.shard(source, destination, SIZE, **self.login, **more)) as events:
+            yield from events  # closed: a job that somebody stops lets go of the Hub before its repo is removed
 
     def are_identical(self, original: str, copy: str) -> bool:
-        *_, verified = job.verify(original, copy, endpoint=self.hub.endpoint, token=self._token)
-        assert isinstance(verified, Verified)
-        return verified.verification.identical
-
-    def unfinished(self, repo: HubRepo) -> bool:
-        return job.find_unfinished(repo.repo_id, endpoint=self.hub.endpoint, token=self._token) is not None
-
-    def discard(self, repo: HubRepo) -> str:
-        return job.discard(repo.repo_id, endpoint=self.hub.endpoint, token=self._token).remark
+        *_, verified = job.verify(original, copy, **self.login)
+        return verified.verification.identical  # type: ignore[union-attr]
 
     def commits(self, repo: HubRepo, revision: str) -> list[str]:
         listed = repo.ask(lambda: self.hub.api.list_repo_commits(repo.repo_id, revision=revision))
@@ -205,9 +197,7 @@ def scopes(live: Live) -> str:
 
 def private_from_birth(live: Live) -> str:
     """What is made private is hidden from anybody at every moment that we look, and the copy that a job makes so too."""
-    assert len(live.shown_to_anybody(live.source)) == 3, (
-        "Not even a public repo is shown to anybody: nothing is proved."
-    )
+    assert len(live.shown_to_anybody(live.source)) == 3, "Not even a public repo is shown: nothing is proved."
 
     def look(repo: HubRepo) -> None:
         shown = live.shown_to_anybody(repo)
@@ -256,7 +246,8 @@ def staging(live: Live) -> str:
     repo, source = live.repo("stopped"), live.source.repo_id
     with closing(live.shard(source, repo.repo_id)) as events:
         first = next(event for event in events if isinstance(event, ShardFinished))
-    assert STAGING_BRANCH in repo.branches() and live.unfinished(repo), "Nothing is staged to go on from."
+    left = job.find_unfinished(repo.repo_id, **live.login)
+    assert STAGING_BRANCH in repo.branches() and left, "Nothing is staged to go on from."
     assert not weights_in(repo.files("main")), "main shows weights of a job that was stopped."
     kept = []
     for event in live.shard(source, repo.repo_id):
@@ -281,7 +272,7 @@ def discarding(live: Live) -> str:
     with closing(live.shard(live.source.repo_id, repo.repo_id)) as events:
         next(event for event in events if isinstance(event, ShardFinished))
     assert repo.exists(), "The job has left nothing to discard."
-    remark = live.discard(repo)
+    remark = job.discard(repo.repo_id, **live.login).remark
     assert not repo.exists(), remark or "The repo is still there."
     return ""
 
@@ -309,22 +300,24 @@ def stale_parents(live: Live) -> str:
     return ""
 
 
+def refusal(live: Live, source: str, repo: HubRepo, **more: Any) -> DestinationError | None:
+    """Return how a job is refused, if it is; then nothing may have changed."""
+    before = repo.branches()
+    try:
+        list(live.shard(source, repo.repo_id, **more))
+    except DestinationError as error:
+        assert repo.branches() == before, "It was refused, but not before something had changed."
+        return error
+    return None
+
+
 def overwriting(live: Live) -> str:
     """Another model's copy is not replaced unless `overwrite` says so, and then it is."""
     first, second = (str(write_model(live.folder / name, 1, secrets.randbits(64))) for name in ("first", "second"))
-    repo = live.repo("replaced")
-    for _ in live.shard(first, repo.repo_id, private=False):
-        pass
-    before = repo.branches()
-    try:
-        for _ in live.shard(second, repo.repo_id):
-            pass
-    except ReplaceRefused:
-        assert repo.branches() == before, "It was refused, but not before something had changed."
-    else:
-        raise AssertionError("It was replaced without a word.")
-    for _ in live.shard(second, repo.repo_id, overwrite=True):
-        pass
+    repo = live.make("replaced", private=False)
+    list(live.shard(first, repo.repo_id))
+    assert isinstance(refusal(live, second, repo), ReplaceRefused), "It was replaced without a word."
+    list(live.shard(second, repo.repo_id, overwrite=True))
     assert live.are_identical(second, repo.repo_id), "With overwrite there is something else than the second model."
     return ""
 
@@ -332,15 +325,10 @@ def overwriting(live: Live) -> str:
 def visibility(live: Live) -> str:
     """A copy that is to be private is refused where its repo is public, and the repo stays as it is."""
     repo = live.make("public", private=False)
-    before = repo.branches()
-    try:
-        for _ in live.shard(live.source.repo_id, repo.repo_id, private=True):
-            pass
-    except DestinationError as error:
-        assert "public" in error.message, error.message
-    else:
-        raise AssertionError("It was accepted.")
-    assert repo.branches() == before and not repo.is_private(), "The repo is not as it was."
+    refused = refusal(live, live.source.repo_id, repo, private=True)
+    assert refused, "It was accepted."
+    assert "public" in refused.message, refused.message
+    assert not repo.is_private(), "The repo is not as it was."
     return ""
 
 
@@ -351,20 +339,8 @@ def verifying(live: Live) -> str:
 
 
 Check = Callable[[Live], str]
-CHECKS: tuple[Check, ...] = (
-    scopes,
-    private_from_birth,
-    copies_on_the_server,
-    ranges_and_streams,
-    staging,
-    discarding,
-    commit_limits,
-    stale_parents,
-    overwriting,
-    visibility,
-    verifying,
-)
-
+_ON_THE_COPY = (copies_on_the_server, ranges_and_streams, staging, discarding, commit_limits, stale_parents)
+CHECKS: tuple[Check, ...] = (scopes, private_from_birth, *_ON_THE_COPY, overwriting, visibility, verifying)
 
 # --- A run --------------------------------------------------------------------------------------------
 

@@ -80,15 +80,9 @@ ENDPOINTS = (
 )
 FAULTS = {
     "delay": "delay:0.05@{}",
-    "401": "status:401@{}",
-    "403": "status:403@{}",
-    "404": "status:404@{}",
-    "409": "status:409@{}",
-    "412": "status:412@{}",
-    "413": "status:413@{}",
+    **{f"{status}": f"status:{status}@{{}}" for status in (401, 403, 404, 409, 412, 413, 500)},
     "429 twice": "status:429@{}#2",
     "503 twice": "status:503@{}#2",
-    "500": "status:500@{}",
     "cut twice": "cut:0@{}#2",
     "cut": "cut:0@{}",
     "short once": "short:1@{}#1",
@@ -172,6 +166,12 @@ def _weights_of(hub: InHouse, repo_id: str) -> dict[str, str]:
 
 
 SIZE, SMALLER = "9kB", "5kB"
+SHORT = {
+    "answers.NETWORK_WAIT_SECONDS": 0.001,
+    "source.READ_TIMEOUT_SECONDS": 1.5,
+    "client.Hub.least_xet_bytes": 1900,
+    "client.ANSWER_TIMEOUT_SECONDS": 2,
+}
 
 
 @contextmanager
@@ -182,12 +182,7 @@ def matrix(folder: Path) -> Iterator[Matrix]:
     tensors = {f"layers.{n}.weight": np.random.default_rng(n).random(500, np.float32) for n in range(8)}
     checkpoint = write_checkpoint(folder / "checkpoint", {"model.safetensors": tensors}, index=False)
     with ExitStack() as stack:
-        for name, value in (
-            ("answers.NETWORK_WAIT_SECONDS", 0.001),
-            ("source.READ_TIMEOUT_SECONDS", 1.5),
-            ("client.Hub.least_xet_bytes", 1900),
-            ("client.ANSWER_TIMEOUT_SECONDS", 2),
-        ):
+        for name, value in SHORT.items():
             stack.enter_context(patch(f"sharding.storage.hub.{name}", value))
         with_xet = stack.enter_context(hub_in_house(folder / "with-xet"))
         without = stack.enter_context(hub_in_house(folder / "without", xet=False))
@@ -216,10 +211,8 @@ def draw(outcomes: dict[Cell, str]) -> str:
                 said.append(outcome)
             cells.append("·" if outcome == "survived" else str(said.index(outcome) + 1))
         lines.append(f"| {endpoint.title} | {' | '.join(cells)} |")
-    survived = sum(outcome == "survived" for outcome in outcomes.values())
-    head = (
-        f"{len(outcomes)} jobs: {survived} survived (·), {len(outcomes) - survived} ended with a message (its number)."
-    )
+    survived, all_jobs = list(outcomes.values()).count("survived"), len(outcomes)
+    head = f"{all_jobs} jobs: {survived} survived (·), {all_jobs - survived} ended with a message (its number)."
     return "\n".join([head, "", *lines, "", *(f"{number}. {text}" for number, text in enumerate(said, start=1))])
 
 
@@ -256,9 +249,7 @@ def sample(number: int, seed: int) -> list[Cell]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", default="", help="cells whose title this regular expression is found in; writes no table"
-    )
+    parser.add_argument("--only", default="", help="cells in whose title this expression is found; writes no table")
     only = parser.parse_args().only
     outcomes: dict[Cell, str] = {}
     failures = []

@@ -24,13 +24,12 @@ import numpy as np
 
 from bench.harness.sections import RESULTS, replace_section
 from sharding import job
-from sharding.core.events import Verified
 from sharding.core.limits import THREADS
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from tests.conftest import environment, write_checkpoint
-from tests.folders import recorded_in
+from tests.folders import recorded_in, reshard
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
 from tests.storage.publications import stable
@@ -40,11 +39,10 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass
 class Tally:
-    """What came of the kills. `again`: at most so many shards were under way, or not noted yet, and done again."""
+    """What came of the kills."""
 
     kills: int = 0
     finished: int = 0
-    again: int = 0
 
 
 def write_source(folder: Path, tensors: int, tensor_bytes: int) -> Path:
@@ -83,7 +81,6 @@ def torture_folder(place: Path, kills: int, moments: random.Random) -> Tally:
             parts = staging_in(out).glob("*.safetensors*.part")
             noted, under_way = now, {f"{path.name.partition('.')[0]}.safetensors" for path in parts} - set(now)
             assert len(under_way) <= THREADS
-            tally.again += killed * len(under_way)
     _forked(source, out, None)
     assert stable(out) == whole
     return tally
@@ -93,15 +90,12 @@ def _forked(source: Path, out: Path, seconds: float | None) -> bool:
     """Run a job in a fork; kill it after `seconds`. Return whether it was killed."""
     child = os.fork()
     if child == 0:
-        status = 1
         try:
-            for _ in job.shard(str(source), str(out), "100kB"):
-                pass
-            status = 0
-        except Exception:
+            reshard(source, out, "100kB")
+        except BaseException:
             traceback.print_exc()  # nothing else says it once the process is gone
-        finally:
-            os._exit(status)
+            os._exit(1)
+        os._exit(0)
     if seconds is not None:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
@@ -120,24 +114,24 @@ def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, mo
     while not (whole and tally.kills >= kills):
         if whole:  # on with the next one
             name, noted = f"{base}-{tally.finished}", set()
-        kept, new, killed = _run(hub, source, name, place, moments if tally.kills < kills else None)
+        kept, killed = _run(hub, source, name, place, moments if tally.kills < kills else None)
         assert kept is None or noted <= kept, f"lost {noted - kept}"
         noted = staged(hub, name)
         tally.kills += killed
-        tally.again += len(kept | new) - len(noted) if killed and noted and kept is not None else 0
         if whole := _shown_whole(hub, name):
             if killed:  # after the commit on main, before the staging branch was gone
                 _run(hub, source, name, place, None)
             tally.finished += 1
             assert branches(hub, name) == {"main"}
-            _assert_identical(hub, source, name)
+            *_, verified = job.verify(source, name, endpoint=hub.address, token=TOKEN)
+            assert verified.verification.identical  # type: ignore[union-attr]
     return tally
 
 
 def _run(
     hub: Server, source: str, name: str, place: Path, moments: random.Random | None
-) -> tuple[set[str] | None, set[str], bool]:
-    """Run a job, killed in its transfer or while it publishes; return the shards it kept and finished, and its end.
+) -> tuple[set[str] | None, bool]:
+    """Run a job, killed in its transfer or while it publishes; return the shards that it kept, and whether it was killed.
 
     What it kept is None if it was killed before it had said all of that.
     """
@@ -162,7 +156,7 @@ def _run(
                 killed = process.poll() is None
                 process.kill()
         process.communicate()
-    return kept if has_moved else None, new, killed
+    return kept if has_moved else None, killed
 
 
 def staged(hub: Server, name: str) -> set[str]:
@@ -178,12 +172,6 @@ def _shown_whole(hub: Server, name: str) -> bool:
     shown = files_of(hub, name) if exists(hub, name) else set()
     assert INDEX in shown or not any(path.endswith(".safetensors") for path in shown)
     return INDEX in shown
-
-
-def _assert_identical(hub: Server, source: str, name: str) -> None:
-    *_, verified = job.verify(source, name, endpoint=hub.address, token=TOKEN)
-    assert isinstance(verified, Verified)
-    assert verified.verification.identical
 
 
 # --- A long run -----------------------------------------------------------------------------------------
@@ -218,13 +206,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def draw(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
     kills = sum(one.kills for one in tallies.values())
-    rows = [f"| {kind} | {one.kills} | {one.finished} | {one.again} |" for kind, one in tallies.items()]
+    rows = [f"| {kind} | {one.kills} | {one.finished} |" for kind, one in tallies.items()]
     head = f"""{kills} kills with -9 at random moments, seed {seed}, in {seconds / 60:.0f} minutes. After each, `main` and
 the folder showed nothing or everything, and no shard that was noted was lost or written again; all results
 were bit-identical. Command: `make torture N={kills}`.
 
-| job | kills | results finished in between | shards begun again, at most |
-|---|---|---|---|"""
+| job | kills | results finished in between |
+|---|---|---|"""
     return "\n".join([head, *rows])
 
 
