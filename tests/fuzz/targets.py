@@ -138,7 +138,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 _DISTCP = {name: (Path(__file__).parent / "distcp" / name).read_bytes() for name in ("__0_0.distcp", "__1_0.distcp")}
-_REPORT = Path(__file__).parent / "corpus/report/written"
+_REPORT = Path(__file__).parent / "corpus/report/written"  # any report of today's
 _VALUES = (None, True, 0, -1, 1 << 63, 1 << 70, 1.5, float("nan"), "", "a", "../a", "a/b", "0" * 64, "x" * 3000, [], [[]], {}, {"a": 1})  # fmt: skip
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

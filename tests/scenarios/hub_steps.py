@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -67,12 +67,7 @@ class _From:
             return asked == self._again
 
 
-@contextmanager
-def failing_for_good(hub: InHouse, number: int, status: int = 500) -> Iterator[None]:
+def failing_for_good(hub: InHouse, number: int, status: int = 500) -> AbstractContextManager[None]:
     """Have the Hub refuse changing request number `number` of the block, as often as it is repeated."""
     pattern: Any = _From(number)
-    hub.rules[:] = [Fault("status", status, pattern)]
-    try:
-        yield
-    finally:
-        hub.rules.clear()
+    return hub.failing(Fault("status", status, pattern))

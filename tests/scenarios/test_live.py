@@ -110,24 +110,20 @@ def test_a_token_that_only_reads_says_nothing_of_the_hub(hub: InHouse, run: Any,
     assert left(hub) == []
 
 
-def test_without_a_token_it_says_so_and_asks_nothing(hub: InHouse, run: Any, monkeypatch: Patch) -> None:
-    monkeypatch.delenv("HF_TOKEN")
-    status, verdicts, said = run()
-    assert (status, verdicts) == (3, {})
-    assert said.startswith("Nobody is signed in, so nothing can be made on ")
-    assert hub.log == []
-
-
 @pytest.mark.parametrize(
     ("token", "arguments", "says"),
-    [("hf_nobody", (), "not valid or has expired"), (TOKEN, ("--namespace", "bob"), "may not write to the namespace")],
+    [
+        ("", (), "Nobody is signed in, so nothing can be made on "),
+        ("hf_nobody", (), "not valid or has expired"),
+        (TOKEN, ("--namespace", "bob"), "may not write to the namespace"),
+    ],
 )
-def test_a_token_that_is_none_and_a_namespace_that_is_not_ones_own_are_refused(
+def test_no_token_one_that_is_none_and_a_namespace_that_is_not_ones_own_are_refused(
     token: str, arguments: tuple[str, ...], says: str, hub: InHouse, run: Any, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
-    status, _, said = run(*arguments)
-    assert status == 3 and says in said
+    status, verdicts, said = run(*arguments)
+    assert (status, verdicts) == (3, {}) and says in said
     assert made(hub) == 0
 
 
