@@ -23,7 +23,7 @@ from sharding.core.options import Options
 from sharding.demo import samples
 from sharding.report.schema import parse_report
 from tests import models, quantized
-from tests.conftest import environment
+from tests.conftest import ROOT, environment
 from tests.folders import bits, kept, reshard, until_shard
 from tests.folders import tensors as load_all
 from tests.hubs import TOKEN, download, push, shard
@@ -170,6 +170,7 @@ def test_a_part_is_resumed(llama: Llama, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("warm_processes")
 def test_ranks_of_fp8_and_those_that_load_from_a_hub_compute_what_one_process_does(
     hub: InHouse, llama: Llama, tmp_path: Path
 ) -> None:
@@ -185,6 +186,7 @@ def test_ranks_of_fp8_and_those_that_load_from_a_hub_compute_what_one_process_do
         {"places": ["alice/five-cut"] * 2, "variant": "rank{rank}-of-2"},
     ]
     env = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
+    env["PYTHONPATH"] = str(ROOT)  # no fork: of the Hub the client is told as it is imported
     (of_fp8,), (plain,) = pp_cases.computed(0, [{"places": [str(place)]} for place in (fp8, source)])
     for one, ranks in zip((of_fp8, of_fp8, plain, plain), pp_cases.computed(2, wanted, **env), strict=True):
         pp_cases.check(one, ranks)
@@ -203,7 +205,10 @@ def test_the_script_of_the_card_computes_and_refuses_other_cuts(hub: InHouse, tm
     (tokens,) = AutoModelForCausalLM.from_pretrained(source).generate(**inputs, max_new_tokens=20, do_sample=False)
     alone = tokenizer.decode(tokens)
     env = environment() | {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
-    done = torchrun(script, tmp_path, env)
+    (tmp_path / "pipeline.py").write_text(script)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "pipeline.py"]
+    given: dict[str, Any] = {"cwd": tmp_path, "env": env | {"OMP_NUM_THREADS": "1"}, "timeout": 300}
+    done = subprocess.run(launch, capture_output=True, text=True, **given)
     # Two processes write into one pipe: a line of one may end behind that of the other.
     assert done.stdout.replace("\n", "") == 2 * alone.replace("\n", ""), done.stderr[-3000:]
     (command,) = re.findall(r"^hf (download .*)$", card, re.MULTILINE)
@@ -217,18 +222,12 @@ def test_the_script_of_the_card_computes_and_refuses_other_cuts(hub: InHouse, tm
     assert {"config.json", "tokenizer.json"} <= first
     moved = script.replace("(0, 5)", "(0, 4)")
     assert moved != script
-    done = torchrun(moved, tmp_path, env)
-    assert done.returncode and "This version cuts elsewhere" in done.stderr
-
-
-def torchrun(script: str, folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    (folder / "pipeline.py").write_text(script)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "pipeline.py"]
-    env = env | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *launch], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    with pytest.raises(SystemExit, match="This version cuts elsewhere"):
+        exec(moved, {})
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("warm_processes")
 def test_two_processes_of_the_demo_agree_with_one(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sharding.demo.pipeline"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
