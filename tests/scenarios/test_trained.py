@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,27 +28,19 @@ from tests.promises import promise
 
 WAYS = ("hf", "hf-columns", "plain", "columns", "accelerate")
 TOKENS = torch.arange(3, 15).view(1, 12)
-Train = Callable[..., Path]
 
 
-@pytest.fixture(scope="session")
-def train(warm_folder: Path) -> Train:
-    """Save `model` as `ranks` do, in each of `ways`, a folder each below `out`."""
-
-    def train(model: Path, out: Path, ranks: int, *ways: str) -> Path:
-        command = [sys.executable, "-m", "tests.scenarios.trainer", str(model), str(out), str(ranks), *ways]
-        env = environment() | {"PYTHONPATH": f"{warm_folder}{os.pathsep}{ROOT}"}
-        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return out
-
-    return train
+def trained(model: Path, out: Path, ranks: int, *ways: str, warm: Path | str = "") -> Path:
+    """Save `model` as `ranks` do, in each of `ways`, a folder each below `out`; `warm` is where forks are asked for."""
+    command = [sys.executable, "-m", "tests.scenarios.trainer", str(model), str(out), str(ranks), *ways]
+    env = environment() | ({"PYTHONPATH": f"{warm}{os.pathsep}{ROOT}"} if warm else {})
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return out
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose dimensions no number of ranks divides, with a tokenizer and a licence."""
-    folder = tmp_path_factory.mktemp("trained") / "base"
+def small_model(folder: Path) -> Path:
+    """Save a model whose dimensions no number of ranks divides, with a tokenizer and a licence."""
     tokenizer, sizes = samples._begin(folder)
     config = AutoConfig.for_model(
         "qwen3", hidden_size=30, intermediate_size=50, num_attention_heads=3, num_key_value_heads=1, head_dim=10,
@@ -63,8 +54,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def saved(train: Train, base: Path) -> Path:
-    return train(base, base.parent / "3", 3, *WAYS)
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("trained") / "base")
+
+
+@pytest.fixture(scope="module")
+def saved(warm_folder: Path, base: Path) -> Path:
+    return trained(base, base.parent / "3", 3, *WAYS, warm=warm_folder)
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -103,8 +99,8 @@ def test_pieces_of_ranks_become_the_model_that_was_saved(way: str, base: Path, s
 @promise("docs/formats.md#what-happens-to-the-pieces")
 @pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_any_number_of_ranks_is_put_together(ranks: int, train: Train, base: Path, tmp_path: Path) -> None:
-    out = train(base, tmp_path / "saved", ranks, *WAYS)
+def test_any_number_of_ranks_is_put_together(ranks: int, warm_folder: Path, base: Path, tmp_path: Path) -> None:
+    out = trained(base, tmp_path / "saved", ranks, *WAYS, warm=warm_folder)
     for way in WAYS:
         reshard(out / way, tmp_path / way, base=str(base), strategy="blocks")
         assert_is_that_model(tmp_path / way, out / "trained" if way == "accelerate" else base)
