@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -35,7 +35,6 @@ class Node:
     raylet: psutil.Process
 
     def kill(self) -> None:
-        """End it as a machine ends that loses its power: all of its processes at once."""
         self.raylet.suspend()  # it starts no other process meanwhile
         kill([*self.raylet.children(recursive=True), self.raylet])
 
@@ -50,27 +49,18 @@ class Cluster:
     session: int
 
     def processes(self) -> list[psutil.Process]:
-        """Return every process of it."""
         return of_session(self.session)
 
 
 @contextmanager
 def cluster(other: Path | None = None) -> Iterator[Cluster]:
-    """Run a cluster of two nodes, one CPU each, while the block lasts; `other` holds the package of the second."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of sockets have a bound
     command = [sys.executable, "-m", "tests.clusters", str(other or "")]
-    log = (folder / "cluster.log").open("wb")
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes |= {"env": without_login(folder), "cwd": folder, "start_new_session": True}
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=without_login(folder),
-            cwd=folder,
-            start_new_session=True,
-        )
+        with (folder / "cluster.log").open("wb") as log:
+            process = subprocess.Popen(command, stderr=log, **pipes)
         try:
             assert process.stdout
             line = process.stdout.readline()
@@ -81,12 +71,10 @@ def cluster(other: Path | None = None) -> Iterator[Cluster]:
         finally:
             end(process)
     finally:
-        log.close()
         shutil.rmtree(folder)
 
 
 def without_login(home: Path) -> dict[str, str]:
-    """Return an environment with what a node needs, and nobody's login."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -101,7 +89,6 @@ def without_login(home: Path) -> dict[str, str]:
 
 
 def of_session(session: int) -> list[psutil.Process]:
-    """Return the processes of a session, its leader first."""
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -111,7 +98,6 @@ def of_session(session: int) -> list[psutil.Process]:
 
 
 def kill(processes: list[psutil.Process]) -> None:
-    """Kill all of them, and return when they are gone."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -142,7 +128,6 @@ def wait_until(condition: Callable[[], _T]) -> _T:
 
 
 def main() -> None:
-    """Run the cluster."""
     from ray.cluster_utils import Cluster as RayCluster
 
     (other,) = sys.argv[1:]
@@ -150,13 +135,10 @@ def main() -> None:
     head = {**common, "include_dashboard": False}
     ray_cluster = RayCluster(initialize_head=True, head_node_args=head)
     second = ray_cluster.add_node(**common, env_vars={"PYTHONPATH": other} if other else None)
-    nodes = [
-        {
-            "name": f"127.0.0.1 ({node.node_id[:8]})",
-            "raylet": node.all_processes["raylet"][0].process.pid,
-        }
-        for node in (ray_cluster.head_node, second)
-    ]
+    nodes = []
+    for node in (ray_cluster.head_node, second):
+        raylet = node.all_processes["raylet"][0].process.pid
+        nodes.append({"name": f"127.0.0.1 ({node.node_id[:8]})", "raylet": raylet})
     print(json.dumps({"address": ray_cluster.address, "nodes": nodes}), flush=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever holds the other end of the pipe decides
     sys.stdin.read()

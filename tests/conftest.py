@@ -94,7 +94,6 @@ def in_two_files(folder: Path) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint in two files with an index."""
     return in_two_files(tmp_path / "checkpoint")
 
 
@@ -163,7 +162,6 @@ SLOWEST = ("page", "scenarios", "desk", "loading", "planning", "cli", "report", 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by their folders."""
     items.sort(key=lambda item: (*SLOWEST, item.path.parent.name).index(item.path.parent.name))
 
 
@@ -246,7 +244,6 @@ def new_seed() -> int:
 
 
 def options_of(size: str, choices: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-    """The options among `choices`, and what else a job takes."""
     chosen = {field.name: choices[field.name] for field in fields(Options) if field.name in choices}
     return Options(size, **chosen), {name: choice for name, choice in choices.items() if name not in chosen}
 
@@ -257,7 +254,6 @@ def environment() -> dict[str, str]:
 
 
 def listing(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder`, by its relative path."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,28 +37,27 @@ class Fleet:
     process: subprocess.Popen[str]
     events: list[Event] = field(default_factory=list)
 
-    def until(self, condition: Callable[[Event], Any]) -> Event:
-        """Read events up to the first that meets `condition`; fail where the job ends before."""
+    def _read(self) -> Iterator[Event]:
         assert self.process.stdout
         for line in self.process.stdout:
-            self._add(line)
-            if condition(self.events[-1]):
-                return self.events[-1]
-        raise AssertionError(f"It ended before: {self.events[-1:]}")
+            try:
+                self.events.append(json.loads(line))
+            except ValueError as error:
+                raise AssertionError(f"On standard output there is {line!r}.") from error
+            yield self.events[-1]
+
+    def until(self, condition: Callable[[Event], Any]) -> Event:
+        """Read events up to the first that meets `condition`; fail where the job ends before."""
+        found = next(filter(condition, self._read()), None)
+        assert found, f"It ended before: {self.events[-1:]}"
+        return found
 
     def finish(self) -> Event:
         """Read all events and return the last; nothing else may follow it but a good end."""
-        assert self.process.stdout
-        for line in self.process.stdout:
-            self._add(line)
+        for _ in self._read():
+            pass
         assert self.process.wait() == 0, self.events[-1:]
         return self.events[-1]
-
-    def _add(self, line: str) -> None:
-        try:
-            self.events.append(json.loads(line))
-        except ValueError as error:
-            raise AssertionError(f"On standard output there is {line!r}.") from error
 
     def at_work(self, stage: str, node: str = "") -> Event:
         """Read on until a worker, of a node where one is named, is at a part of a stage; return what is told of it."""
@@ -69,12 +68,10 @@ class Fleet:
         return those(self.until(lambda event: event.get("stage") == stage and those(event)))[0]
 
     def finished(self, kept: bool = False) -> set[str]:
-        """Return the shards that were finished, or `kept` of an earlier run."""
         told = [event for event in self.events if event["event"] == "shard-finished"]
         return {event["file"] for event in told if event["kept"] is kept}
 
     def kill(self) -> None:
-        """Kill the process of the command, and no other."""
         kill([psutil.Process(self.process.pid)])
 
 
@@ -88,7 +85,6 @@ def variables(cluster: Cluster | None, hub: Server | None, token: str = TOKEN) -
 
 @contextmanager
 def fleet(env: Mapping[str, str], *words: object) -> Iterator[Fleet]:
-    """Run the command while the block lasts; nothing of it stays."""
     command = [sys.executable, "-m", "sharding", "shard", *map(str, words), "--workers", "ray", "--events"]
     # Elsewhere: Ray has workers look for packages where the command was given, before they look at their own.
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryDirectory() as here:
@@ -110,7 +106,6 @@ def fleet(env: Mapping[str, str], *words: object) -> Iterator[Fleet]:
 
 
 def alone(env: Mapping[str, str], *words: object) -> None:
-    """Run the same job on this machine alone."""
     done = CliRunner(env=dict(env)).invoke(app, ["shard", *map(str, words), "--json"])
     assert done.exit_code == 0, done.stderr
 
@@ -134,19 +129,14 @@ class _After:
         return self._is_due and bool(re.search(self._pattern, asked))
 
 
-@contextmanager
-def slow_parts(hub: InHouse, to_folder: bool = False) -> Iterator[None]:
+def slow_parts(hub: InHouse, to_folder: bool = False) -> AbstractContextManager[None]:
     """Slow down what workers put into the store of `hub`, and what they read there of a result; nothing else.
 
     Where the result goes into a folder, slow down what they read of the source.
     """
     read: Any = _After("GET .*/xet-read-token/shard-my-repo-staging", "GET /cas/xorbs/")
-    sent = [Fault("slow", SLOW_BYTES, re.compile("POST /cas/v1/xorbs/")), Fault("slow", SLOW_BYTES, read)]
-    hub.rules[:] = [Fault("slow", SLOW_BYTES, re.compile("GET /cas/xorbs/"))] if to_folder else sent
-    try:
-        yield
-    finally:
-        hub.rules.clear()
+    patterns = [re.compile("GET /cas/xorbs/")] if to_folder else [re.compile("POST /cas/v1/xorbs/"), read]
+    return hub.failing(*(Fault("slow", SLOW_BYTES, pattern) for pattern in patterns))
 
 
 # --- The same as one machine's -------------------------------------------------------------------------
@@ -171,7 +161,6 @@ def assert_same_repos(hub: Server, ours: str, alone: str, place: Path) -> None:
 
 
 def _comparable(files: Mapping[str, bytes], name: str = "") -> dict[str, Any]:
-    """Return what two results have in common: weights, index and digests as they are, the rest without figures."""
     comparable: dict[str, Any] = {path: data for path, data in files.items() if ".cache/" not in path}
     card, report = files["README.md"].decode(), json.loads(files["sharding_report.json"])
     if name:
@@ -199,7 +188,6 @@ def processes_with(
 
 
 def files_with(text: str, *folders: Path) -> list[str]:
-    """Return which files below `folders` hold `text`."""
     found = []
     for path in (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()):
         with suppress(FileNotFoundError):  # it has just gone

@@ -28,12 +28,10 @@ class Order:
     environment: dict[str, str] = field(default_factory=dict)
 
     def line(self) -> str:
-        """Return it as a line."""
         return json.dumps(asdict(self)) + "\n"
 
 
 def main() -> None:
-    """Do as the lines say, one after another."""
     for name in sys.argv[1:]:
         importlib.import_module(name)
     for line in sys.stdin:

@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +32,9 @@ class InHouse(Server):
     hub: Hub | None = None
 
     @contextmanager
-    def failing(self, *rules: str) -> Iterator[None]:
+    def failing(self, *rules: str | Fault) -> Iterator[None]:
         """Break answers by `rules`, and by no others, while the block lasts."""
-        self.rules[:] = [parse_fault(rule) for rule in rules]
+        self.rules[:] = [parse_fault(rule) if isinstance(rule, str) else rule for rule in rules]
         try:
             yield
         finally:
@@ -50,7 +50,6 @@ class InHouse(Server):
             self.gates.remove(gate)
 
     def asked(self, pattern: str) -> int:
-        """Return how many requests in the log `pattern` is found in."""
         return sum(bool(re.search(pattern, line)) for line in self.log)
 
 
@@ -68,9 +67,7 @@ class _Gate:
 @contextmanager
 def hub_in_house(folder: Path, *more: Middleware, **settings: object) -> Iterator[InHouse]:
     """Serve a Hub kept in `folder` from a thread while the block lasts, behind `more` middleware."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.bind((HOST, 0))
-        listener.listen(1024)
+    with socket.create_server((HOST, 0), backlog=1024) as listener:
         address = f"http://{HOST}:{listener.getsockname()[1]}"
         hub = Hub.open(address, folder, Settings(**settings))  # type: ignore[arg-type]
         served = InHouse(folder, address=address, hub=hub)
@@ -91,8 +88,6 @@ def hub_in_house(folder: Path, *more: Middleware, **settings: object) -> Iterato
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it is ready."""
-
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_ready = threading.Event()
@@ -116,9 +111,6 @@ class _Log:
             while any(gate in self._gates for gate in shut):
                 await asyncio.sleep(0.02)
         await self._app(scope, receive, send)
-
-
-InHouseHub = Callable[..., InHouse]
 
 
 def ignore_private(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ LIMITS = ("-timeout=1", "-rss_limit_mb=300", "-max_len=65536", "-print_final_sta
 
 
 def main() -> None:
-    """Hand over to libFuzzer."""
     name, *options = sys.argv[1:]
     found = Path("fuzz") / name
     found.mkdir(parents=True, exist_ok=True)

@@ -1,33 +1,15 @@
-"""Write the corpus that fuzzing begins with: `python -m tests.fuzz.seeds`. Small files of every kind."""
+"""Small files as torch writes them: some of them are in the corpus that fuzzing begins with."""
 
 import io
-import json
-import os
 import pickle
-import struct
-import tempfile
 import zipfile
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from safetensors.numpy import save
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
-
-from sharding import job
-from tests.conftest import write_checkpoint
-
-CORPUS = Path(__file__).parent / "corpus"
-DISTCP = Path(__file__).parent / "distcp"
 
 
 def saved(value: Any, **options: Any) -> bytes:
-    """Return what torch.save writes."""
     stream = io.BytesIO()
     torch.save(value, stream, **options)
     return stream.getvalue()
@@ -45,13 +27,8 @@ def rezipped(data: bytes) -> bytes:
 def archives() -> dict[str, bytes]:
     """Return `.bin` files: of both formats, with views, wrapped, and with a pickle that is refused."""
     matrix = torch.arange(6, dtype=torch.float32).reshape(2, 3)
-    state = {
-        "w": matrix,
-        "tied": matrix,
-        "t": matrix.t(),
-        "e": torch.ones(1).expand(4),
-        "p": torch.nn.Parameter(matrix),
-    }
+    views = {"w": matrix, "tied": matrix, "t": matrix.t(), "e": torch.ones(1).expand(4)}
+    state = {**views, "p": torch.nn.Parameter(matrix)}
     typed = OrderedDict(a=torch.ones(2).bfloat16(), u=torch.ones(2, dtype=torch.uint16), s=torch.tensor(1.5), n=3)
     plain = saved({"w": matrix})
     return {
@@ -63,75 +40,3 @@ def archives() -> dict[str, bytes]:
         "refused": pickle.dumps({"w": print}, protocol=2),
         "sparse": saved({"w": matrix.to_sparse()}),
     }
-
-
-def pickles() -> dict[str, bytes]:
-    """Return the pickles in those of `archives` that are zip files."""
-    files = {name: data for name, data in archives().items() if data.startswith(b"PK")}
-    return {name: zipfile.ZipFile(io.BytesIO(data)).read("archive/data.pkl") for name, data in files.items()}
-
-
-def indexes() -> dict[str, bytes]:
-    """Return indexes of both formats."""
-    return {
-        suffix: json.dumps({"metadata": {"total_parameters": 6}, "weight_map": {"a": f"x.{suffix}"}}).encode()
-        for suffix in ("safetensors", "bin")
-    }
-
-
-def headers() -> dict[str, bytes]:
-    """Return safetensors files."""
-    tensors = {"a": np.zeros((2, 3), np.float32), "b": np.ones(5, np.int8), "é": np.zeros(())}
-    extra = b'{"__metadata__":null,"a":["F4",[2],[0,1]],"b":{"dtype":"BOOL","shape":[],"data_offsets":[1,2],"x":{"y":[1e5]}}}'
-    return {"plain": save(tensors, {"format": "pt"}), "extra": struct.pack("<Q", len(extra)) + extra + b"12"}
-
-
-def reports() -> dict[str, bytes]:
-    """Return a report as this tool writes it."""
-    with tempfile.TemporaryDirectory() as place:
-        tensors = {"model.safetensors": {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}}
-        source = write_checkpoint(Path(place) / "in", tensors, index=False)
-        for _ in job.shard(str(source), str(Path(place) / "out"), "12"):
-            pass
-        return {"written": (Path(place) / "out/sharding_report.json").read_bytes(), "changed": b"\5\1\x20\4"}
-
-
-def sharding_infos() -> dict[str, bytes]:
-    """Return what the headers of two ranks say, a line each: cut by columns and by rows, the second rank's alone."""
-    first = {"a": {"saved_offsets": [0, 0]}, "b": {"saved_offsets": [0]}, "c": {"saved_offsets": []}}
-    by_columns = {"a": {"saved_offsets": [0, 3]}, "b": {"saved_offsets": [4]}, "c": {"saved_offsets": []}}
-    lines = [json.dumps(first), json.dumps(by_columns)]
-    return {"twice": "\n".join(lines).encode(), "alone": lines[0].encode(), "none": b"{}", "list": b"[1]"}
-
-
-def metadata() -> dict[str, bytes]:
-    """Save tensors by two ranks; return their `.metadata`, and put the files that it names into DISTCP."""
-    with tempfile.TemporaryDirectory() as place:
-        children = []
-        for rank in range(2):
-            child = os.fork()
-            if not child:
-                dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2)
-                mesh = init_device_mesh("cpu", (2,))
-                state = {
-                    "a": distribute_tensor(torch.arange(6.0).reshape(2, 3), mesh, [Shard(1)]),
-                    "b": distribute_tensor(torch.ones(5).bfloat16(), mesh, [Shard(0)]),
-                    "c": torch.tensor(7),
-                }
-                dcp.save({"model": state, "step": 3}, storage_writer=dcp.FileSystemWriter(f"{place}/saved"))
-                os._exit(0)
-            children.append(child)
-        assert not any([os.waitpid(child, 0)[1] for child in children])
-        for path in Path(place, "saved").glob("*.distcp"):
-            (DISTCP / path.name).write_bytes(path.read_bytes())
-        data = Path(place, "saved/.metadata").read_bytes()
-        return {"saved": data, "refused": pickle.dumps({"w": print}, protocol=4), "cut": data[:-40]}
-
-
-if __name__ == "__main__":
-    made = {"archive": archives(), "pickle": pickles(), "index": indexes(), "header": headers(), "report": reports()}
-    made |= {"sharding_info": sharding_infos(), "metadata": metadata()}
-    for target, files in made.items():
-        (CORPUS / target).mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            (CORPUS / target / name).write_bytes(data)

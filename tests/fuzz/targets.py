@@ -132,24 +132,17 @@ def _changed(data: bytes) -> str:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every dictionary or list inside, with every key of it."""
     for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, key
         yield from _places(value[key])
 
 
 _DISTCP = {name: (Path(__file__).parent / "distcp" / name).read_bytes() for name in ("__0_0.distcp", "__1_0.distcp")}
-_REPORT = Path(__file__).parent / "corpus/report/written"
+_REPORT = Path(__file__).parent / "corpus/report/written"  # any report of today's
 _VALUES = (None, True, 0, -1, 1 << 63, 1 << 70, 1.5, float("nan"), "", "a", "../a", "a/b", "0" * 64, "x" * 3000, [], [[]], {}, {"a": 1})  # fmt: skip
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "header": header,
-    "index": index,
-    "archive": archive,
-    "pickle": pickle,
-    "report": report,
-    "sharding_info": sharding_info,
-    "metadata": metadata,
+    target.__name__: target for target in (header, index, archive, pickle, report, sharding_info, metadata)
 }
 
 

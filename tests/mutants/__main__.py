@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -25,33 +26,18 @@ WINGS = ("planning", "transfer", "recipes", "verify", "storage", "desk", "fleet"
 KINDS = ("noticed", "harmless", "survived")
 
 
-def draw(faults: Sequence[Fault], count: int | None, seed: str) -> Iterator[Fault]:
-    """Yield that many of the faults at random, or all of them in order."""
-    drawn = faults if count is None else random.Random(seed).sample(faults, len(faults))
-    left = len(faults) if count is None else count
-    for fault in drawn:
-        if left and fault.is_one:
-            left -= 1
-            yield fault
-
-
-def drawn(root: Path, wings: Sequence[str], count: int | None, seed: int) -> list[tuple[str, Fault]]:
-    """Return `count` faults, as many of each wing, or all of them."""
-    shares = [
-        None if count is None else (count + len(wings) - 1 - number) // len(wings) for number in range(len(wings))
-    ]
-    return [
-        (wing, fault)
-        for wing, share in zip(wings, shares, strict=True)
-        for fault in draw(faults_of(root, wing), share, f"{seed} {wing}")
-    ]
+def drawn(root: Path, wings: Sequence[str], count: int | None, seed: int) -> Iterator[tuple[str, Fault]]:
+    """Yield `count` faults at random, as many of each wing, or all of them in order."""
+    for number, wing in enumerate(wings):
+        faults = faults_of(root, wing)
+        if count is not None:
+            random.Random(f"{seed} {wing}").shuffle(faults)
+        share = None if count is None else (count + len(wings) - 1 - number) // len(wings)
+        yield from islice(((wing, fault) for fault in faults if fault.is_one), share)
 
 
 def try_faults(
-    root: Path,
-    faults: Sequence[tuple[str, Fault]],
-    processes: int = 1,
-    say: Callable[[str], None] = print,
+    root: Path, faults: Sequence[tuple[str, Fault]], processes: int = 1, say: Callable[[str], None] = print
 ) -> list[Tried]:
     """Try each fault of a wing, as many at a time as `processes`. Raises Refused where tests fail without one."""
     with ExitStack() as stack, ThreadPoolExecutor(processes) as pool:
@@ -77,17 +63,15 @@ def try_faults(
 
 
 def table(tried: Sequence[Tried]) -> str:
-    """Return how many were tried, noticed, harmless and survived in each wing, and the share that survived."""
-    rows = ["| wing | tried | noticed | harmless | survived |", "|---|---|---|---|---|"]
+    rows = [f"| wing | tried | {' | '.join(KINDS)} |", "|---|---|---|---|---|"]
     for wing in [*dict.fromkeys(one.wing for one in tried), "all"]:
         outcomes = Counter(one.outcome for one in tried if wing in (one.wing, "all"))
         rows.append(f"| {wing} | {outcomes.total()} | {' | '.join(str(outcomes[kind]) for kind in KINDS)} |")
     outcomes = Counter(one.outcome for one in tried)
     faults = outcomes["noticed"] + outcomes["survived"]
     share = 100 * outcomes["survived"] / faults if faults else 0
-    return "\n".join(
-        [*rows, "", f"Of {faults} faults that are not harmless {outcomes['survived']} survived: {share:.1f} %."]
-    )
+    rows += ["", f"Of {faults} faults that are not harmless {outcomes['survived']} survived: {share:.1f} %."]
+    return "\n".join(rows)
 
 
 _INTRODUCTION = """Small random faults in the code (mutmut's operators). Each is tried with the tests that execute its line. A fault is harmless
@@ -95,7 +79,6 @@ if nobody could notice it; `tests/mutants/harmless.toml` lists those with a reas
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Try faults, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", help='how many at random, spread over the wings; "all" takes hours')
     parser.add_argument("--wings", nargs="+", help="only in these")
@@ -108,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         print(f"seed {options.seed}", flush=True)
         count = None if options.count == "all" else int(options.count)
-        faults = drawn(ROOT, options.wings or WINGS, count, options.seed)
+        faults = list(drawn(ROOT, options.wings or WINGS, count, options.seed))
         tried = try_faults(ROOT, faults, options.processes, lambda line: print(line, flush=True))
     except Refused as refused:
         sys.exit(str(refused))

@@ -4,6 +4,7 @@ import ast
 import difflib
 from dataclasses import dataclass, field
 from functools import cached_property
+from os.path import commonprefix
 from pathlib import Path
 
 import libcst as cst
@@ -30,14 +31,8 @@ class Fault:
     old: cst.CSTNode = field(repr=False)
     new: cst.CSTNode = field(repr=False)
 
-    @property
-    def tests(self) -> tuple[str, ...]:
-        """No test is known to hold what it breaks."""
-        return ()
-
     @cached_property
     def text(self) -> str:
-        """The whole file with the fault."""
         changed = self.module.deep_replace(self.old, self.new)
         assert isinstance(changed, cst.Module)
         return changed.code
@@ -53,25 +48,27 @@ class Fault:
     @property
     def was(self) -> str:
         """The source text that it changes, without indents."""
-        return self._side("-")
+        return self._sides["-"]
 
     @property
     def becomes(self) -> str:
         """The source text in its place, without indents."""
-        return self._side("+")
+        return self._sides["+"]
 
-    def _side(self, sign: str) -> str:
-        lines = difflib.ndiff(self.module.code.splitlines(), self.text.splitlines())
-        return " ".join(line[2:].strip() for line in lines if line[0] == sign)
+    @cached_property
+    def _sides(self) -> dict[str, str]:
+        old, new = self.module.code.splitlines(), self.text.splitlines()
+        first = len(commonprefix([old, new]))
+        last = len(commonprefix([old[first:][::-1], new[first:][::-1]]))
+        lines = list(difflib.ndiff(old[first : len(old) - last], new[first : len(new) - last]))
+        return {sign: " ".join(line[2:].strip() for line in lines if line[0] == sign) for sign in "-+"}
 
     def __str__(self) -> str:
-        """Return it as a small diff."""
         diff = difflib.unified_diff(self.module.code.splitlines(), self.text.splitlines(), n=1, lineterm="")
         return "\n".join([f"{self.file}, {self.within}:", *(f"    {line}" for line in list(diff)[2:])])
 
 
 def faults_in(root: Path, file: str) -> list[Fault]:
-    """Return every fault that a file may be given, in the order of its text."""
     wrapper = MetadataWrapper(cst.parse_module((root / file).read_text()))
     visitor = _Visitor(file, wrapper.module)
     wrapper.visit(visitor)

@@ -22,7 +22,7 @@ from tests.mutants.watch import lines_seen, seconds_of_tests, settings, tests_of
 
 NOT_COPIED = {".git", ".venv", "build", "demo", "fuzz", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
 HARMLESS = Path("tests/mutants/harmless.toml")
-HEAVY = ("pytest", "numpy", "torch", "transformers.core_model_loading")
+HEAVY = ("pytest", "hypothesis", "numpy", "torch", "transformers.core_model_loading")
 """What takes long to import, and is not ours."""
 # What has been imported plugins cannot rewrite any more.
 PYTEST = ("-Wignore:Module already imported", "-x", "-pno:cacheprovider", "--hypothesis-seed=0", "-m", "not thorough")
@@ -53,7 +53,6 @@ class Trial:
     """A copy of the tree in which faults are tried."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        """Copy `root`, and start what runs tests there."""
         self.tree, temporary = folder / "tree", folder / "t"  # short: paths of sockets below it have a bound
         shutil.copytree(
             root, self.tree, ignore=lambda place, _: NOT_COPIED if Path(place) == root else {"node_modules"}
@@ -63,19 +62,14 @@ class Trial:
         compiling = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "sharding", "tests"]
         subprocess.run([sys.executable, *compiling], cwd=self.tree, check=True)
         self._output = folder / "output"
-        environment = {
-            **{name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": str(self.tree),
-            "TMPDIR": str(temporary),
-            "HF_HOME": str(temporary),
-        }
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(self.tree)}
+        environment |= dict.fromkeys(("TMPDIR", "HF_HOME"), str(temporary))
         command = [sys.executable, "-m", "tests.forks", *HEAVY]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self._forks = subprocess.Popen(command, cwd=self.tree, env=environment, **pipes)
 
     def fails(self, arguments: Sequence[str], seconds: float | None = None) -> bool:
-        """Whether a test fails, or they hang for so many seconds."""
         assert self._forks.stdin and self._forks.stdout
         order = Order("pytest:console_main", [*PYTEST, *arguments], str(self._output), cwd=str(self.tree))
         self._forks.stdin.write(order.line())
@@ -95,18 +89,15 @@ class Trial:
         sound = path.read_text()
         path.write_text(fault.text)
         try:
-            return any(
-                self.fails(tests, STARTING_SECONDS + 3 * sum(seconds[test] for test in tests)) for tests in rooms
-            )
+            most = [STARTING_SECONDS + 3 * sum(map(seconds.__getitem__, tests)) for tests in rooms]
+            return any(map(self.fails, rooms, most))
         finally:
             path.write_text(sound)
 
     def output(self) -> str:
-        """Return what the last run has printed."""
         return self._output.read_text()
 
     def close(self) -> None:
-        """End the process that runs the tests."""
         with self._forks:
             self._forks.communicate()
 
@@ -115,7 +106,6 @@ class Rooms:
     """Which tests may notice a fault: those that execute its line."""
 
     def __init__(self, trial: Trial, wings: Sequence[str], processes: int = 1) -> None:
-        """Run all tests without a fault. Raises Refused where they fail."""
         seen = trial.tree.parent / "seen"
         seen.mkdir()
         settled = settings(seen, [trial.tree / "sharding" / wing for wing in wings])
@@ -153,15 +143,14 @@ class Rooms:
 def is_harmless(root: Path, fault: Fault) -> bool:
     """Whether the list says that nobody could notice it."""
     listed = root / HARMLESS
+    asked = (fault.file, fault.within, fault.was)
     return any(
-        (one["file"], one["within"], one["was"]) == (fault.file, fault.within, fault.was)
-        and fault.becomes in one.get("becomes", [fault.becomes])
+        (one["file"], one["within"], one["was"]) == asked and fault.becomes in one.get("becomes", [fault.becomes])
         for one in (tomllib.loads(listed.read_text()).get("harmless", []) if listed.exists() else [])
     )
 
 
 def faults_of(root: Path, wing: str) -> list[Fault]:
-    """Return all faults that can be drawn in a wing."""
     files = sorted((root / "sharding" / wing).rglob("*.py"))
     return [fault for path in files for fault in faults_in(root, path.relative_to(root).as_posix())]
 

@@ -59,20 +59,17 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def settings(folder: Path, sources: list[Path]) -> Path:
-    """Write what coverage is to watch, and return that file."""
     path = folder / "coverage.ini"
     path.write_text(SETTINGS % {"folder": folder, "sources": "\n  ".join(map(str, sources))})
     return path
 
 
 def seconds_of_tests(folder: Path) -> dict[str, float]:
-    """Return how long each test has taken."""
     seconds: dict[str, float] = json.loads((folder / TESTS).read_text())
     return seconds
 
 
 def lines_seen(settings: Path) -> CoverageData:
-    """Return which test executes which line."""
     watched = Coverage(config_file=str(settings))
     if list(settings.parent.glob("lines.*")):
         watched.combine()

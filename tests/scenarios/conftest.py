@@ -13,7 +13,6 @@ __all__ = ["NUMBERS", "SOURCE", "hub", "name", "one_hub"]
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 240 kB in two files."""
     return in_two_files(tmp_path_factory.mktemp("in") / "in")
 
 

@@ -40,7 +40,6 @@ class Way:
 
     @property
     def title(self) -> str:
-        """The choices, those left at their defaults apart."""
         others = (word for word in (self.dtype, self.order) if word not in ("keep", "natural"))
         return ", ".join([self.source, self.strategy, *others])
 
@@ -64,7 +63,6 @@ class Row:
     same_logits: bool
 
     def line(self, name: str, kind: str, way: Way) -> str:
-        """Return a line of the table."""
         holds = ("yes" if held else "no" for held in (self.bits_equal, self.loads, self.same_logits))
         return f"| {name} | {kind} | {way.title} | {self.layout} | {' | '.join(holds)} |"
 
@@ -104,7 +102,6 @@ def found_of_pipeline() -> Row:
 
 
 def save(model: PreTrainedModel, folder: Path, source: str) -> None:
-    """Save `model` as `source` says: "safetensors" or ".bin"."""
     if source == "safetensors":
         model.save_pretrained(folder, max_shard_size="50kB")
     else:
@@ -129,7 +126,6 @@ def compare_files(model: PreTrainedModel, out: Path, place: Path) -> str:
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
-    """Return every tensor of a checkpoint."""
     pickled = folder / "pytorch_model.bin"
     found: dict[str, torch.Tensor] = torch.load(pickled, weights_only=True) if pickled.exists() else tensors(folder)
     return found
@@ -146,12 +142,10 @@ def same_bits(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tens
 
 
 def same_outputs(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Return whether two forward passes gave the same, bit for bit."""
     return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
 
 
 def table(say: Callable[[str], object]) -> str:
-    """Return the table of all that is found; `say` hears each line as it is."""
     lines = [
         "| architecture | kind | source, strategy | layout | bits equal | loads | same logits |",
         "|---|---|---|---|---|---|---|",
@@ -164,12 +158,10 @@ def table(say: Callable[[str], object]) -> str:
 
 
 def in_docs() -> list[str]:
-    """Return the lines of the table that the docs have."""
     return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
 
 
 def main() -> None:
-    """Write the table into the docs."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n{table(print)}\n{END}{after}")

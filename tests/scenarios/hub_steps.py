@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -26,7 +26,6 @@ class Requests:
     is_dead: bool = False
 
     def take(self, request: Any) -> None:
-        """Note a request of the client before it is made. Raises `Killed`: the dead ask nothing."""
         if self.is_dead:
             raise Killed
         asked = f"{request.method} {request.url.path}"
@@ -68,12 +67,7 @@ class _From:
             return asked == self._again
 
 
-@contextmanager
-def failing_for_good(hub: InHouse, number: int, status: int = 500) -> Iterator[None]:
+def failing_for_good(hub: InHouse, number: int, status: int = 500) -> AbstractContextManager[None]:
     """Have the Hub refuse changing request number `number` of the block, as often as it is repeated."""
     pattern: Any = _From(number)
-    hub.rules[:] = [Fault("status", status, pattern)]
-    try:
-        yield
-    finally:
-        hub.rules.clear()
+    return hub.failing(Fault("status", status, pattern))

@@ -7,29 +7,170 @@ the login that of HF_TOKEN or of `hf auth login`.
 
 # Nothing of tests/conftest.py is used: it hides the login that is saved on this machine.
 import argparse
+import json
+import random
 import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars
+from safetensors.numpy import save_file
 
+from sharding import job
 from sharding.core.environment import hub_endpoint, hub_token
 from sharding.core.errors import Cancelled, DestinationError, Refused, ReplaceRefused, ShardingError
 from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.limits import XET_LEAST_BYTES
 from sharding.report.schema import Report
-from sharding.storage.hub.answers import person_of
+from sharding.storage.hub.answers import Person, person_of
 from sharding.storage.hub.client import SIGN_IN, Hub
 from sharding.storage.hub.repo import HubRepo, is_alike
-from sharding.storage.hub.source import open_repo
+from sharding.storage.hub.source import HubSource, open_repo
 from sharding.storage.hub.staging import STAGING_BRANCH
-from tests.scenarios.live_repos import SETTINGS, VOCABULARY, WEIGHTS, Live, is_allowed, weights_in, write_model
+
+TENSOR_BYTES, SIZE = 200_000, "650kB"
+WEIGHTS, VOCABULARY, SETTINGS = "model.safetensors", "tokenizer.model", "generation_config.json"
+"""What a Hub keeps in its store: the first by its name, the second too, but it lies beside the weights; and in git."""
+
+
+def write_model(folder: Path, tensors: int, seed: int) -> Path:
+    """Write a checkpoint of random bytes, which no store has yet, with a file beside it of either kind."""
+    chance = random.Random(seed)
+    folder.mkdir(parents=True)
+    weights = {f"layers.{n}.weight": np.frombuffer(chance.randbytes(TENSOR_BYTES), np.uint8) for n in range(tensors)}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / SETTINGS).write_text(json.dumps({"max_new_tokens": 12}))
+    (folder / VOCABULARY).write_bytes(chance.randbytes(TENSOR_BYTES))
+    return folder
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the source that is published, and what was seen of the job: `read` are the source's files it asked for."""
+
+    repo: HubRepo
+    report: Report
+    read: frozenset[str]
+    commits_staged: int
+
+
+class Live:
+    """A Hub, and the throw-away repos that the checks make in a namespace of it."""
+
+    def __init__(self, hub: Hub, token: str, person: Person, namespace: str, folder: Path) -> None:
+        self.hub = hub
+        self.anybody = Hub(hub.endpoint, None)
+        self.person = person
+        self.folder = folder
+        self.may_make = False
+        self.model = write_model(folder / "model", 10, secrets.randbits(64))
+        self.login: dict[str, Any] = {"endpoint": hub.endpoint, "token": token}
+        self.prefix = f"{namespace}/shard-my-repo-live-{secrets.token_hex(4)}"
+        self._begun: dict[str, HubRepo] = {}
+
+    def repo(self, what: str) -> HubRepo:
+        """Return a throw-away repo, which need not be there yet: noted before it is made, so that none is forgotten."""
+        return self._begun.setdefault(what, HubRepo(self.hub, f"{self.prefix}-{what}"))
+
+    def make(self, what: str, *, private: bool) -> HubRepo:
+        repo = self.repo(what)
+        repo.ask(lambda: self.hub.api.create_repo(repo.repo_id, private=private, exist_ok=True))
+        return repo
+
+    @cached_property
+    def source(self) -> HubRepo:
+        """The model in a public repo, as its author would put it there."""
+        repo = self.make("source", private=False)
+        repo.ask(lambda: self.hub.api.upload_folder(repo_id=repo.repo_id, folder_path=self.model))
+        return repo
+
+    @cached_property
+    def copy(self) -> Copy:
+        repo, read, staged = self.repo("copy"), set[str](), 0
+        with _noting_reads(self.source.repo_id, read):
+            for event in self.shard(self.source.repo_id, repo.repo_id):
+                if isinstance(event, Verified):
+                    staged = len(self.commits(repo, STAGING_BRANCH))
+        assert isinstance(event, Report)
+        return Copy(repo, event, frozenset(read), staged)
+
+    def shard(self, source: str, destination: str, **more: Any) -> Generator[job.Event, None, None]:
+        with closing(job.shard(source, destination, SIZE, **self.login, **more)) as events:
+            yield from events  # closed: a job that somebody stops lets go of the Hub before its repo is removed
+
+    def are_identical(self, original: str, copy: str) -> bool:
+        *_, verified = job.verify(original, copy, **self.login)
+        return verified.verification.identical  # type: ignore[union-attr]
+
+    def commits(self, repo: HubRepo, revision: str) -> list[str]:
+        listed = repo.ask(lambda: self.hub.api.list_repo_commits(repo.repo_id, revision=revision))
+        return [commit.commit_id for commit in listed]
+
+    def shown_to_anybody(self, repo: HubRepo) -> list[str]:
+        """Return what the Hub tells somebody who is not signed in: nothing of a repo that is hidden."""
+        seen, repo_id = HubRepo(self.anybody, repo.repo_id), repo.repo_id
+        ways: dict[str, Callable[[], object]] = {
+            "that it is there": lambda: self.anybody.api.model_info(repo_id),
+            "its files": lambda: list(self.anybody.api.list_repo_tree(repo_id)),
+            "the bytes of one": lambda: self.anybody.get(repo_id, "main", ".gitattributes", 1000),
+        }
+        return [what for what, look in ways.items() if is_allowed(seen, look)]
+
+    def remove(self) -> list[str]:
+        """Remove what was made; return a sentence on each repo that is still there."""
+        left = []
+        for repo in self._begun.values():
+            try:
+                repo.ask(lambda repo=repo: self.hub.api.delete_repo(repo.repo_id, missing_ok=True))  # type: ignore[misc]
+                if repo.exists():
+                    left.append(f"{repo.repo_id} is still there: {self.hub.page(repo.repo_id)}/settings.")
+            except DestinationError as error:
+                page = f"{self.hub.page(repo.repo_id)}/settings"
+                left.append(f"{repo.repo_id} could not be removed ({error.message.rstrip('.')}): {page}.")
+        return left
+
+
+@contextmanager
+def _noting_reads(repo_id: str, read: set[str]) -> Iterator[None]:
+    """Add to `read` the files of a repo whose bytes are asked for while the block lasts."""
+    usual = HubSource.read
+
+    def noting(source: HubSource, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        if source.ref.repo_id == repo_id:
+            read.add(file)
+        return usual(source, file, start_byte, end_byte)
+
+    with patch.object(HubSource, "read", noting):
+        yield
+
+
+def is_allowed(repo: HubRepo, question: Callable[[], object]) -> bool:
+    """Return whether the Hub does it; who may not is told so, or that there is no such repo."""
+    try:
+        repo.ask(question)
+    except DestinationError as error:
+        cause = error.__cause__
+        if isinstance(cause, HfHubHTTPError) and cause.response.status_code in (401, 403, 404):
+            return False
+        raise
+    return True
+
+
+def weights_in(paths: Iterable[str]) -> list[str]:
+    return sorted(path for path in paths if ".safetensors" in path)
+
 
 # --- The checks: each raises AssertionError, or what went wrong, and returns what it found besides ---------
 
@@ -56,9 +197,7 @@ def scopes(live: Live) -> str:
 
 def private_from_birth(live: Live) -> str:
     """What is made private is hidden from anybody at every moment that we look, and the copy that a job makes so too."""
-    assert len(live.shown_to_anybody(live.source)) == 3, (
-        "Not even a public repo is shown to anybody: nothing is proved."
-    )
+    assert len(live.shown_to_anybody(live.source)) == 3, "Not even a public repo is shown: nothing is proved."
 
     def look(repo: HubRepo) -> None:
         shown = live.shown_to_anybody(repo)
@@ -107,7 +246,8 @@ def staging(live: Live) -> str:
     repo, source = live.repo("stopped"), live.source.repo_id
     with closing(live.shard(source, repo.repo_id)) as events:
         first = next(event for event in events if isinstance(event, ShardFinished))
-    assert STAGING_BRANCH in repo.branches() and live.unfinished(repo), "Nothing is staged to go on from."
+    left = job.find_unfinished(repo.repo_id, **live.login)
+    assert STAGING_BRANCH in repo.branches() and left, "Nothing is staged to go on from."
     assert not weights_in(repo.files("main")), "main shows weights of a job that was stopped."
     kept = []
     for event in live.shard(source, repo.repo_id):
@@ -132,7 +272,7 @@ def discarding(live: Live) -> str:
     with closing(live.shard(live.source.repo_id, repo.repo_id)) as events:
         next(event for event in events if isinstance(event, ShardFinished))
     assert repo.exists(), "The job has left nothing to discard."
-    remark = live.discard(repo)
+    remark = job.discard(repo.repo_id, **live.login).remark
     assert not repo.exists(), remark or "The repo is still there."
     return ""
 
@@ -160,22 +300,24 @@ def stale_parents(live: Live) -> str:
     return ""
 
 
+def refusal(live: Live, source: str, repo: HubRepo, **more: Any) -> DestinationError | None:
+    """Return how a job is refused, if it is; then nothing may have changed."""
+    before = repo.branches()
+    try:
+        list(live.shard(source, repo.repo_id, **more))
+    except DestinationError as error:
+        assert repo.branches() == before, "It was refused, but not before something had changed."
+        return error
+    return None
+
+
 def overwriting(live: Live) -> str:
     """Another model's copy is not replaced unless `overwrite` says so, and then it is."""
     first, second = (str(write_model(live.folder / name, 1, secrets.randbits(64))) for name in ("first", "second"))
-    repo = live.repo("replaced")
-    for _ in live.shard(first, repo.repo_id, private=False):
-        pass
-    before = repo.branches()
-    try:
-        for _ in live.shard(second, repo.repo_id):
-            pass
-    except ReplaceRefused:
-        assert repo.branches() == before, "It was refused, but not before something had changed."
-    else:
-        raise AssertionError("It was replaced without a word.")
-    for _ in live.shard(second, repo.repo_id, overwrite=True):
-        pass
+    repo = live.make("replaced", private=False)
+    list(live.shard(first, repo.repo_id))
+    assert isinstance(refusal(live, second, repo), ReplaceRefused), "It was replaced without a word."
+    list(live.shard(second, repo.repo_id, overwrite=True))
     assert live.are_identical(second, repo.repo_id), "With overwrite there is something else than the second model."
     return ""
 
@@ -183,15 +325,10 @@ def overwriting(live: Live) -> str:
 def visibility(live: Live) -> str:
     """A copy that is to be private is refused where its repo is public, and the repo stays as it is."""
     repo = live.make("public", private=False)
-    before = repo.branches()
-    try:
-        for _ in live.shard(live.source.repo_id, repo.repo_id, private=True):
-            pass
-    except DestinationError as error:
-        assert "public" in error.message, error.message
-    else:
-        raise AssertionError("It was accepted.")
-    assert repo.branches() == before and not repo.is_private(), "The repo is not as it was."
+    refused = refusal(live, live.source.repo_id, repo, private=True)
+    assert refused, "It was accepted."
+    assert "public" in refused.message, refused.message
+    assert not repo.is_private(), "The repo is not as it was."
     return ""
 
 
@@ -202,20 +339,8 @@ def verifying(live: Live) -> str:
 
 
 Check = Callable[[Live], str]
-CHECKS: tuple[Check, ...] = (
-    scopes,
-    private_from_birth,
-    copies_on_the_server,
-    ranges_and_streams,
-    staging,
-    discarding,
-    commit_limits,
-    stale_parents,
-    overwriting,
-    visibility,
-    verifying,
-)
-
+_ON_THE_COPY = (copies_on_the_server, ranges_and_streams, staging, discarding, commit_limits, stale_parents)
+CHECKS: tuple[Check, ...] = (scopes, private_from_birth, *_ON_THE_COPY, overwriting, visibility, verifying)
 
 # --- A run --------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ the faults gone, `main` of the destination holds nothing or everything, and the 
 """
 
 import argparse
+import itertools
 import random
 import re
 import tempfile
@@ -12,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,7 +29,7 @@ from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
 SOURCE, GATED = "alice/source", "alice/gated"
-NUMBERS = count()
+NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,9 @@ ENDPOINTS = (
 )
 FAULTS = {
     "delay": "delay:0.05@{}",
-    "401": "status:401@{}",
-    "403": "status:403@{}",
-    "404": "status:404@{}",
-    "409": "status:409@{}",
-    "412": "status:412@{}",
-    "413": "status:413@{}",
+    **{f"{status}": f"status:{status}@{{}}" for status in (401, 403, 404, 409, 412, 413, 500)},
     "429 twice": "status:429@{}#2",
     "503 twice": "status:503@{}#2",
-    "500": "status:500@{}",
     "cut twice": "cut:0@{}#2",
     "cut": "cut:0@{}",
     "short once": "short:1@{}#1",
@@ -111,7 +105,6 @@ class Matrix:
     """Two Hubs, one with Xet and one without, both with the same small checkpoint."""
 
     def __init__(self, with_xet: InHouse, without: InHouse) -> None:
-        """Take the Hubs, which have the sources, and note what a result holds."""
         self.hubs = {True: with_xet, False: without}
         shard(with_xet, SOURCE, "alice/reference", SIZE)
         self._weights = _weights_of(with_xet, "alice/reference")
@@ -173,6 +166,12 @@ def _weights_of(hub: InHouse, repo_id: str) -> dict[str, str]:
 
 
 SIZE, SMALLER = "9kB", "5kB"
+SHORT = {
+    "answers.NETWORK_WAIT_SECONDS": 0.001,
+    "source.READ_TIMEOUT_SECONDS": 1.5,
+    "client.Hub.least_xet_bytes": 1900,
+    "client.ANSWER_TIMEOUT_SECONDS": 2,
+}
 
 
 @contextmanager
@@ -183,12 +182,7 @@ def matrix(folder: Path) -> Iterator[Matrix]:
     tensors = {f"layers.{n}.weight": np.random.default_rng(n).random(500, np.float32) for n in range(8)}
     checkpoint = write_checkpoint(folder / "checkpoint", {"model.safetensors": tensors}, index=False)
     with ExitStack() as stack:
-        for name, value in (
-            ("retry.NETWORK_WAIT_SECONDS", 0.001),
-            ("source.READ_TIMEOUT_SECONDS", 1.5),
-            ("client.Hub.least_xet_bytes", 1900),
-            ("client.ANSWER_TIMEOUT_SECONDS", 2),
-        ):
+        for name, value in SHORT.items():
             stack.enter_context(patch(f"sharding.storage.hub.{name}", value))
         with_xet = stack.enter_context(hub_in_house(folder / "with-xet"))
         without = stack.enter_context(hub_in_house(folder / "without", xet=False))
@@ -207,7 +201,6 @@ def matrix(folder: Path) -> Iterator[Matrix]:
 
 
 def draw(outcomes: dict[Cell, str]) -> str:
-    """Return the table in Markdown: a dot where a job survived, else the number of what it said."""
     said: list[str] = []
     lines = [f"| endpoint | {' | '.join(FAULTS)} |", "|---" * (len(FAULTS) + 1) + "|"]
     for endpoint in ENDPOINTS:
@@ -218,10 +211,8 @@ def draw(outcomes: dict[Cell, str]) -> str:
                 said.append(outcome)
             cells.append("·" if outcome == "survived" else str(said.index(outcome) + 1))
         lines.append(f"| {endpoint.title} | {' | '.join(cells)} |")
-    survived = sum(outcome == "survived" for outcome in outcomes.values())
-    head = (
-        f"{len(outcomes)} jobs: {survived} survived (·), {len(outcomes) - survived} ended with a message (its number)."
-    )
+    survived, all_jobs = list(outcomes.values()).count("survived"), len(outcomes)
+    head = f"{all_jobs} jobs: {survived} survived (·), {all_jobs - survived} ended with a message (its number)."
     return "\n".join([head, "", *lines, "", *(f"{number}. {text}" for number, text in enumerate(said, start=1))])
 
 
@@ -248,22 +239,17 @@ def _general(outcome: str) -> str:
 
 
 def sample(number: int, seed: int) -> list[Cell]:
-    """Return so many cells, at least as many as there are endpoints: every endpoint and every fault is among them."""
+    """Return so many cells, as many endpoints and faults as can be among them."""
     dice = random.Random(seed)
-    faults = dice.sample(list(FAULTS), len(FAULTS))
-    chosen = [
-        (endpoint, faults[at % len(faults)]) for at, endpoint in enumerate(dice.sample(ENDPOINTS, len(ENDPOINTS)))
-    ]
+    faults = itertools.cycle(dice.sample(list(FAULTS), len(FAULTS)))
+    chosen = list(zip(dice.sample(ENDPOINTS, len(ENDPOINTS)), faults, strict=False))
     others = [cell for cell in CELLS if cell not in chosen]
-    return chosen + dice.sample(others, max(0, number - len(chosen)))
+    return (chosen + dice.sample(others, len(others)))[:number]
 
 
 def main() -> None:
-    """Run all cells and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", default="", help="cells whose title this regular expression is found in; writes no table"
-    )
+    parser.add_argument("--only", default="", help="cells in whose title this expression is found; writes no table")
     only = parser.parse_args().only
     outcomes: dict[Cell, str] = {}
     failures = []

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,36 +21,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, __version__
 from bench.harness.sections import RESULTS, replace_section
 from sharding import job
 from sharding.core.options import Options
-from sharding.report.schema import Report
 from tests import models
 from tests.conftest import environment
+from tests.folders import finish
 
 _SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 96,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 _EXPERTS = {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
-CLASSES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {},
-    "qwen2": {},
-    "qwen3": {},
-    "gemma2": {},
-    "gemma3_text": {},
-    "phi3": {},
-    "olmo2": {},
-    "granite": {},
-    "smollm3": {},
-    "mixtral": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-}
+_PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2", "granite", "smollm3")
+CLASSES: dict[str, dict[str, Any]] = {kind: {} for kind in _PLAIN} | {"mixtral": _EXPERTS, "qwen3_moe": _EXPERTS}
 
 
 @dataclass(frozen=True)
@@ -67,7 +48,6 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every class on 2, 3 and 4 ranks, tied and untied, with layer counts that do not divide."""
     layers = {2: 5, 3: 7, 4: 6}
     cases = [Case(kind, ranks, layers[ranks], tied) for kind in CLASSES for ranks in layers for tied in (False, True)]
     cases += [Case(kind, 2, 5, True, "bin") for kind in CLASSES]
@@ -92,41 +72,33 @@ def save(case: Case, folder: Path, **other: int) -> Path:
 
 def cut(case: Case, source: str, folder: Path, **login: str) -> dict[str, Any]:
     """Cut `source` as a case says into `folder`; return what every rank is to load."""
-    options = Options("60kB", strategy=f"pp:{case.ranks}")
+
+    def shard(out: Path, rank: int | None = None) -> str:
+        options = Options("60kB", strategy=f"pp:{case.ranks}", rank=rank)
+        out.parent.mkdir(exist_ok=True)
+        assert finish(job.shard(source, str(out), options, **login)).verification.identical
+        return str(out)
+
     if case.whole:
-        _done(job.shard(source, str(folder), options, **login))
-        return {"places": [str(folder)] * case.ranks, "variant": f"rank{{rank}}-of-{case.ranks}"}
-    places = [str(folder / f"rank{rank}") for rank in range(case.ranks)]
-    folder.mkdir()
-    for rank, place in enumerate(places):
-        _done(job.shard(source, place, Options("60kB", strategy=f"pp:{case.ranks}", rank=rank), **login))
-    return {"places": places}
-
-
-def _done(events: Iterable[Any]) -> None:
-    *_, report = events
-    assert isinstance(report, Report) and report.verification.identical
+        return {"places": [shard(folder)] * case.ranks, "variant": f"rank{{rank}}-of-{case.ranks}"}
+    return {"places": [shard(folder / f"rank{rank}", rank) for rank in range(case.ranks)]}
 
 
 def computed(ranks: int, wanted: Sequence[dict[str, Any]], **env: str) -> list[list[dict[str, Any]]]:
     """Return what every rank computes of every one of `wanted`, in a group of `ranks` (0: one process alone)."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "tests.scenarios.pp_worker", out, str(ranks)]
-        done = subprocess.run(
-            command, input=json.dumps(wanted), capture_output=True, text=True, env={**environment(), **env}, timeout=900
-        )
+        given: dict[str, Any] = {"input": json.dumps(wanted), "env": {**environment(), **env}, "timeout": 900}
+        done = subprocess.run(command, capture_output=True, text=True, **given)
         assert not done.returncode, done.stderr[-3000:]
-        return [
-            [torch.load(Path(out, f"{number}.{rank}")) for rank in range(ranks or 1)] for number in range(len(wanted))
-        ]
+        numbers = range(len(wanted))
+        return [[torch.load(Path(out, f"{number}.{rank}")) for rank in range(ranks or 1)] for number in numbers]
 
 
 def check(one: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> None:
-    """Raise AssertionError unless all of `ranks` have loaded everything and computed what `one` process has."""
     for rank in ranks:
-        assert not any(rank["told"][key] for key in ("missing_keys", "mismatched_keys", "unexpected_keys")), rank[
-            "told"
-        ]
+        told = rank["told"]
+        assert not any(told[key] for key in ("missing_keys", "mismatched_keys", "unexpected_keys")), told
         assert torch.equal(one["logits"], rank["logits"])
         assert torch.equal(one["tokens"], rank["tokens"])
 
@@ -135,10 +107,8 @@ def run(cases: Sequence[Case], folder: Path) -> None:
     """Try `cases`, those of the same number of ranks in one group. Raises AssertionError."""
     sources = [save(case, folder / f"source{number}") for number, case in enumerate(cases)]
     alone = computed(0, [{"places": [str(source)]} for source in sources])
-    wanted = [
-        cut(case, str(source), folder / f"cut{number}")
-        for number, (case, source) in enumerate(zip(cases, sources, strict=True))
-    ]
+    pairs = enumerate(zip(cases, sources, strict=True))
+    wanted = [cut(case, str(source), folder / f"cut{number}") for number, (case, source) in pairs]
     for count in sorted({case.ranks for case in cases}):
         numbers = [number for number, case in enumerate(cases) if case.ranks == count]
         for number, ranks in zip(numbers, computed(count, [wanted[number] for number in numbers]), strict=True):
@@ -149,7 +119,6 @@ def run(cases: Sequence[Case], folder: Path) -> None:
 
 
 def main() -> None:
-    """Try all cases and put the table into bench/RESULTS.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--note", action="store_true", help="put the table into bench/RESULTS.md")
     arguments = parser.parse_args()
@@ -157,18 +126,20 @@ def main() -> None:
     answers_here = mock.patch("sharding.model_class.architecture.ask_meta_model", models.answer)
     with tempfile.TemporaryDirectory() as folder, answers_here:
         run(cases, Path(folder))
-    rows = []
+    lines = []
     for kind in CLASSES:
         tried = [case for case in cases if case.kind == kind]
         ranks = ", ".join(sorted({f"{case.layers} on {case.ranks}" for case in tried}))
-        rows.append(f"| {kind} | {ranks} | {len(tried)} | bit-equal |")
-    text = (
-        "Logits and generated tokens of every rank beside those of one process, each rank with its own part: no key "
-        "missing, none newly initialized.\n\n| class | layers on ranks | cases | logits and tokens |\n|---|---|---|---|\n"
-        + "\n".join(rows)
-        + f"\n\n- transformers {__version__}, torch {torch.__version__}, gloo; tied and untied, from safetensors and from "
-        "`.bin`, folders of their own and variants of one result.\n- Command: `python -m tests.scenarios.pp_cases --note`"
-    )
+        lines.append(f"| {kind} | {ranks} | {len(tried)} | bit-equal |")
+    table = "\n".join(lines)
+    text = f"""Logits and generated tokens of every rank beside those of one process, each rank with its own part: no key missing, none newly initialized.
+
+| class | layers on ranks | cases | logits and tokens |
+|---|---|---|---|
+{table}
+
+- transformers {__version__}, torch {torch.__version__}, gloo; tied and untied, from safetensors and from `.bin`, folders of their own and variants of one result.
+- Command: `python -m tests.scenarios.pp_cases --note`"""
     print(text)
     if arguments.note:
         replace_section(RESULTS, "## Pipelines of transformers", text)

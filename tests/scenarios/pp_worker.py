@@ -21,7 +21,6 @@ NEW_TOKENS = 4
 
 
 def main() -> None:
-    """Fork one process a rank and wait for all of them."""
     out, ranks, cases = Path(sys.argv[1]), int(sys.argv[2]), json.load(sys.stdin)
     torch.set_num_threads(1)
     if not ranks:

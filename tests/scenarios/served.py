@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import le
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -37,8 +39,7 @@ GUEST = "guest"
 _TRACEBACK = re.compile(r"^( *)Traceback \(most recent call last\):\n(?:(?:\1[ |+].*|\s*)\n)*\1?\S.*$", re.M)
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(NamedTuple):
     """What a process has now: threads, processes below it, open files, and the connections of those who ask it."""
 
     threads: int
@@ -47,8 +48,7 @@ class Holdings:
     visitors: int
 
     def is_within(self, other: "Holdings") -> bool:
-        """Return whether there is no more of anything than in `other`."""
-        return all(getattr(self, name) <= getattr(other, name) for name in self.__slots__)
+        return all(map(le, self, other))
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,11 @@ class Page:
 
     @property
     def process(self) -> psutil.Process:
-        """The process of the page itself."""
         assert self.site.process
         return psutil.Process(self.site.process.pid)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
         return self.site.process is not None and self.site.process.poll() is None
 
     def memory_bytes(self) -> int:
@@ -75,19 +73,13 @@ class Page:
         return int(self.process.memory_full_info().uss)
 
     def holdings(self) -> Holdings:
-        """Return what the process has now."""
         process = self.process
-        asked = [
-            connection
-            for connection in process.net_connections("tcp")
-            if connection.laddr.port == self.site.port and connection.status != psutil.CONN_LISTEN
-        ]
-        return Holdings(
-            process.num_threads(), len(process.children(recursive=True)), process.num_fds() - len(asked), len(asked)
-        )
+        connections = [one for one in process.net_connections("tcp") if one.laddr.port == self.site.port]
+        asked = len([one for one in connections if one.status != psutil.CONN_LISTEN])
+        children = len(process.children(recursive=True))
+        return Holdings(process.num_threads(), children, process.num_fds() - asked, asked)
 
     def tracebacks(self, since: int = 0) -> list[str]:
-        """Return the tracebacks that the page has printed after the first `since` characters of its log."""
         return [found.group().strip() for found in _TRACEBACK.finditer(self.site.log[since:])]
 
     def settle(self, allowed: Holdings, most_bytes: float, seconds: float) -> Holdings:
@@ -121,50 +113,38 @@ def served_page(users: int) -> Iterator[Page]:
 
 
 def _fill(hub: Server, folder: Path) -> None:
-    from sharding import job
     from tests import models
-    from tests.hubs import push
+    from tests.hubs import push, shard
 
     many = {f"layers.{n}.weight": np.full(3, n, np.float32) for n in range(5000)}
     push(hub, write_checkpoint(folder / "small", {"model.safetensors": random_tensors()}, False), SMALL)
     push(hub, write_checkpoint(folder / "many", {"model.safetensors": many}, False), MANY)
     push(hub, models.save("llama", folder / "llama"), LLAMA)
-    for _ in job.shard(SMALL, RESULT, "90kB", endpoint=hub.address, token="hf_alice"):
-        pass
-    _fill_loras(hub, folder / "loras")
-    for _ in job.shard(LLAMA, MERGED, "1MB", endpoint=hub.address, token="hf_alice"):
-        pass
+    push(hub, _write_loras(folder / "loras"), LORAS)
+    shard(hub, SMALL, RESULT, "90kB")
+    shard(hub, LLAMA, MERGED, "1MB")
     report = json.loads(hub.ask("GET", f"/{MERGED}/resolve/main/sharding_report.json").body)
-    commit = hub.api().model_info(LORAS).sha
-    merge = {
-        "adapter": {"kind": "hub", "repo_id": LORAS, "revision": commit},
-        "file": "years/adapter_model.safetensors",
-    }
-    merge |= {"sha256": "0a" * 32, "changed": 1, "tensors": report["verification"]["tensors"], "named_base": ""}
+    adapter = {"kind": "hub", "repo_id": LORAS, "revision": hub.api().model_info(LORAS).sha}
+    merge = {"adapter": adapter, "file": "years/adapter_model.safetensors", "sha256": "0a" * 32, "changed": 1}
+    merge |= {"tensors": report["verification"]["tensors"], "named_base": ""}
     report["plan"]["merged"] = report["verification"]["merged"] = merge
     text = json.dumps(report).encode()
-    hub.api("hf_alice").upload_file(repo_id=MERGED, path_in_repo="sharding_report.json", path_or_fileobj=text)
+    hub.api().upload_file(repo_id=MERGED, path_in_repo="sharding_report.json", path_or_fileobj=text)
 
 
-def _fill_loras(hub: Server, folder: Path) -> None:
-    from tests.hubs import push
-
+def _write_loras(folder: Path) -> Path:
     for name, says in HOSTILE.items():
         modules = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(3000 if name == "pairs" else 200)]
-        if name == "pairs":
-            names = [f"{module}{ending}.weight" for module in modules for ending in ("", ".modules_to_save.default")]
-        else:
-            names = [f"{module}.lora_{letter}.weight" for module in modules for letter in "AB"]
-        tensors = {f"base_model.model.{each}": np.ones((1, 1), np.float32) for each in names}
+        endings = ("", ".modules_to_save.default") if name == "pairs" else (".lora_A", ".lora_B")
+        names = [f"base_model.model.{module}{ending}.weight" for module in modules for ending in endings]
         (folder / name).mkdir(parents=True)
-        save_file(tensors, folder / name / "adapter_model.safetensors")
+        save_file({each: np.ones((1, 1), np.float32) for each in names}, folder / name / "adapter_model.safetensors")
         config = {"peft_type": "LORA", "r": 1, "target_modules": ["q_proj"], **says}
         (folder / name / "adapter_config.json").write_text(json.dumps(config))
-    push(hub, folder, LORAS)
+    return folder
 
 
 def origin(traceback: str) -> str:
-    """Return where an error was raised, and of which kind it is."""
     lines = [line.strip(" |") for line in traceback.splitlines()]
     place = next((line for line in reversed(lines) if line.startswith("File ")), "").replace('"', "")
     kind, named = lines[-1].partition(":")[0], re.sub(r"File (.*site-packages/|.*(?=sharding/))?", "", place)

@@ -12,22 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from io import StringIO
+from dataclasses import dataclass
 from itertools import count
 from threading import Event, Thread
 
-from rich.console import Console
-
 from bench.harness.sections import RESULTS, replace_section
-from tests.scenarios.crowd import RUSH, once, rush, visit
+from tests.scenarios.crowd import RUSH, Notes, once, rush, visit
+from tests.scenarios.fuzzed_routes import fuzz
 from tests.scenarios.served import Holdings, Page, origin, served_page
-from tests.scenarios.visitors import Notes
 
-HEADING = "## A soak"
 GROWTH_BYTES = 100_000_000
 """So much more memory than after the first minute may be in use in the end."""
-
 LONGEST_SECONDS = {"page": 3.0, "plan by size": 8.0}
 """So long may others wait in a rush, at most."""
 SETTLE_SECONDS = 180
@@ -44,8 +39,6 @@ class Soak:
     """What became of a page and its crowd: `memory` is in bytes, once a second while there were visitors."""
 
     notes: Notes
-    seed: int
-    seconds: float
     start: Holdings
     end: Holdings
     memory: list[int]
@@ -54,21 +47,23 @@ class Soak:
     """The tracebacks that the page has printed."""
 
     @property
-    def memory_at_first(self) -> int:
-        """After the first minute, or after the first third where there was less than three minutes."""
-        return self.memory[min(_FIRST_SECONDS, len(self.memory) // 3)]
-
-    @property
     def broken(self) -> list[str]:
-        """The promises that were broken."""
-        broken = []
-        if faults := self.notes.faults.total():
-            broken.append(f"{faults} answers are faults.")
-        if (grown := self.memory_at_end - self.memory_at_first) > GROWTH_BYTES:
+        broken = [f"{faults} answers are faults."] if (faults := self.notes.faults.total()) else []
+        if (grown := self.memory_at_end - at_first(self.memory)) > GROWTH_BYTES:
             broken.append(f"The memory grew by {grown / MB:.0f} MB.")
         if not self.end.is_within(allowed(self.start)):
             broken.append(f"The page still holds {self.end}; it began with {self.start}.")
         return broken
+
+
+def at_first(memory: Sequence[int]) -> int:
+    """Return the memory after the first minute, or after the first third where there was less than three minutes."""
+    return memory[min(_FIRST_SECONDS, len(memory) // 3)]
+
+
+def allowed(start: Holdings) -> Holdings:
+    """Return what the page may hold in the end: what it began with, and what its libraries keep for the next visitor."""
+    return start._replace(threads=start.threads + _POOL_THREADS, files=start.files + _IDLE_CONNECTIONS)
 
 
 def soak(page: Page, visitors: int, seconds: float, seed: int) -> Soak:
@@ -85,14 +80,8 @@ def soak(page: Page, visitors: int, seconds: float, seed: int) -> Soak:
     watcher.join()
     for one in crowd:
         one.result()  # a mistake in a visitor is not the page's
-    outcome = Soak(notes, seed, seconds, start, start, memory, 0, [])
-    end = page.settle(allowed(start), outcome.memory_at_first + GROWTH_BYTES, SETTLE_SECONDS)
-    return replace(outcome, end=end, memory_at_end=page.memory_bytes(), printed=page.tracebacks())
-
-
-def allowed(start: Holdings) -> Holdings:
-    """Return what the page may hold in the end: what it began with, and what its libraries keep for the next visitor."""
-    return replace(start, threads=start.threads + _POOL_THREADS, files=start.files + _IDLE_CONNECTIONS)
+    end = page.settle(allowed(start), at_first(memory) + GROWTH_BYTES, SETTLE_SECONDS)
+    return Soak(notes, start, end, memory, page.memory_bytes(), page.tracebacks())
 
 
 def _watch(page: Page, memory: list[int], ended: Event) -> None:
@@ -103,32 +92,19 @@ def _watch(page: Page, memory: list[int], ended: Event) -> None:
             return
 
 
-def draw(outcome: Soak, visitors: int) -> str:
-    """Return what came of it in Markdown."""
-    points = [f"{outcome.memory[(len(outcome.memory) - 1) * n // 9] / MB:.0f}" for n in range(10)]
-    first, most, last = (
-        f"{each / MB:.0f} MB" for each in (outcome.memory_at_first, max(outcome.memory), outcome.memory_at_end)
-    )
+def draw(outcome: Soak, head: str) -> str:
+    memory = outcome.memory
+    points = [f"{memory[(len(memory) - 1) * n // 9] / MB:.0f}" for n in range(10)]
+    first, most, last = (f"{each / MB:.0f} MB" for each in (at_first(memory), max(memory), outcome.memory_at_end))
     requests = sum(map(len, outcome.notes.seconds.values()))
-    held = [
-        f"- {name.capitalize()} before and after: {getattr(outcome.start, name)}, {getattr(outcome.end, name)}."
-        for name in Holdings.__slots__
-    ]
-    text = f"""{visitors} visitors for {outcome.seconds / 60:.3g} minutes, {requests:,} requests, seed {outcome.seed}. An answer
-is a status or the last event of a stream.
+    held = zip(Holdings._fields, outcome.start, outcome.end, strict=True)
+    return f"""{head}, {requests:,} requests. An answer is a status or the last event of a stream.
 
-{drawn(outcome.notes)}
+{outcome.notes.table()}
 
 - Memory of the page's process alone (USS, without its jobs), in ten points: {", ".join(points)} MB. After the first
-  minute {first}, at most {most}, in the end {last}; wanted: at most {GROWTH_BYTES // MB} MB more than after the first minute."""
-    return "\n".join([text, *held])
-
-
-def drawn(notes: Notes) -> str:
-    """Return a table in Markdown."""
-    table = StringIO()
-    Console(file=table, width=200).print(notes.table())
-    return table.getvalue().strip()
+  minute {first}, at most {most}, in the end {last}; wanted: at most {GROWTH_BYTES // MB} MB more than after the first minute.
+""" + "\n".join(f"- {name.capitalize()} before and after: {start}, {end}." for name, start, end in held)
 
 
 def draw_rush(notes: Notes, others: Notes) -> tuple[str, list[str]]:
@@ -139,13 +115,11 @@ def draw_rush(notes: Notes, others: Notes) -> tuple[str, list[str]]:
         f"Others waited for a {kind}." for kind, most in LONGEST_SECONDS.items() if max(others.seconds[kind]) > most
     ]
     faults = [f"A fault: {fault}" for fault in notes.faults + others.faults]
-    return f"{text}:\n\n{drawn(notes)}\n\n{drawn(others)}", slow + faults
+    return f"{text}:\n\n{notes.table()}\n\n{others.table()}", slow + faults
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Let all at the page, then ask its routes at random; exit with status 1 where a promise is broken."""
-    from tests.scenarios import fuzzed_routes
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--fuzz-minutes", type=float, default=20)
@@ -160,20 +134,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             text, slow = draw_rush(*rush(page))
             print(text, flush=True)
             outcome = soak(page, options.visitors, options.minutes * 60, options.seed)
-        texts += [text, draw(outcome, options.visitors)]
+        head = f"{options.visitors} visitors for {options.minutes:.3g} minutes, seed {options.seed}"
+        texts += [text, draw(outcome, head)]
         broken += [*slow, *outcome.broken]
         print(texts[-1], flush=True)
         for title, listed in (("Faults", outcome.notes.faults), ("Printed", Counter(map(origin, outcome.printed)))):
             print(f"\n{title}:", *(f"{number} x {text}" for text, number in listed.most_common(60)), sep="\n  ")
     if options.fuzz_minutes:
         with served_page(1) as page:
-            fuzzed = fuzzed_routes.fuzz(page, options.fuzz_minutes * 60, options.seed)
+            fuzzed = fuzz(page, options.fuzz_minutes * 60, options.seed)
         texts.append(fuzzed.text)
         broken += fuzzed.broken
         print(texts[-1])
     command = f"Command: `make soak MINUTES={options.minutes:g} FUZZ_MINUTES={options.fuzz_minutes:g}`."
     if options.note and not broken:
-        replace_section(RESULTS, HEADING, "\n\n".join([*texts, command]))
+        replace_section(RESULTS, "## A soak", "\n\n".join([*texts, command]))
     if broken:
         raise SystemExit("\n".join(["Broken:", *broken]))
 

@@ -3,18 +3,17 @@
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, environment, new_seed
 from tests.hubs import push
-from tests.localhub.conftest import Server
-from tests.scenarios.torture import torture_hub, torture_page, write_source
+from tests.inhouse import InHouse
+from tests.scenarios.torture import torture_hub, write_source
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.thorough)])
 def test_kills_of_forked_jobs_lose_nothing_and_repeat_two_shards_at_most(kills: int) -> None:
     seed = new_seed()
     # A process of its own: forks of this one would share whatever other tests have started in it.
@@ -24,24 +23,11 @@ def test_kills_of_forked_jobs_lose_nothing_and_repeat_two_shards_at_most(kills: 
     assert f"{kills} kills" in done.stdout
 
 
-@pytest.fixture
-def own_hub(served: Callable[..., Server], tmp_path: Path) -> Server:
-    """A Hub in a process of its own that has a source of 12 MB, as other processes write to it."""
-    hub = served()
-    push(hub, write_source(tmp_path / "in", 40, 300_000), "alice/source")
-    return hub
-
-
 @pytest.mark.usefixtures("nothing_stays_on_this_disk")
 @pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.thorough)])
 def test_kills_from_hub_to_hub_leave_main_whole_and_repeat_nothing_that_was_noted(
-    kills: int, own_hub: Server, tmp_path: Path
+    kills: int, hub: InHouse, name: str, tmp_path: Path
 ) -> None:
     moments = random.Random(new_seed())
-    assert torture_hub(own_hub, "alice/source", "alice/made", tmp_path, kills, moments).kills >= kills
-
-
-@pytest.mark.thorough
-def test_kills_of_jobs_behind_the_page_lose_nothing(own_hub: Server, tmp_path: Path) -> None:
-    tally = torture_page(own_hub, "alice/source", "alice/page", tmp_path, 6, random.Random(new_seed()))
-    assert (tally.kills, tally.again) == (6, 6)
+    source = push(hub, write_source(tmp_path / "in", 40, 300_000), f"{name}-source")
+    assert torture_hub(hub, source, name, tmp_path, kills, moments).kills >= kills

@@ -14,14 +14,9 @@ import yaml
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
-<<<<<<< HEAD
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options, Request
 from sharding.core.verification import Verification
-=======
-from sharding.core.options import Options
-from sharding.core.verification import Verification
->>>>>>> lean
 from sharding.planning.plan import identify_plan
 from sharding.recipes import product
 from tests.commands import invoke

@@ -21,7 +21,7 @@ def page() -> Iterator[Page]:
 
 
 def test_a_crowd_gets_an_answer_to_all_that_makes_sense_and_leaves_nothing_behind(page: Page) -> None:
-    outcome = soak(page, visitors=10, seconds=20, seed=0)
+    outcome = soak(page, visitors=10, seconds=15, seed=0)
     assert not outcome.notes.faults
     assert outcome.end.is_within(allowed(outcome.start))
 
@@ -36,6 +36,6 @@ def test_who_asks_what_takes_long_keeps_nobody_else_waiting(page: Page) -> None:
 
 
 def test_no_route_answers_anything_with_a_status_of_500(page: Page) -> None:
-    fuzzed = fuzz(page, seconds=20, first_seed=0)
+    fuzzed = fuzz(page, seconds=15, first_seed=0)
     assert fuzzed.conversations
     assert fuzzed.broken == []

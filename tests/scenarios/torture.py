@@ -1,8 +1,8 @@
 """Kill jobs with -9 at random moments, again and again: `python -m tests.scenarios.torture 500` for a long run.
 
-Each of the three ways to run a job (into a folder, from repo to repo, behind the page) is begun, killed and begun
-again until it is done, and then with the next destination, until it has been killed so many times. After every kill
-nothing half-made is seen and no shard is lost that was noted as finished; in the end the result is bit-identical.
+A job into a folder, or from repo to repo, is begun, killed and begun again until it is done, and then with the next
+destination, until it has been killed so many times. After every kill nothing half-made is seen and no shard is lost that
+was noted as finished; in the end the result is bit-identical.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,18 +24,12 @@ import numpy as np
 
 from bench.harness.sections import RESULTS, replace_section
 from sharding import job
-from sharding.core.events import Verified
 from sharding.core.limits import THREADS
-from sharding.core.options import Options
-from sharding.desk.desk import Desk
-from sharding.desk.jobs import ACTIVE, JobRequest, JobStatus, Settings
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
-from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from tests.conftest import environment, write_checkpoint
-from tests.desk.conftest import end, watched
-from tests.folders import recorded_in
+from tests.folders import recorded_in, reshard
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
 from tests.storage.publications import stable
@@ -46,24 +39,19 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass
 class Tally:
-    """What came of the kills. `again`: at most so many shards were under way, or not noted yet, and done again."""
+    """What came of the kills."""
 
     kills: int = 0
     finished: int = 0
-    again: int = 0
 
 
 def write_source(folder: Path, tensors: int, tensor_bytes: int) -> Path:
-    """Write a checkpoint of random bytes."""
-    arrays = {
-        f"layers.{n}.weight": np.frombuffer(np.random.default_rng(n).bytes(tensor_bytes), np.uint8)
-        for n in range(tensors)
-    }
+    chance = np.random.default_rng(0)
+    arrays = {f"layers.{number}.weight": chance.integers(0, 256, tensor_bytes, np.uint8) for number in range(tensors)}
     return write_checkpoint(folder, {"model.safetensors": arrays}, index=False)
 
 
 def which(out: Path, file: str) -> tuple[int, int]:
-    """Return what tells whether a finished shard was written again."""
     part = staging_in(out) / f"{file}.part"
     stat = (part if part.exists() else out / file).stat()
     return stat.st_ino, stat.st_mtime_ns
@@ -93,7 +81,6 @@ def torture_folder(place: Path, kills: int, moments: random.Random) -> Tally:
             parts = staging_in(out).glob("*.safetensors*.part")
             noted, under_way = now, {f"{path.name.partition('.')[0]}.safetensors" for path in parts} - set(now)
             assert len(under_way) <= THREADS
-            tally.again += killed * len(under_way)
     _forked(source, out, None)
     assert stable(out) == whole
     return tally
@@ -103,15 +90,12 @@ def _forked(source: Path, out: Path, seconds: float | None) -> bool:
     """Run a job in a fork; kill it after `seconds`. Return whether it was killed."""
     child = os.fork()
     if child == 0:
-        status = 1
         try:
-            for _ in job.shard(str(source), str(out), "100kB"):
-                pass
-            status = 0
-        except Exception:
+            reshard(source, out, "100kB")
+        except BaseException:
             traceback.print_exc()  # nothing else says it once the process is gone
-        finally:
-            os._exit(status)
+            os._exit(1)
+        os._exit(0)
     if seconds is not None:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
@@ -130,24 +114,24 @@ def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, mo
     while not (whole and tally.kills >= kills):
         if whole:  # on with the next one
             name, noted = f"{base}-{tally.finished}", set()
-        kept, new, killed = _run(hub, source, name, place, moments if tally.kills < kills else None)
+        kept, killed = _run(hub, source, name, place, moments if tally.kills < kills else None)
         assert kept is None or noted <= kept, f"lost {noted - kept}"
         noted = staged(hub, name)
         tally.kills += killed
-        tally.again += len(kept | new) - len(noted) if killed and noted and kept is not None else 0
         if whole := _shown_whole(hub, name):
             if killed:  # after the commit on main, before the staging branch was gone
                 _run(hub, source, name, place, None)
             tally.finished += 1
             assert branches(hub, name) == {"main"}
-            _assert_identical(hub, source, name)
+            *_, verified = job.verify(source, name, endpoint=hub.address, token=TOKEN)
+            assert verified.verification.identical  # type: ignore[union-attr]
     return tally
 
 
 def _run(
     hub: Server, source: str, name: str, place: Path, moments: random.Random | None
-) -> tuple[set[str] | None, set[str], bool]:
-    """Run a job, killed in its transfer or while it publishes; return the shards it kept and finished, and its end.
+) -> tuple[set[str] | None, bool]:
+    """Run a job, killed in its transfer or while it publishes; return the shards that it kept, and whether it was killed.
 
     What it kept is None if it was killed before it had said all of that.
     """
@@ -172,7 +156,7 @@ def _run(
                 killed = process.poll() is None
                 process.kill()
         process.communicate()
-    return kept if has_moved else None, new, killed
+    return kept if has_moved else None, killed
 
 
 def staged(hub: Server, name: str) -> set[str]:
@@ -190,56 +174,10 @@ def _shown_whole(hub: Server, name: str) -> bool:
     return INDEX in shown
 
 
-def _assert_identical(hub: Server, source: str, name: str) -> None:
-    *_, verified = job.verify(source, name, endpoint=hub.address, token=TOKEN)
-    assert isinstance(verified, Verified)
-    assert verified.verification.identical
-
-
-# --- Behind the page ------------------------------------------------------------------------------------
-
-
-def torture_page(hub: Server, source: str, name: str, place: Path, kills: int, moments: random.Random) -> Tally:
-    """Kill the processes of jobs that a desk runs, as the page does, and go on with what each left on the Hub."""
-    tally, number = Tally(), 0
-    with closing(Desk(Settings(place / "desk", hub.address))) as desk:
-        while tally.kills < kills:
-            destination = f"{name}-{number}"
-            staged = desk.unfinished(destination, TOKEN)
-            request = staged or JobRequest(source, destination, Options("1MB"))
-            job_id = desk.submit(request, Person("alice", ("alice",)), TOKEN)
-            state = _killed_after(desk, place / "desk", job_id, moments.randrange(3), moments.random() * 0.3)
-            tally.kills += state != "done"
-            tally.again += state != "done"
-            if _shown_whole(hub, destination):
-                _assert_identical(hub, source, destination)
-                tally.finished, number = tally.finished + 1, number + 1
-    return tally
-
-
-def _killed_after(desk: Desk, folder: Path, job_id: str, shards: int, seconds: float) -> str:
-    """Kill the process of a job once it has moved so many shards, and a little later; return how the job ended."""
-
-    def is_due(status: JobStatus) -> bool:
-        moved = [shard for shard in status.shards if not shard.kept]
-        return status.state not in ACTIVE or len(moved) >= shards > 0 or (shards == 0 and bool(status.planned))
-
-    if watched(desk, job_id, "alice", is_due).state == "running":
-        time.sleep(seconds)
-        process = json.loads((folder / job_id.split("/")[0] / "job.json").read_text())["process"]
-        if process:  # else it was quicker
-            with suppress(ProcessLookupError):
-                os.kill(process[0], signal.SIGKILL)
-    last = end(desk, job_id)
-    assert last.state in ("done", "failed", "interrupted"), last.state
-    return last.state
-
-
 # --- A long run -----------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Kill `N` times, more than half of them into folders, which are quickest; note what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kills", type=int, nargs="?", default=500)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
@@ -248,17 +186,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print(f"seed {options.seed}", flush=True)
     moments = random.Random(options.seed)
-    hub_kills, page_kills = (0, 0) if options.only else (options.kills * 3 // 10, options.kills // 10)
+    hub_kills = 0 if options.only else options.kills * 4 // 10
     started, tallies = time.monotonic(), dict[str, Tally]()
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        tallies["a folder"] = torture_folder(place / "folder", options.kills - hub_kills - page_kills, moments)
-        if not options.only:
+        tallies["a folder"] = torture_folder(place / "folder", options.kills - hub_kills, moments)
+        if hub_kills:
             hub = Server(place / "served").start()
-            stack.callback(hub.stop)
-            source = push(hub, write_source(place / "in", 60, 300_000), "alice/source")
-            tallies["repo to repo"] = torture_hub(hub, source, "alice/made", place, hub_kills, moments)
-            tallies["behind the page"] = torture_page(hub, source, "alice/page", place, page_kills, moments)
+            try:
+                source = push(hub, write_source(place / "in", 60, 300_000), "alice/source")
+                tallies["repo to repo"] = torture_hub(hub, source, "alice/made", place, hub_kills, moments)
+            finally:
+                hub.stop()
     outcome = draw(tallies, options.seed, time.monotonic() - started)
     print(outcome)
     if options.note:
@@ -266,15 +205,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def draw(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
-    """Return the outcome in Markdown."""
     kills = sum(one.kills for one in tallies.values())
-    rows = [f"| {kind} | {one.kills} | {one.finished} | {one.again} |" for kind, one in tallies.items()]
+    rows = [f"| {kind} | {one.kills} | {one.finished} |" for kind, one in tallies.items()]
     head = f"""{kills} kills with -9 at random moments, seed {seed}, in {seconds / 60:.0f} minutes. After each, `main` and
 the folder showed nothing or everything, and no shard that was noted was lost or written again; all results
 were bit-identical. Command: `make torture N={kills}`.
 
-| job | kills | results finished in between | shards begun again, at most |
-|---|---|---|---|"""
+| job | kills | results finished in between |
+|---|---|---|"""
     return "\n".join([head, *rows])
 
 

@@ -24,7 +24,6 @@ warnings.filterwarnings("ignore")
 
 
 def main() -> None:
-    """Save it in every way, that of accelerate in processes of its own."""
     folder, out, ranks, ways = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,6 @@ LIBRARIES = (
 
 
 def main() -> None:
-    """Serve until nobody is there to ask."""
     listener, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     for name in LIBRARIES:
         __import__(name)

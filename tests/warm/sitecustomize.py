@@ -11,6 +11,8 @@ MODULES = (
     "sharding.loading.probe.child",
     "sharding.loading.classic_child",
     "sharding.demo.samples",
+    "tests.scenarios.trainer",
+    "tests.scenarios.pp_worker",
 )
 LIBRARIES = (
     "import torch",
