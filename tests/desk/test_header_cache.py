@@ -192,7 +192,7 @@ def test_large_models_are_planned_in_turn(monkeypatch: pytest.MonkeyPatch, readi
         at_work[0] -= 1
         return "plan"
 
-    monkeypatch.setattr("sharding.planning.plan.plan_checkpoint", plan)
+    monkeypatch.setattr("sharding.planning.plan.plan_of", plan)
     models = Models("http://hub")
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(models.plan, f"a/b{n}", Options(), None, f"visitor {n}") for n in range(4)]

@@ -25,10 +25,9 @@ from sharding.drawing.model_map import (
     map_of_plan,
 )
 from sharding.drawing.tensor_kinds import kind_of
-from sharding.planning.plan import plan_checkpoint, plan_shards
 from tests.models import build
 from tests.planning.tensors import in_ranks
-from tests.tensors import stored_tensor
+from tests.tensors import plan_of, plan_shards, stored_tensor
 
 
 def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -> Content:
@@ -54,7 +53,7 @@ def layers(count: int, experts: int = 0) -> dict[str, int]:
 
 
 def planned(source: Content, size: str | int) -> tuple[Plan, ModelMap]:
-    plan = plan_checkpoint(source, Options(size))
+    plan = plan_of(source, Options(size))
     return plan, map_of_plan(source, plan)
 
 
@@ -159,13 +158,13 @@ def test_what_models_of_transformers_hold_is_told_apart(name: str) -> None:
 def test_each_machine_stands_under_its_own_files() -> None:
     source = checkpoint(layers(6))
     hints = in_ranks([tensor.name for tensor in source.tensors], 3)
-    plan = plan_checkpoint(source, Options(500, strategy="pp:3"), {"": hints})
+    plan = plan_of(source, Options(500, strategy="pp:3"), {"": hints})
     machines = map_of_plan(source, plan).machines
     titles = ["983 B, layers 0 to 1", "482 B, layers 2 to 3", "482 B, layers 4 to 5"]
     assert [machine.title for machine in machines] == titles
     assert sum(machine.width for machine in machines) <= WIDTH
     assert all(one.x + one.width <= other.x for one, other in pairwise(machines))
-    assert not map_of_plan(source, plan_checkpoint(source, Options(500))).machines
+    assert not map_of_plan(source, plan_of(source, Options(500))).machines
 
 
 def test_quantized_weights_lie_today_where_their_numbers_and_scales_do() -> None:

@@ -12,9 +12,8 @@ from sharding.core.options import Options
 from sharding.core.values import Component, Content, Place
 from sharding.formats.index import build_indexes
 from sharding.job import inspect
-from sharding.planning.plan import plan_checkpoint, plan_shards
 from tests.folders import reshard
-from tests.tensors import stored_tensor
+from tests.tensors import plan_of, plan_shards, stored_tensor
 
 
 def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:
@@ -93,7 +92,7 @@ def test_the_index_of_a_rank_lists_and_counts_what_that_rank_loads() -> None:
     stored = tuple(SavedTensor(name, "F32", number) for number, name in enumerate(names))
     hints = ModelHints("M", stored, pipeline=PipelineCut("5.23.0", ((0, 2), (2, 3))), loads=loads)
     checkpoint = Content(Place("folder", "m", ""), entries, (Component(total_parameters=99),), (), (), ())
-    plan = plan_checkpoint(checkpoint, Options(8, strategy="pp:2"), {"": hints})
+    plan = plan_of(checkpoint, Options(8, strategy="pp:2"), {"": hints})
     whole, *of_ranks = (json.loads(text) for text in build_indexes(plan).values())
     assert whole["metadata"] == {"total_parameters": 99, "total_size": 60}
     assert [index["weight_map"].keys() for index in of_ranks] == list(loads)

@@ -12,10 +12,9 @@ from sharding.core.options import Options
 from sharding.core.values import Component, Content, Place, Tensor
 from sharding.model_class.architecture import hints_for
 from sharding.planning.order import blocks_around, known_blocks, natural_key
-from sharding.planning.plan import plan_checkpoint, plan_shards
 from tests import models
 from tests.planning.tensors import STRATEGIES, TENSORS, in_ranks, planned, tensor
-from tests.tensors import stored_tensor
+from tests.tensors import plan_of, plan_shards, stored_tensor
 
 
 @given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES)
@@ -85,10 +84,10 @@ def test_a_scale_is_in_the_block_of_its_weight() -> None:
     names = [tensor.name for tensor in stored if "scale" not in tensor.name]
     hints = ModelHints("M", tuple(SavedTensor(name, "BF16", n, "model.patches") for n, name in enumerate(names)))
     checkpoint = Content(Place("folder", "model", "1"), tuple(stored), (Component(),), (), (), ())
-    (shard,) = plan_checkpoint(checkpoint, Options(19, strategy="blocks"), {"": hints}).shards
+    (shard,) = plan_of(checkpoint, Options(19, strategy="blocks"), {"": hints}).shards
     assert len(shard.tensors) == 3
     # With its scale the block is larger than this limit, so it is cut.
-    file_of = plan_checkpoint(checkpoint, Options(18, strategy="blocks"), {"": hints}).weight_map
+    file_of = plan_of(checkpoint, Options(18, strategy="blocks"), {"": hints}).weight_map
     assert file_of[names[0]] == file_of[f"{names[0]}_scale_inv"] != file_of[names[1]]
 
 

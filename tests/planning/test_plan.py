@@ -11,7 +11,7 @@ from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Component, Content, Place, Tensor
 from sharding.formats.safetensors_file import shard_header
-from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards
+from sharding.planning.plan import identify_plan, plan_of, plan_shards
 from sharding.recipes.cast import Cast
 from sharding.recipes.stored import Stored
 from tests.planning.tensors import tensor
@@ -134,7 +134,7 @@ def test_a_rank_loads_what_stands_beside_its_quantized_weights(
     stored = data.draw(st.permutations(entries))
     checkpoint = Content(REF, tuple(stored), (Component(),), (), (), ())
     for rank, own in enumerate([range(half), range(half, len(layers))]):
-        plan = plan_checkpoint(checkpoint, Options(100, strategy="pp:2", rank=rank), {"": hints})
+        plan = plan_of(checkpoint, Options(100, strategy="pp:2", rank=rank), {"": hints})
         wanted = {weights[number] for number in own}
         for number, names in enumerate(beside):
             tells = dtype != "BF16" or any(name.endswith(("weight_scale", "absmax")) for name in names)
@@ -149,7 +149,7 @@ def test_every_tensor_beyond_the_limit_is_named_beside_what_a_cast_has_to_say() 
         entries.append(stored_tensor(name, "F32", (count,), "f", end, end := end + 4 * count))
     checkpoint = Content(REF, tuple(entries), (Component(),), (), (), ())
     for dtype, width, cast in (("keep", 4, []), ("bf16", 2, ["cast-without-class"])):
-        plan = plan_checkpoint(checkpoint, Options(8 * width, order="stored", dtype=dtype))  # type: ignore[arg-type]
+        plan = plan_of(checkpoint, Options(8 * width, order="stored", dtype=dtype))  # type: ignore[arg-type]
         assert [finding.code for finding in plan.findings] == [*cast, *["oversized-tensor"] * 2]
         told = plan.findings[len(cast) :]
         assert [finding.message.split(" ")[2] for finding in told] == ["large", "larger"]

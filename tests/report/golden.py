@@ -17,7 +17,7 @@ from sharding.core.options import Options
 from sharding.core.protocols import Discarded
 from sharding.core.recipe import Recipe
 from sharding.core.values import Finding, Place, Tensor, TiedTensor
-from sharding.core.verification import UNCHECKED, Difference, Mismatch, Verification
+from sharding.core.verification import UNCHECKED, Difference, Evidence, Mismatch, Verification
 from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.formats.model_card import parse_card
@@ -34,21 +34,34 @@ from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.quantized import Fp8
 from sharding.recipes.stored import Stored
-from sharding.report.card import Links, write_card
-from sharding.report.files import Result
+from sharding.report.card import write_card
+from sharding.report.files import Result as Shown
 from sharding.report.schema import FleetCost, NodeCost
 from sharding.verify.structure import Claims, compare_structure
 from sharding.verify.trust import Level, Trust
-from tests.report.results import COPY, FILES, FOLDER, LIMIT, MERGE, OUT, Made, checkpoint, made
+from tests.report.results import (
+    CAST,
+    COPY,
+    DEQUANTIZED,
+    FILES,
+    FOLDER,
+    LIMIT,
+    MERGE,
+    OUT,
+    UNDONE,
+    Result,
+    checkpoint,
+    made,
+)
 
 PLACE = Path(__file__).parent / "golden"
 HUB = "https://hub"
-LINKS = Links(f"{HUB}/acme/model", "https://page/?result=me/copy", f"{HUB}/acme/base", f"{HUB}/bob/lora")
-PLACES = Places("me/copy", f"{HUB}/me/copy", "https://page/?result=me/copy", f"{HUB}/acme/model", "e" * 40)
+RESULT = "https://page/?result=me/copy"
+PLACES = Places("me/copy", HUB, RESULT, "e" * 40)
 FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
 LEVELS: tuple[Level, ...] = ("made-here", "read-now", "fits", "unreached", "claims", "contradicted")
 CLAIMED = Trust("claims", ("Its source cannot be compared.",))
-BASE = Place("hub", "acme/base", "f" * 40)
+BASE = Place("hub", "acme/base", "f" * 40, role="base")
 BLOCKS = r"</?(?:[dou]l|d[dt]|p|h\d|li|div|table|t[rdh]|summary|caption|pre|button|section|article|br)\b[^>]*>"
 
 Parts = Iterable[tuple[str, str]]
@@ -71,7 +84,7 @@ def terminal(show: Callable[[Terminal], object]) -> str:
     return re.sub(r" +$", "", shown.getvalue(), flags=re.M).strip()
 
 
-def of_job(result: Made, level: Level, links: Links = LINKS, before: str = "", *, is_private: bool = False) -> Parts:
+def of_job(result: Result, level: Level, before: str = "", *, is_private: bool = False) -> Parts:
     """What is said of a result everywhere. The page believes it as `level` says."""
     report = result.report
 
@@ -81,10 +94,10 @@ def of_job(result: Made, level: Level, links: Links = LINKS, before: str = "", *
             view.event(event)
 
     yield "terminal", terminal(show)
-    yield "card", write_card(report, parse_card(before), links, is_private=is_private).rstrip()
-    trust, places = Trust(level, ("It is so.",)), replace(PLACES, adapter=links.adapter)
-    panel = result_panel(report, trust, places, FORECAST if level == "fits" else None)
-    yield "page", page(panel + details_panel(report, places, trust), has_code=level in ("made-here", "claims"))
+    yield "card", write_card(report, parse_card(before), HUB, RESULT, is_private=is_private).rstrip()
+    trust = Trust(level, ("It is so.",))
+    panel = result_panel(report, trust, PLACES, FORECAST if level == "fits" else None)
+    yield "page", page(panel + details_panel(report, PLACES, trust), has_code=level in ("made-here", "claims"))
 
 
 def of_proofs(*proofs: Verification) -> Parts:
@@ -93,11 +106,11 @@ def of_proofs(*proofs: Verification) -> Parts:
 
 
 def proof(**fields: Any) -> Verification:
-    return replace(Verification(6, 2400, 2.0, "every tensor was read", (), unchecked=UNCHECKED), **fields)
+    return replace(Verification(6, 2400, 2.0, Evidence("both"), (), unchecked=UNCHECKED), **fields)
 
 
 def trained() -> Parts:
-    result = made(source=checkpoint(of_ranks=True, base=BASE))
+    result = made(source=checkpoint(of_ranks=True, beside=(BASE,)))
     report = replace(result.report, source=replace(result.report.source, in_pieces=4))
     yield from of_job(replace(result, report=report), "fits")
 
@@ -108,7 +121,7 @@ def stages() -> Parts:
     tied = TiedTensor("model.embed_tokens.weight", first.files[0], ("lm_head.weight",))
     parts = (first, replace(second, also_needs=(tied,)))
     report = replace(cut.report, plan=replace(cut.report.plan, stages=parts))
-    yield from of_job(Made(cut.source, replace(cut.plan, stages=parts), report), "made-here")
+    yield from of_job(Result(cut.source, replace(cut.plan, stages=parts), report), "made-here")
     yield from of_job(made(Options(LIMIT, strategy="pp:2", rank=1), destination=OUT), "read-now")
 
 
@@ -188,7 +201,7 @@ def same() -> Parts:
             "done",
         )
         history = History()
-        history.verification = proof(merged=MERGE, within=2)
+        history.verification = proof(made=(MERGE,), within=2)
         yield "read", page(outcome_panel(status_of(record, history)))
 
 
@@ -196,11 +209,11 @@ def certificates() -> Parts:
     caveat = ("The copy holds 1 more weight file.",)
     for result in (
         made(),
-        made(Options(LIMIT, dtype="bf16"), merged=MERGE),
+        made(Options(LIMIT, dtype="bf16"), made=(MERGE,)),
         made(source=checkpoint(FOLDER), unstated=True),
     ):
         for trust in (*(Trust(level, ()) for level in LEVELS), Trust("read-now", (), caveat)):
-            shown = certificate_of(Result("me/copy", "e" * 40, (), result.report), trust)
+            shown = certificate_of(Shown("me/copy", "e" * 40, (), result.report), trust)
             steps = (f"{'x' if step.is_reached else '-'} {step.title}: {step.words}" for step in shown.steps)
             lines = (f"{shown.verdict} ({shown.tone})", shown.sentence, " · ".join(shown.facts), *steps, shown.note)
             yield f"{trust.level}{' with caveats' if trust.caveats else ''}", "\n".join(filter(None, lines))
@@ -251,12 +264,10 @@ CASES: dict[str, Callable[[], Parts]] = {
         "read-now",
         is_private=True,
     ),
-    "single-file": lambda: of_job(made(Options("single-file"), checkpoint(FOLDER), destination=OUT), "claims", Links()),
-    "merged": lambda: of_job(made(merged=MERGE), "fits", is_private=True),
-    "merged-without-effect": lambda: of_job(
-        made(Options(LIMIT, dtype="bf16"), merged=replace(MERGE, changed=0)), "read-now"
-    ),
-    "dequantized": lambda: of_job(made(Options(LIMIT, dtype="bf16"), dequantized="fp8, one scale for 128×128"), "fits"),
+    "single-file": lambda: of_job(made(Options("single-file"), checkpoint(FOLDER), destination=OUT), "claims"),
+    "merged": lambda: of_job(made(made=(MERGE,)), "fits", is_private=True),
+    "merged-without-effect": lambda: of_job(made(Options(LIMIT, dtype="bf16"), made=(UNDONE,)), "read-now"),
+    "dequantized": lambda: of_job(made(made=(DEQUANTIZED,)), "fits"),
     "training-run": trained,
     "unreached": lambda: of_job(made(unreached=(LOST,)), "unreached", before=CARD),
     "stages": stages,
@@ -264,11 +275,11 @@ CASES: dict[str, Callable[[], Parts]] = {
     "devices": devices,
     "proofs": lambda: of_proofs(
         proof(),
-        proof(dtype="bf16", unstated=True, unreached=(LOST,)),
-        proof(dtype="bf16", dequantized="fp8"),
-        proof(merged=MERGE, within=2),
-        proof(merged=MERGE, undecided=1),
-        proof(merged=MERGE, dtype="bf16"),
+        proof(made=(CAST,), unstated=True, unreached=(LOST,)),
+        proof(made=(DEQUANTIZED,)),
+        proof(made=(MERGE,), within=2),
+        proof(made=(MERGE,), undecided=1),
+        proof(made=(MERGE, CAST)),
     ),
     "differences": differences,
     "same": same,

@@ -5,20 +5,36 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from sharding.core.made import Change, Made, without_effect
 from sharding.core.options import Engine, Options
-from sharding.core.values import Component, Content, FileEntry, Merge, Place, Plan, ShardRecord
-from sharding.core.verification import Verification
+from sharding.core.origin import Place
+from sharding.core.values import Component, Content, FileEntry, Plan, ShardRecord
+from sharding.core.verification import Evidence, Verification
 from sharding.loading.costs import Comparison
-from sharding.planning.plan import plan_checkpoint
+from sharding.planning.cast import cast_change
 from sharding.report.report import make_report
 from sharding.report.schema import FleetCost, Report, Resources
 from tests.planning.tensors import in_ranks
-from tests.tensors import stored_tensor
+from tests.tensors import plan_of, stored_tensor
 
 SOURCE, COPY = Place("hub", "acme/model", "a" * 40), Place("hub", "me/copy", "")
 FOLDER, OUT = Place("folder", "model", "1"), Place("folder", "out", "")
 FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-MERGE = Merge(Place("hub", "bob/lora", "b" * 40), "sub/adapter_model.safetensors", "c" * 64, 2, 6, "acme/model")
+LORA = Place("hub", "bob/lora", "b" * 40, "sub/", "adapter")
+MERGE = Change(
+    *("adapter", f"with the adapter {LORA.text} merged", "The adapter"),
+    *("The changed ones are what PEFT computes.", "It needs no PEFT and no adapter.", 2, 6, LORA),
+    is_exact=False,
+    relation="finetune",
+    evidence=f"adapter_model.safetensors {'c' * 64}",
+)
+UNDONE = without_effect(MERGE)
+DEQUANTIZED = Change(
+    *("dequantize", "dequantized to bf16 (fp8, one scale for 128×128)", "Dequantizing"),
+    *("Every quantized number is multiplied by its scale.", "It takes the memory of bf16 weights.", 4, 6),
+    keeps_size=False,
+)
+CAST = cast_change("bf16", 6, 6)
 LIMIT = 1000
 """Bytes of a shard, in which two of the tensors fit."""
 PIPED = Options(LIMIT, strategy="pp:2")
@@ -38,7 +54,7 @@ def checkpoint(source: Place = SOURCE, **changes: Any) -> Content:
 
 
 @dataclass(frozen=True)
-class Made:
+class Result:
     """A result: what was read, what was planned, and the report of the job."""
 
     source: Content
@@ -52,22 +68,24 @@ def made(
     *,
     destination: Place = COPY,
     engine: Engine = "stream",
-    merged: Merge | None = None,
-    dequantized: str = "",
+    made: Made = (),
     overflowed: Mapping[str, int] | None = None,
     comparison: Comparison | None = None,
     fleet: FleetCost | None = None,
     **proof: Any,
-) -> Made:
+) -> Result:
     """The result of a job that shards `source` as `options` say. `proof` are fields of its verification."""
     options, source = options or Options(LIMIT), source or checkpoint()
     hints = {"": in_ranks([tensor.name for tensor in source.tensors], options.ranks)} if options.ranks else {}
-    plan = replace(plan_checkpoint(source, options, hints), merged=merged, dequantized=dequantized)
+    if adapter := next((change.by for change in made if change.by), None):
+        source = replace(source, beside=(adapter,))
+    plan = plan_of(source, options, hints)
+    plan = replace(plan, made=(*made, *plan.made))
     records = {shard.file: ShardRecord(shard.file, shard.bytes + 100, "d" * 64, {}) for shard in plan.shards}
-    verification = Verification(len(plan.tensors), plan.total_bytes, 2.0, "read again", (), options.dtype_made)
+    verification = Verification(len(plan.tensors), plan.total_bytes, 2.0, Evidence("hub"), (), plan.made)
     report = make_report(
         *(source, plan, "a plan", records),
-        replace(verification, merged=merged, dequantized=dequantized, **proof),
+        replace(verification, **proof),
         Resources(50_000_000, 8.2, 2600, 3, 1900, 700, 0),
         destination=destination,
         engine=engine,
@@ -76,7 +94,7 @@ def made(
         fleet=fleet,
     )
     report = replace(report, tool="shard-my-repo 1.0", finished=datetime(2026, 11, 28, 4, tzinfo=UTC))
-    return Made(source, plan, report)
+    return Result(source, plan, report)
 
 
 def of(report: Report, **source: Any) -> Report:

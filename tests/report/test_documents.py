@@ -17,7 +17,7 @@ from sharding.core.values import Finding, Place, ShardRecord, Stage, TensorDiges
 from sharding.core.verification import Mismatch
 from sharding.formats.model_card import ModelCard
 from sharding.planning.explain import sentence
-from sharding.planning.plan import identify_plan, plan_checkpoint
+from sharding.planning.plan import identify_plan, plan_of
 from sharding.report.files import read_card
 from sharding.report.report import digests_json, parse_digests, summarize_plan, summarize_source
 from sharding.report.schema import Report, parse_report, to_json
@@ -91,7 +91,7 @@ def test_a_source_and_a_plan_are_summed_up(folder: Path) -> None:
     assert (told.tensors, told.total_parameters) == (14, 12 * 5000 + 7 + 27)
     assert told.total_bytes == sum(told.dtypes.values())
     assert {(file.file, file.bytes) for file in told.side_files} >= {("tokenizer.json", 2)}
-    plan = replace(plan_checkpoint(checkpoint, Options("60kB")), findings=(Finding("info", "last", "Of the plan."),))
+    plan = replace(plan_of(checkpoint, Options("60kB")), findings=(Finding("info", "last", "Of the plan."),))
     summary = summarize_plan(plan, checkpoint.findings)
     assert [finding.code for finding in summary.findings] == ["first", "last"]
     assert [(shard.file, shard.bytes, shard.tensors) for shard in summary.shards] == [

@@ -16,11 +16,10 @@ from sharding.core.text import json_file
 from sharding.core.values import Component, Content, FileEntry, Finding, Library, Place, ShardRecord, Stage, TiedTensor
 from sharding.core.verification import Mismatch, Verification
 from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
-from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
 from sharding.report.schema import Report, Resources, parse_report, to_json
 from tests.report.results import made, of
-from tests.tensors import stored_tensor
+from tests.tensors import plan_of, stored_tensor
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ def reports(draw: st.DrawFn) -> Report:
         draw(st.sampled_from(get_args(Library))),
         other_variants=tuple(draw(st.lists(TEXT))),
     )
-    planned = plan_checkpoint(checkpoint, Options(draw(st.integers(8, 99))), {})
+    planned = plan_of(checkpoint, Options(draw(st.integers(8, 99))), {})
     files = st.lists(st.sampled_from([shard.file for shard in planned.shards]), min_size=1).map(tuple)
     stages = st.lists(st.builds(lambda stage, files: replace(stage, files=files), STAGES, files), max_size=3)
     plan = replace(planned, stages=tuple(draw(stages)))

@@ -14,8 +14,7 @@ import yaml
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
-from sharding.core.events import ShardFinished
-from sharding.core.options import Options, Request
+from sharding.core.options import Options
 from sharding.core.verification import Verification
 from sharding.planning.plan import identify_plan
 from sharding.recipes import product

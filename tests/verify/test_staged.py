@@ -22,12 +22,12 @@ from sharding.core.protocols import Destination, Inputs
 from sharding.core.values import Plan, ShardRecord
 from sharding.core.verification import Verification
 from sharding.formats.safetensors_file import shard_header
-from sharding.planning.plan import plan_checkpoint
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import ReadBack, compare_with_original, read_back_meanwhile
 from tests.conftest import Tensors, write_checkpoint
 from tests.folders import result_of
+from tests.tensors import plan_of
 
 ELEMENTS = XET_LEAST_BYTES // 4
 
@@ -146,7 +146,7 @@ def compared(original: Path, saved: Path) -> Verification:
     """Compare what lies in `saved`, as a result, with `original`."""
     source = open_folder(str(saved))
     checkpoint = read_checkpoint(source)
-    plan = plan_checkpoint(checkpoint, Options("1kB"))
+    plan = plan_of(checkpoint, Options("1kB"))
     records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), [source]))
     return result_of(compare_with_original(BEFORE, plan, records, Inputs([open_folder(str(original))])))
 

@@ -22,7 +22,6 @@ from sharding.core.protocols import Destination, Inputs
 from sharding.core.values import BytesRead, Content, FileEntry, ShardRecord
 from sharding.core.verification import Mismatch, Verification
 from sharding.formats.safetensors_file import shard_header
-from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.noting_source import NotingSource
@@ -33,6 +32,7 @@ from sharding.verify.stated import prove_reads, stated_files
 from tests.conftest import in_two_files
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
+from tests.tensors import plan_of
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -120,7 +120,7 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
     origin = open_folder(str(source.folder))
     if is_stated:
         origin.files = stated(origin.files)
-    plan = plan_checkpoint(checkpoint, Options("60kB", **choices))
+    plan = plan_of(checkpoint, Options("60kB", **choices))
     prepared = Prepared((origin,), checkpoint, plan)
     number = len(plan.shards)
     sizes = {shard.file: shard.bytes + len(shard_header(plan, shard)) for shard in plan.shards}
@@ -157,7 +157,7 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
     source: FolderSource, checkpoint: Content, tmp_path: Path, at: int
 ) -> None:
     *_, _ = job.shard(str(source.folder), str(tmp_path / "out"), "60kB")
-    plan = plan_checkpoint(checkpoint, Options("60kB"))
+    plan = plan_of(checkpoint, Options("60kB"))
     prepared = Prepared((source,), checkpoint, plan)
     records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), [source]))
     place = Staged(tmp_path / "out")
