@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from sharding.core.errors import UsageError
-from sharding.core.made import explained, keeps_sizes, phrase
+from sharding.core.made import Made, explained, keeps_sizes, phrase
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, time_range, within_words
 from sharding.desk import Forecast
@@ -75,7 +75,8 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         infinite=sum(report.overflowed.values()),
         documents={title: places.file(name) for name, title in documents.items() if name in report.files},
         again=_again(report),
-        explained=explained(report.plan.made),
+        made=(known := made_of(report, trust)),
+        explained=explained(known),
     )
 
 
@@ -164,11 +165,16 @@ def named(place: Place) -> str:
     return replace(place, revision=place.revision[:12]).text if place.is_pinned else place.words
 
 
+def made_of(report: Report, trust: Trust) -> Made:
+    """Return what was done to the numbers, () if only a report says so: its words may be anybody's."""
+    return report.plan.made if trust.level in (*READ_HERE, "fits") else ()
+
+
 def _verdict(report: Report, trust: Trust) -> str:
     """Return the headline, which claims no more than is known."""
     proof, source = report.verification, named(report.source.place)
     source += f", variant {report.source.variant}" if report.source.variant else ""
-    change = phrase(proof.made, named)
+    change = phrase(made_of(report, trust), named)
     if not proof.holds:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     within = max(proof.within, trust.within)
