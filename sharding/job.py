@@ -1,7 +1,7 @@
 """Re-shard a checkpoint from start to finish: read headers, plan, transfer, verify, report, publish.
 
 A source or destination is a folder, or a repo `owner/name` on the Hub at `endpoint` (HF_ENDPOINT, if it is None).
-`token` is your login there (the saved one, if it is None). Sizes are in bytes, and times in seconds.
+`token` is your login there. With None you are an anonymous visitor. Sizes are in bytes, and times in seconds.
 
 `shard`, `run`, `compare` and `verify` are generators. They yield events while they work, and their result last. They
 work only while you ask for the next event. Nothing here prints.
