@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from sharding.core.origin import Place
 from sharding.core.protocols import LentFile, LentSource
-from sharding.core.values import FileEntry, Place
+from sharding.core.values import FileEntry
 from tests.fuzz.targets import Memory
 
 HASHES = {"sha256": "a" * 64, "xet_hash": "b" * 64, "git_sha1": "c" * 40}

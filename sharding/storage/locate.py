@@ -68,10 +68,11 @@ def open_destination(request: Request, hub: Hub, inputs: Inputs, private: bool |
     if is_folder(text):
         folder = _folder_at(text)
         refuse_overlap(folder, text, inputs)
-        for file in inputs.files:  # through a link
-            if (place := inputs.path(file.path)) and lies_in(place.resolve(), folder):
-                message = f"The source's file {file.path} lies in the destination {text}."
-                raise DestinationError(message, "Choose another destination folder.")
+        for place, source in zip(inputs.places, inputs.sources, strict=True):
+            for file in source.files:  # through a link
+                if (path := source.path(file.path)) and lies_in(path.resolve(), folder):
+                    message = f"The {place.called}'s file {file.path} lies in the destination {text}."
+                    raise DestinationError(message, "Choose another destination folder.")
     may = {"overwrite": request.overwrite, "restart": request.restart}
     target = find_destination(text, hub, source=inputs, private=private, is_shared=bool(request.workers), **may)
     if same := next((place for place in inputs.places if place.is_same(target.ref)), None):

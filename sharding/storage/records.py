@@ -79,7 +79,8 @@ def parse_earlier(report: bytes) -> Earlier | None:
         document = json.loads(report)
         files = tuple(file for file in document["files"] if isinstance(file, str))
         told, plan_id = document["source"], str(document.get("plan_id", ""))
-        source = Place(told.get("store", "hub"), str(told["repo_id"]), inside=str(told.get("inside", ""))).words
+        repo_id = str(told["repo_id"])
+        source = Place(told.get("store", "hub"), repo_id, inside=str(told.get("inside", ""))).words
         return Earlier(files, source, plan_id) if document["schema"] else None
     except (ValueError, RecursionError, LookupError, TypeError):
         return None

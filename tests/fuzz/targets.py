@@ -11,8 +11,9 @@ from zipfile import ZipFile, ZipInfo
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
+from sharding.core.origin import Place
 from sharding.core.recipe import Feed
-from sharding.core.values import FileEntry, Place, Tensor
+from sharding.core.values import FileEntry, Tensor
 from sharding.formats.index import parse_index
 from sharding.formats.rank_boxes import assemble_headers
 from sharding.formats.safetensors_file import Header, parse_header

@@ -10,7 +10,8 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.core.values import BytesRead, Place, ShardRecord, StagedJob
+from sharding.core.origin import Place
+from sharding.core.values import BytesRead, ShardRecord, StagedJob
 from sharding.formats.names import STAGING_FOLDER, is_index
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import TRIAL
@@ -65,7 +66,7 @@ def begun(folder: Path, files: Mapping[str, bytes], plan: str = "plan", **choice
     return target
 
 
-class Place:
+class Scene:
     """A folder `out` to publish into again and again, each time with the same before, and all that is beside it."""
 
     every = 1
@@ -177,10 +178,10 @@ def stable(folder: Path) -> dict[str, bytes]:
     return {path: data for path, data in listing(folder).items() if path not in UNTIMED}
 
 
-BEFORE: dict[str, Callable[[Path], Place]] = {
-    "nothing": lambda folder: Place(folder, write_source(folder / "in"), "300B"),
-    "shards": lambda folder: Place(folder, write_source(folder / "in"), "500B", earlier="200B"),
-    "one file": lambda folder: Place(folder, write_source(folder / "in"), "1GB", earlier="1GB"),
-    "a pipeline": lambda folder: Place(folder, write_pipeline(folder / "in"), "500B", earlier="200B"),
+BEFORE: dict[str, Callable[[Path], Scene]] = {
+    "nothing": lambda folder: Scene(folder, write_source(folder / "in"), "300B"),
+    "shards": lambda folder: Scene(folder, write_source(folder / "in"), "500B", earlier="200B"),
+    "one file": lambda folder: Scene(folder, write_source(folder / "in"), "1GB", earlier="1GB"),
+    "a pipeline": lambda folder: Scene(folder, write_pipeline(folder / "in"), "500B", earlier="200B"),
 }
 """Folders to publish into, by what is there before."""

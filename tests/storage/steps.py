@@ -12,8 +12,9 @@ from starlette.responses import JSONResponse
 
 from sharding import job
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.protocols import Destination
-from sharding.core.values import Place, ShardRecord, StagedJob
+from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub

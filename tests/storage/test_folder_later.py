@@ -10,8 +10,9 @@ import pytest
 from sharding import job
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.protocols import LentDestination
-from sharding.core.values import BytesRead, Place, ShardRecord
+from sharding.core.values import BytesRead, ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_writing import part_path, record_path

@@ -16,7 +16,7 @@ from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import ShardFinished
 from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.options import Request
-from sharding.core.values import Place
+from sharding.core.origin import Place
 from sharding.formats.names import REPORT_NAME, STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
 from sharding.storage.folder_destination import FolderDestination
@@ -42,7 +42,7 @@ MODELS = [
 def test_a_copy_is_replaced_by_one_of_the_very_same_model_only(source: Path, out: Path, there: Place) -> None:
     finish(job.shard(str(source), str(out), "1GB"))
     report = json.loads((out / REPORT_NAME).read_text())
-    report["source"] |= {"kind": there.kind, "repo_id": there.repo_id}
+    report["source"] |= {"store": there.store, "repo_id": there.repo_id}
     (out / REPORT_NAME).write_text(json.dumps(report))
     before = listing(out)
     for model in MODELS:

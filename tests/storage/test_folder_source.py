@@ -14,8 +14,7 @@ from sharding.core.errors import SourceError
 from sharding.fleet.worker import open_lent
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import inspect
-from sharding.storage.folder_source import FolderSource, is_steady
-from sharding.storage.folder_source import open_folder as open_inputs
+from sharding.storage.folder_source import FolderSource, is_steady, open_folder
 from tests.folders import in_cache
 from tests.promises import promise
 
@@ -24,15 +23,15 @@ ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors
 
 def test_what_is_no_folder_with_weights_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="does not exist"):
-        open_inputs(str(tmp_path / "nowhere"))
+        open_folder(str(tmp_path / "nowhere"))
     with pytest.raises(SourceError, match="is a file"):
-        open_inputs(str(checkpoint / ONE))
+        open_folder(str(checkpoint / ONE))
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no weights"):
         inspect(str(tmp_path / "empty"))
     for text in ("", " ", "x" * 5000, "~nobody-of-this-name/x", "a\0b", "a\ud800"):
         with pytest.raises(SourceError):
-            open_inputs(text)
+            open_folder(text)
 
 
 def test_the_links_of_the_hub_cache_are_followed(checkpoint: Path, tmp_path: Path) -> None:
@@ -100,8 +99,8 @@ def test_another_state_of_any_weight_file_is_another_revision(
 ) -> None:
     monkeypatch.setattr("sharding.storage.folder_source.is_steady", lambda folder: steady)
     path, middle = weights / name, (weights / name).stat().st_size // 2
-    seen = [open_inputs(str(weights)).ref.revision]
-    assert open_inputs(str(weights)).ref.revision == seen[0]
+    seen = [open_folder(str(weights)).ref.revision]
+    assert open_folder(str(weights)).ref.revision == seen[0]
     changes = [longer, another_time, lambda path: alter(path, 2)]
     if not name.endswith(".safetensors"):
         changes.append(lambda path: alter(path, path.stat().st_size - 2))
@@ -113,14 +112,14 @@ def test_another_state_of_any_weight_file_is_another_revision(
             alter(path, 12)  # a byte of the header
         else:
             change(path)
-        revision = open_inputs(str(weights)).ref.revision
+        revision = open_folder(str(weights)).ref.revision
         assert revision not in seen
         seen.append(revision)
     if not steady:  # a file system that numbers its files anew does not make another source of them
         put_anew(path)
-        assert open_inputs(str(weights)).ref.revision == seen[-1]
+        assert open_folder(str(weights)).ref.revision == seen[-1]
     (weights / "more.safetensors").write_bytes((weights / ONE).read_bytes())
-    assert open_inputs(str(weights)).ref.revision not in seen
+    assert open_folder(str(weights)).ref.revision not in seen
 
 
 def test_a_revision_reads_headers_and_no_weights(weights: Path) -> None:
@@ -131,7 +130,7 @@ def test_a_revision_reads_headers_and_no_weights(weights: Path) -> None:
         return int(Path("/proc/self/io").read_text().split()[1])
 
     before = read_bytes()
-    assert open_inputs(str(weights)).ref.revision
+    assert open_folder(str(weights)).ref.revision
     assert read_bytes() - before < 2_000_000
 
 
@@ -143,7 +142,7 @@ def test_a_file_that_is_another_by_now_is_not_read(
     weights: Path, name: str, change: Callable[[Path], None], steady: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.storage.folder_source.is_steady", lambda folder: steady)
-    source = open_inputs(str(weights))
+    source = open_folder(str(weights))
     before = (weights / name).read_bytes()
     os.link(weights / name, weights / "backup")  # as a backup does, which changes nothing of the file
     assert b"".join(source.read(name, 0, 8)) == before[:8]
@@ -159,7 +158,7 @@ def test_a_file_that_is_another_by_now_is_not_read(
 @pytest.mark.parametrize("change", [longer, another_time])
 @pytest.mark.parametrize("name", [ONE, TWO, "config.json"])
 def test_a_lent_file_is_read_where_the_same_is(checkpoint: Path, name: str, change: Callable[[Path], None]) -> None:
-    lent = open_inputs(str(checkpoint)).lend([ONE, TWO, "config.json"])
+    lent = open_folder(str(checkpoint)).lend([ONE, TWO, "config.json"])
     for one in lent.files:
         stat = (checkpoint / one.file).stat()
         assert (one.place, one.bytes, one.modified_ns) == (str(checkpoint / one.file), stat.st_size, stat.st_mtime_ns)
@@ -171,7 +170,7 @@ def test_a_lent_file_is_read_where_the_same_is(checkpoint: Path, name: str, chan
 
 def test_any_range_is_read_exactly_and_in_bounded_chunks(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sharding.storage.folder_source.BATCH_BYTES", 1000)
-    source = open_inputs(str(checkpoint))
+    source = open_folder(str(checkpoint))
     data = (checkpoint / TWO).read_bytes()
     requests, size = 0, 0
     length = len(data)
@@ -184,9 +183,9 @@ def test_any_range_is_read_exactly_and_in_bounded_chunks(checkpoint: Path, monke
 
 
 def test_what_is_no_regular_file_is_passed_over_and_what_cannot_be_looked_at_is_an_error(checkpoint: Path) -> None:
-    files = {file.path for file in open_inputs(str(checkpoint)).files}
+    files = {file.path for file in open_folder(str(checkpoint)).files}
     os.mkfifo(checkpoint / "pipe.safetensors")
-    assert {file.path for file in open_inputs(str(checkpoint)).files} == files
+    assert {file.path for file in open_folder(str(checkpoint)).files} == files
     with pytest.raises(SourceError, match="cannot be read"):
         FolderSource("in", {"config.json": checkpoint / "config.json", "gone.json": checkpoint / "gone.json"})
 
@@ -196,7 +195,7 @@ def test_what_is_no_regular_file_is_passed_over_and_what_cannot_be_looked_at_is_
 def test_what_tools_keep_is_no_part_of_a_folder_at_any_depth(checkpoint: Path, depth: str, tool: str) -> None:
     (checkpoint / depth).mkdir(parents=True, exist_ok=True)
     (checkpoint / depth / "real.json").write_text("{}")
-    files = {file.path for file in open_inputs(str(checkpoint)).files}
+    files = {file.path for file in open_folder(str(checkpoint)).files}
     for place in (tool, f"{tool}/deep", f"{tool}/annex", f"{tool}/objects"):
         (checkpoint / depth / place).mkdir(parents=True)
         (checkpoint / depth / place / "kept.json").write_text("{}")
@@ -204,7 +203,7 @@ def test_what_tools_keep_is_no_part_of_a_folder_at_any_depth(checkpoint: Path, d
         link.symlink_to(checkpoint / depth / place / "kept.json")
     (checkpoint / depth / f"not{tool}").mkdir()  # which is called otherwise
     (checkpoint / depth / f"not{tool}/kept.json").write_text("{}")
-    source = open_inputs(str(checkpoint))
+    source = open_folder(str(checkpoint))
     assert {file.path for file in source.files} == files | {f"{depth}not{tool}/kept.json"}
     assert len(source.links_out) == 4 and all(link.startswith(f"{depth}to-") for link in source.links_out)
 

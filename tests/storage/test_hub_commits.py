@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sharding.core.errors import DestinationError
+from sharding.core.origin import Place
 from sharding.core.protocols import Inputs
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.localhub import lfs
@@ -54,12 +55,12 @@ def test_side_files_are_copied_by_the_hub_or_sent(hub: InHouse, name: str, tmp_p
         hub.put(source, path, data)
     client = Hub(hub.address, TOKEN)
     repo = HubRepo(client, name)
-    files = open_repo(client, source, folder="lora/")
+    files = open_repo(client, Place("hub", source, inside="lora/"))
     assert all(file.xet_hash for file in files.files)
     if rule == "null":  # it has lost one of both
         files.files = (files.files[0], FileEntry("sub/b.pt", 9000, "0" * 64, "0" * 64))
     with hub.failing(*([rule] if rule.startswith("gone") else [])):
-        changes = repo.copied([*files.files, FileEntry("config.json", 2, git_sha1="0" * 40)], Inputs([files]))
+        changes = repo.copied([*files.files, FileEntry("config.json", 2, git_sha1="0" * 40)], Inputs({"model": files}))
     copied = {"": ["a.msgpack", "sub/b.pt"], "null": ["a.msgpack"]}.get(rule, [])
     assert [change.path for change in changes] == copied
     commit = repo.commit("main", heads(hub, name)["main"], "Copies", changes)

@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from starlette.responses import Response
 
 from sharding.core.errors import SourceError
+from sharding.core.origin import Place
 from sharding.core.protocols import Grant, LentFile, LentSource
-from sharding.core.values import Place
 from sharding.fleet.worker import open_lent
 from sharding.localhub import lfs, xet
 from sharding.localhub.hub import Hub

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError
+from sharding.core.origin import Place
 from sharding.storage.hub import guard as hub_guard
 from sharding.storage.hub.answers import OddAnswer, checked_commit
 from sharding.storage.hub.client import Hub
@@ -146,13 +147,13 @@ def test_a_gated_repo_is_refused_as_it_is_opened_and_nothing_is_read(hub: InHous
     hub.api("hf_bob").update_repo_settings(gated, gated="manual")
     hub.log.clear()
     with pytest.raises(SourceError, match=f"{gated} is gated") as refusal:
-        open_repo(Hub(hub.address, TOKEN), gated)
+        open_repo(Hub(hub.address, TOKEN), Place("hub", gated))
     assert f"{hub.address}/{gated}" in refusal.value.hint
     assert hub.asked("/tree/|/resolve/") == 0
-    source = open_repo(Hub(hub.address, "hf_bob"), gated)
+    source = open_repo(Hub(hub.address, "hf_bob"), Place("hub", gated))
     assert source.is_private and "model.safetensors" in {file.path for file in source.files}
     with hub.failing("gone@GET .*/auth-check"):  # it says so later
-        assert open_repo(Hub(hub.address, TOKEN), gated).is_private
+        assert open_repo(Hub(hub.address, TOKEN), Place("hub", gated)).is_private
         with pytest.raises(SourceError, match="gated"):
             job.inspect(gated, endpoint=hub.address, token=TOKEN)
 

@@ -12,6 +12,7 @@ import pytest
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
+from sharding.core.origin import Place
 from sharding.core.values import FileEntry
 from sharding.fleet.worker import open_lent
 from sharding.localhub import repos
@@ -31,7 +32,7 @@ RESOLVE = f"GET /{SOURCE}/resolve/"
 
 @pytest.fixture
 def source(hub: InHouse, folder: Path) -> HubSource:
-    source = open_repo(Hub(hub.address, TOKEN), SOURCE)
+    source = open_repo(Hub(hub.address, TOKEN), Place("hub", SOURCE))
     hub.log.clear()
     return source
 
@@ -147,9 +148,9 @@ def test_only_what_is_said_to_be_public_is_public(hub: InHouse, missing: str, mo
     def describe(*given: Any, **more: Any) -> Any:
         return {key: value for key, value in usual(*given, **more).items() if key not in left_out}
 
-    source = open_repo(Hub(hub.address, TOKEN), SOURCE)
+    source = open_repo(Hub(hub.address, TOKEN), Place("hub", SOURCE))
     monkeypatch.setattr(repos, "describe", describe)
-    assert open_repo(Hub(hub.address, TOKEN), SOURCE).is_private is (missing != "none")
+    assert open_repo(Hub(hub.address, TOKEN), Place("hub", SOURCE)).is_private is (missing != "none")
     assert source.closed() == ("" if missing == "none" else SOURCE)
 
 
@@ -163,7 +164,7 @@ CLOSINGS: dict[str, Callable[[InHouse, str], object]] = {
 @pytest.mark.parametrize("what", CLOSINGS)
 def test_a_source_is_closed_unless_known_to_be_public_still(hub: InHouse, folder: Path, name: str, what: str) -> None:
     push(hub, folder, name)
-    source = open_repo(Hub(hub.address, TOKEN), name)
+    source = open_repo(Hub(hub.address, TOKEN), Place("hub", name))
     assert source.closed() == ""
     for rule in ("status:500", "status:403", "gone", "null"):
         with hub.failing(f"{rule}@GET /api/models/{name}"):
@@ -172,7 +173,7 @@ def test_a_source_is_closed_unless_known_to_be_public_still(hub: InHouse, folder
     CLOSINGS[what](hub, name)
     assert source.closed() == name
     if what == "private":  # one that was never public is not closed
-        assert open_repo(Hub(hub.address, TOKEN), name).closed() == ""
+        assert open_repo(Hub(hub.address, TOKEN), Place("hub", name)).closed() == ""
 
 
 # --- Access to the store ------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def test_access_is_asked_for_once_until_it_ends(hub: InHouse, data: bytes, monke
     client = Hub(hub.address, TOKEN)
     group = SimpleNamespace(download_stream=stream)
     client.xet = SimpleNamespace(new_download_stream_group=lambda **more: given.append(more) or group)  # type: ignore[misc]
-    source = open_repo(client, SOURCE)
+    source = open_repo(client, Place("hub", SOURCE))
     token = f"/{SOURCE}/xet-read-token/"
     assert read(source, 0, 2000) == data[:2000] and hub.asked(token) == 1
     assert read(source, 5, 2000) == data[5:2000] and hub.asked(token) == 2, "what was refused is asked for anew"
@@ -225,7 +226,7 @@ def test_a_closed_repo_lends_nothing_if_one_takes_a_login(hub: InHouse, folder: 
     push(hub, folder, name, private=not gated)
     if gated:
         hub.api().update_repo_settings(name, gated="auto")
-    source = open_repo(Hub(hub.address, TOKEN), name)
+    source = open_repo(Hub(hub.address, TOKEN), Place("hub", name))
     assert source.is_private and source.lend([MODEL]).grant
     for files in ([MODEL, CONFIG], [CONFIG, MODEL], [CONFIG]):
         with pytest.raises(SourceError, match=f"cannot read {CONFIG} without a login"):

@@ -92,7 +92,7 @@ def test_records_too_large_together_are_refused(hub: InHouse, name: str, monkeyp
     ['{"max_shard_size": "no size"}', '{"max_shard_size": "-1GB"}', '{"strategy": "stages:2"}', "{}", "7", "[]"],
 )
 def test_a_job_with_choices_that_nobody_can_make_is_no_job(options: str) -> None:
-    ref = '{"kind": "hub", "repo_id": "a/b", "revision": "c"}'
+    ref = '{"store": "hub", "repo_id": "a/b", "revision": "c"}'
     line = f'{{"plan_id": "p", "source": {ref}, "options": OPTIONS}}'
     assert parse_job(line.replace("OPTIONS", '{"max_shard_size": "1GB"}').encode())
     assert options == "{}" or parse_job(line.replace("OPTIONS", options).encode()) is None
@@ -180,7 +180,7 @@ def test_where_main_moves_before_the_commit_nothing_of_it_is_replaced(hub: InHou
 
 @pytest.mark.parametrize("odd", [3, None, True, ["b"], {"b": "c"}])
 def test_what_a_report_says_that_is_no_name_of_a_file_is_passed_over(odd: object) -> None:
-    report = {"schema": 1, "files": ["a", odd, "c"], "source": {"repo_id": "x/y", "kind": "hub"}, "plan_id": "p"}
+    report = {"schema": 1, "files": ["a", odd, "c"], "source": {"repo_id": "x/y", "store": "hub"}, "plan_id": "p"}
     assert parse_earlier(json.dumps(report).encode()) == Earlier(("a", "c"), "x/y", "p")
     for name in ("schema", "files", "source"):
         for other in (None, odd, "", []):
@@ -188,5 +188,5 @@ def test_what_a_report_says_that_is_no_name_of_a_file_is_passed_over(odd: object
             assert earlier is None or (name, other) != ("source", odd)
         assert parse_earlier(json.dumps({key: value for key, value in report.items() if key != name}).encode()) is None
     assert all(parse_earlier(text) is None for text in (json.dumps(report).encode()[:-2], b"[" * 99_999, b"\xff"))
-    of_folder = parse_earlier(json.dumps({**report, "source": {"repo_id": "x/y", "kind": "folder"}}).encode())
+    of_folder = parse_earlier(json.dumps({**report, "source": {"repo_id": "x/y", "store": "folder"}}).encode())
     assert of_folder and of_folder.source != "x/y"

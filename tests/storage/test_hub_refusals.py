@@ -6,7 +6,7 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.limits import THREADS
 from sharding.core.options import Request
-from sharding.core.values import Place
+from sharding.core.origin import Place
 from tests.hubs import SOURCE, TOKEN, shard
 from tests.inhouse import InHouse
 from tests.storage.steps import begin, begun, heads, looked, noted, sent, staged

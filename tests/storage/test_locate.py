@@ -1,6 +1,7 @@
 """What somebody has typed means a folder or a repo, and nothing that is the source, a stranger's, or nothing at all."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
+from sharding.core.options import Options, Request
+from sharding.core.origin import Place
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_inputs
 from sharding.storage.names import is_folder, new_repo_id, parse_address
@@ -103,8 +106,8 @@ def test_a_host_that_only_resembles_the_hub_is_refused_by_name(host: str) -> Non
 
 @pytest.mark.parametrize("host", ["huggingface.co", "www.huggingface.co", "hf.co", "hub.example"])
 def test_a_link_of_the_public_hub_or_of_the_one_in_use_is_taken(host: str) -> None:
-    assert parse_address(f"https://{host}/owner/name", HUB) == ("owner/name", None, "")
-    assert parse_address(f"https://{host}/owner/name/tree/v2", HUB) == ("owner/name", "v2", "")
+    assert parse_address(f"https://{host}/owner/name", HUB) == Place("hub", "owner/name")
+    assert parse_address(f"https://{host}/owner/name/tree/v2", HUB) == Place("hub", "owner/name", "v2")
     assert new_repo_id(f"https://{host}/owner/name", HUB) == "owner/name"
 
 
@@ -119,9 +122,9 @@ def test_a_revision_that_leads_elsewhere_is_refused_also_in_percents(start: str)
 
 def test_revisions_of_every_ordinary_kind_are_taken() -> None:
     for revision in ("main", "v1.0", "refs/pr/7", "feature%2Fx.y", "..x", "x..y", SHA):
-        assert parse_address(f"owner/name@{revision}", HUB) == ("owner/name", unquote(revision), "")
-    assert parse_address("hf://owner/name@refs%2Fpr%2F7", HUB) == ("owner/name", "refs/pr/7", "")
-    assert parse_address("owner/name@feature/x.y", HUB) == ("owner/name", "feature", "x.y/")
+        assert parse_address(f"owner/name@{revision}", HUB) == Place("hub", "owner/name", unquote(revision))
+    assert parse_address("hf://owner/name@refs%2Fpr%2F7", HUB) == Place("hub", "owner/name", "refs/pr/7")
+    assert parse_address("owner/name@feature/x.y", HUB) == Place("hub", "owner/name", "feature", "x.y/")
 
 
 @pytest.mark.parametrize("name", ["x.git", "a--b", "a..b", "-x", "x-", ".x", "x.", "x" * 97])
@@ -162,8 +165,8 @@ def test_a_new_repo_has_no_revision_and_a_folder_of_one_is_no_destination(text: 
     "rest", ["#model-card", "?library=transformers", "/blob/main/config.json", "/resolve/main/a.bin?download=true"]
 )
 def test_a_link_from_the_browser_to_the_top_of_a_repo_means_the_repo(rest: str) -> None:
-    revision = "main" if "main" in rest else None
-    assert parse_address(f"https://huggingface.co/owner/name{rest}", HUB) == ("owner/name", revision, "")
+    revision = "main" if "main" in rest else ""
+    assert parse_address(f"https://huggingface.co/owner/name{rest}", HUB) == Place("hub", "owner/name", revision)
 
 
 PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9 _+-]{0,5}[A-Za-z0-9_]", fullmatch=True).filter(
@@ -171,20 +174,21 @@ PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9 _+-]{0,5}[A-Za-z0-9_]", fullmatch=
 )
 NAME = st.from_regex(r"[a-z0-9][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in HF_URI_TYPE_PREFIXES)
 REVISIONS = st.one_of(
-    st.none(), NAME, st.from_regex(r"refs/pr/[1-9]", fullmatch=True), st.just("feature/x.y"), st.just(SHA)
+    st.just(""), NAME, st.from_regex(r"refs/pr/[1-9]", fullmatch=True), st.just("feature/x.y"), st.just(SHA)
 )
 FOLDERS = st.lists(PART, max_size=3)
 
 
 @given(NAME, NAME, REVISIONS, FOLDERS, st.sampled_from(["huggingface.co", "hf.co", "hub.example"]))
 def test_every_way_to_write_an_address_means_what_the_hubs_own_client_takes_it_for(
-    owner: str, name: str, revision: str | None, folders: list[str], host: str
+    owner: str, name: str, revision: str, folders: list[str], host: str
 ) -> None:
     folder, at = "".join(f"{part}/" for part in folders), f"@{quote(revision, safe='')}" if revision else ""
     inside = "".join(f"/{part}" for part in folders)
     theirs = parse_hf_uri(f"hf://{owner}/{name}{at}{inside}")
-    meant = (f"{owner}/{name}", revision, folder)
-    assert (theirs.type, theirs.id, theirs.revision, f"{theirs.path_in_repo}/"[: len(folder)]) == ("model", *meant)
+    meant = Place("hub", f"{owner}/{name}", revision, folder)
+    assert (theirs.type, f"{theirs.path_in_repo}/"[: len(folder)]) == ("model", folder)
+    assert (theirs.id, theirs.revision or "") == (meant.repo_id, revision)
     own = f"{owner}/{name}{at}{inside}"
     written = [own, f"hf://{own}", f"hf://models/{own}", f"{own}/adapter_config.json"]
     if folder or revision:
@@ -193,16 +197,16 @@ def test_every_way_to_write_an_address_means_what_the_hubs_own_client_takes_it_f
         links = [as_link, f"{host}/{as_link}", f"https://{host}/{as_link}/", f"https://{host}/{as_link}?x=1#y"]
         links += [f"https://{host}/{owner}/{name}/{route}/{page}/x.safetensors" for route in ("blob", "resolve", "raw")]
         for link in links:
-            assert parse_address(link, HUB) == (meant[0], revision or "main", folder), link
+            assert parse_address(link, HUB) == replace(meant, revision=revision or "main"), link
     for text in written:
         assert parse_address(text, HUB) == meant, text
 
 
 @given(NAME, REVISIONS, FOLDERS)
-def test_a_link_to_a_model_without_an_owner_means_it(name: str, revision: str | None, folders: list[str]) -> None:
+def test_a_link_to_a_model_without_an_owner_means_it(name: str, revision: str, folders: list[str]) -> None:
     inside = "".join(f"/{quote(part)}" for part in folders)
     link = f"https://huggingface.co/{name}/tree/{quote(revision or 'main', safe='')}{inside}"
-    assert parse_address(link, HUB) == (name, revision or "main", "".join(f"{part}/" for part in folders))
+    assert parse_address(link, HUB) == Place("hub", name, revision or "main", "".join(f"{part}/" for part in folders))
 
 
 # --- The source is no destination ---------------------------------------------------------------------
@@ -245,8 +249,33 @@ def test_the_files_that_a_cache_links_to_are_no_destination(folder: Path, tmp_pa
     assert listing(tmp_path) == before
 
 
+@pytest.mark.parametrize("role", ["base", "adapter"])
+def test_no_other_input_is_a_destination_either(
+    hub: InHouse, own: str, folder: Path, tmp_path: Path, role: str
+) -> None:
+    run, cached = tmp_path / "run", in_cache(folder, tmp_path / "cache")
+    run.mkdir()
+    for name in (".metadata", "__0_0.distcp"):
+        (run / name).touch()
+    hub.put(own, "sub/config.json", b"{}")
+    before = hub.api().model_info(own).sha, listing(tmp_path)
+
+    def check(named: object, out: object, says: str) -> None:
+        request = Request(str(run), str(out), Options(**{role: str(named)}), overwrite=True)
+        with pytest.raises(DestinationError, match=says):
+            job.check(request, endpoint=hub.address, token=TOKEN)
+
+    for named in (own, f"{own}@main", f"{own}/sub"):
+        for text in (own, own.partition("/")[2], f"{hub.address}/{own}"):
+            check(named, text, f"^The destination is the {role} itself")
+    for out in (cached, cached / "deeper", cached.parent):
+        check(cached, out, f"lies inside the {role}, or the {role} lies inside it")
+    check(cached, cached.parent.parent / "blobs", f"^The {role}'s file .* lies in the destination")
+    assert (hub.api().model_info(own).sha, listing(tmp_path)) == before
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gpt2@main", "https://huggingface.co/gpt2"])
 def test_a_bare_name_is_no_adapter(name: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="not the complete name of an adapter") as refusal:
-        open_inputs(str(tmp_path), Hub(HUB, None), adapter=name)
+        open_inputs({"model": str(tmp_path), "adapter": name}, Hub(HUB, None))
     assert "owner/name/folder" in refusal.value.hint

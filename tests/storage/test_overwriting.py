@@ -56,7 +56,7 @@ def test_a_copy_of_a_folder_named_like_a_repo_is_no_copy_of_that_repo(hub: InHou
     shard(hub, SOURCE, name, "9kB")
     place = tmp_path / "copy"
     report = json.loads((download(hub, name, place) / "sharding_report.json").read_text())
-    report["source"]["kind"] = "folder"
+    report["source"]["store"] = "folder"
     (place / "sharding_report.json").write_text(json.dumps(report))
     hub.put(name, "sharding_report.json", place / "sharding_report.json")
     for copy in (name, str(place)):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharding.core.errors import DestinationError
-from tests.storage.publications import BEFORE, Place
+from tests.storage.publications import BEFORE, Scene
 from tests.storage.recorder import Step, recorded
 
 EVERY = 4
@@ -22,7 +22,7 @@ def usually(*names: str, in_the_long_run: Iterable[str] = BEFORE) -> list[object
 
 
 @pytest.fixture(params=usually("nothing", "shards", "one file"))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
     """A folder that holds what the parameter says."""
     before, every = request.param
     place = BEFORE[before](tmp_path)
@@ -33,7 +33,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 of_shards = pytest.mark.parametrize("place", usually("shards", in_the_long_run=["shards", "a pipeline"]), indirect=True)
 
 
-def some(place: Place, first: int, work: Callable[[], object]) -> list[tuple[int, Step]]:
+def some(place: Scene, first: int, work: Callable[[], object]) -> list[tuple[int, Step]]:
     """The steps that something takes from here, with their numbers; all of them or every few from `first`."""
     return list(enumerate(steps_of(work)))[first % place.every :: place.every]
 
@@ -63,13 +63,13 @@ def kill(work: Callable[[], object], number: int) -> None:
     assert recorder.is_reached
 
 
-def die(place: Place, number: int) -> None:
+def die(place: Scene, number: int) -> None:
     """Run the job from the beginning until it is killed before a step."""
     place.again()
     kill(place.publish, number)
 
 
-def test_a_job_that_dies_before_any_step_is_finished_by_the_next(place: Place) -> None:
+def test_a_job_that_dies_before_any_step_is_finished_by_the_next(place: Scene) -> None:
     place.again()
     for number, step in some(place, 0, place.publish):
         with naming(number, step):
@@ -80,7 +80,7 @@ def test_a_job_that_dies_before_any_step_is_finished_by_the_next(place: Place) -
 
 
 @of_shards
-def test_a_job_that_dies_before_any_step_is_discarded_without_a_trace(place: Place) -> None:
+def test_a_job_that_dies_before_any_step_is_discarded_without_a_trace(place: Scene) -> None:
     place.again()
     for number, step in some(place, 1, place.publish):
         with naming(number, step):
@@ -89,7 +89,7 @@ def test_a_job_that_dies_before_any_step_is_discarded_without_a_trace(place: Pla
             place.assert_discarded()
 
 
-def half_published(place: Place) -> int:
+def half_published(place: Scene) -> int:
     """The step before which the last of the shards gets its name: most of the result is there then, and not shown."""
     place.again()
     named = [(number, step.to) for number, step in enumerate(steps_of(place.publish)) if step.kind == "rename"]
@@ -97,7 +97,7 @@ def half_published(place: Place) -> int:
 
 
 @of_shards
-def test_a_job_that_dies_again_while_it_ends_what_was_half_published_is_finished_by_the_next(place: Place) -> None:
+def test_a_job_that_dies_again_while_it_ends_what_was_half_published_is_finished_by_the_next(place: Scene) -> None:
     middle = half_published(place)
     die(place, middle)
     for number, step in some(place, 0, place.publish):
@@ -110,7 +110,7 @@ def test_a_job_that_dies_again_while_it_ends_what_was_half_published_is_finished
 
 
 @of_shards
-def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for(place: Place) -> None:
+def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for(place: Scene) -> None:
     middle = half_published(place)
     die(place, middle)
     for number, step in some(place, 0, place.discard):
@@ -124,7 +124,7 @@ def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for
 
 
 @of_shards
-def test_a_step_that_fails_ends_the_job_in_words_and_the_next_run_finishes_it(place: Place) -> None:
+def test_a_step_that_fails_ends_the_job_in_words_and_the_next_run_finishes_it(place: Scene) -> None:
     place.again()
     said = []
     for number, step in some(place, 2, place.publish):

@@ -9,14 +9,14 @@ from sharding.formats.names import REPORT_NAME, STAGING_FOLDER, is_index, is_wei
 from sharding.storage.folder_names import TRIAL
 from sharding.storage.folder_writing import RECORD
 from sharding.storage.journal import JOURNAL_NAME, LEASE_NAME
-from tests.storage.publications import BEFORE, Place
+from tests.storage.publications import BEFORE, Scene
 from tests.storage.recorder import Kind, Step, recorded
 
 PIPELINE = "model_index.json"
 
 
 @pytest.fixture(scope="module", params=BEFORE)
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """A folder that holds what the parameter says."""
     place = BEFORE[request.param](tmp_path_factory.mktemp("place"))
     place.again()
@@ -24,7 +24,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def steps(place: Place) -> list[Step]:
+def steps(place: Scene) -> list[Step]:
     """What a job does there from its beginning to its end, apart from the empty files by which it tries names."""
     with recorded() as recorder:
         place.publish()
@@ -54,29 +54,29 @@ def is_written(steps: list[Step], path: Path, before: int) -> bool:
     raise AssertionError(f"nobody has written {path}")
 
 
-def name_in(place: Place, path: Path | None) -> str:
+def name_in(place: Scene, path: Path | None) -> str:
     assert path is not None
     return path.relative_to(place.out).as_posix()
 
 
-def shows(place: Place, path: str) -> int:
+def shows(place: Scene, path: str) -> int:
     """0 for what does not make anything a checkpoint; the more it shows, the more."""
     if PIPELINE in place.new:
         return 2 * (path == PIPELINE) + is_index(path)
     return int(is_index(path) or path == "model.safetensors")
 
 
-def shards_of(place: Place) -> int:
+def shards_of(place: Scene) -> int:
     return sum(path.endswith(".safetensors") for path in place.new)
 
 
-def renames(place: Place, steps: list[Step]) -> list[tuple[int, str]]:
+def renames(place: Scene, steps: list[Step]) -> list[tuple[int, str]]:
     """Where files get the names that they are to have, and which."""
     named = [(number, name_in(place, steps[number].to)) for number in numbers(steps, "rename")]
     return [(number, path) for number, path in named if not path.startswith(f"{STAGING_FOLDER}/")]
 
 
-def test_every_file_gets_its_name_once_and_when_its_bytes_are_on_the_disk(place: Place, steps: list[Step]) -> None:
+def test_every_file_gets_its_name_once_and_when_its_bytes_are_on_the_disk(place: Scene, steps: list[Step]) -> None:
     assert all(steps[number].path.name.endswith(".part") for number in numbers(steps, "create", "write", "truncate"))
     named = renames(place, steps)
     for number, _ in named:
@@ -84,7 +84,7 @@ def test_every_file_gets_its_name_once_and_when_its_bytes_are_on_the_disk(place:
     assert sorted(path for _, path in named) == sorted({*place.new, REPORT_NAME, "README.md"})
 
 
-def test_the_names_of_all_else_are_on_the_disk_before_what_shows_it(place: Place, steps: list[Step]) -> None:
+def test_the_names_of_all_else_are_on_the_disk_before_what_shows_it(place: Scene, steps: list[Step]) -> None:
     named, checked = renames(place, steps), 0
     order = [shows(place, path) for _, path in named]
     assert order == sorted(order) and order[-1] > 0, "an index comes before what makes a pipeline"
@@ -96,13 +96,13 @@ def test_the_names_of_all_else_are_on_the_disk_before_what_shows_it(place: Place
     assert checked
 
 
-def test_a_new_folder_is_on_the_disk_before_what_shows_the_result(place: Place, steps: list[Step]) -> None:
+def test_a_new_folder_is_on_the_disk_before_what_shows_the_result(place: Scene, steps: list[Step]) -> None:
     shown = next(number for number, path in renames(place, steps) if shows(place, path))
     for number in numbers(steps, "mkdir"):
         assert is_synced(steps, steps[number].path.parent, number, shown), steps[number]
 
 
-def test_a_shard_is_noted_once_it_is_on_the_disk_and_so_is_the_note(place: Place, steps: list[Step]) -> None:
+def test_a_shard_is_noted_once_it_is_on_the_disk_and_so_is_the_note(place: Scene, steps: list[Step]) -> None:
     named = {steps[number].to: number for number in numbers(steps, "rename")}
     parts = {path: number for path, number in named.items() if path and path.name.endswith(".safetensors.part")}
     notes = {path: number for path, number in named.items() if path and path.name.endswith(RECORD)}
@@ -117,14 +117,14 @@ def test_a_shard_is_noted_once_it_is_on_the_disk_and_so_is_the_note(place: Place
     assert is_written(steps, journal, min(parts.values()))
 
 
-def test_the_journal_goes_when_the_result_is_on_the_disk_and_then_for_good(place: Place, steps: list[Step]) -> None:
+def test_the_journal_goes_when_the_result_is_on_the_disk_and_then_for_good(place: Scene, steps: list[Step]) -> None:
     (gone,) = [number for number in numbers(steps, "remove") if steps[number].path.name == JOURNAL_NAME]
     for number, path in renames(place, steps):
         assert is_synced(steps, (place.out / path).parent, number, gone), path
     assert is_synced(steps, place.out, gone, len(steps))
 
 
-def test_an_earlier_result_ceases_to_be_one_before_anything_of_it_goes(place: Place, steps: list[Step]) -> None:
+def test_an_earlier_result_ceases_to_be_one_before_anything_of_it_goes(place: Scene, steps: list[Step]) -> None:
     removed = [(number, name_in(place, steps[number].path)) for number in numbers(steps, "remove")]
     *records, lease, journal = [path for _, path in removed if path.startswith(f"{STAGING_FOLDER}/")]
     assert [lease, journal] == [f"{STAGING_FOLDER}/{name}" for name in (LEASE_NAME, JOURNAL_NAME)]
@@ -146,7 +146,7 @@ def test_an_earlier_result_ceases_to_be_one_before_anything_of_it_goes(place: Pl
         assert is_synced(steps, (place.out / path).parent, number, first), path
 
 
-def test_nothing_but_the_folder_is_touched(place: Place, steps: list[Step]) -> None:
+def test_nothing_but_the_folder_is_touched(place: Scene, steps: list[Step]) -> None:
     for step in steps:
         if step.kind == "sync" and step.path == place.out.parent:
             assert not place.old  # the folder is new, and so is its name in there
