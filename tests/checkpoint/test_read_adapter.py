@@ -1,5 +1,6 @@
 """The headers of an adapter are read, and its weights only if nobody states their hash."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -32,19 +33,21 @@ def base(tmp_path: Path) -> Path:
 
 def test_weights_are_read_only_up_to_a_limit(adapter: Path, base: Path, tmp_path: Path) -> None:
     """A folder states no SHA-256. A head that may be tied is compared with the embeddings."""
-    size = (adapter / "adapter_model.safetensors").stat().st_size
-    assert job.inspect(str(base), adapter=str(adapter), most_bytes=size).adapter
+    data = (adapter / "adapter_model.safetensors").read_bytes()
+    size = len(data)
+    found = job.inspect(str(base), adapter=str(adapter), most_bytes=size).of("adapter")
+    assert found and [file.sha256 for file in found.weight_files] == [sha256(data).hexdigest()]
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors") as refusal:
         job.inspect(str(base), adapter=str(adapter), most_bytes=size - 1)
     assert "your own machine" in refusal.value.hint
-    assert job.inspect(str(base), most_bytes=0).adapter is None
+    assert job.inspect(str(base), most_bytes=0).others == ()
 
     words = np.ones((1000, SIDE), np.float32)
     tied = {**PLAIN, "model.embed_tokens.weight": words, "lm_head.weight": words}
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
     base = repo(tmp_path / "tied", {"model.safetensors": tied, "config.json": config})
-    known = job.inspect(str(base), adapter=str(adapter), most_bytes=2 * words.nbytes).adapter
-    assert known and known.head_is_copy
+    known = job.inspect(str(base), adapter=str(adapter), most_bytes=2 * words.nbytes)
+    assert known.head_is_copy
     with pytest.raises(SourceError, match="lm_head.weight and model.embed_tokens.weight are equal"):
         job.inspect(str(base), adapter=str(adapter), most_bytes=2 * words.nbytes - 1)
 

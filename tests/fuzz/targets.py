@@ -11,8 +11,10 @@ from zipfile import ZipFile, ZipInfo
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
+from sharding.core.origin import Place
+from sharding.core.protocols import Files
 from sharding.core.recipe import Feed
-from sharding.core.values import FileEntry, Place, Tensor
+from sharding.core.values import FileEntry, Tensor
 from sharding.formats.index import parse_index
 from sharding.formats.rank_boxes import assemble_headers
 from sharding.formats.safetensors_file import Header, parse_header
@@ -26,7 +28,7 @@ _FILE = "pytorch_model.bin"
 _MOST_READ_BYTES = 1 << 16
 
 
-class Memory:
+class Memory(Files):
     """A source of one file, or of several, whose bytes are at hand. See `protocols.Source`."""
 
     def __init__(self, data: bytes, files: Mapping[str, bytes] | None = None) -> None:
