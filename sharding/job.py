@@ -11,8 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sharding.checkpoint.adapter import with_adapter
-from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.read import read_checkpoint, read_inputs
 from sharding.checkpoint.trained import compare_with_base
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
@@ -45,10 +44,9 @@ from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
-from sharding.planning.adapters.merged import counted
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
-from sharding.planning.plan import identify_plan, planned
+from sharding.planning.plan import counted, identify_plan, planned
 from sharding.report.comparison import draw_memory
 from sharding.report.files import read_card, write_beside
 from sharding.report.report import files_written, make_report
@@ -317,7 +315,7 @@ def _open(request: Request, hub: Hub) -> tuple[Inputs, Destination]:
 
 def _read(origin: Inputs, variant: str, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Content:
     """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
-    checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
+    checkpoint = read_inputs(origin, variant, most_tensors, most_bytes)
     base = origin.of("base")
     if base is None:
         return checkpoint

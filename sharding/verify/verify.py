@@ -4,9 +4,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.documents import read_small
-from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.read import read_inputs
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.events import Progress, Verified
@@ -67,7 +66,7 @@ def verify(
         raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
     meter, hub = Meter(), Hub(endpoint or hub_endpoint(), token)
     sources = open_inputs(request.inputs, hub), open_inputs({"model": copy}, hub)
-    checkpoints = with_adapter(read_checkpoint(sources[0], options.variant), sources[0]), read_checkpoint(sources[1])
+    checkpoints = read_inputs(sources[0], options.variant), read_inputs(sources[1])
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
         return
