@@ -130,7 +130,8 @@ def _read_component(
     findings = weight_set.findings(_listed(source, by_path, weight_set))
     index = _read_index(source, by_path, weight_set, most_tensors)
     paths = weight_set.ranks or weight_set.files(index, by_path)
-    found = reader_of(paths).read(Found(source, by_path, weight_set, paths, most_tensors))
+    reader = reader_of(paths, of_run=bool(weight_set.ranks))
+    found = reader.read(Found(source, by_path, weight_set, paths, most_tensors))
     tensors, twice = _each_once(found.tensors, index)
     disagreements = compare_with_index(index, tensors, found.tied) if index else []
     total_parameters = index.total_parameters if index and not disagreements else None

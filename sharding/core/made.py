@@ -13,7 +13,8 @@ class Change:
     """What one step did to the tensors of a copy.
 
     - `kind`: the option that asks for it.
-    - `done`: a phrase that goes on "a copy of X, …": "cast to bf16". It names `by`, the input it took, by its `text`.
+    - `done`: a phrase that goes on "a copy of X, …": "cast to bf16". It names `by`, the input it took, by its `text`,
+      with one word behind it.
     - `called`: the subject of a sentence about it: "The cast".
     - `how`: sentences that say what the new numbers are, and what else a reader of the card has to know.
     - `then`: what somebody who loads the copy has of it, in a sentence.
@@ -39,6 +40,17 @@ class Change:
     evidence: Line = ""
     caveat: Line = ""
 
+    @property
+    def around(self) -> tuple[str, str]:
+        """What `done` says before and after the name of `by`, which stands before its last word.
+
+        >>> lora = Place("folder", "adapter", role="adapter")
+        >>> Change("adapter", "with the adapter in adapter merged", "It", "", "", 1, 1, by=lora).around
+        ('with the adapter in ', ' merged')
+        """
+        before, name, after = self.done.rpartition(f" {self.by.text} ") if self.by else ("", "", "")
+        return (f"{before} ", f" {after}") if name else (self.done, "")
+
 
 Made = tuple[Change, ...]
 """All that was done to the numbers of a copy, in order."""
@@ -49,8 +61,7 @@ def phrase(made: Sequence[Change], show: Callable[[Place], str] = lambda place: 
 
     `show` writes an input.
     """
-    said = (one.done.replace(one.by.text, show(one.by)) if one.by else one.done for one in made)
-    return "".join(f", {done}" for done in said)
+    return "".join(f", {one.around[0]}{show(one.by) if one.by else ''}{one.around[1]}" for one in made)
 
 
 def explained(made: Sequence[Change]) -> list[str]:
@@ -62,11 +73,16 @@ def explained(made: Sequence[Change]) -> list[str]:
 
 
 def says_the_same(said: Sequence[Change], known: Sequence[Change]) -> bool:
-    """Return whether a report says of each step what the planner does. Headers do not show which changes are zero."""
-    return len(said) == len(known) and all(
-        one.changed <= other.changed and one in (replace(other, changed=one.changed), without_effect(other))
-        for one, other in zip(said, known, strict=True)
-    )
+    """Return whether a report says of each step what the planner does.
+
+    Headers do not show where the numbers of another input are zero.
+    """
+
+    def may_be(one: Change, other: Change) -> bool:
+        fewer = replace(other, changed=one.changed) if 0 < one.changed < other.changed else other
+        return one in ((fewer, without_effect(other)) if other.by else (other,))
+
+    return len(said) == len(known) and all(may_be(*pair) for pair in zip(said, known, strict=True))
 
 
 def without_effect(change: Change) -> Change:

@@ -168,7 +168,8 @@ class Verification:
             said.append(f"{files}, {have} the hash that the Hub states, and match the earlier reads")
         said += ["the files that were downloaded and loaded have the hashes that the Hub states"] * seen.loaded
         if self.unstated and not seen.weights and not seen.original:
-            said.append("the source's files were not compared with hashes of the Hub")
+            files = "some of the files" if seen.read == "both" else "the source's files"
+            said.append(f"{files} were not compared with hashes of the Hub")
         if seen.kept:
             said.append(f"{count(seen.kept, 'shard')} of an earlier run compared with the source's tensors first")
         said += ["every tensor compared with the original's"] * seen.original

@@ -8,6 +8,7 @@ import pytest
 
 from sharding import job
 from sharding.core.values import Component
+from sharding.formats.index import index_path
 from tests.checkpoint.repos import modules, ones, pipeline, repo
 from tests.conftest import in_two_files, listing
 from tests.folders import reshard, said
@@ -114,7 +115,7 @@ def test_an_index_of_a_rank_is_no_variant(tmp_path: Path) -> None:
     source = in_two_files(tmp_path / "in")
     whole = (source / "model.safetensors.index.json").read_text()
     for rank in (0, 1):
-        repo(source, {Component(variant=name).of_rank(rank, 2).index: whole for name in ("", "fp16")})
+        repo(source, {index_path(Component(variant=name).of_rank(rank, 2)): whole for name in ("", "fp16")})
     found = job.inspect(str(source))
     assert found.other_variants == () and said(source).keys() == {"left-out"}
     assert all(f"rank{rank}-of-2" in said(source)["left-out"] for rank in (0, 1))

@@ -8,7 +8,8 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import UsageError
-from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.options import SINGLE_FILE, Options, Request, naming
+from sharding.core.origin import Place
 
 WRONG: list[dict[str, Any]] = [
     *({"max_shard_size": size} for size in ("much", 0, -5)),
@@ -36,6 +37,17 @@ def test_options_that_can_be_do_not_change(given: dict[str, Any]) -> None:
     assert options == Options(**given) and hash(options) == hash(Options(**given))
     with pytest.raises(FrozenInstanceError):
         options.dtype = "fp16"  # type: ignore[misc]
+
+
+def test_what_changes_numbers_decides_bytes_or_names_an_input_is_told_from_the_rest() -> None:
+    named = naming([Place("hub", "a/b", "c"), Place("hub", "me/lora", "d", "x/", "adapter")])
+    options = Options("1GB", strategy="pp:2", rank=1, variant="fp16", dtype="bf16", **named)
+    assert options.inputs == named == {"adapter": "me/lora@d/x"} and [*Request("a", "b", options).inputs] == [
+        "model",
+        "adapter",
+    ]
+    assert options.deciding == {"dtype": "bf16", "variant": "fp16"} and options.computing == ["--dtype", "--adapter"]
+    assert (Options("1GB").inputs, Options("1GB").deciding, Options("1GB").computing) == ({}, {}, [])
 
 
 def test_a_mere_size_will_do(checkpoint: Path) -> None:

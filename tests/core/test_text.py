@@ -15,7 +15,6 @@ from sharding.core.text import (
     name_some,
     parameters,
     parse_bytes,
-    source_name,
     unchecked_sentence,
     values_in,
 )
@@ -76,8 +75,6 @@ def test_a_name_has_at_most_so_many_characters_and_all_of_them_can_be_written() 
         assert name_problem(letter * MAX_NAME_CHARACTERS) == ""
         assert "at most 4,096 are allowed" in name_problem(letter * (MAX_NAME_CHARACTERS + 1))
     assert name_problem("model.\udce9") == "is not UTF-8"
-    assert source_name("folder", "owner/gpt2") == "the folder owner/gpt2"
-    assert source_name("hub", "owner/gpt2") == "owner/gpt2"
 
 
 @pytest.mark.parametrize("text", [b"[]", b"[1]", b"[[],[]]", b'{"a":1,"b":[{},{"c":2}]}', b"[1,2,3]", b"7"])

@@ -122,7 +122,7 @@ def test_a_damaged_one_is_refused_or_read(data: bytes) -> None:
             parse_metadata(data[:end])
 
 
-@pytest.mark.parametrize("limit", ["sharding.formats.dcp_metadata._Machine.most_steps", "sharding.checkpoint.trained.MAX_DCP_BYTES"])  # fmt: skip
+@pytest.mark.parametrize("limit", ["sharding.formats.dcp_metadata._Machine.most_steps", "sharding.checkpoint.readers.dcp.MAX_DCP_BYTES"])  # fmt: skip
 def test_one_of_endless_length_is_not_followed(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path)
     monkeypatch.setattr(limit, 100)

@@ -9,11 +9,13 @@ import pytest
 from sharding.core.errors import SourceError
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import Component, Content, Place
+from sharding.core.origin import Place
+from sharding.core.values import Component, Content
 from sharding.formats.index import build_indexes
 from sharding.job import inspect
+from sharding.planning.plan import plan_shards
 from tests.folders import reshard
-from tests.tensors import plan_of, plan_shards, stored_tensor
+from tests.tensors import plan_of, stored_tensor
 
 
 def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import HeaderError
-from sharding.formats.safetensors_file import build_header, in_file_order, parse_header
+from sharding.formats.safetensors_file import Safetensors, build_header, parse_header
 from tests.promises import promise
 from tests.tensors import stored_tensor
 
@@ -195,7 +195,7 @@ def test_a_header_is_written_byte_for_byte_as_safetensors_writes_it(
 ) -> None:
     data = save(tensors, metadata)
     header = parse_header(data, len(data), "x")
-    assert build_header(in_file_order(header.tensors), metadata) == data[: header.data_start]
+    assert build_header(Safetensors().order(header.tensors), metadata) == data[: header.data_start]
 
 
 def test_every_dtype_has_the_width_that_safetensors_gives_it(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_every_dtype_has_the_width_that_safetensors_gives_it(tmp_path: Path) -> 
 def test_the_writer_order_of_dtypes_is_that_of_safetensors() -> None:
     ranks = list(BY_NAME)
     entries = [stored_tensor("z" if rank % 2 else "a", dtype, (8,), "f", 0, 0) for rank, dtype in enumerate(ranks)]
-    assert [entry.dtype for entry in in_file_order(reversed(entries))] == ranks
+    assert [entry.dtype for entry in Safetensors().order(reversed(entries))] == ranks
 
 
 def test_a_header_beyond_100_mb_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from io import BytesIO
 from math import prod
@@ -10,8 +11,9 @@ from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from sharding.checkpoint.read import read_checkpoint
-from sharding.core.errors import SourceError
+from sharding.core.errors import SourceError, UsageError
 from sharding.core.origin import Place
+from sharding.core.protocols import Files
 from sharding.core.recipe import Feed
 from sharding.core.values import FileEntry, Tensor
 from sharding.formats.index import parse_index
@@ -20,6 +22,7 @@ from sharding.formats.safetensors_file import Header, parse_header
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of
+from sharding.report.report import asked_of
 from sharding.report.schema import parse_report
 from tests.tensors import stored_tensor
 
@@ -27,7 +30,7 @@ _FILE = "pytorch_model.bin"
 _MOST_READ_BYTES = 1 << 16
 
 
-class Memory:
+class Memory(Files):
     """A source of one file, or of several, whose bytes are at hand. See `protocols.Source`."""
 
     def __init__(self, data: bytes, files: Mapping[str, bytes] | None = None) -> None:
@@ -119,7 +122,8 @@ def _make_first_bytes(source: Memory, tensor: Tensor) -> None:
 
 def report(data: bytes) -> None:
     """The report in a stranger's repo: the bytes as they are, or as changes to a sound one."""
-    parse_report(data if data.startswith(b"{") else _changed(data))
+    with suppress(UsageError):
+        asked_of(parse_report(data if data.startswith(b"{") else _changed(data)))
 
 
 def _changed(data: bytes) -> str:

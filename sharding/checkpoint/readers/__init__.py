@@ -12,12 +12,12 @@ from sharding.core.values import folder_of
 from sharding.formats.names import is_index, is_training_state
 
 READERS: tuple[Reader, ...] = (RankSafetensors(), Dcp(), Safetensors(), TorchBin())
-"""All kinds that are read. The first one that takes the files of a set reads them."""
+"""All kinds that are read."""
 
 
-def reader_of(paths: Sequence[str]) -> Reader:
-    """Return the reader for these files."""
-    return next(reader for reader in READERS if reader.takes(paths))
+def reader_of(paths: Sequence[str], *, of_run: bool) -> Reader:
+    """Return the reader for these files. Only `of_run`, a name that the ranks of a training run use means anything."""
+    return next(reader for reader in READERS if reader.takes(paths) and any(map(reader.is_of_run, paths)) == of_run)
 
 
 def files_of_run(inside: Sequence[str]) -> list[str]:
