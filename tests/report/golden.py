@@ -191,26 +191,19 @@ def same() -> Parts:
         panel = likeness_panel(cases["converted"], Trust(level, (), caveats), HUB)  # type: ignore[arg-type]
         yield f"{level}{' with caveats' if caveats else ''}", page(panel)
     for of_result in (True, False):
-        record = JobRecord(
-            "x",
-            "me",
-            JobRequest("acme/model", "me/copy", Options(), kind="verify", of_result=of_result),
-            1,
-            0.0,
-            "done",
-        )
+        request = JobRequest("acme/model", "me/copy", Options(), kind="verify", of_result=of_result)
         history = History()
         history.verification = proof(made=(MERGE,), within=2)
-        yield "read", page(outcome_panel(status_of(record, history)))
+        yield "read", page(outcome_panel(status_of(JobRecord("x", "me", request, 1, 0.0, "done"), history)))
 
 
 def certificates() -> Parts:
     caveat = ("The copy holds 1 more weight file.",)
-    for result in (
-        made(),
+    merged, of_folder = (
         made(Options(LIMIT, dtype="bf16"), made=(MERGE,)),
         made(source=checkpoint(FOLDER), unstated=True),
-    ):
+    )
+    for result in (made(), merged, of_folder):
         for trust in (*(Trust(level, ()) for level in LEVELS), Trust("read-now", (), caveat)):
             shown = certificate_of(Shown("me/copy", "e" * 40, (), result.report), trust)
             steps = (f"{'x' if step.is_reached else '-'} {step.title}: {step.words}" for step in shown.steps)
