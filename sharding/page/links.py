@@ -10,6 +10,7 @@ from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import UsageError
 from sharding.core.options import SINGLE_FILE, Options, of_tool
 from sharding.core.values import Content
+from sharding.formats.names import SINGLE_NAME
 from sharding.planning.dequantize import ordinary
 from sharding.planning.sizes import colab_size, usual_size
 
@@ -31,7 +32,7 @@ GOALS: Mapping[str, Goal] = {
         "Small files for a free machine with a T4. Weights in fp32 become fp16; all others stay as they are.",
     ),
     "slow-connection": Goal("Slow connection", "Small files. If a download breaks, you lose at most one of them."),
-    "one-file": Goal("One file", "All weights in one model.safetensors. ComfyUI and kohya load such a file."),
+    "one-file": Goal("One file", f"All weights in one {SINGLE_NAME}. ComfyUI and kohya load such a file."),
     "two-machines": Goal("Two machines", "Each machine downloads and loads only its half of the layers."),
     "half-size": Goal("Half the size (bf16)", "Weights in fp32 become bf16."),
     "unquantize": Goal(
