@@ -75,13 +75,11 @@ def test_the_answer_comes_first_and_what_is_rare_stands_there_only_where_it_hold
     usual = ["identical", "outcome", "method", "tensors", "bytes", "seconds", "evidence", "mismatches"]
     rare: dict[str, Any] = {"made": (CAST,), "unstated": True, "unreached": ("a/b@1",), "unchecked": ("names",)}
     rare |= {"differences": (), "within": 2, "undecided": 1}
-    proof = report.verification
     for chosen in ((), *((name,) for name in rare), tuple(rare)):
-        told = to_json(replace(report, verification=replace(proof, **{name: rare[name] for name in chosen})))
+        told = to_json(proved(report, **{name: rare[name] for name in chosen}))
         assert list(told["verification"]) == [*usual, *chosen]
-    differs = replace(proof, mismatches=(Mismatch("a", "it is missing"),))
-    told = to_json(replace(report, verification=differs))["verification"]
-    assert (told["identical"], told["outcome"]) == (False, "different")
+    differs = replace(report.verification, mismatches=(Mismatch("a", "it is missing"),))
+    assert list(to_json(replace(report, verification=differs))["verification"].values())[:2] == [False, "different"]
 
 
 def test_a_source_and_a_plan_are_summed_up(folder: Path) -> None:
@@ -131,14 +129,7 @@ CONTRADICTIONS: dict[str, tuple[str, Callable[[Report], Report]]] = {
     "one byte more proved": (PROOF, lambda told: proved(told, bytes=told.plan.total_bytes + 1)),
     "another cast proved": (DONE, lambda told: proved(told, made=(CAST,))),
     "dequantized in the plan only": (DONE, lambda told: planned(told, made=(DEQUANTIZED,))),
-    "less changed in the proof": (
-        DONE,
-        lambda told: planned(proved(told, made=(replace(CAST, changed=5),)), made=(CAST,)),
-    ),
-    "an adapter that is no input": (
-        "takes numbers of what is no input",
-        lambda told: planned(proved(told, made=(MERGE,)), made=(MERGE,)),
-    ),
+    "an adapter that is no input": ("is no input", lambda told: planned(proved(told, made=(MERGE,)), made=(MERGE,))),
     "what nobody can judge": ("leaves nothing undecided", lambda told: proved(told, undecided=1)),
     "a gap between ranks": (RANKS, lambda told: _cut(told, (0, 2), (3, 4))),
     "ranks that do not begin at the first layer": (RANKS, lambda told: _cut(told, (1, 2), (2, 4))),

@@ -205,7 +205,6 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "a base in a folder with a repo's name": ("source beside", input_at("folder", "a/b")),
     "another store of a base": ("source beside", input_at("s3", "a/b", "a" * 40)),
     "two bases": ("source beside", 2 * input_at("folder", "a")),
-    "two models": ("source beside", input_at("folder", "a", "1", "model")),
     "another role": ("source beside", input_at("folder", "a", "1", "evil")),
     "fewer bytes than planned": ("plan total_bytes", 7),
     "a source with more tensors": ("source tensors", 99),

@@ -63,14 +63,10 @@ def test_no_command_is_given_that_only_its_maker_could_run() -> None:
     folder, hub = (replace(BASE, store=store) for store in ("folder", "hub"))
     lora = replace(LORA, store="folder", repo_id="lora", inside="")
     needs = [of(report, store="folder"), of(cast, beside=(folder,)), of(report, beside=(lora,))]
-    others = [
-        report,
-        piped,
-        *(of(told, beside=(base,)) for told, base in ((report, folder), (report, hub), (cast, hub))),
-    ]
+    of_bases = (of(told, beside=(base,)) for told, base in ((report, folder), (report, hub), (cast, hub)))
     for told in needs:
         assert told.needs_folder and how_to_check(told, "me/copy") == {}
-    for told in others:
+    for told in (report, piped, *of_bases):
         (command,) = how_to_check(told, "me/copy").values()
         assert not told.needs_folder and command.startswith(f"shard-my-repo verify acme/model@{'a' * 40} me/copy")
     assert how_to_check(planned(piped, rank=0), ".") == how_to_check(planned(piped, rank=1), ".") == {}
