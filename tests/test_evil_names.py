@@ -9,39 +9,41 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from sharding.core.errors import Refused
 from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.protocols import Discarded
-from sharding.core.values import Address, Component, Finding, Library, Place, Stage, TiedTensor
-from sharding.core.verification import Difference, Mismatch, Verification
+from sharding.core.values import Component, Finding, Library, Stage, TiedTensor
+from sharding.core.verification import Difference, Evidence, Mismatch, Verification
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.certificate import Certificate, draw_badge
 from sharding.drawing.heat import draw_heat
 from sharding.drawing.map_svg import draw_plan
 from sharding.drawing.model_map import map_of_plan
-from sharding.formats.index import build_indexes
+from sharding.formats.file_formats import format_of
 from sharding.formats.model_card import ModelCard
-from sharding.formats.safetensors_file import shard_header
 from sharding.loading.costs import Comparison, LoadCost, Prediction, Probed, Verdict
 from sharding.page import job_panels, panels
 from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.page.result_panels import Places, details_panel, result_panel
+from sharding.page.serving.pictures import certificate_of
 from sharding.planning.devices import DeviceLoad, DevicePlan, device_snippet
-from sharding.report.card import Links, write_card
+from sharding.report.card import write_card
+from sharding.report.files import Result as Shown
 from sharding.report.report import summarize_source
 from sharding.report.snippets import download_snippet, how_to_check, loading_code, loading_snippets, pipeline_snippets
 from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.structure import compare_structure
-from sharding.verify.trust import Trust
+from sharding.verify.trust import Level, Trust
 from tests.report.golden import FORECAST, terminal
-from tests.report.results import COPY, FOLDER, MERGE, PIPED, Made, checkpoint, made, of, planned, proved
+from tests.report.results import BASE, COPY, FOLDER, LORA, MERGE, PIPED, Result, checkpoint, made, of, planned, proved
 
-HARMLESS = "harmless"
+HARMLESS, READ = "harmless", Evidence("both")
 EVIL = (
     *("x; evil()", "x\nevil()", "x') or evil('", '"+evil()+"', "x.evil", "evil x"),  # Python
     *("x$(evil)", "`evil`", "x | evil #", "x' evil"),  # a shell
@@ -51,13 +53,15 @@ EVIL = (
 )
 
 
-def result(name: str, options: Options | None = None) -> Made:
+def result(name: str, options: Options | None = None) -> Result:
     """A result in which everything is called `name` that a stranger can name."""
     tensors = tuple(tensor._replace(name=f"layers.{n}.{name}") for n, tensor in enumerate(checkpoint().tensors))
     source = checkpoint(replace(FOLDER, repo_id=name), tensors=tensors, architecture=name)
     findings = (Finding("warning", "x", name, name), Finding("info", "x", name))
-    cut = made(options, replace(source, base=Place("folder", name, name), findings=findings))
-    return replace(cut, report=planned(cut.report, merged=replace(MERGE, adapter=Place("folder", name, "1"))))
+    base, lora = (replace(place, store="folder", repo_id=name, inside="") for place in (BASE, LORA))
+    merge = replace(MERGE, done=f"with {lora.text}", by=lora)
+    cut = made(options, replace(source, findings=findings), made=(merge,))
+    return replace(cut, report=of(cut.report, beside=(base, lora)))
 
 
 # --- Code to copy ------------------------------------------------------------------------------------------
@@ -74,7 +78,7 @@ def of_python(name: str) -> Iterable[str]:
     for rank in (None, 1):
         report = planned(of(made(PIPED).report, architecture=name, variant=name), rank=rank)
         yield pipeline_snippets(report, "me/copy")["pipeline.py"]
-    yield device_snippet("LlamaForCausalLM", {name: "cpu", f"{name}.0": "cpu", f"{name}.1": "disk"}, Address(name))
+    yield device_snippet("LlamaForCausalLM", {name: "cpu", f"{name}.0": "cpu", f"{name}.1": "disk"}, Place("hub", name))
 
 
 def names_in(code: str) -> set[str]:
@@ -98,12 +102,12 @@ def test_code_runs_nothing_that_a_name_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", [HARMLESS, *EVIL])
 def test_commands_hold_a_name_as_one_word(name: str) -> None:
-    base, adapter = Place("hub", "me/base", "b" * 40), replace(MERGE, adapter=Place("hub", name, "c" * 40))
-    report = planned(of(made(PIPED).report, variant=name, base=base), dtype="fp16", dequantized="fp8", merged=adapter)
+    report = of(made(PIPED).report, beside=(BASE, replace(LORA, repo_id=name)))
+    report = planned(report, asked={"dtype": "fp16", "variant": name, "dequantize": True})
     (check,) = how_to_check(report, "me/copy").values()
     assert shlex.split(check, comments=True) == [
-        *("shard-my-repo", "verify", f"acme/model@{'a' * 40}", "me/copy", "--dequantize", "--dtype", "fp16"),
-        *("--variant", name, "--adapter", f"{name}@{'c' * 40}/sub", "--base", f"me/base@{'b' * 40}"),
+        *("shard-my-repo", "verify", f"acme/model@{'a' * 40}", "me/copy", "--dtype", "fp16", "--variant", name),
+        *("--base", BASE.text, "--dequantize", "--adapter", f"{name}@{'b' * 40}/sub"),
     ]
     shard = replace(report.plan.shards[0], file=name)
     stages = (Stage((), (), (name,), 1, (TiedTensor("w", f"{name}.tied", ("v",)),)), *report.plan.stages[1:])
@@ -132,9 +136,9 @@ def test_names_on_a_card_are_no_markup(name: str) -> None:
     told = result(name, PIPED).report
     first, *others = told.plan.stages
     stages = (replace(first, also_needs=(TiedTensor(name, first.files[0], (f"{name}.b",)),)), *others)
-    card = write_card(planned(told, stages=stages), ModelCard(), Links(), is_private=False)
-    assert f"a copy of the folder `{escaped(name)}`, with" in card
-    assert f"the adapter the folder `{escaped(name)}` merged" in card or f"`{escaped(name)}`" in card
+    card = write_card(planned(told, stages=stages), ModelCard(), "", None, is_private=False)
+    assert name not in card.replace(escaped(name), "")
+    assert f"the folder `{escaped(name)}`, with the folder `{escaped(name)}`, in " in card
     assert f"come from the folder `{escaped(name)}`, the model that was trained" in card
     assert f"`{first.files[0]}`: {escaped(name)} in that file is {escaped(name + '.b')} here too." in card
 
@@ -159,7 +163,7 @@ class Tags(HTMLParser):
 def panels_of(name: str) -> Iterable[str]:
     cut = result(name)
     source, plan, report = cut.source, cut.plan, cut.report
-    trust, places = Trust("claims", (name,), (name,)), Places(name, "", "", None)
+    trust, places = Trust("claims", (name,), (name,)), Places(name, "", "")
     yield panels.map_panel(map_of_plan(source, plan), name, name)
     yield panels.tensors_panel(name, [(tensor, name) for tensor in source.tensors])
     yield panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=name),)), FORECAST)
@@ -173,15 +177,26 @@ def panels_of(name: str) -> Iterable[str]:
     history = History()
     history.say(name, 0)
     wrong = Mismatch(name, name)
-    history.verification = Verification(1, 1, 1.0, name, (wrong,), differences=(Difference(name, note=name),))
+    history.verification = Verification(1, 1, 1.0, READ, (wrong,), differences=(Difference(name, note=name),))
     record = JobRecord("x", name, JobRequest(name, name, Options()), 1, 0.0, "failed")
     yield job_panels.jobs_panel([record])
     yield panels.log_panel(status_of(record, history))
     yield differences_panel(status_of(record, history), [name])
-    for proof in ({}, {"mismatches": (wrong,)}, {"unreached": (name,), "unstated": True}):
-        yield result_panel(proved(report, **proof), trust, places)
-    yield details_panel(proved(replace(report, tool=name), method=name), places, trust, 1.0)
+    for at in (trust, Trust("fits", (name,))):
+        for proof in ({}, {"mismatches": (wrong,)}, {"unreached": (name,), "unstated": True}):
+            yield result_panel(proved(report, **proof), at, places)
+        yield details_panel(replace(report, tool=name), places, at, 1.0)
     yield likeness_panel(compare_structure(source, checkpoint(FOLDER)), trust, "http://hub")
+
+
+def test_what_only_a_report_says_was_done_is_not_told_as_ours() -> None:
+    texts = ("done", "called", "how", "then", "relation", "evidence", "caveat")
+    told = planned(made().report, made=(replace(MERGE, by=None, **dict.fromkeys(texts, "EVIL")),))
+    for level in get_args(Level):
+        trust, places = Trust(level, ()), Places("me/copy", "", "")
+        shown = result_panel(told, trust, places) + details_panel(told, places, trust)
+        picture = str(certificate_of(Shown("me/copy", "e" * 40, (), told), trust))
+        assert ("EVIL" in shown) == ("EVIL" in picture) == (level in ("made-here", "read-now", "fits")), level
 
 
 @cache
@@ -223,7 +238,8 @@ FAILED = ("from_pretrained", None, None, "cold", dict[str, float](), 1, 1, 1)
 
 @pytest.mark.parametrize("name", EVIL)
 def test_names_at_a_terminal_cannot_steer_it(name: str) -> None:
-    cut, shown = result(name), Verification(1, 1, 1.0, name, (Mismatch(name, name),), unreached=(name,))
+    cut = result(name)
+    shown = Verification(1, 1, 1.0, READ, (Mismatch(name, name),), cut.plan.made, unreached=(name,))
     numbers = replace(shown, differences=(Difference(name, 1.0, 1.0, 0.5, 0.5, name),))
     lines: list[Callable[..., object]] = [
         lambda view: view.checkpoint(cut.source),
@@ -248,10 +264,10 @@ def test_names_at_a_terminal_cannot_steer_it(name: str) -> None:
 @pytest.mark.parametrize("name", EVIL)
 def test_names_in_a_header_and_an_index_are_read_again_as_they_were(name: str) -> None:
     plan = result(name).plan
-    (index,) = build_indexes(plan).values()
+    (index,) = format_of(plan).beside(plan).values()
     weight_map = json.loads(index)["weight_map"]
     for shard in plan.shards:
-        data = shard_header(plan, shard)
+        data: Any = next(format_of(plan).pieces(plan, shard))
         (length,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + length])
         assert [key for key in header if key != "__metadata__"] == [tensor.name for tensor in shard.tensors]

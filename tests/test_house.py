@@ -23,7 +23,8 @@ APART = {
 """Reached over HTTP, or run as a process: what each may import that is not its own."""
 CHILDREN = {"loading.classic_child", "model_class.meta_model"}
 """Run as processes too."""
-DECIDE = ("planning.", "formats.", "recipes.", "core.values", "core.options", "core.text")
+_PURE = "made", "options", "origin", "recipe", "text", "values", "verification"
+DECIDE = ("planning.", "formats.", "recipes.", *(f"core.{room}" for room in _PURE))
 WORLD = {"os", "shutil", "socket", "subprocess", "time", "tempfile", "threading", "httpx", "requests"}
 
 

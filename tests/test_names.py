@@ -15,7 +15,7 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_NAME_CHARACTERS
 from sharding.core.options import Options
-from sharding.core.values import Place
+from sharding.core.origin import Place
 from sharding.report.schema import parse_report
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import HubSource

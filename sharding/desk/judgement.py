@@ -16,6 +16,7 @@ from sharding.desk.jobs import JobRecord, Reading
 from sharding.desk.models import Models, fingerprint
 from sharding.planning.steps import names_asked
 from sharding.report.files import Result, read_result
+from sharding.report.report import decided_by
 from sharding.report.schema import Report
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered
@@ -58,7 +59,8 @@ class Results:
             else:
                 try:
                     inputs = {place.role: place.text for place in read}
-                    original = inspect(inputs.pop("model"), report.source.variant, inputs=inputs)
+                    variant = decided_by(report)[1].variant
+                    original = inspect(inputs.pop("model"), variant, inputs=inputs)
                     if asked := names_asked(original):
                         known = dict(self.models.names(asked, fingerprint(token) or "trust"))
                 except SourceError as error:

@@ -12,7 +12,7 @@ from sharding.desk import Forecast
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
-from sharding.report.report import asked_of
+from sharding.report.report import asked_of, decided_by
 from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from sharding.verify.trust import Level, Trust
@@ -99,7 +99,7 @@ def details_panel(report: Report, places: Places, trust: Trust, seconds: float |
     return render(
         "details",
         places=places,
-        next_step=_next_step(report),
+        next_step=_next_step(report, made_of(report, trust)),
         snippets={**snippets, **how_to_check(report, places.repo_id)},
         report=report,
         is_ours=trust.level == "made-here",
@@ -124,14 +124,14 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     return "its report says so", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
 
 
-def _next_step(report: Report) -> str:
-    """Return what to do with a result first, for the goal that it was made for."""
+def _next_step(report: Report, made: Made) -> str:
+    """Return what to do with a result first, for the goal that it was made for. `made` is known of it."""
     if report.plan.pipeline:
         return "Start this on each machine. Each loads only its own part."
     if len(report.plan.shards) == 1:
         return "Download the file into the folder of your tool, or load it by its name."
-    if report.plan.made:
-        return f"Load it by its name. {report.plan.made[-1].then}"
+    if made:
+        return f"Load it by its name. {made[-1].then}"
     if report.source.of("base"):
         return "Load it by its name, like the model that was trained."
     return "Load it by its name. If a download breaks, you lose at most one file."
@@ -173,7 +173,7 @@ def made_of(report: Report, trust: Trust) -> Made:
 def _verdict(report: Report, trust: Trust) -> str:
     """Return the headline, which claims no more than is known."""
     proof, source = report.verification, named(report.source.place)
-    source += f", variant {report.source.variant}" if report.source.variant else ""
+    source += f", variant {variant}" if (variant := decided_by(report)[1].variant) else ""
     change = phrase(made_of(report, trust), named)
     if not proof.holds:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"

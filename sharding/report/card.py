@@ -126,7 +126,7 @@ def _proof(report: Report) -> str:
     if report.engine != "stream":
         first = "It was loaded and saved by transformers and accelerate."
         return f"{first} Then all {count} tensors were read again and compared."
-    unstated, done = "", phrase(report.plan.made)
+    unstated, done = "", phrase(report.plan.made, lambda place: _plain(place.name))
     claim = f"were equal to the original's{done}" if done else "were bit-identical to the original's"
     if report.verification.unstated:
         claim += ", as it was read"

@@ -156,7 +156,7 @@ def slow(*arguments):
     return open_shard(*arguments)
 
 FolderDestination.open_shard = slow
-from sharding.cli.start import main; main
+from sharding.cli.start import main; main()
 """
 """The command, whose job is certainly still at work after its first shard: writing the next one takes it a minute."""
 
@@ -236,7 +236,7 @@ def note_and_send(*arguments):
     os.kill(os.getpid(), signal.SIGHUP)
 
 FolderDestination.note = note_and_send
-from sharding.cli.start import main; main
+from sharding.cli.start import main; main()
 """
 """The command, whose terminal closes whenever it has finished a shard."""
 

@@ -12,12 +12,13 @@ from sharding.cli.terminal import Terminal
 from sharding.core.errors import Refused
 from sharding.core.events import Progress, Verified
 from sharding.core.options import Options
-from sharding.core.values import Component, Content, FileEntry, Finding, Place, Plan, Shard
-from sharding.core.verification import Mismatch, Verification
+from sharding.core.origin import Place
+from sharding.core.values import Component, Content, FileEntry, Finding, Plan, Shard
+from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.loading.costs import Comparison, Prediction, Verdict
 from tests.tensors import stored_tensor
 
-SAME = Verification(3, 12, 0.5, "all read", ())
+SAME = Verification(3, 12, 0.5, Evidence("both"), ())
 COMPARED = Comparison(
     *("from_pretrained", None, True, None, (), (), Verdict("gain", None, "It is better.")),
     *((Prediction(1, 1), Prediction(1, 1)), "a machine", "there is no room."),

@@ -16,7 +16,7 @@ from sharding.core.events import Planned, Published, Verified
 from sharding.core.options import Options
 from sharding.core.protocols import Discarded
 from sharding.core.recipe import Recipe
-from sharding.core.values import Finding, Place, Tensor, TiedTensor
+from sharding.core.values import Finding, Tensor, TiedTensor
 from sharding.core.verification import UNCHECKED, Difference, Evidence, Mismatch, Verification
 from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
@@ -40,6 +40,7 @@ from sharding.report.schema import FleetCost, NodeCost
 from sharding.verify.structure import Claims, compare_structure
 from sharding.verify.trust import Level, Trust
 from tests.report.results import (
+    BASE,
     CAST,
     COPY,
     DEQUANTIZED,
@@ -60,8 +61,6 @@ RESULT = "https://page/?result=me/copy"
 PLACES = Places("me/copy", HUB, RESULT, "e" * 40)
 FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
 LEVELS: tuple[Level, ...] = ("made-here", "read-now", "fits", "unreached", "claims", "contradicted")
-CLAIMED = Trust("claims", ("Its source cannot be compared.",))
-BASE = Place("hub", "acme/base", "f" * 40, role="base")
 BLOCKS = r"</?(?:[dou]l|d[dt]|p|h\d|li|div|table|t[rdh]|summary|caption|pre|button|section|article|br)\b[^>]*>"
 
 Parts = Iterable[tuple[str, str]]
@@ -192,26 +191,19 @@ def same() -> Parts:
         panel = likeness_panel(cases["converted"], Trust(level, (), caveats), HUB)  # type: ignore[arg-type]
         yield f"{level}{' with caveats' if caveats else ''}", page(panel)
     for of_result in (True, False):
-        record = JobRecord(
-            "x",
-            "me",
-            JobRequest("acme/model", "me/copy", Options(), kind="verify", of_result=of_result),
-            1,
-            0.0,
-            "done",
-        )
+        request = JobRequest("acme/model", "me/copy", Options(), kind="verify", of_result=of_result)
         history = History()
         history.verification = proof(made=(MERGE,), within=2)
-        yield "read", page(outcome_panel(status_of(record, history)))
+        yield "read", page(outcome_panel(status_of(JobRecord("x", "me", request, 1, 0.0, "done"), history)))
 
 
 def certificates() -> Parts:
     caveat = ("The copy holds 1 more weight file.",)
-    for result in (
-        made(),
+    merged, of_folder = (
         made(Options(LIMIT, dtype="bf16"), made=(MERGE,)),
         made(source=checkpoint(FOLDER), unstated=True),
-    ):
+    )
+    for result in (made(), merged, of_folder):
         for trust in (*(Trust(level, ()) for level in LEVELS), Trust("read-now", (), caveat)):
             shown = certificate_of(Shown("me/copy", "e" * 40, (), result.report), trust)
             steps = (f"{'x' if step.is_reached else '-'} {step.title}: {step.words}" for step in shown.steps)

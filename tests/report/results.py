@@ -20,6 +20,7 @@ from tests.tensors import plan_of, stored_tensor
 SOURCE, COPY = Place("hub", "acme/model", "a" * 40), Place("hub", "me/copy", "")
 FOLDER, OUT = Place("folder", "model", "1"), Place("folder", "out", "")
 FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+BASE = Place("hub", "acme/base", "f" * 40, role="base")
 LORA = Place("hub", "bob/lora", "b" * 40, "sub/", "adapter")
 MERGE = Change(
     *("adapter", f"with the adapter {LORA.text} merged", "The adapter"),
@@ -80,7 +81,8 @@ def made(
     if adapter := next((change.by for change in made if change.by), None):
         source = replace(source, beside=(adapter,))
     plan = plan_of(source, options, hints)
-    plan = replace(plan, made=(*made, *plan.made))
+    asked = {change.kind: True for change in made if change.kind == "dequantize"}
+    plan = replace(plan, made=(*made, *plan.made), options=replace(plan.options, **asked))
     records = {shard.file: ShardRecord(shard.file, shard.bytes + 100, "d" * 64, {}) for shard in plan.shards}
     verification = Verification(len(plan.tensors), plan.total_bytes, 2.0, Evidence("hub"), (), plan.made)
     report = make_report(

@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding import job
-from sharding.core.values import Place
+from sharding.core.origin import Place
 from sharding.desk.jobs import History
 from sharding.formats.model_card import parse_card
 from sharding.localhub.cards import find_errors, read_metadata
 from sharding.page.result_panels import Places, details_panel
-from sharding.report.card import TAGS, Links, write_card
+from sharding.report.card import TAGS, write_card
 from sharding.report.report import event_json
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import Trust
 from tests import models
 from tests.localhub.conftest import Server
-from tests.report.results import made, of
+from tests.report.results import FOLDER, checkpoint, made, of
 
 SOURCE_CARD = """---
 license: other
@@ -51,11 +51,11 @@ model-index:
 
 A [relative link](docs/more.md) and a table.
 """
-REPORT, PAGE = made().report, "https://hub/acme/model"
+REPORT, HUB = made().report, "https://hub"
 
 
-def card(report: Report = REPORT, before: str = "", links: Links | None = None) -> str:
-    return write_card(report, parse_card(before), links or Links(PAGE), is_private=False)
+def card(report: Report = REPORT, before: str = "") -> str:
+    return write_card(report, parse_card(before), HUB, None, is_private=False)
 
 
 def metadata(card: str) -> dict[str, Any]:
@@ -73,24 +73,25 @@ def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked() -> No
     changed = {key for key, given in before.items() if after[key] != given}
     assert changed == {"license_link", "base_model", "tags"}
     assert (after["base_model"], after["tags"], after["language"]) == ("acme/model", ["finetuned", *TAGS], ["en", "no"])
-    local = metadata(card(of(REPORT, kind="folder", repo_id="model", revision="1"), SOURCE_CARD, Links()))
+    local = metadata(card(made(source=checkpoint(FOLDER)).report, SOURCE_CARD))
     assert (local["base_model"], local["license_link"]) == ("somebody/older", "LICENSE.md")
 
 
 def test_a_relative_link_to_the_licence_leads_to_the_commit_of_the_repo_that_it_is_from() -> None:
-    trained = of(REPORT, base=Place("hub", "me/base", "b" * 40))
+    bases = Place("hub", "me/base", "b" * 40, role="base"), Place("folder", "base", "1", role="base")
+    trained, of_folder = (of(REPORT, beside=(base,)) for base in bases)
     for link in ("LICENSE.md", "./LICENSE.md", "/LICENSE.md", "https://example.org/license"):
         before = (
             f"---\nlicense: other\nlicense_link: {link}\nbase_model: some/body\nbase_model_relation: quantized\n---\n"
         )
         kept = link if ":" in link else ""
         told = metadata(card(before=before))
-        assert told["license_link"] == (kept or f"{PAGE}/blob/{'a' * 40}/LICENSE.md")
+        assert told["license_link"] == (kept or f"{HUB}/acme/model/blob/{'a' * 40}/LICENSE.md")
         assert (told["base_model"], told["base_model_relation"]) == ("acme/model", "quantized")
-        told = metadata(card(trained, before, Links(PAGE, None, "https://hub/me/base")))
-        assert told["license_link"] == (kept or f"https://hub/me/base/blob/{'b' * 40}/LICENSE.md")
+        told = metadata(card(trained, before))
+        assert told["license_link"] == (kept or f"{HUB}/me/base/blob/{'b' * 40}/LICENSE.md")
         assert (told["base_model"], told.get("base_model_relation")) == ("me/base", None)
-        told = metadata(card(of(REPORT, base=Place("folder", "base", "1")), before))
+        told = metadata(card(of_folder, before))
         assert (told["license_link"], told["base_model"]) == (link, "some/body")
 
 
@@ -161,7 +162,7 @@ def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_
         history.take(json.loads(json.dumps(event_json(event))), 0.0)
     assert history.loads == (4, 4)
     assert found["comparison"]["verdict"]["sentence"] in history.log[-3]
-    panel = details_panel(parse_report(json.dumps(found)), Places("me/copy", "", "", None), Trust("claims", ()))
+    panel = details_panel(parse_report(json.dumps(found)), Places("me/copy", "", ""), Trust("claims", ()))
     assert found["comparison"]["verdict"]["sentence"] in unescape(panel)
     folded = re.findall(r"<summary>The numbers</summary>(.*?)</details>", panel, re.DOTALL)
     assert len(folded) == 1 and "Sharded copy" in folded[0] and panel.index("<svg") < panel.index(folded[0])

