@@ -15,6 +15,7 @@ import yaml
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.verification import Verification
 from sharding.planning.plan import identify_plan
 from sharding.recipes import product
@@ -83,26 +84,25 @@ def test_a_merge_from_hub_to_hub_says_what_it_was_made_of_and_verify_finds_it_eq
     base, adapter = repos
     report = shard(hub, base, name, Options("30kB", adapter=adapter))
     commits = [hub.api().repo_info(name).sha for name in (base, adapter.rpartition("/")[0])]
-    made = report.plan.merged
-    assert report.source.revision == commits[0] and made is not None
-    assert (made.adapter.repo_id, made.adapter.revision) == (adapter.rpartition("/")[0], commits[1])
-    assert made.file == f"small/{WEIGHTS}"
-    assert made.sha256 == hashlib.sha256((folders[1] / WEIGHTS).read_bytes()).hexdigest()
-    assert (made.changed, made.tensors) == (14, 29)
-    assert report.verification.identical and report.verification.merged == made
+    (made,) = report.plan.made
+    assert report.source.revision == commits[0] and made.by is not None
+    assert made.by == Place("hub", adapter.rpartition("/")[0], commits[1] or "", "small/", "adapter")
+    sha256 = hashlib.sha256((folders[1] / WEIGHTS).read_bytes()).hexdigest()
+    assert (made.changed, made.of, made.evidence) == (14, 29, f"{WEIGHTS} {sha256}")
+    assert report.verification.identical and report.verification.made == (made,)
     assert "the hash that the Hub states" in report.verification.method
     result = download(hub, name, tmp_path / "result")
     assert merge(*folders, tmp_path / "here").items() <= weights(result).items()
     digests = json.loads((result / "sharding_digests.json").read_text())
     assert len(digests["made"]) == 14
-    assert all(f"small/{WEIGHTS}" in sentence for sentence in digests["made"].values())
+    assert all(WEIGHTS in sentence for sentence in digests["made"].values())
     card = (result / "README.md").read_text()
     metadata = yaml.safe_load(card.split("---")[1])
     assert (metadata["base_model"], metadata["base_model_relation"]) == (base, "finetune")
-    assert all(commit[:12] in card for commit in commits) and made.sha256 in card
+    assert all(commit[:12] in card for commit in commits) and sha256 in card
     assert not [file for file in files_of(hub, name) if "adapter" in file]
-    outcome = verified(f"{base}@{commits[0]}", name, adapter=made.path, endpoint=hub.address, token=TOKEN)
-    assert outcome.identical and outcome.merged == made and not outcome.within
+    outcome = verified(f"{base}@{commits[0]}", name, adapter=made.by.text, endpoint=hub.address, token=TOKEN)
+    assert outcome.identical and outcome.made == (made,) and not outcome.within
 
 
 @pytest.mark.parametrize("is_usual", [True, False])
@@ -117,7 +117,7 @@ def test_a_merge_on_another_machine_is_within_the_tolerance_or_undecided_and_nev
     outcome = verified(base, tmp_path / "out", adapter=str(adapter))
     assert not outcome.mismatches and not outcome.identical
     assert (outcome.holds, bool(outcome.undecided)) == (is_usual, not is_usual)
-    told = f"bit-equal tensors: {29 - outcome.within}, within the tolerance of a merge: {outcome.within}"
+    told = f"bit-equal tensors: {29 - outcome.within}, within the tolerance: {outcome.within}"
     assert not is_usual or (outcome.within > 0 and told in outcome.method)
 
 
@@ -161,7 +161,7 @@ def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
     each_one(lambda each, held: held.new_ones(held.shape) if each == name else held, MODEL)(tmp_path / "out")
     outcome = verified(base, tmp_path / "out", adapter=str(adapter))
     if gives == "sums":  # and the merge has said so
-        assert (outcome.mismatches, outcome.undecided) == ((), 1) and outcome.is_undecided
+        assert (outcome.mismatches, outcome.undecided) == ((), 1) and outcome.outcome.kind == "undecided"
         assert [name in one.message for one in report.plan.findings if one.code == "cannot-be-judged"] == [True]
     else:
         assert [mismatch.tensor for mismatch in outcome.mismatches] == [name] and not outcome.undecided

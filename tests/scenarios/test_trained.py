@@ -87,7 +87,7 @@ def assert_is_that_model(result: Path, model: Path) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_pieces_of_ranks_become_the_model_that_was_saved(way: str, base: Path, saved: Path, tmp_path: Path) -> None:
     report = reshard(saved / way, tmp_path / "out", base=str(base))
-    assert report.source.in_pieces > 20 and report.source.base and report.source.base.repo_id == "base"
+    assert report.source.in_pieces > 20 and [place.repo_id for place in report.source.beside] == ["base"]
     assert_is_that_model(tmp_path / "out", saved / "trained" if way == "accelerate" else base)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").is_fast
     assert (tmp_path / "out/LICENSE").read_text() == "Do as you like."
@@ -179,7 +179,7 @@ def test_from_a_hub_onto_a_hub_and_back(hub: InHouse, saved: Path, base: Path, t
     for way in ("accelerate", "hf-columns"):
         push(hub, saved / way, f"alice/{way}")
         report = shard(hub, f"alice/{way}", f"alice/{way}-whole", Options("60kB", base="alice/base"))
-        assert report.verification.identical and report.source.base
+        assert report.verification.identical and report.source.of("base")
         assert "SHA-256 that the Hub states" not in report.verification.method.partition(";")[0]
         result = download(hub, f"alice/{way}-whole", tmp_path / way)
         assert_is_that_model(result, saved / "trained" if way == "accelerate" else base)

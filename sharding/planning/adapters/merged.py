@@ -212,7 +212,8 @@ def _result(work: Merging) -> Draft:
         done=f"with the adapter {'' if source.is_pinned else 'in '}{source.text} merged",
         called="The adapter",
         how="The changed ones are what PEFT's `merge_and_unload` computes. Another processor adds up in another order, "
-        "so its last bits may differ. The adapter's own licence holds for this copy too.",
+        f"so its last bits may differ. The adapter's file has the SHA-256 `{file.sha256}`. The adapter's own licence "
+        "holds for this copy too.",
         then="It needs no PEFT and no adapter.",
         changed=changed,
         of=len(tensors),
