@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from sharding.core.errors import Remedy
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
+from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes
-from sharding.core.values import Component, Content, FileEntry, Finding, Place
+from sharding.core.values import Component, Content, FileEntry, Finding
 from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.model_map import map_of_plan
@@ -29,12 +30,12 @@ from sharding.planning.sizes import size_stops
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_a_loop
 from tests.page.rooms import form
-from tests.report.results import FOLDER, PIPED, made, of, planned, proved
+from tests.report.results import FOLDER, LIMIT, PIPED, made, of
 from tests.report.results import checkpoint as of_a_folder
 from tests.tensors import stored_tensor
 from tests.test_evil_names import Tags
 
-PLACES = Places("a/b", "", "", None)
+PLACES = Places("a/b", "http://hub", "")
 FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
 
 
@@ -319,15 +320,15 @@ def test_after_a_single_file_the_line_that_downloads_it_comes_first() -> None:
 
 
 def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine() -> None:
-    kept = of(made().report, base=Place("folder", "base", "1"))
-    cast = planned(proved(kept, dtype="fp16"), dtype="fp16")
+    base = (Place("folder", "base", "1", role="base"),)
+    kept, cast = (of(made(options).report, beside=base) for options in (None, Options(LIMIT, dtype="bf16")))
     trust = Trust("fits", ("It fits.",))
     assert ["made from a folder" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [False, True]
     assert ["shard-my-repo verify" in details_panel(one, PLACES, trust) for one in (kept, cast)] == [True, False]
 
 
 def test_a_certificate_leads_to_its_documents() -> None:
-    places = Places("me/copy", "http://hub/me/copy", "", "http://hub/a/model", "2" * 40)
+    places = Places("me/copy", "http://hub", "", "2" * 40)
     html = result_panel(made().report, Trust("fits", ("It fits.",)), places)
     documents = dict(re.findall(r'<a href="([^"]*)"[^>]*>(The report|Digests[^<]*)</a>', html))
     assert documents == {

@@ -15,7 +15,8 @@ from sharding import job
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
-from sharding.desk.jobs import JobRecord, JobRequest, new_job_id, reading_of
+from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
+from sharding.desk.judgement import _read_for
 from sharding.page.job_panels import jobs_panel
 from sharding.page.jobs import Running
 from sharding.page.results import Showing
@@ -186,7 +187,7 @@ def done(rooms: Rooms, source: str, name: str, check: bool = False) -> str:
         assert isinstance(events[-1], Verified)
         request = replace(request, destination=copy, kind="verify")
     record = JobRecord(new_job_id(name), "alice", request, 240_000, 1.0, "done", 2.0, 3.0, result=copy)
-    read = reading_of(report.source, "keep")
+    read = _read_for(report)
     rooms.desk._shelf.save(replace(record, unreached=tuple(unreached), read=read))
     for event in events:
         rooms.desk._shelf.note(record.id, event_json(event), 2.0)
