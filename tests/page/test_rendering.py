@@ -30,7 +30,7 @@ from sharding.planning.sizes import size_stops
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_a_loop
 from tests.page.rooms import form
-from tests.report.results import FOLDER, LIMIT, PIPED, made, of
+from tests.report.results import FOLDER, LIMIT, MERGE, PIPED, UNDONE, made, of
 from tests.report.results import checkpoint as of_a_folder
 from tests.tensors import stored_tensor
 from tests.test_evil_names import Tags
@@ -88,6 +88,8 @@ def test_what_would_change_nothing_is_said_to_and_how_long_anything_else_takes()
     assert "takes one file, whatever the size" in words(whole)
     cast = replace(source, tensors=tuple(tensor._replace(dtype="I8") for tensor in source.tensors))
     assert "Nothing" not in panels.summary_panel(cast, same, FORECAST)
+    for one, said in ((MERGE, "2 of 6 tensors change"), (UNDONE, "Nothing would change")):
+        assert said in words(panels.summary_panel(source, replace(same, made=(one,)), FORECAST))
     for ends, time in (((150, 300), "about 2.5 to 5 min"), ((1, 2), "a few seconds"), ((50, 100), "about 50 to 100 s")):
         forecast = replace(FORECAST, lower_seconds=ends[0], upper_seconds=ends[1])
         text = words(panels.summary_panel(source, other, forecast))
@@ -337,15 +339,29 @@ def test_a_certificate_leads_to_its_documents() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("level", "step"),
-    [("made-here", READ), ("read-now", READ), ("fits", FITS), ("claims", CLAIMED), ("unreached", CLAIMED)],
-)
+STEPS: dict[Level, int] = {"made-here": READ, "read-now": READ, "fits": FITS, "claims": CLAIMED, "unreached": CLAIMED}
+
+
+@pytest.mark.parametrize(("level", "step"), STEPS.items())
 def test_the_ladder_is_climbed_as_far_as_this_page_knows(level: Level, step: int) -> None:
     trust = Trust(level, ("As it is.",))
     html = result_panel(made().report, trust, PLACES, FORECAST if level == "fits" else None)
     assert rung_of(trust).reached == step == html.count('<li class="reached"')
     assert ('class="state good"' in html) == (step == READ)
+
+
+@pytest.mark.parametrize(("level", "step"), STEPS.items())
+def test_what_was_done_to_numbers_is_said_in_words_that_the_headers_agree_with(level: Level, step: int) -> None:
+    """Before, they are anybody's."""
+    trust, report = Trust(level, ()), made(Options(LIMIT, dtype="bf16"), made=(MERGE,)).report
+    html = result_panel(report, trust, PLACES)
+    model, lora = "acme/model at aaaaaaaaaaaa", "bob/lora/sub at bbbbbbbbbbbb"
+    assert (f"A copy of {model}, with the adapter {lora} merged, cast to bf16." in words(html)) == (step != CLAIMED)
+    assert (f"Made from {model} and {lora}." in words(html)) == (step == CLAIMED)
+    assert html.count('href="http://hub/bob/lora/tree/') == 1
+    for said in ("The adapter changes 2 of 6 tensors.", "<code>tensor.to(torch.bfloat16)</code>"):
+        assert (said in html) == (step != CLAIMED)
+    assert ("the memory of bf16" in details_panel(report, PLACES, trust)) == (step != CLAIMED)
 
 
 @pytest.mark.parametrize(

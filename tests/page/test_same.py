@@ -166,7 +166,7 @@ def test_a_program_gets_every_difference_without_a_login(space: Site, small: str
 def test_a_variant_is_compared_by_its_name_over_http(space: Site, variants: str) -> None:
     assert compare(space, variants, variants)[1]["verdict"] == "same-files"
     answer = compare(space, variants, variants, variant="fp16")[1]
-    assert (answer["verdict"], answer["dtype"], answer["variant"]) == ("converted", "fp32", "fp16")
+    assert (answer["verdict"], answer["asked"]) == ("converted", {"dtype": "fp32", "variant": "fp16"})
 
 
 def test_private_and_gated_repos_are_for_those_who_may_read_them(

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from sharding.page.job_panels import files_of, heading_of, job_panel, timeline_o
 from sharding.planning.cast import cast_change
 from sharding.planning.plan import plan_shards
 from sharding.report.report import event_json
+from tests.report.results import LORA, MERGE
 from tests.tensors import stored_tensor
 
 MB = 1_000_000
@@ -60,7 +62,7 @@ def status(*events: Event, state: str = "running", rounds: int = 0, kind: Any = 
 
 
 def panel(of: JobStatus) -> str:
-    return " ".join(job_panel(of, "http://hub/a/b", "http://page/?job=x").split())
+    return " ".join(unescape(job_panel(of, "http://hub/a/b", "http://page/?job=x")).replace("<wbr>", "").split())
 
 
 def states(of: JobStatus) -> list[tuple[str, str, float | None]]:
@@ -167,6 +169,13 @@ def test_a_job_that_is_done_says_what_was_proved_and_how_long_that_took(
     assert "progressbar" not in panel(over)
     for state in ("running", "interrupted", "failed"):
         assert "proved" not in panel(replace(over, state=state, ended=None))  # type: ignore[arg-type]
+
+
+def test_a_job_names_its_adapter_before_and_after_its_plan() -> None:
+    queued, merged = status(), event_json(Verified(replace(PROOF, made=(MERGE,))))
+    request = replace(queued.request, options=Options("10MB", adapter=LORA.text))
+    assert "a/b</a>, with the adapter bob/lora/sub <span" in panel(replace(queued, request=request))
+    assert "a/b</a>, with the adapter bob/lora/sub merged compared" in panel(status(merged, kind="verify"))
 
 
 def test_a_failed_job_says_its_cause_and_nothing_of_a_success() -> None:

@@ -313,7 +313,7 @@ def test_a_folder_with_the_name_of_a_famous_repo_is_not_shown_as_that_repo(rooms
     """With the whole name the report is refused: no folder has it. The last part may be one's."""
 
     def of_folder(name: str) -> Callable[[Document], object]:
-        return lambda report: report["source"].update(kind="folder", repo_id=name, revision="0" * 40)
+        return lambda report: report["source"].update(store="folder", repo_id=name, revision="0" * 40)
 
     form, update = rooms.form, show(rooms, forge(rooms, "alice/famous", of_folder("Llama-3.1-8B")))[-1]
     assert "Claims to be the folder Llama-3.1-8B" in update[form.result]
