@@ -23,7 +23,7 @@ from sharding.storage.hub.answers import Person
 _MOST_MISMATCHES = 1_000
 _KEPT_BACK = (
     *("written", "reread", "times", "bytes", "process", "result", "read", "expected_seconds", "seconds"),
-    *("peak_anon_bytes", "disk_bytes_written", "unstated", "within", "is_undecided"),
+    *("peak_anon_bytes", "disk_bytes_written", "unstated", "outcome", "made"),
 )
 """What a program is not told of a job, or reads in its report."""
 
