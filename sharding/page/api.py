@@ -23,7 +23,7 @@ from sharding.storage.hub.answers import Person
 _MOST_MISMATCHES = 1_000
 _KEPT_BACK = (
     *("written", "reread", "times", "bytes", "process", "result", "read", "expected_seconds", "seconds"),
-    *("peak_anon_bytes", "disk_bytes_written", "unstated", "within", "is_undecided"),
+    *("peak_anon_bytes", "disk_bytes_written", "unstated", "outcome", "made"),
 )
 """What a program is not told of a job, or reads in its report."""
 
@@ -102,9 +102,9 @@ class Endpoints:
             source: the repo, as "owner/name", "owner/name@revision/folder" or a link to it
         """
         with _api_errors(source, *_texts(chosen)):
-            token = self.site.token(request)
+            token, asked = self.site.token(request), Options(**chosen)
             try:
-                return to_json(summarize_source(self.desk.models.inspect(source, token=token, **chosen)))
+                return to_json(summarize_source(self.desk.models.inspect(source, asked.variant, token, asked.inputs)))
             except TooManyTensors:
                 overview = self.desk.models.overview(source, token=token, session=_session(request), **chosen)
                 return to_json(overview.source)

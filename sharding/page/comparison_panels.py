@@ -13,7 +13,7 @@ from sharding.desk import JobStatus
 from sharding.drawing.heat import distance_of, draw_heat, level_of
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
-from sharding.page.result_panels import CLAIMED, FITS, READ, READ_HERE, Rung
+from sharding.page.result_panels import CLAIMED, FITS, READ, READ_HERE, Rung, named
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust
 
@@ -69,7 +69,7 @@ def outcome_panel(status: JobStatus) -> str:
         unreached=status.unreached,
         unstated=bool(proof and proof.unstated),
         within=f"They are {within_words(proof.tensors, proof.within)}" if proof and proof.within else "",
-        first=phrase(proof.made) if proof else "",
+        first=phrase(proof.made, named) if proof else "",
         rung=Rung(READ),
     )
 

@@ -15,6 +15,7 @@ from sharding.desk.jobs import JobRecord, newest_of
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import about
 from sharding.page.render import help_with, render, without_options
+from sharding.page.result_panels import named
 
 _MOST_PERCENT = 99  # The bar is never full before the job is done.
 _READING, _NUMBERS = 9, 1
@@ -190,7 +191,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         "job",
         status=status,
         source=without_revision(status.request.source),
-        done=phrase(status.planned.plan.made, lambda place: place.name) if status.planned else "",
+        done=_done(status),
         source_link=source_link,
         headline=headline,
         detail=detail,
@@ -207,6 +208,15 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         overflowing=_form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None,
         is_check=is_check,
     )
+
+
+def _done(status: JobStatus) -> str:
+    """Return what goes on "a copy of X": what was done to the numbers or, if that is not known yet, what was asked."""
+    known = status.planned.plan if status.planned else status.verification
+    if known:
+        return phrase(known.made, lambda place: place.name)
+    asked = status.request.options.inputs.items()
+    return "".join(f", with the {role} {without_revision(text)}" for role, text in asked)
 
 
 def jobs_panel(jobs: Sequence[JobRecord]) -> str:
@@ -270,8 +280,9 @@ def _proved(status: JobStatus) -> str:
     if proof is None or status.state != "done" or not proof.holds:
         return ""
     which = "tensors of both repos" if status.request.kind == "verify" else "tensors"
-    done = phrase(proof.made)
-    outcome = "; they match what was read" if proof.unstated else f" and {'equal' if done else 'identical'}"
+    done = phrase(proof.made, named)
+    outcome = " and equal to the original's" if done else " and identical"
+    outcome = "; they match what was read" if proof.unstated else outcome
     outcome = f"; {within_words(proof.tensors, proof.within)}" if proof.within else f"{outcome}{done}"
     again = "read" if status.request.kind == "verify" else "read again"
     took = duration(max(proof.seconds, 0.1))

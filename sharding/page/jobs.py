@@ -265,7 +265,7 @@ class Running(Events):
         if status.report is None or status.state != "done":
             return update  # neither words nor links of a success
         report, revision = status.report, status.published.ref.revision if status.published else ""
-        places = self.places(report, status.request.destination, revision, request)
+        places = self.places(status.request.destination, revision, request)
         trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,

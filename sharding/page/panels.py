@@ -168,7 +168,7 @@ def summary_panel(
         disk=f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk",
         same=changes_nothing(checkpoint, plan),
         lacks_base=needs_base(checkpoint),
-        made=plan.made,
+        most=max(plan.made, key=lambda change: change.changed, default=None),
         is_whole=all(component.is_whole for component in plan.components),
     )
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sharding.core import text as words
 from sharding.core.errors import Remedy, RemedyKind
@@ -21,6 +21,7 @@ MOST_NAMED = 12
 
 MOST_ROWS = 200  # The most rows of a table. Nobody reads more, and every row costs the browser time.
 MOST_STAGES = 64  # The most rows of a table of stages.
+_CODE = re.compile("`([^`]*)`")
 _COMMIT = re.compile(r"@[0-9a-f]{40}(?=/|$)", re.ASCII)
 _AFTER_SEPARATOR = re.compile(r"(?<=\w[/_@-])(?=\w)|(?<=\w[.])(?=[^\W\d])")
 
@@ -47,7 +48,7 @@ def _templates() -> Environment:
         "taken": lambda seconds: words.duration(max(seconds, 0.1)),
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
-    templates.filters |= {"breakable": _breakable, "unpinned": lambda place: _COMMIT.sub("", place)}
+    templates.filters |= {"breakable": _breakable, "coded": _coded, "unpinned": lambda place: _COMMIT.sub("", place)}
     templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
@@ -61,6 +62,11 @@ def _templates() -> Environment:
 def _breakable(text: str) -> Markup:
     """Return `text` with places where a browser may break a long name: after its separators, not within its words."""
     return Markup("<wbr>").join(_AFTER_SEPARATOR.split(text))
+
+
+def _coded(text: str) -> Markup:
+    """Return `text` with what stands between backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def _place(box: Box) -> Markup:

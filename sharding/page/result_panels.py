@@ -77,6 +77,7 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         again=_again(report),
         made=(known := made_of(report, trust)),
         explained=explained(known),
+        is_told=is_told(report, trust),
     )
 
 
@@ -170,11 +171,22 @@ def made_of(report: Report, trust: Trust) -> Made:
     return report.plan.made if trust.level in (*READ_HERE, "fits") else ()
 
 
+def is_told(report: Report, trust: Trust) -> bool:
+    """Return whether something was done to the numbers, but only a report says what."""
+    return bool(report.plan.made) and not made_of(report, trust)
+
+
+def change_of(report: Report, trust: Trust) -> str:
+    """Return what goes on "a copy of X": what was done to the numbers, or only which other inputs gave some."""
+    beside = (place for place in report.source.beside if place.gives_numbers and is_told(report, trust))
+    return phrase(made_of(report, trust), named) + "".join(f" and {named(place)}" for place in beside)
+
+
 def _verdict(report: Report, trust: Trust) -> str:
     """Return the headline, which claims no more than is known."""
     proof, source = report.verification, named(report.source.place)
     source += f", variant {variant}" if (variant := decided_by(report)[1].variant) else ""
-    change = phrase(made_of(report, trust), named)
+    change = change_of(report, trust)
     if not proof.holds:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     within = max(proof.within, trust.within)
@@ -189,4 +201,4 @@ def _verdict(report: Report, trust: Trust) -> str:
         case "fits":
             return f"Matches the structure of {source}{change}; bytes not checked yet"
         case _:
-            return f"Claims to be {source}{change}"
+            return f"Claims to be {'made from ' if is_told(report, trust) else ''}{source}{change}"

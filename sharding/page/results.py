@@ -40,7 +40,7 @@ class Showing(Events):
         try:
             result = await patient(self.desk.results.read)(wanted, token)
             claimed = claim(result.report, result.files)
-            places = self.places(result.report, result.repo_id, result.revision, request, is_pinned="@" in wanted)
+            places = self.places(result.repo_id, result.revision, request, is_pinned="@" in wanted)
             yield {form.result: _certificate(result, claimed, places), **hidden}
             if claimed.level != "contradicted":
                 yield await patient(self._judged)(result, places, token)

@@ -10,7 +10,6 @@ from sharding.desk import Desk
 from sharding.page.form import Form, Update
 from sharding.page.links import Wish, query_of
 from sharding.page.result_panels import Places
-from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 
 EXAMPLES = (
@@ -105,9 +104,7 @@ class Events:
             raise Refused(*refusal)
         return self.desk.lookup.who(token), token
 
-    def places(
-        self, report: Report, repo_id: str, revision: str, request: gr.Request, is_pinned: bool = False
-    ) -> Places:
+    def places(self, repo_id: str, revision: str, request: gr.Request, is_pinned: bool = False) -> Places:
         """Return where the result in `repo_id` is. If it `is_pinned`, its links name the `revision`."""
         endpoint, place = self.site.endpoint, f"{repo_id}@{revision}" if is_pinned else repo_id
         link, badge = self.site.address(request) + query_of(Wish(result=place)), self.site.badge(place)

@@ -95,7 +95,7 @@ def judge(
         both += f". Headers do not show whether the other {missing:,} were tied."
     else:
         level, same = "fits", "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
-        once = phrase(report.plan.made)
+        once = phrase(report.plan.made, lambda place: place.name)
         both = f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree."
     return lowered(Trust(level, (here, both)), unreached)
 

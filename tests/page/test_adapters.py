@@ -53,9 +53,9 @@ def test_a_merge_goes_from_its_goal_to_its_certificate(home: Site, visit: Visit,
     expect(page.locator("#measure input")).not_to_be_visible()
     expect(page.locator("#shards")).not_to_contain_text("Load and save")
     start_job(page, copy_name("merged"))
-    expect(page.locator("#progress .route")).to_contain_text("bob/plain with bob/lora merged")
+    expect(page.locator("#progress .route")).to_contain_text("bob/plain, with the adapter bob/lora merged")
     expect(page.locator("#result h2")).to_contain_text(
-        re.compile(r"bit-identical to .*plain@\w+ with .*lora@\w+ merged")
+        re.compile(r"bit-identical to .*plain@\w+, with the adapter .*lora@\w+ merged")
     )
     expect(page.locator("#result")).to_contain_text(f"The adapter changes {CHANGED} of {TENSORS} tensors")
     expect(page.locator("#result a", has_text="lora").first).to_have_attribute("href", re.compile("/bob/lora/tree/"))
@@ -70,7 +70,7 @@ def test_the_plan_of_a_merge_is_there_for_programs_and_nothing_but_a_repo_of_the
     def said(adapter: str) -> str:
         return call(space, "plan", [plain, "30kB", "size", "natural", "keep", "", "", False, adapter])[1]
 
-    merged = answer_in(said(lora))["merged"]
-    assert (merged["changed"], merged["tensors"], merged["adapter"]["repo_id"]) == (CHANGED, TENSORS, lora)
+    (merge,) = answer_in(said(lora))["made"]
+    assert (merge["changed"], merge["of"], merge["by"]["repo_id"]) == (CHANGED, TENSORS, lora)
     for name in ("/etc", "./lora", "s3://bucket/lora", "https://example.org/bob/lora"):
         assert "event: error" in said(name) and "weight_map" not in said(name), name

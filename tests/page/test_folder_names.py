@@ -6,12 +6,11 @@ from html import unescape
 
 import pytest
 
-from sharding.core.text import source_name
-from sharding.core.values import Place
+from sharding.core.origin import Place
 from sharding.drawing.map_svg import draw_plan
 from sharding.formats.model_card import parse_card
 from sharding.page.result_panels import Places, details_panel, result_panel
-from sharding.report.card import Links, write_card
+from sharding.report.card import write_card
 from sharding.verify.trust import Level, Trust
 from tests.report.results import FOLDER, checkpoint, made, of
 
@@ -21,17 +20,18 @@ LEVELS: tuple[Level, ...] = ("made-here", "fits", "claims")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_result_of_a_folder_never_stands_under_the_name_of_a_repo_alone(name: str) -> None:
-    told, places = of(made(source=checkpoint(FOLDER)).report, repo_id=name), Places("a/copy", "", "", None)
+    told, places = of(made(source=checkpoint(FOLDER)).report, repo_id=name), Places("a/copy", "", "")
     for level in LEVELS:
         trust = Trust(level, ())
         panels = result_panel(told, trust, places) + details_panel(told, places, trust)
         panels = " ".join(unescape(re.sub("<[^>]+>", " ", panels.replace("<wbr>", ""))).split())
         assert f"the folder {name}" in panels
         assert panels.count(name) == panels.count(f"the folder {name}"), level
-    card = write_card(of(told, base=Place("folder", name, "1")), parse_card(""), Links(), is_private=False)
+    told = of(told, beside=(Place("folder", name, "1", role="base"),))
+    card = write_card(told, parse_card(""), "", None, is_private=False)
     assert f"a copy of the folder `{name}`" in card and f"come from the folder `{name}`" in card
     assert "base_model" not in card
-    assert (source_name("hub", name), source_name("folder", name)) == (name, f"the folder {name}")
+    assert (Place("hub", name).words, Place("folder", name).words) == (name, f"the folder {name}")
 
 
 def test_the_map_of_a_plan_calls_a_folder_a_folder() -> None:

@@ -134,7 +134,8 @@ def test_a_program_asks_for_ordinary_weights(at_home: Endpoints, rooms: Rooms, t
     push(rooms.hub, save_fp8(tmp_path / "fp8"), "bob/fp8", "hf_bob")
     assert "quantized" in [finding["code"] for finding in at_home.inspect("bob/fp8", asks())["findings"]]
     plan = at_home.plan("bob/fp8", asks(), dequantize=True)
-    assert (plan["dtype"], plan["dequantized"]) == ("bf16", "fp8, one scale for each 128 x 128")
+    assert plan["asked"] == {"dequantize": True}
+    assert [change["done"] for change in plan["made"]] == ["dequantized to bf16 (fp8, one scale for each 128 x 128)"]
     at_home.shard("bob/fp8", "alice/plain", asks(), dequantize=True, dtype="fp32")
     (waits,) = rooms.waiting("alice")
     assert (waits.options.dequantize, waits.options.dtype) == (True, "fp32")

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from sharding.core.errors import Remedy
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
+from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes
-from sharding.core.values import Component, Content, FileEntry, Finding, Place
+from sharding.core.values import Component, Content, FileEntry, Finding
 from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.model_map import map_of_plan
@@ -29,12 +30,12 @@ from sharding.planning.sizes import size_stops
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_a_loop
 from tests.page.rooms import form
-from tests.report.results import FOLDER, PIPED, made, of, planned, proved
+from tests.report.results import FOLDER, LIMIT, MERGE, PIPED, UNDONE, made, of
 from tests.report.results import checkpoint as of_a_folder
 from tests.tensors import stored_tensor
 from tests.test_evil_names import Tags
 
-PLACES = Places("a/b", "", "", None)
+PLACES = Places("a/b", "http://hub", "")
 FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
 
 
@@ -87,6 +88,8 @@ def test_what_would_change_nothing_is_said_to_and_how_long_anything_else_takes()
     assert "takes one file, whatever the size" in words(whole)
     cast = replace(source, tensors=tuple(tensor._replace(dtype="I8") for tensor in source.tensors))
     assert "Nothing" not in panels.summary_panel(cast, same, FORECAST)
+    for one, said in ((MERGE, "2 of 6 tensors change"), (UNDONE, "Nothing would change")):
+        assert said in words(panels.summary_panel(source, replace(same, made=(one,)), FORECAST))
     for ends, time in (((150, 300), "about 2.5 to 5 min"), ((1, 2), "a few seconds"), ((50, 100), "about 50 to 100 s")):
         forecast = replace(FORECAST, lower_seconds=ends[0], upper_seconds=ends[1])
         text = words(panels.summary_panel(source, other, forecast))
@@ -319,15 +322,15 @@ def test_after_a_single_file_the_line_that_downloads_it_comes_first() -> None:
 
 
 def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine() -> None:
-    kept = of(made().report, base=Place("folder", "base", "1"))
-    cast = planned(proved(kept, dtype="fp16"), dtype="fp16")
+    base = (Place("folder", "base", "1", role="base"),)
+    kept, cast = (of(made(options).report, beside=base) for options in (None, Options(LIMIT, dtype="bf16")))
     trust = Trust("fits", ("It fits.",))
     assert ["made from a folder" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [False, True]
     assert ["shard-my-repo verify" in details_panel(one, PLACES, trust) for one in (kept, cast)] == [True, False]
 
 
 def test_a_certificate_leads_to_its_documents() -> None:
-    places = Places("me/copy", "http://hub/me/copy", "", "http://hub/a/model", "2" * 40)
+    places = Places("me/copy", "http://hub", "", "2" * 40)
     html = result_panel(made().report, Trust("fits", ("It fits.",)), places)
     documents = dict(re.findall(r'<a href="([^"]*)"[^>]*>(The report|Digests[^<]*)</a>', html))
     assert documents == {
@@ -336,15 +339,29 @@ def test_a_certificate_leads_to_its_documents() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("level", "step"),
-    [("made-here", READ), ("read-now", READ), ("fits", FITS), ("claims", CLAIMED), ("unreached", CLAIMED)],
-)
+STEPS: dict[Level, int] = {"made-here": READ, "read-now": READ, "fits": FITS, "claims": CLAIMED, "unreached": CLAIMED}
+
+
+@pytest.mark.parametrize(("level", "step"), STEPS.items())
 def test_the_ladder_is_climbed_as_far_as_this_page_knows(level: Level, step: int) -> None:
     trust = Trust(level, ("As it is.",))
     html = result_panel(made().report, trust, PLACES, FORECAST if level == "fits" else None)
     assert rung_of(trust).reached == step == html.count('<li class="reached"')
     assert ('class="state good"' in html) == (step == READ)
+
+
+@pytest.mark.parametrize(("level", "step"), STEPS.items())
+def test_what_was_done_to_numbers_is_said_in_words_that_the_headers_agree_with(level: Level, step: int) -> None:
+    """Before, they are anybody's."""
+    trust, report = Trust(level, ()), made(Options(LIMIT, dtype="bf16"), made=(MERGE,)).report
+    html = result_panel(report, trust, PLACES)
+    model, lora = "acme/model at aaaaaaaaaaaa", "bob/lora/sub at bbbbbbbbbbbb"
+    assert (f"A copy of {model}, with the adapter {lora} merged, cast to bf16." in words(html)) == (step != CLAIMED)
+    assert (f"Made from {model} and {lora}." in words(html)) == (step == CLAIMED)
+    assert html.count('href="http://hub/bob/lora/tree/') == 1
+    for said in ("The adapter changes 2 of 6 tensors.", "<code>tensor.to(torch.bfloat16)</code>"):
+        assert (said in html) == (step != CLAIMED)
+    assert ("the memory of bf16" in details_panel(report, PLACES, trust)) == (step != CLAIMED)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from safetensors.numpy import load_file, save_file
 
-from sharding.core.values import Place
-from sharding.core.verification import Difference, Verification
+from sharding.core.origin import Place
+from sharding.core.verification import Difference, Evidence, Verification
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.verify.structure import Claims, Contrast, Likeness, Verdict, sentence_of
@@ -166,7 +166,7 @@ def test_a_program_gets_every_difference_without_a_login(space: Site, small: str
 def test_a_variant_is_compared_by_its_name_over_http(space: Site, variants: str) -> None:
     assert compare(space, variants, variants)[1]["verdict"] == "same-files"
     answer = compare(space, variants, variants, variant="fp16")[1]
-    assert (answer["verdict"], answer["dtype"], answer["variant"]) == ("converted", "fp32", "fp16")
+    assert (answer["verdict"], answer["asked"]) == ("converted", {"dtype": "fp32", "variant": "fp16"})
 
 
 def test_private_and_gated_repos_are_for_those_who_may_read_them(
@@ -191,7 +191,7 @@ def test_private_and_gated_repos_are_for_those_who_may_read_them(
 
 def likeness(verdict: Verdict = "same-structure", **more: Any) -> Likeness:
     sides = Place("hub", "a/b", "1" * 40), Place("hub", "c/d", "2" * 40)
-    values = {"variant": "", "dtype": "keep", "dequantized": "", "tensors": 500, "bytes": 10, "in_same_files": 0}
+    values = {"variant": "", "asked": {}, "made": (), "tensors": 500, "bytes": 10, "in_same_files": 0}
     return Likeness(verdict, *sides, **{**values, "mismatches": (), "unreached": (), **more})
 
 
@@ -233,7 +233,7 @@ def test_thousands_of_differences_are_counted() -> None:
 def test_a_reading_with_thousands_of_differences_shows_the_strongest() -> None:
     differences = tuple(Difference(f"layers.{n}.w", 0.5, 0.1, n / 3000, 0.25) for n in range(3000))
     gone = (Difference("gone", note="only in the first"),)
-    proof = Verification(3001, 10, 1.0, "", (), differences=(*differences, *gone))
+    proof = Verification(3001, 10, 1.0, Evidence("both"), (), differences=(*differences, *gone))
     history = History()
     history.verification = proof
     record = JobRecord("x", "alice", JobRequest("a/b@1", "c/d@2", kind="verify"), 10, 0.0, "failed")

@@ -2,24 +2,29 @@
 
 import re
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
 
 from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.core.values import Content, FileEntry, Place, Shard
-from sharding.core.verification import Mismatch, Verification
+from sharding.core.origin import Place
+from sharding.core.values import Content, FileEntry, Shard
+from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.desk.jobs import History, JobRecord, JobRequest, JobStatus, status_of
 from sharding.page.job_panels import files_of, heading_of, job_panel, timeline_of
+from sharding.planning.cast import cast_change
 from sharding.planning.plan import plan_shards
 from sharding.report.report import event_json
+from tests.report.results import LORA, MERGE
 from tests.tensors import stored_tensor
 
 MB = 1_000_000
 FILES = 4
 TOTAL = FILES * 10 * MB
-PROOF = Verification(93, TOTAL, 4.2, "read", ())
+PROOF = Verification(93, TOTAL, 4.2, Evidence("hub"), ())
+CAST = (cast_change("bf16", 93, 93),)
 Event = dict[str, Any]
 
 
@@ -27,7 +32,7 @@ def planned(dtype: Any = "keep") -> Event:
     tensors = [stored_tensor(f"t{number}", "U8", (10 * MB,), "f", 0, 10 * MB) for number in range(FILES)]
     shards = tuple(Shard(f"{number}.safetensors", (tensor,), tensor.bytes) for number, tensor in enumerate(tensors))
     plan = replace(plan_shards(tensors, Options("10MB")), shards=shards)
-    plan = replace(plan, options=replace(plan.options, dtype=dtype))
+    plan = replace(plan, made=CAST * (dtype != "keep"))
     source = Content(Place("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", TOTAL),), (), ())
     return event_json(Planned(source, plan))
 
@@ -57,7 +62,7 @@ def status(*events: Event, state: str = "running", rounds: int = 0, kind: Any = 
 
 
 def panel(of: JobStatus) -> str:
-    return " ".join(job_panel(of, "http://hub/a/b", "http://page/?job=x").split())
+    return " ".join(unescape(job_panel(of, "http://hub/a/b", "http://page/?job=x")).replace("<wbr>", "").split())
 
 
 def states(of: JobStatus) -> list[tuple[str, str, float | None]]:
@@ -73,7 +78,11 @@ def test_all_phases_are_in_one_list_each_with_its_time_once_it_is_done() -> None
     assert states(status(planned()))[:2] == [("Plan", "done", 10), ("Write the files", "current", None)]
     reading = states(status(*WRITTEN))
     assert reading[1:] == [("Write the files", "done", 50), ("Read them again", "current", None), ahead[2]]
-    published = {"event": "published", "ref": {"kind": "hub", "repo_id": "me/copy", "revision": "c" * 40}, "place": "x"}
+    published = {
+        "event": "published",
+        "ref": {"store": "hub", "repo_id": "me/copy", "revision": "c" * 40},
+        "place": "x",
+    }
     over = status(*WRITTEN, event_json(Verified(PROOF)), published, state="done", ended=181.0)
     assert [step[1:] for step in states(over)] == [("done", 10), ("done", 50), ("done", 10), ("done", 10)]
     assert panel(status(planned())).count('aria-current="step"') == 1
@@ -147,7 +156,7 @@ def vars_of(of: JobStatus) -> tuple[str, str, str]:
     ("proof", "kind", "said"),
     [
         (PROOF, "shard", "93 of 93 tensors read again and identical, in 4 s. The whole job took 1 min 40 s."),
-        (replace(PROOF, dtype="bf16"), "shard", "read again and identical after the cast to bf16, in 4 s."),
+        (replace(PROOF, made=CAST), "shard", "read again and equal to the original's, cast to bf16, in 4 s."),
         (replace(PROOF, unstated=True), "shard", "93 of 93 tensors read again; they match what was read, in 4 s."),
         (PROOF, "verify", "93 of 93 tensors of both repos read and identical, in 4 s."),
     ],
@@ -162,6 +171,13 @@ def test_a_job_that_is_done_says_what_was_proved_and_how_long_that_took(
         assert "proved" not in panel(replace(over, state=state, ended=None))  # type: ignore[arg-type]
 
 
+def test_a_job_names_its_adapter_before_and_after_its_plan() -> None:
+    queued, merged = status(), event_json(Verified(replace(PROOF, made=(MERGE,))))
+    request = replace(queued.request, options=Options("10MB", adapter=LORA.text))
+    assert "a/b</a>, with the adapter bob/lora/sub <span" in panel(replace(queued, request=request))
+    assert "a/b</a>, with the adapter bob/lora/sub merged compared" in panel(status(merged, kind="verify"))
+
+
 def test_a_failed_job_says_its_cause_and_nothing_of_a_success() -> None:
     failed = status(*WRITTEN, state="failed", ended=200.0, error=("It broke off.", "Start it again."))
     shown = panel(failed)
@@ -169,6 +185,6 @@ def test_a_failed_job_says_its_cause_and_nothing_of_a_success() -> None:
     for what in ("timeline", "numbers", "progressbar", "private", "proved", "finished</p>", "Memory"):
         assert what not in shown, what
     assert 'data-finished=""' in shown and 'data-checked=""' in shown
-    wrong = Verification(93, TOTAL, 4.2, "read", (Mismatch("w", "its bytes differ"),))
+    wrong = Verification(93, TOTAL, 4.2, Evidence("hub"), (Mismatch("w", "its bytes differ"),))
     assert "read again" not in panel(status(*WRITTEN, event_json(Verified(wrong)), state="failed", ended=200.0))
     assert re.search("class=.timeline", panel(replace(failed, state="interrupted")))

@@ -15,7 +15,8 @@ from sharding import job
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
-from sharding.desk.jobs import JobRecord, JobRequest, new_job_id, reading_of
+from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
+from sharding.desk.judgement import _read_for
 from sharding.page.job_panels import jobs_panel
 from sharding.page.jobs import Running
 from sharding.page.results import Showing
@@ -186,7 +187,7 @@ def done(rooms: Rooms, source: str, name: str, check: bool = False) -> str:
         assert isinstance(events[-1], Verified)
         request = replace(request, destination=copy, kind="verify")
     record = JobRecord(new_job_id(name), "alice", request, 240_000, 1.0, "done", 2.0, 3.0, result=copy)
-    read = reading_of(report.source, "keep")
+    read = _read_for(report)
     rooms.desk._shelf.save(replace(record, unreached=tuple(unreached), read=read))
     for event in events:
         rooms.desk._shelf.note(record.id, event_json(event), 2.0)
@@ -312,7 +313,7 @@ def test_a_folder_with_the_name_of_a_famous_repo_is_not_shown_as_that_repo(rooms
     """With the whole name the report is refused: no folder has it. The last part may be one's."""
 
     def of_folder(name: str) -> Callable[[Document], object]:
-        return lambda report: report["source"].update(kind="folder", repo_id=name, revision="0" * 40)
+        return lambda report: report["source"].update(store="folder", repo_id=name, revision="0" * 40)
 
     form, update = rooms.form, show(rooms, forge(rooms, "alice/famous", of_folder("Llama-3.1-8B")))[-1]
     assert "Claims to be the folder Llama-3.1-8B" in update[form.result]

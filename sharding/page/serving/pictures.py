@@ -17,12 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.errors import DamagedError, ShardingError, SourceError, UsageError
 from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS
-from sharding.core.made import keeps_sizes, phrase
+from sharding.core.made import keeps_sizes
 from sharding.core.text import count, format_bytes, unreached_sentence
 from sharding.desk.questions import Questions, patient
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
 from sharding.page.links import GOALS, Wish, read_wish
-from sharding.page.result_panels import CLAIMED, FITS, READ, is_proved, made_of, named, rung_of
+from sharding.page.result_panels import CLAIMED, FITS, READ, change_of, is_proved, is_told, rung_of
 from sharding.page.site import BADGE, CERTIFICATE, Site
 from sharding.report.files import Result
 from sharding.storage.hub.answers import UNREADABLE, OddAnswer, may_pass
@@ -274,8 +274,8 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     is_unsure = rung.reached == READ and not is_good
     verdict, relation, _ = _UNSURE if is_unsure else (_VERDICTS[rung.reached], _SENTENCES[rung.reached], "")
     state = "at" if source.place.is_pinned else "in the state"
-    done = phrase(made_of(report, trust), named)
-    name = f"{source.place.words} {state} {source.revision[:12]}{done}"
+    relation = "Claims to be made from" if is_told(report, trust) else relation
+    name = f"{source.place.words} {state} {source.revision[:12]}{change_of(report, trust)}"
     size = format_bytes(max(shard.bytes for shard in report.shards))
     files = f"{count(len(report.shards), 'file')} of {'at most ' if len(report.shards) > 1 else ''}{size}"
     # Headers and files were compared with these numbers, unlike with most others of a report.
