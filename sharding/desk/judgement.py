@@ -116,9 +116,7 @@ def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[Jo
     ours = [record for record in records if (record.result, record.read) == (copy, read)]
     # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly. Then
     # comes one of which nobody can tell.
-    return sorted(
-        ours, key=lambda record: (record.state == "done", record.outcome and record.outcome.kind == "undecided")
-    )[:1]
+    return sorted(ours, key=lambda record: (record.state == "done", record.is_undecided))[:1]
 
 
 def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
