@@ -44,7 +44,7 @@ from sharding.desk.judgement import Results
 from sharding.desk.models import Models
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
 from sharding.planning.plan import identify_plan
-from sharding.report.report import asked_of
+from sharding.report.report import decided_by
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
 
@@ -178,7 +178,7 @@ class Desk:
         if result.report.needs_folder:
             hint = "Run `shard-my-repo verify` on the machine that has the folder."
             raise Refused("The result was made from a folder, which is not on this machine.", hint)
-        (original, options), copy = asked_of(result.report), f"{result.repo_id}@{result.revision}"
+        (original, options), copy = decided_by(result.report), f"{result.repo_id}@{result.revision}"
         inspect = self.models.inspect
         read = inspect(original, options.variant, token, options.inputs), inspect(copy, "", token)
         request = JobRequest(original, copy, options, kind="verify", of_result=True)

@@ -17,6 +17,7 @@ from sharding.desk.models import Models, fingerprint
 from sharding.planning.adapters.merged import unknown_names
 from sharding.planning.adapters.replaced import as_classifier
 from sharding.report.files import Result, read_result
+from sharding.report.report import decided_by
 from sharding.report.schema import Report
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered
@@ -59,7 +60,8 @@ class Results:
             else:
                 try:
                     inputs = {place.role: place.text for place in read}
-                    original = inspect(inputs.pop("model"), report.source.variant, inputs=inputs)
+                    variant = decided_by(report)[1].variant
+                    original = inspect(inputs.pop("model"), variant, inputs=inputs)
                     if original.of("adapter") and unknown_names(original):
                         known = dict(self.models.names(as_classifier(original), fingerprint(token) or "trust"))
                 except SourceError as error:

@@ -12,7 +12,7 @@ from sharding.desk import Forecast
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
-from sharding.report.report import asked_of
+from sharding.report.report import asked_of, decided_by
 from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from sharding.verify.trust import Level, Trust
@@ -173,7 +173,7 @@ def made_of(report: Report, trust: Trust) -> Made:
 def _verdict(report: Report, trust: Trust) -> str:
     """Return the headline, which claims no more than is known."""
     proof, source = report.verification, named(report.source.place)
-    source += f", variant {report.source.variant}" if report.source.variant else ""
+    source += f", variant {variant}" if (variant := decided_by(report)[1].variant) else ""
     change = phrase(made_of(report, trust), named)
     if not proof.holds:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"

@@ -21,7 +21,7 @@ from sharding.page.result_panels import READ_HERE, Places, details_panel, result
 from sharding.page.site import Events, Login
 from sharding.planning.adapters.merged import changed_names
 from sharding.report.files import Result
-from sharding.report.report import asked_of
+from sharding.report.report import asked_of, decided_by
 from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
 
@@ -91,9 +91,9 @@ class Showing(Events):
         report, copy = result.report, f"{result.repo_id}@{result.revision}"
         original, changed = None, frozenset[str]()
         if report.source.place.is_pinned:
-            pinned = report.source.place.text
+            source, options = decided_by(report)
             with suppress(ShardingError):
-                original = self.desk.models.inspect(pinned, report.source.variant, token)
+                original = self.desk.models.inspect(source, options.variant, token)
                 if not report.needs_folder and any(change.by and change.changed for change in report.plan.made):
                     changed = changed_names(self.desk.models.plan(*asked_of(report), token)[1])
         return self.desk.models.inspect(copy, "", token), original, changed

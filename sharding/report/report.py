@@ -1,7 +1,7 @@
 """Sum up a job as the values that become JSON: report, digests, events. Read digests and events again. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
@@ -87,20 +87,28 @@ def make_report(
     )
 
 
+def decided_by(report: Report) -> tuple[str, Options]:
+    """Return the source and the options that give the numbers of this copy, each input pinned.
+
+    The report may be anybody's. A version that cuts otherwise can still check the numbers.
+    """
+    source, asked = report.source, cast(Any, report.plan.asked)
+    return source.place.text, Options(**asked, **naming(place for place in source.beside if place.is_pinned))
+
+
 def asked_of(report: Report) -> tuple[str, Options]:
     """Return the source and the options that give this copy again, each input pinned. Raises UsageError.
 
     The report may be anybody's, or of a version that had other choices.
     """
-    source, plan = report.source, report.plan
+    plan, (source, options) = report.plan, decided_by(report)
     is_one = len(plan.shards) == 1 and plan.max_shard_bytes == plan.total_bytes
-    return source.place.text, Options(
-        SINGLE_FILE if is_one else plan.max_shard_bytes,
+    return source, replace(
+        options,
+        max_shard_size=SINGLE_FILE if is_one else plan.max_shard_bytes,
         strategy=plan.strategy,
         order=cast("Order", plan.order),  # Options checks it
         rank=plan.rank,
-        **cast(Any, plan.asked),
-        **naming(place for place in source.beside if place.is_pinned),
     )
 
 

@@ -6,6 +6,7 @@ schema. A document that fits may still lie, so a page that shows it must say who
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -16,11 +17,11 @@ from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError, WrapS
 from pydantic import SerializerFunctionWrapHandler as Dump
 
 from sharding.core.bounds import Count, File, Line, OptionalFolder, Seconds, Sha256, Word
-from sharding.core.errors import SourceError
+from sharding.core.errors import SourceError, UsageError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_FILES
 from sharding.core.made import Made
-from sharding.core.options import Engine
+from sharding.core.options import Engine, Options
 from sharding.core.origin import Place, Role, Store
 from sharding.core.values import Finding, Library, Stage
 from sharding.core.verification import Verification
@@ -190,6 +191,13 @@ class PlanSummary:
     rank: Count | None = None
     findings: tuple[Finding, ...] = ()
     plan_id: Word = ""
+
+    @model_validator(mode="after")
+    def _asks_for_choices(self) -> Self:
+        with suppress(UsageError, TypeError):
+            if Options(**cast(Any, self.asked)).deciding == self.asked:
+                return self
+        raise ValueError("not options that decide numbers")
 
     @property
     def has_ranks_of_its_pipeline(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Request
 from sharding.core.values import Library
-from sharding.report.report import asked_of
+from sharding.report.report import decided_by
 from sharding.report.schema import Report
 
 _KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")  # Names that diffusers looks for if you give none.
@@ -211,7 +211,7 @@ def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     """Return the command that compares the result at `place` with its source. Empty if nobody else can."""
     if report.needs_folder or report.plan.rank is not None:
         return {}
-    source, options = asked_of(report)
+    source, options = decided_by(report)
     words = ["shard-my-repo", "verify", source, place, *Request(source, place, options).words("verify")]
     return {"check every byte": shlex.join(words) + "\n"}
 

@@ -13,7 +13,7 @@ from sharding.core.text import count, format_bytes, name_some, unreached_sentenc
 from sharding.core.values import Content, FileEntry
 from sharding.planning.draft import Draft
 from sharding.planning.steps import NO_CLASS, drafted
-from sharding.report.report import asked_of, summarize_source
+from sharding.report.report import decided_by, summarize_source
 from sharding.report.schema import Report
 
 Level = Literal["made-here", "read-now", "fits", "unreached", "claims", "contradicted"]
@@ -77,7 +77,7 @@ def judge(
     if original:
         against += _not_that_source(report, original)
         try:
-            _, options = asked_of(report)
+            _, options = decided_by(report)
             asks = NO_CLASS._replace(names=lambda _: known or {})
             draft = drafted(original, replace(options, allow_overflow=True), asks)
         except (SourceError, UsageError) as error:
@@ -129,6 +129,8 @@ def _not_that_source(report: Report, original: Content) -> Iterable[str]:
     if original.source.revision != source.revision:
         yield f"{source.repo_id} has no commit {source.revision[:12]}."
     there = summarize_source(original)
+    if source.variant != there.variant:
+        yield f"The report names the variant {source.variant!r}, but it is a copy of {there.variant!r}."
     facts = ("architecture", "total_parameters", "total_bytes", "tensors", "dtypes", "in_pieces")
     for fact in facts[1:] if source.of("base") else facts:  # with a base, the architecture comes from there
         if report.engine == "stream" and getattr(source, fact) != getattr(there, fact):
