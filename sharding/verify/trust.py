@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.hints import Hints, ModelHints, SavedTensor
 from sharding.core.made import keeps_sizes, phrase, says_the_same
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Content, FileEntry
 from sharding.planning.draft import Draft
-from sharding.planning.steps import NO_CLASS, drafted
+from sharding.planning.steps import Asks, drafted
 from sharding.report.report import decided_by, summarize_source
 from sharding.report.schema import Report
 
@@ -78,7 +79,7 @@ def judge(
         against += _not_that_source(report, original)
         try:
             _, options = decided_by(report)
-            asks = NO_CLASS._replace(names=lambda _: known or {})
+            asks = Asks(lambda *_: _kept(copy), lambda _: known or {})
             draft = drafted(original, replace(options, allow_overflow=True), asks)
         except (SourceError, UsageError) as error:
             against.append(f"What the report says of its source does not fit: {error.message}")
@@ -98,6 +99,12 @@ def judge(
         once = phrase(report.plan.made)
         both = f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree."
     return lowered(Trust(level, (here, both)), unreached)
+
+
+def _kept(copy: Content) -> Hints:
+    """Return what its headers say of a model class: a cast may leave tensors in fp32, or make them so."""
+    wide = (tensor.name for tensor in copy.tensors if tensor.dtype == "F32")
+    return {"": ModelHints(saved=tuple(SavedTensor(name, "F32", number) for number, name in enumerate(wide)))}
 
 
 def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
