@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sharding.core.errors import DestinationError, GrantExpired, SourceError
+from sharding.core.origin import Place
 from sharding.core.protocols import LentDestination, LentSource
-from sharding.core.values import Place, Shard
+from sharding.core.values import Shard
 from sharding.fleet.parts import Part, PartEvent, PartFailed, parse_event, parse_part, part_json
 from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.hub.client import Hub
@@ -64,7 +65,7 @@ def test_access_that_is_over_is_told_from_a_damaged_source(
 
 def _reading(lent: LentSource) -> Part:
     shard = Shard(FILE, (stored_tensor("w", "U8", (9,), FILE, 0, 9),), 9)
-    return Part("verify", shard, b"", (lent,))
+    return Part("verify", shard, (None,), (lent,))
 
 
 def test_an_upload_whose_access_is_over_is_not_begun(hub: InHouse, repo: str) -> None:

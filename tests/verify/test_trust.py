@@ -170,6 +170,15 @@ def test_a_cast_allows_its_own_dtype_that_of_the_source_and_fp32(told: Told, cas
             assert not is_other or found.level == "contradicted"
 
 
+def test_a_cast_may_widen_what_the_model_class_keeps_and_says_of_how_many_tensors(cast: Told) -> None:
+    """As T5 in fp16, of which a cast to fp16 makes some tensors fp32."""
+    narrow = _with_tensors(cast, "original", lambda held: tuple(one._replace(dtype="BF16") for one in held))
+    wide = tensor("copy", 0, dtype="F32")(narrow)
+    for changed, is_other in ((1, False), (2, True)):
+        found = of_plan(made=(replace(cast.report.plan.made[0], changed=changed),))(wide).judged
+        assert any("describes another copy" in said for said in found.reasons) is is_other, found.reasons
+
+
 def test_of_commits_that_no_branch_leads_to_each_is_named_once_and_before_all_else(told: Told) -> None:
     """That is neither green nor red."""
     assert told.original
