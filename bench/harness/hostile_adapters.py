@@ -8,8 +8,9 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.core.origin import Place
-from sharding.core.values import Adapter, Component, Content, FileEntry, Tensor
+from sharding.core.values import Component, Content, FileEntry, Tensor
 from sharding.planning.plan import planned
+from sharding.planning.steps import NO_CLASS
 from sharding.recipes.stored import Stored
 
 _PREFIX = "base_model.model."
@@ -49,7 +50,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
 def plan_merge(checkpoint: Content) -> str:
     """Plan the merge; return how that ended."""
     try:
-        planned(checkpoint, Options("1GB", adapter="a/b"), ask_names=lambda _: {})
+        planned(checkpoint, Options("1GB", adapter="a/b"), NO_CLASS)
     except SourceError as error:
         return f"refused: {error.message[:60]}…".replace("|", "¦")
     return "planned"
@@ -62,19 +63,19 @@ def build(kind: str, number: int) -> Content:
     base = [*(f"{name}.weight" for name in dict.fromkeys(names)), *more]
     tensors = tuple(_tensors(((name, (8, 8)) for name in base), "model.safetensors", 0))
     held = tuple(_tensors(_of_adapter(modules), "adapter_model.safetensors", 1))
-    source, lora = Place("hub", "a/base", "0" * 40), Place("hub", "a/b", "1" * 40)
-    adapter = Adapter(
-        lora, FileEntry("adapter_model.safetensors", 1, "0" * 64, source=1), json.dumps(_CONFIG | config), held
-    )
+    lora = Place("hub", "a/b", "1" * 40, role="adapter")
+    file = FileEntry("adapter_model.safetensors", 1, "0" * 64, source=1)
+    adapter = Content(lora, held, (), (file,), (), (), configs={"": json.dumps(_CONFIG | config)})
     return Content(
-        source=source,
+        source=Place("hub", "a/base", "0" * 40),
         tensors=tensors,
         components=(Component(metadata={"format": "pt"}),),
         weight_files=(FileEntry("model.safetensors", 1),),
         side_files=(),
         findings=(),
         configs={"": '{"model_type": "llama", "tie_word_embeddings": false}'},
-        adapter=adapter,
+        beside=(lora,),
+        others=(adapter,),
     )
 
 
