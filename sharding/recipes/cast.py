@@ -88,6 +88,11 @@ class Cast(_Fields, Recipe):
     def tolerance(self, dtype: str) -> Recipe | None:
         return self.of.tolerance(dtype)
 
+    @property
+    @override
+    def needs(self) -> str:
+        return self.of.needs
+
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         source = made_by(self.of, inputs, kept)
