@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -20,11 +20,12 @@ from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
+from sharding.core.made import Change
 from sharding.core.meter import anon_bytes
 from sharding.core.options import Options
 from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
-from sharding.core.values import FileEntry, Shard, Tensor
+from sharding.core.values import Content, FileEntry, Shard, Tensor
 from sharding.loading.costs import ClassicCost
 from sharding.loading.measure import Load, free_memory_bytes, predict_load
 from sharding.planning.cast import cast_change
@@ -103,7 +104,7 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
         by_path = {file.path: file for file in side_files}
         configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
         written = written_configs(configs, checkpoint.reconfigured, options)
-        made = () if options.dtype == "keep" else (cast_change(options.dtype, *[len(checkpoint.tensors)] * 2),)
+        made = tuple(_cast(origin, checkpoint, options.dtype)) if options.dtype != "keep" else ()
         held = {file.path: list[Tensor]() for file in checkpoint.weight_files}
         for tensor in checkpoint.tensors:
             held[tensor.file].append(tensor)
@@ -123,6 +124,18 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
             peak_anon_bytes=cost.peak_anon_bytes,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),
         )
+
+
+def _cast(origin: Files, saved: Content, dtype: str) -> Iterator[Change]:
+    """Yield what a cast to `dtype` did to the tensors of `origin`, which were `saved` then; nothing if none changed.
+
+    A tensor that the headers of `origin` do not show counts as changed.
+    """
+    before: dict[str, str] = {}
+    with suppress(SourceError):
+        before = {tensor.name: tensor.dtype for tensor in read_checkpoint(origin).tensors}
+    if changed := sum(before.get(tensor.name) != tensor.dtype for tensor in saved.tensors):
+        yield cast_change(dtype, changed, len(saved.tensors))
 
 
 # --- A folder to load from ----------------------------------------------------------------------------------
