@@ -100,8 +100,8 @@ def _without(things: tuple[Any, ...], n: int) -> tuple[Any, ...]:
 
 def of_the_repo(told: Told, repo_id: str) -> Told:
     """A result in the repo bob/copy, whose report names `repo_id` as its source."""
-    copy = replace(told.copy, source=replace(told.copy.source, kind="hub", repo_id="bob/copy"))
-    return replace(of_source(kind="hub", repo_id=repo_id)(told), copy=copy)
+    copy = replace(told.copy, source=replace(told.copy.source, store="hub", repo_id="bob/copy"))
+    return replace(of_source(store="hub", repo_id=repo_id)(told), copy=copy)
 
 
 def of_the_copy(n: int) -> dict[str, tuple[Change, str]]:
