@@ -62,11 +62,16 @@ def explained(made: Sequence[Change]) -> list[str]:
 
 
 def says_the_same(said: Sequence[Change], known: Sequence[Change]) -> bool:
-    """Return whether a report says of each step what the planner does. Headers do not show which changes are zero."""
-    return len(said) == len(known) and all(
-        one.changed <= other.changed and one in (replace(other, changed=one.changed), without_effect(other))
-        for one, other in zip(said, known, strict=True)
-    )
+    """Return whether a report says of each step what the planner does.
+
+    Headers do not show where the numbers of another input are zero.
+    """
+
+    def may_be(one: Change, other: Change) -> bool:
+        fewer = replace(other, changed=one.changed) if 0 < one.changed < other.changed else other
+        return one in ((fewer, without_effect(other)) if other.by else (other,))
+
+    return len(said) == len(known) and all(may_be(*pair) for pair in zip(said, known, strict=True))
 
 
 def without_effect(change: Change) -> Change:
