@@ -130,7 +130,6 @@ def test_a_report_of_anything_else_gets_no_record_of_this_job(
     judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
     """Also where its source is away, so that nothing but the record is there to tell."""
-    source = result.report.source.place
     odd = replace(CAST, done="approved by everybody"), replace(CAST, caveat="Trust it."), replace(CAST, changed=99)
     others = [
         *(claiming(result, (change,), {"dtype": "bf16"}) for change in (*odd, DEQUANTIZED, MERGE)),
@@ -147,11 +146,10 @@ def test_a_report_of_anything_else_gets_no_record_of_this_job(
         cast = record(kind=kind, made=(CAST,), asked={"variant": "", "dtype": "bf16"})
         for told in others:
             assert judged(cast, told=told, unread=True).level == "claims", told.report
-            assert judged(cast, told=told).level == "contradicted", told.report
+            # The headers of a copy with the dtypes of its source are those of a cast that made nothing.
+            known = "contradicted" if told.report.plan.made else "fits"
+            assert judged(cast, told=told).level == known, told.report
         assert judged(cast, told=claiming(result, (CAST,), {"dtype": "bf16"}), unread=True).level == level
-        fewer = claiming(result, (replace(CAST, changed=2),), {"dtype": "bf16"})
-        assert judged(cast, told=fewer, unread=True).level == level
-    assert Reading((source,), {"variant": ""}) == record().read
 
 
 @promise("docs/security.md#what-a-result-proves")
