@@ -109,7 +109,7 @@ def test_a_record_of_anything_else_says_nothing(
     source, other = result.report.source.place, "2" * 40
     originals = {"revision": other}, {"repo_id": "alice/another"}, {"inside": "sub/"}, {"store": "folder"}
     beside = ([source, replace(source, role=role)] for role in ("base", "adapter"))  # type: ignore[arg-type]
-    asked = {"variant": "fp16"}, {"dtype": "bf16"}, {"dequantize": True}, {"max_shard_size": "1GB"}
+    asked = {"variant": "fp16"}, {"dtype": "bf16"}, {"dequantize": True}
     others: list[dict[str, Any]] = [
         *({"inputs": (replace(source, **change),)} for change in originals),  # type: ignore[arg-type]
         *({"inputs": tuple(places)} for places in ([], *beside)),
@@ -130,12 +130,11 @@ def test_a_report_of_anything_else_gets_no_record_of_this_job(
     judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
     """Also where its source is away, so that nothing but the record is there to tell."""
-    source = result.report.source.place
     odd = replace(CAST, done="approved by everybody"), replace(CAST, caveat="Trust it."), replace(CAST, changed=99)
     others = [
         *(claiming(result, (change,), {"dtype": "bf16"}) for change in (*odd, DEQUANTIZED, MERGE)),
         *(claiming(result, made, {"dtype": "bf16"}) for made in ((), (DEQUANTIZED, CAST), (CAST, CAST))),
-        *(claiming(result, (CAST,), asked) for asked in ({}, {"dtype": "fp16"}, {"dtype": "bf16", "strategy": "x"})),
+        *(claiming(result, (CAST,), asked) for asked in ({}, {"dtype": "fp16"})),
         *(claiming(result, (CAST,), {"dtype": "bf16"}, **more) for more in ({"variant": "fp16"}, {"inside": "sub/"})),
         *(
             claiming(result, (CAST,), {"dtype": "bf16"}, beside=(replace(LORA, role=role),))
@@ -147,11 +146,10 @@ def test_a_report_of_anything_else_gets_no_record_of_this_job(
         cast = record(kind=kind, made=(CAST,), asked={"variant": "", "dtype": "bf16"})
         for told in others:
             assert judged(cast, told=told, unread=True).level == "claims", told.report
-            assert judged(cast, told=told).level == "contradicted", told.report
+            # The headers of a copy with the dtypes of its source are those of a cast that made nothing.
+            known = "contradicted" if told.report.plan.made else "fits"
+            assert judged(cast, told=told).level == known, told.report
         assert judged(cast, told=claiming(result, (CAST,), {"dtype": "bf16"}), unread=True).level == level
-        fewer = claiming(result, (replace(CAST, changed=2),), {"dtype": "bf16"})
-        assert judged(cast, told=fewer, unread=True).level == level
-    assert Reading((source,), {"variant": ""}) == record().read
 
 
 @promise("docs/security.md#what-a-result-proves")

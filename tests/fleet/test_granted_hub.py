@@ -37,7 +37,7 @@ def repo(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_what_is_lent_is_read_without_a_login(hub: InHouse, repo: str, checkpoint: Path) -> None:
-    source = open_repo(Hub(hub.address, TOKEN), repo)
+    source = open_repo(Hub(hub.address, TOKEN), Place("hub", repo))
     lent = source.lend([FILE])
     assert TOKEN not in repr(lent) and lent.grant and TOKEN not in lent.grant.token
     data = (checkpoint / FILE).read_bytes()
@@ -53,7 +53,7 @@ def test_access_that_is_over_is_told_from_a_damaged_source(
     hub: InHouse, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0)
-    lent = open_repo(Hub(hub.address, TOKEN), repo).lend([FILE])
+    lent = open_repo(Hub(hub.address, TOKEN), Place("hub", repo)).lend([FILE])
     assert lent.grant
     with pytest.raises(GrantExpired):
         list(open_lent(replace(lent, grant=replace(lent.grant, expires=1))).read(FILE, 0, 9))
