@@ -5,6 +5,8 @@ import re
 from functools import cache
 from graphlib import TopologicalSorter
 
+import sharding.recipes  # noqa: F401 - every kind
+from sharding.core.recipe import Recipe
 from tests.conftest import ROOT
 
 HOUSE = ROOT / "sharding"
@@ -106,3 +108,43 @@ def test_one_looks_around_the_house_at_a_glance() -> None:
 def test_no_bound_is_set_twice() -> None:
     names = re.findall(r"^([A-Z_]+) = ", (ROOT / "sharding/core/limits.py").read_text(), flags=re.M)
     assert len(names) > 50 and sorted(names) == sorted(set(names))
+
+
+def _texts(module: ast.Module) -> set[str]:
+    """The texts in a module, without those that are documentation."""
+    said = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(module) if isinstance(node, ast.Constant) and id(node) not in said)
+    return {node.value for node in constants if isinstance(node.value, str)}
+
+
+def _others(*places: str) -> dict[str, ast.Module]:
+    """The modules outside these places, which are apart or know what others do not."""
+    return {name: module for name, module in modules().items() if not f"{name}.".startswith((*places, *APART))}
+
+
+def test_nobody_but_the_storage_asks_in_which_store_a_place_is() -> None:
+    for name, module in _others("storage.", "core.origin").items():
+        compared = [side for node in ast.walk(module) if isinstance(node, ast.Compare) for side in ast.walk(node)]
+        assert not [side for side in compared if isinstance(side, ast.Attribute) and side.attr == "store"], name
+
+
+def test_recipes_are_told_apart_only_where_they_are_made() -> None:
+    kinds = set(Recipe.kinds)
+    for name, module in _others("recipes.", "formats.", "checkpoint.").items():
+        asked = [
+            node for node in ast.walk(module) if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        ]
+        assert not {n.id for call in asked for n in ast.walk(call.args[1]) if isinstance(n, ast.Name)} & kinds, name
+
+
+def test_the_ending_of_weight_files_is_spelt_only_where_they_are_read_and_written() -> None:
+    for name, module in _others("formats.", "checkpoint.").items():
+        assert not [text for text in _texts(module) if ".safetensors" in text], name
+
+
+def test_no_field_is_named_after_one_ability_outside_its_folder() -> None:
+    for name, module in _others("checkpoint.", "planning.", "core.options", "page.").items():
+        classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+        fields = [one.target for each in classes for one in each.body if isinstance(one, ast.AnnAssign)]
+        names = [field.id for field in fields if isinstance(field, ast.Name)]
+        assert not [field for field in names if re.search(r"adapter|merge|dequanti", field)], name

@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
 from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.readers import reader_of
+from sharding.checkpoint.readers.reader import Found
 from sharding.checkpoint.readers.safetensors import refuse_long, too_many_tensors
 from sharding.checkpoint.side_files import describe_links, other_weights, refuse_links, refuse_unfinished, sort_files
 from sharding.checkpoint.state_dict import remarks_on
@@ -19,7 +21,7 @@ from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import WeightSet, by_folder, why_one_file
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
-from sharding.core.protocols import Files
+from sharding.core.protocols import Files, Inputs
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.values import Component, Content, FileEntry, Finding, Tensor
 from sharding.formats.index import Index, compare_with_index, parse_index
@@ -29,6 +31,17 @@ from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantiz
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""
+
+
+def read_inputs(
+    origin: Inputs, variant: str = "", most_tensors: int = MAX_TENSORS, most_bytes: int | None = None
+) -> Content:
+    """Return the checkpoint at `origin`, and in its `others` what the further inputs hold that give numbers.
+
+    Raises as `read_checkpoint` does, for each of them. Raises WeightsNeeded if more than `most_bytes` of weights would
+    have to be read.
+    """
+    return with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
 
 
 def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Content:
@@ -117,7 +130,7 @@ def _read_component(
     findings = weight_set.findings(_listed(source, by_path, weight_set))
     index = _read_index(source, by_path, weight_set, most_tensors)
     paths = weight_set.ranks or weight_set.files(index, by_path)
-    found = reader_of(paths).read(source, by_path, weight_set, paths, most_tensors)
+    found = reader_of(paths).read(Found(source, by_path, weight_set, paths, most_tensors))
     tensors, twice = _each_once(found.tensors, index)
     disagreements = compare_with_index(index, tensors, found.tied) if index else []
     total_parameters = index.total_parameters if index and not disagreements else None

@@ -21,7 +21,7 @@ from sharding.core.environment import hub_token
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
 from sharding.core.extras import require
 from sharding.core.limits import ROUNDS
-from sharding.core.options import Options, Request
+from sharding.core.options import OPTIONS, Options, Request
 
 if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., None])
 _TO_COME = ("--experts", "--only", "--drop", "--rename", "--fill", "--pull-request")
 """Options of later versions. This version has no similar ones, so it suggests none."""
-
-_GIVE_ONE = {"--adapter": "Merge one adapter. Then merge the next one into the result."}
-"""The hint for an option that is given twice."""
 
 
 class _Group(TyperGroup):
@@ -114,8 +111,9 @@ class _Command(TyperCommand):
             # A switch may be repeated, unless it has an opposite: --private --public.
             if times > 1 and not ctx.resilient_parsing and (not option.is_flag or option.secondary_opts):
                 flag = option.opts[0]
-                hint = f"{_GIVE_ONE.get(flag, 'Give it once.')} See {ctx.command_path} --help."
-                raise UsageError(f"{'/'.join([flag, *option.secondary_opts])} is given {times} times.", hint)
+                again = OPTIONS[option.name].again if option.name in OPTIONS else "Give it once."
+                message = f"{'/'.join([flag, *option.secondary_opts])} is given {times} times."
+                raise UsageError(message, f"{again} See {ctx.command_path} --help.")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -152,8 +152,8 @@ def is_lack_of_memory(error: Exception) -> bool:
     """Return whether `error` says that memory ran out."""
     # The words of the C++ library, torch, wrapped errors, the loader of libraries, threads, and CPython itself, which
     # sometimes has no memory left for a MemoryError.
-    words = ("bad_alloc", "allocate memory", "MemoryError", "failed to map segment", "can't start new thread")
-    words += ("returned NULL without setting an exception",)
+    words = ["bad_alloc", "allocate memory", "MemoryError", "failed to map segment", "can't start new thread"]
+    words.append("returned NULL without setting an exception")
     return isinstance(error, MemoryError) or any(word in f"{type(error).__name__}: {error}" for word in words)
 
 

@@ -62,6 +62,7 @@ class Option:
     - `excludes`: options that contradict this one, each with the reason. `remedy` is to leave this option out.
     - `needs`: for a choice ("" for any), the extra of this package that it needs.
     - `computes`: whether the copy may have other numbers than the source.
+    - `again`: the hint if it is given twice.
     - `role`: the role of the input that it names. See `origin.Role`.
     - `since`: sorts the parameters of an endpoint. New options come last, so that callers need no change.
     """
@@ -86,6 +87,7 @@ class Option:
     remedy: RemedyKind | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
     computes: bool = False
+    again: str = "Give it once."
     role: Role | None = None
     since: int = 0
 
@@ -255,6 +257,8 @@ class Options:
         metavar="SOURCE",
         since=2,
         role="base",
+        title="The model that was trained",
+        info="The checkpoint has no configuration, tokenizer or licence. They are taken from the model you name here.",
     )
     dequantize: bool = _option(
         False,
@@ -283,6 +287,9 @@ class Options:
         since=4,
         computes=True,
         role="adapter",
+        again="Merge one adapter. Then merge the next one into the result.",
+        title="Adapter",
+        info="The LoRA to merge: owner/name, owner/name@revision/folder, or a link to it.",
     )
 
     def __post_init__(self) -> None:
@@ -317,6 +324,12 @@ class Options:
         """The flags of the options that change numbers."""
         set_ = ((option, getattr(self, name)) for name, option in _declared(Options).items())
         return [option.flags[0] for option, value in set_ if option.computes and value != option.default]
+
+    @property
+    def contradicted(self) -> set[str]:
+        """The names of the options that they contradict."""
+        set_ = ((option, getattr(self, name)) for name, option in _declared(Options).items())
+        return {other for option, value in set_ if value != option.default for other in option.excludes}
 
     @property
     def deciding(self) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def undecided_sentence(undecided: int) -> str:
 def unread_sentence(files: Sequence[str]) -> str:
     """Return the sentence about weight files of a copy that are not part of a comparison.
 
-    >>> unread_sentence(["model.fp16.safetensors"])
-    'The copy holds 1 more weight file, which was not compared: model.fp16.safetensors.'
+    >>> unread_sentence(["other"])
+    'The copy holds 1 more weight file, which was not compared: other.'
     """
     which = "which was" if len(files) == 1 else "which were"
     return f"The copy holds {count(len(files), 'more weight file')}, {which} not compared: {name_some(files)}."

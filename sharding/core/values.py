@@ -296,6 +296,14 @@ class Plan:
         """Tensor name to file name, as in an index."""
         return {tensor.name: shard.file for shard in self.shards for tensor in shard.tensors}
 
+    @property
+    def of_others(self) -> frozenset[str]:
+        """The names of the tensors that are made of another input than the model."""
+        if all(change.by is None for change in self.made):  # saves a walk through very many tensors
+            return frozenset()
+        reads = ((tensor.name, [number for number, _ in tensor.recipe.files()]) for tensor in self.tensors)
+        return frozenset(name for name, numbers in reads if any(numbers))
+
     def component(self, shard: Shard) -> Component:
         """Return the component of `shard`. No two components share a folder."""
         return next(component for component in self.components if component.folder == shard.folder)

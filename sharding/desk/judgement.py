@@ -14,8 +14,7 @@ from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.desk.models import Models, fingerprint
-from sharding.planning.adapters.merged import unknown_names
-from sharding.planning.adapters.replaced import as_classifier
+from sharding.planning.steps import names_asked
 from sharding.report.files import Result, read_result
 from sharding.report.report import decided_by
 from sharding.report.schema import Report
@@ -62,8 +61,8 @@ class Results:
                     inputs = {place.role: place.text for place in read}
                     variant = decided_by(report)[1].variant
                     original = inspect(inputs.pop("model"), variant, inputs=inputs)
-                    if original.of("adapter") and unknown_names(original):
-                        known = dict(self.models.names(as_classifier(original), fingerprint(token) or "trust"))
+                    if asked := names_asked(original):
+                        known = dict(self.models.names(asked, fingerprint(token) or "trust"))
                 except SourceError as error:
                     why_not = error.message
             held = pool.result(reading)

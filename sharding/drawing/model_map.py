@@ -11,7 +11,6 @@ from typing import NamedTuple
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Content, Plan, Stage, Tensor
 from sharding.drawing.tensor_kinds import ExpertGrid, Kind, expert_grid, kind_of, layer_of
-from sharding.planning.adapters.merged import changed_names
 from sharding.planning.order import natural_key
 from sharding.planning.schemes import PARTS
 
@@ -125,7 +124,7 @@ class ModelMap:
 def map_of_plan(checkpoint: Content, plan: Plan) -> ModelMap:
     """Return the map of a checkpoint and of its copy by `plan`."""
     placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
-    return _map(placed, [shard.file for shard in plan.shards], checkpoint, plan.stages, changed_names(plan))
+    return _map(placed, [shard.file for shard in plan.shards], checkpoint, plan.stages, plan.of_others)
 
 
 def map_of_copy(

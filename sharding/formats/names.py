@@ -8,7 +8,10 @@ from sharding.core.errors import DestinationError
 from sharding.core.text import name_some
 from sharding.core.values import folder_of, folders_around
 
-SINGLE_NAME = "model.safetensors"
+SAFETENSORS = ".safetensors"
+SINGLE_NAME = f"model{SAFETENSORS}"
+LOADED = (SAFETENSORS, ".bin")  # Endings of the weights that transformers loads.
+TRAINED = (".distcp", ".metadata")  # Endings of what torch.distributed.checkpoint saves.
 REPORT_NAME = "sharding_report.json"
 DIGESTS_NAME = "sharding_digests.json"
 PICTURE_NAME = "sharding_comparison.svg"

@@ -27,6 +27,7 @@ from sharding.core.meter import stand_in
 from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
 from sharding.core.values import FileEntry, Tensor
+from sharding.formats.names import LOADED
 from sharding.loading.costs import LoadCost, Moment, Prediction, Probed
 
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
@@ -132,7 +133,7 @@ def stored_dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
 
 def is_loaded(path: str) -> bool:
     """Return whether a file holds weights that transformers loads."""
-    return path.endswith((".safetensors", ".bin"))
+    return path.endswith(LOADED)
 
 
 def predict_load(source: Files, files: Sequence[FileEntry], load: Load) -> Prediction:

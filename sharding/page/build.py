@@ -135,7 +135,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     picked = form.variants.input(None, form.variants, form.variant, js="(chosen) => chosen")
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
-    beside = [trigger for field in (form.base, form.adapter) for trigger in (field.submit, field.blur)]
+    beside = [trigger for field in form.inputs.values() for trigger in (field.submit, field.blur)]
     # A click on the button also leaves the field. Together they must ask once, not twice.
     asked = gr.on([form.repo.input, form.show.click, form.goal.input, *beside], **begin)
     for chosen in (arrived.then(**begin), named.then(**begin), picked.then(**begin), asked):
@@ -186,7 +186,7 @@ def _follow(form: Form, after: Dependency, running: Running) -> None:
 
 
 def _plan_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [form.repo_message, form.goal_hint, form.adapter, form.base, form.examples, form.jobs]
+    shown: list[Block] = [form.repo_message, form.goal_hint, *form.inputs.values(), form.examples, form.jobs]
     shown += [form.facts, form.variants, form.variant, form.plan, form.push, form.advanced, form.sizes, form.size]
     shown += [form.size_message, form.dequantize, form.picture, form.tensors, form.findings, form.summary, form.shards]
     shown += [form.strategy, form.machines, form.dtype, form.overflow, form.visibility, form.permitted, form.measure]

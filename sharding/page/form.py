@@ -8,8 +8,9 @@ from typing import Any, Literal
 import gradio as gr
 from markupsafe import Markup
 
-from sharding.core.options import OPTIONS, SINGLE_FILE, Options
-from sharding.page.links import GOALS, MERGE, SAME
+from sharding.core.options import OPTIONS, SINGLE_FILE, Option, Options
+from sharding.core.origin import Role
+from sharding.page.links import GOALS, SAME, goal_for, role_asked
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
 from sharding.planning.sizes import SizeStop
@@ -37,8 +38,10 @@ _PRESETS = {
     "laptop-16gb": "a laptop with 16 GB",
 }
 _PLACED = ("strategy", "order", "dtype", "allow_overflow")
-_MORE = tuple(name for name, option in OPTIONS.items() if option.title and name not in _PLACED)
+_MORE = tuple(name for name, one in OPTIONS.items() if one.title and not one.role and name not in _PLACED)
 """Options that have a title but no place of their own. They stand below the others."""
+_INPUTS: Mapping[Role, Option] = {option.role: option for option in OPTIONS.values() if option.role}
+_BY_GOAL = {goal.role for goal in GOALS.values() if goal.role}  # The roles of inputs that goals ask for.
 _REPO = "owner/name, or a link to it; @name for a branch, tag or commit"
 _CHOSEN = "element.addEventListener('chosen', (event) => trigger('select', event.detail));"
 """Passes on what the script of the page reports: a choice on a map, or that the visitor goes to sign in."""
@@ -135,16 +138,14 @@ class Form:
             )  # fmt: skip
             _panel("compare", render("compare_link", link=f"?goal={SAME}"))
         self.goal_hint = _panel("goal-hint")
-        self.adapter = gr.Textbox(
-            "", label="Adapter", visible=False, max_lines=1, elem_id="adapter", placeholder="owner/my-lora",
-            info="The LoRA to merge: owner/name, owner/name@revision/folder, or a link to it.",
-        )  # fmt: skip
         self.repo_message = _panel("repo-message")
-        self.base = gr.Textbox(
-            "", label="The model that was trained", visible=False, elem_id="base",
-            info="The checkpoint has no configuration, tokenizer or licence. "
-            "They are taken from the model you name here.",
-        )  # fmt: skip
+        self.inputs = {
+            role: gr.Textbox(
+                "", label=option.title, info=option.info, visible=False, max_lines=1, elem_id=option.name,
+                placeholder="owner/name",
+            )
+            for role, option in _INPUTS.items()
+        }  # fmt: skip
         self.examples = gr.Dataset(
             components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples", visible=False
         )
@@ -209,25 +210,33 @@ class Form:
     @property
     def parts(self) -> list[Any]:
         """All parts."""
-        return [part for name, part in vars(self).items() if name != "more"] + [*self.more.values()]
+        several = [*self.more.values(), *self.inputs.values()]
+        return [part for name, part in vars(self).items() if name not in ("more", "inputs")] + several
 
     @property
     def of_a_plan(self) -> list[Any]:
         """All fields that a plan depends on."""
-        named = [self.repo, self.base, self.adapter, self.variant, self.size, self.strategy, self.machines]
+        named = [self.repo, *self.inputs.values(), self.variant, self.size, self.strategy, self.machines]
         return [*named, self.order, self.dtype, self.overflow, self.dequantize, *self.more.values()]
 
     def source_in(self, values: Values) -> str:
         """Return the source in the form, or "" if there is none."""
         return (values[self.repo] or "").strip()
 
-    def base_in(self, values: Values) -> str:
-        """Return the model that was trained, or "" if the form names none."""
-        return (values[self.base] or "").strip()
+    def inputs_in(self, values: Values) -> dict[Role, str]:
+        """Return the inputs that the form names beside the source. What a goal asks for counts only for it."""
+        asked = role_asked(values.get(self.goal))
+        seen = {role: field for role, field in self.inputs.items() if role == asked or role not in _BY_GOAL}
+        return {role: text for role, field in seen.items() if (text := (values[field] or "").strip())}
 
-    def adapter_in(self, values: Values) -> str:
-        """Return the adapter to merge, or "" if the form names none. Only one goal has its field."""
-        return (values[self.adapter] or "").strip() if values.get(self.goal) == MERGE else ""
+    def named_in(self, values: Values) -> Options:
+        """Return options that only name these inputs."""
+        return Options(**_named(self.inputs_in(values)))
+
+    def for_goal(self, goal: str | None) -> Update:
+        """Show the field of the input that a goal asks for, and hide those of other goals."""
+        asked = role_asked(goal)
+        return {self.inputs[role]: gr.Textbox(visible=role == asked) for role in _BY_GOAL}
 
     def size_in(self, values: Values) -> str:
         """Return the size in the form, or "" if there is none."""
@@ -244,9 +253,8 @@ class Form:
             dtype=values[self.dtype],
             variant=values[self.variant],
             allow_overflow=values[self.overflow],
-            base=self.base_in(values),
-            adapter=self.adapter_in(values),
             dequantize=values[self.dequantize],
+            **_named(self.inputs_in(values)),
             **{name: values[field] for name, field in self.more.items()},
         )
 
@@ -278,11 +286,14 @@ class Form:
             self.variant: options.variant,
             self.order: options.order,
             self.overflow: options.allow_overflow,
-            self.base: options.base,
-            self.adapter: gr.Textbox(options.adapter, visible=bool(options.adapter)),
-            **({self.goal: MERGE} if options.adapter else {}),
+            **{field: options.inputs.get(role, "") for role, field in self.inputs.items()},
+            **({**self.for_goal(goal), self.goal: goal} if (goal := goal_for(options)) else {}),
             **{field: getattr(options, name) for name, field in self.more.items()},
         }
+
+
+def _named(inputs: Mapping[Role, str]) -> dict[str, Any]:
+    return {_INPUTS[role].name: text for role, text in inputs.items()}
 
 
 def size_label(size: str) -> str:

@@ -9,20 +9,22 @@ from urllib.parse import quote, urlencode
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import UsageError
 from sharding.core.options import SINGLE_FILE, Options, of_tool
+from sharding.core.origin import Role
 from sharding.core.values import Content
+from sharding.formats.names import SINGLE_NAME
 from sharding.planning.dequantize import ordinary
 from sharding.planning.sizes import colab_size, usual_size
 
 SAME = "is-this-copy-the-same"  # The goal of somebody who compares two repos, in a link. It has a form of its own.
-MERGE = "merge-lora"  # The goal that has a field for an adapter.
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A goal. `words` say what it sets."""
+    """A goal. `words` say what it sets. `role` is that of an input which it asks for."""
 
     title: str
     words: str
+    role: Role | None = None
 
 
 GOALS: Mapping[str, Goal] = {
@@ -31,20 +33,32 @@ GOALS: Mapping[str, Goal] = {
         "Small files for a free machine with a T4. Weights in fp32 become fp16; all others stay as they are.",
     ),
     "slow-connection": Goal("Slow connection", "Small files. If a download breaks, you lose at most one of them."),
-    "one-file": Goal("One file", "All weights in one model.safetensors. ComfyUI and kohya load such a file."),
+    "one-file": Goal("One file", f"All weights in one {SINGLE_NAME}. ComfyUI and kohya load such a file."),
     "two-machines": Goal("Two machines", "Each machine downloads and loads only its half of the layers."),
     "half-size": Goal("Half the size (bf16)", "Weights in fp32 become bf16."),
     "unquantize": Goal(
         "Unquantize", "FP8 and MXFP4 weights become bf16, for training and for tools that cannot read them."
     ),
-    MERGE: Goal(
-        "Merge my LoRA", "An adapter becomes part of its base model. The result loads like any model, without PEFT."
+    "merge-lora": Goal(
+        "Merge my LoRA",
+        "An adapter becomes part of its base model. The result loads like any model, without PEFT.",
+        "adapter",
     ),
     "training-run": Goal(
         "My training run", "The files that FSDP or torch.distributed saved become a model that loads."
     ),
 }
 """By the name in a link: `?goal=one-file`."""
+
+
+def goal_for(options: Options) -> str:
+    """Return the goal that asks for an input which `options` name, "" if none does."""
+    return next((name for name, goal in GOALS.items() if goal.role in options.inputs), "")
+
+
+def role_asked(goal: str | None) -> Role | None:
+    """Return the role of the input that a goal asks for, None if it asks for none."""
+    return GOALS[goal].role if goal and goal in GOALS else None
 
 
 def has_components(checkpoint: Content) -> bool:
@@ -135,7 +149,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         with suppress(UsageError):
             options = replace(options, **{name: value})
             taken.add(name)
-    goal = MERGE if options.adapter else fields.get("goal", "")
+    goal = goal_for(options) or fields.get("goal", "")
     return Wish(
         repo=_at(repo, revision),
         options=options,

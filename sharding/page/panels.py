@@ -21,6 +21,7 @@ from sharding.desk.forecast import ClassicForecast, Forecast
 from sharding.desk.overview import Overview
 from sharding.drawing.map_svg import script_data, stretches
 from sharding.drawing.model_map import ModelMap, map_of_plan, today_of
+from sharding.formats.names import SAFETENSORS
 from sharding.page.form import size_label
 from sharding.page.render import help_with, in_page_words, render, without_options
 from sharding.planning.devices import DevicePlan, device_snippet, where_it_fits
@@ -34,7 +35,7 @@ _NAME, _SIZE = "Mistral-7B-v0.1", "300MB"
 _LAYERS, _HIDDEN, _KEYS, _INNER, _WORDS = 32, 4096, 1024, 14336, 32000
 _ATTENTION = {"q": (_HIDDEN, _HIDDEN), "k": (_KEYS, _HIDDEN), "v": (_KEYS, _HIDDEN), "o": (_HIDDEN, _HIDDEN)}
 _MLP = {"gate": (_INNER, _HIDDEN), "up": (_INNER, _HIDDEN), "down": (_HIDDEN, _INNER)}
-_FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+_FILES = tuple(f"model-0000{number}-of-00002{SAFETENSORS}" for number in (1, 2))
 _LAST_IN_FIRST = 22  # Of this layer only the attention is in the first file, and all layers after it are in the second.
 
 

@@ -1,7 +1,7 @@
 """Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -11,13 +11,14 @@ import gradio as gr
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
 from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.origin import Role
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
 from sharding.page.job_panels import jobs_panel
-from sharding.page.links import GOALS, MERGE, Wish, choices_for, has_components, query_of, read_wish
+from sharding.page.links import GOALS, Wish, choices_for, has_components, query_of, read_wish, role_asked
 from sharding.page.panels import (
     changes_nothing,
     devices_panel,
@@ -47,7 +48,6 @@ _MOST_FOUND = 200
 _MOST_VARIANTS = 24
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
-_ADAPTER_PERMITTED = "The result may be public, although the adapter is private or gated"
 
 
 class Planning(Events):
@@ -150,15 +150,15 @@ class Planning(Events):
     def see(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Show the facts about the model, and draw the plan."""
         form, token, goal = self.form, self.site.token(request, login), values[self.form.goal]
-        source, variant, base = form.source_in(values), values[form.variant], form.base_in(values)
-        asked = {form.goal_hint: _hint(goal), form.adapter: gr.Textbox(visible=goal == MERGE)}
+        source, variant, base = form.source_in(values), values[form.variant], form.inputs_in(values).get("base", "")
+        asked = {form.goal_hint: _hint(goal), **form.for_goal(goal)}
         if not source:
             return {**self._hidden(values), **asked, form.repo_message: ""}
         of_ranks = False
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
             of_ranks = needs_base(checkpoint)
-            values = {**values, form.base: base if of_ranks else ""}
+            values = {**values, form.inputs["base"]: base if of_ranks else ""}
             if of_ranks and base:
                 checkpoint = self.desk.models.inspect(source, taken, token, {"base": base})
             if values[form.shown].choices == self._choices(values, checkpoint):
@@ -170,13 +170,13 @@ class Planning(Events):
                 **self._hidden(values),
                 **asked,
                 form.repo_message: problem(error),
-                form.base: gr.Textbox(visible=of_ranks),
+                form.inputs["base"]: gr.Textbox(visible=of_ranks),
                 form.facts: self._counted(source, variant, base, token, request) if is_large else "",
                 form.query: query_of(Wish(source, sized=False)),
             }
         # The variant asked for is not set again: the visitor may have chosen another one in the meantime.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
-        hides, promise = self._hides(card, form.adapter_in(values), token)
+        hides, promise = self._hides(card, form.inputs_in(values), token)
         largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
         size, usual = form.size_in(values), usual_size(checkpoint.total_bytes, largest)
         is_own = size not in ("", values[form.aim].size)
@@ -188,9 +188,9 @@ class Planning(Events):
         machines = gr.Number(value=seen[form.machines], visible=seen[form.strategy] == PIPELINE)
         return {
             form.repo_message: remark,
-            form.base: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
+            **asked,
+            form.inputs["base"]: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
             form.goal_hint: hint,
-            form.adapter: asked[form.adapter],
             form.strategy: by_goal.get(form.strategy, gr.Radio()),
             form.dtype: by_goal.get(form.dtype, gr.Radio()),
             form.dequantize: _offered(quantized, **({"value": seen[form.dequantize]} if by_goal else {})),
@@ -229,13 +229,15 @@ class Planning(Events):
             return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
         return form.aimed(chosen) if not is_own or name != before else {}, _hint(name)
 
-    def _hides(self, card: SourceCard, adapter: str, token: str | None) -> tuple[bool, str]:
+    def _hides(self, card: SourceCard, inputs: Mapping[Role, str], token: str | None) -> tuple[bool, str]:
         """Return whether a copy is private by default, and the promise that allows a public one."""
         if card.gated or card.private:
             return True, _PERMITTED if card.gated else _NOT_PRIVATE
-        with suppress(ShardingError):  # the plan shows what is wrong with the adapter
-            beside = self.desk.lookup.card(adapter, token) if adapter else card
-            return beside.gated or beside.private, _ADAPTER_PERMITTED
+        for role, text in inputs.items():
+            with suppress(ShardingError):  # the plan shows what is wrong with it
+                beside = self.desk.lookup.card(text, token)
+                if beside.gated or beside.private:
+                    return True, f"The result may be public, although the {role} is private or gated"
         return False, _NOT_PRIVATE
 
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
@@ -256,7 +258,7 @@ class Planning(Events):
 
     def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Draw the plan for the current choices."""
-        form, source, adapter = self.form, self.form.source_in(values), self.form.adapter_in(values)
+        form, source, asked = self.form, self.form.source_in(values), role_asked(values[self.form.goal])
         # The field may already name another model, of which only the plan is drawn so far.
         shown = replace(values[form.shown], choices=(), plan_id="")
         update: Update = {
@@ -264,20 +266,20 @@ class Planning(Events):
             form.tensors: "",
             form.shown: shown,
         }
-        if source and values[form.goal] == MERGE and not adapter:
-            return self._unplanned(values, message("Now name your adapter.", "Its plan appears here."))
+        if source and asked and asked not in form.inputs_in(values):
+            return self._unplanned(values, message(f"Now name your {asked}.", "Its plan appears here."))
         if not source or not form.size_in(values):
             return {form.size_message: "", **update}
         try:
             checkpoint, plan, options = self._plan(values, request, login)
         except ShardingError as error:
-            if isinstance(error, SourceError) and adapter:
+            if isinstance(error, SourceError) and asked:
                 return self._unplanned(values, problem(error))
             gone = dict.fromkeys((form.picture, form.summary, form.shards, form.findings), "")
             return {form.size_message: problem(error), **gone, **update}
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
-        loads = checkpoint.is_plain_model and not options.dequantize and not options.adapter
+        loads = checkpoint.is_plain_model and "compare_rounds" not in options.contradicted
         parts = has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component
@@ -308,9 +310,9 @@ class Planning(Events):
         }
 
     def _unplanned(self, values: Values, words: str) -> Update:
-        """Hide the plan and leave the facts about the model: `words` say what is wrong with the adapter."""
+        """Hide the plan and leave the facts about the model: `words` say what is wrong with another input."""
         form = self.form
-        wish = Wish(form.source_in(values), Options(adapter=form.adapter_in(values)), MERGE, sized=False)
+        wish = Wish(form.source_in(values), form.named_in(values), values[form.goal], sized=False)
         hidden = {part: update for part, update in self._hidden(values).items() if part is not form.facts}
         gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
         return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
@@ -326,7 +328,7 @@ class Planning(Events):
         form = self.form
         return {
             form.shown: replace(values[form.shown], choices=(), plan_id=""),
-            form.base: gr.Textbox(visible=False),
+            form.inputs["base"]: gr.Textbox(visible=False),
             form.facts: "",
             form.variants: gr.Radio(visible=False),
             **{part: gr.Column(visible=False) for part in (form.plan, form.push)},

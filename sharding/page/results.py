@@ -19,7 +19,6 @@ from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.render import SIGN_IN
 from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
 from sharding.page.site import Events, Login
-from sharding.planning.adapters.merged import changed_names
 from sharding.report.files import Result
 from sharding.report.report import asked_of, decided_by
 from sharding.verify.structure import Likeness
@@ -87,7 +86,7 @@ class Showing(Events):
         return tensors_of(map_of_copy(copy, original), placed, original.tensors if original else (), chosen)
 
     def _both(self, result: Result, token: str | None) -> tuple[Content, Content | None, frozenset[str]]:
-        """Return the copy, its source if that can be read, and the names of the tensors that a merge changes."""
+        """Return the copy, its source if that can be read, and the names of the tensors that another input changes."""
         report, copy = result.report, f"{result.repo_id}@{result.revision}"
         original, changed = None, frozenset[str]()
         if report.source.place.is_pinned:
@@ -95,7 +94,7 @@ class Showing(Events):
             with suppress(ShardingError):
                 original = self.desk.models.inspect(source, options.variant, token)
                 if not report.needs_folder and any(change.by and change.changed for change in report.plan.made):
-                    changed = changed_names(self.desk.models.plan(*asked_of(report), token)[1])
+                    changed = self.desk.models.plan(*asked_of(report), token)[1].of_others
         return self.desk.models.inspect(copy, "", token), original, changed
 
 

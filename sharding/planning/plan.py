@@ -13,9 +13,10 @@ from sharding.core.dtypes import torch_name
 from sharding.core.errors import UsageError
 from sharding.core.extras import require
 from sharding.core.hints import Hints, ModelHints
+from sharding.core.made import without_effect
 from sharding.core.options import Options
-from sharding.core.text import format_bytes, json_file, name_some
-from sharding.core.values import Component, Content, Finding, Plan, Shard, Tensor
+from sharding.core.text import count, format_bytes, json_file, name_some
+from sharding.core.values import Component, Content, Finding, Plan, Shard, ShardRecord, Tensor
 from sharding.formats.file_formats import FORMATS
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import QUANTIZERS_FILES, configured
@@ -151,6 +152,30 @@ def plan_shards(
         stages=tuple(order.with_files((stage for stage, _ in stages), map(len, groups), shards)) if stages else (),
         pipeline=hints.pipeline if hints and options.ranks else None,
     )
+
+
+def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
+    """Return `plan` with the number of tensors that another input really changed, by the `records` of its shards.
+
+    It warns of tensors that nobody can judge on another machine.
+    """
+    findings = list(plan.findings)
+    if unsure := sorted(name for record in records.values() for name in record.unsure):
+        tensors = f"{count(len(unsure), 'computed tensor')} {'has' if len(unsure) == 1 else 'have'}"
+        message = f"{tensors} many numbers that depend on the order of summation: {name_some(unsure)}."
+        hint = "Another machine may get other numbers there, and `verify` cannot tell whether these are right."
+        findings.append(Finding("warning", "cannot-be-judged", message, hint))
+    same = plan.of_others & {name for record in records.values() for name in record.unchanged}
+    made = []
+    for change in plan.made:
+        if same and (source := change.by):
+            change = replace(change, changed=max(0, change.changed - len(same)))
+            if not change.changed:
+                change = without_effect(change)
+                message = f"The {source.called} {source.text} changes no number. {change.how}"
+                findings.append(Finding("warning", "no-change", message, f"Check how the {source.called} was made."))
+        made.append(change)
+    return replace(plan, made=tuple(made), findings=tuple(findings))
 
 
 def identify_plan(plan: Plan) -> str:

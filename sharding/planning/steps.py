@@ -9,8 +9,7 @@ from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.values import Content
 from sharding.model_class.architecture import hints_for, stored_names
-from sharding.planning.adapters.merged import merged, unknown_names
-from sharding.planning.adapters.replaced import as_classifier
+from sharding.planning.adapters import merged
 from sharding.planning.cast import cast_change, cast_findings, cast_tensors, refuse_cast
 from sharding.planning.dequantize import dequantized, without_left_over
 from sharding.planning.draft import Draft, draft_of
@@ -20,7 +19,7 @@ class Asks(NamedTuple):
     """How a plan gets answers that take seconds.
 
     - `hints`: what transformers knows of the model class.
-    - `names`: the stored names of names in memory, for an adapter that has others.
+    - `names`: the stored names of names in memory, for an input that has others.
     - `run`: do a step that takes seconds for a hundred thousand tensors, given its name.
     """
 
@@ -42,6 +41,11 @@ def drafted(content: Content, options: Options, asks: Asks = NO_CLASS) -> Draft:
     return draft
 
 
+def names_asked(content: Content) -> Content | None:
+    """Return the model of which a step needs the names in memory (see `Asks.names`), None if no step needs them."""
+    return merged.names_asked(content)
+
+
 def _plain(draft: Draft, asks: Asks) -> Draft:
     return without_left_over(draft)
 
@@ -54,8 +58,9 @@ def _merged(draft: Draft, asks: Asks) -> Draft:
     content = draft.content
     if content.of("adapter") is None:
         return draft
-    known = asks.names(as_classifier(content)) if asks.run("names", partial(unknown_names, content)) else {}
-    merge: Draft = asks.run("merge", partial(merged, draft, known))
+    asked = asks.run("names", partial(names_asked, content))
+    known = asks.names(asked) if asked else {}
+    merge: Draft = asks.run("merge", partial(merged.merged, draft, known))
     return merge
 
 

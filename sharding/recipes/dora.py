@@ -47,9 +47,8 @@ class Dora(Recipe):
 
     @override
     def tolerance(self, dtype: str) -> Recipe:
-        from sharding.recipes.tolerance import Tolerance
-
-        return Tolerance(self, dtype)
+        made: Recipe = Recipe.kinds["Tolerance"](self, dtype)  # it knows this kind
+        return made
 
     @property
     @override

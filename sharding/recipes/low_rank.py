@@ -173,9 +173,8 @@ class LowRank(Recipe):
 
     @override
     def tolerance(self, dtype: str) -> Recipe:
-        from sharding.recipes.tolerance import Tolerance
-
-        return Tolerance(self, dtype)
+        made: Recipe = Recipe.kinds["Tolerance"](self, dtype)  # it knows this kind
+        return made
 
     @override
     def words(self, shape: tuple[int, ...]) -> str:

@@ -42,8 +42,8 @@ class Stored(Extent, Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         """Return the file and the byte range in words.
 
-        >>> Stored(0, "model.safetensors", 8, 16).words((2,))
-        'model.safetensors bytes 8–16'
+        >>> Stored(0, "f", 8, 16).words((2,))
+        'f bytes 8–16'
         """
         other = f" of source {self.source}" if self.source else ""
         return f"{self.file}{other} bytes {self.start_byte}–{self.end_byte}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Request
 from sharding.core.values import Library
+from sharding.formats.names import SAFETENSORS
 from sharding.report.report import decided_by
 from sharding.report.schema import Report
 
@@ -66,7 +67,7 @@ def _adapter_code(place: str, base: str) -> str:
     method = "load_textual_inversion" if base == "learned_embeds" else "load_lora_weights"
     name = other = ""
     if base not in _KNOWN_ADAPTERS:
-        name = f", weight_name={base + '.safetensors'!r}"
+        name = f", weight_name={base + SAFETENSORS!r}"
         other = "\n# For a whole model, use from_single_file of its pipeline's class instead."
     return f"""\
 from diffusers import DiffusionPipeline
@@ -82,7 +83,7 @@ def _other_code(place: str, library: Library, base: str, variant: str) -> str:
     at = f"{'local-dir' if is_folder else 'hf-hub'}:{place}"
     folder = repr(place) if is_folder else f"snapshot_download({place!r})"
     load = "" if is_folder else "from huggingface_hub import snapshot_download\n"
-    files = f"{base}{'.' if variant else ''}{variant}*.safetensors"
+    files = f"{base}{'.' if variant else ''}{variant}*{SAFETENSORS}"
     first = "# MyModel is the class of the model: class MyModel(torch.nn.Module, PyTorchModelHubMixin)\n"
     codes: dict[Library, str] = {
         "timm": f"import timm\n\nmodel = timm.create_model({at!r}, pretrained=True)",

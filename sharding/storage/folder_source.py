@@ -20,7 +20,7 @@ from sharding.core.origin import Place
 from sharding.core.protocols import LentFile, LentSource, Source
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import FileEntry
-from sharding.formats.names import DCP_METADATA_NAME, STAGING_FOLDER
+from sharding.formats.names import LOADED, SAFETENSORS, STAGING_FOLDER, TRAINED
 from sharding.formats.safetensors_file import LENGTH_BYTES
 
 _NOT_REPO = {".git", ".cache", "__pycache__", STAGING_FOLDER}
@@ -35,7 +35,7 @@ _STEADY = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "over
 _ENDS_BYTES = 64 << 10
 """How many bytes at both ends identify a file. A `.bin` file has its pickle and its directory there."""
 
-_WEIGHTS = (".safetensors", ".bin", ".distcp", DCP_METADATA_NAME)
+_WEIGHTS = (*LOADED, *TRAINED)
 
 _ANNEX = (".git", "annex", "objects")
 """The folder in which git-annex keeps large files. It leaves a link in place of each."""
@@ -113,7 +113,7 @@ class FolderSource(Source):
         sha256 = hashlib.sha256()
         end = min(size, _ENDS_BYTES)
         parts = [(0, end), (max(end, size - _ENDS_BYTES), size)]
-        if file.endswith(".safetensors"):
+        if file.endswith(SAFETENSORS):
             prefix = b"".join(self._read(file, 0, min(size, LENGTH_BYTES)))
             parts = [(0, min(size, LENGTH_BYTES + int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))]
         for start, end in parts:

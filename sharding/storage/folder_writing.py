@@ -20,7 +20,7 @@ from sharding.core.limits import THREADS
 from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.text import format_bytes
 from sharding.core.values import ShardRecord
-from sharding.formats.names import STAGING_FOLDER
+from sharding.formats.names import SAFETENSORS, STAGING_FOLDER
 from sharding.storage.journal import Journal
 from sharding.storage.records import parse_record, record_line
 
@@ -41,7 +41,7 @@ def part_path(folder: Path, file: str) -> Path:
     """Return where a shard lies until it is published."""
     name = quote(file, safe="")
     if len(name) > _LONGEST_NAME:
-        name = f"{hashlib.sha256(file.encode()).hexdigest()}.safetensors"
+        name = f"{hashlib.sha256(file.encode()).hexdigest()}{SAFETENSORS}"
     return staging_in(folder) / (name + PART)
 
 

@@ -19,6 +19,7 @@ from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Plan, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.formats.file_formats import format_of
+from sharding.formats.names import SAFETENSORS
 from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.stream import Prepared, Transfer
@@ -191,7 +192,7 @@ def compare_with_original(
     verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Inputs
 ) -> Generator[Progress, None, Verification]:
     """Return `verification` with the differences between the original, if it is safetensors, and the copy."""
-    if not any(file.path.endswith(".safetensors") for file in loadable_files(origin)):
+    if not any(file.path.endswith(SAFETENSORS) for file in loadable_files(origin)):
         return verification
     digests, side = expected_digests(plan.shards, records), Side(origin, read_checkpoint(origin))
     yield from side.read()

@@ -15,7 +15,7 @@ from sharding.core.events import Progress
 from sharding.core.protocols import Inputs, Source
 from sharding.core.values import BytesRead, Content, FileEntry, Plan, Shard, Span, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
-from sharding.formats.names import RANK_SHARD_NAME
+from sharding.formats.names import RANK_SHARD_NAME, SAFETENSORS
 from sharding.formats.safetensors_file import Header, parse_header
 from sharding.recipes.stored import are_stored, place_of
 from sharding.transfer.noting_source import NotingSource
@@ -58,7 +58,7 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Content) -> list[FileEn
     It cannot if a tensor is in pieces or in two files, if an adapter is merged, or if a file belongs to the base or to
     one rank (with names and metadata of its own), has no SHA-256, or holds other bytes than a header and its tensors.
     """
-    stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
+    stated = {file.path: file for file in files if file.sha256 and file.path.endswith(SAFETENSORS)}
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
     is_other = checkpoint.has_twice or checkpoint.others or any(file.source for file in checkpoint.weight_files)
     is_other = is_other or len(weights) < len(checkpoint.weight_files)

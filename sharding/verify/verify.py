@@ -4,9 +4,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.documents import read_small
-from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.read import read_inputs
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.events import Progress, Verified
@@ -51,6 +50,7 @@ def verify(
 
     Yields progress, and `Verified` last. Raises UsageError, SourceError, Refused.
 
+    - `original`, `copy`: folders, or `owner/name[@revision][/folder]` on the Hub at `endpoint`, with the login `token`.
     - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
     - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`.
     - `chosen`: the options of `Options` that decide bytes, by their names. What they do is first done to the original.
@@ -67,7 +67,7 @@ def verify(
         raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
     meter, hub = Meter(), Hub(endpoint or hub_endpoint(), token)
     sources = open_inputs(request.inputs, hub), open_inputs({"model": copy}, hub)
-    checkpoints = with_adapter(read_checkpoint(sources[0], options.variant), sources[0]), read_checkpoint(sources[1])
+    checkpoints = read_inputs(sources[0], options.variant), read_inputs(sources[1])
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
         return

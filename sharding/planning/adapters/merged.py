@@ -9,9 +9,9 @@ from typing import Any
 
 from sharding.checkpoint.patterns import Patterns
 from sharding.core.errors import Remedy, SourceError
-from sharding.core.made import Change, without_effect
+from sharding.core.made import Change
 from sharding.core.text import count, format_bytes, name_some, parsed_json
-from sharding.core.values import Content, Finding, Plan, ShardRecord, Tensor
+from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base, parse_config
 from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
@@ -37,11 +37,13 @@ _CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
 Kinds = Mapping[Kind, Tensor]  # The tensors of an adapter for one module, by what they are.
 
 
-def unknown_names(checkpoint: Content) -> list[str]:
-    """Return the names of the adapter's weights in memory for which the model has no tensor of that or a like name.
+def names_asked(checkpoint: Content) -> Content | None:
+    """Return the model of which a merge needs the names in memory, None if no merge needs them.
 
     Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
     """
+    if checkpoint.of("adapter") is None:
+        return None
     adapter = merging.adapter_of(checkpoint)
     parse_config(parsed_json(adapter.configs[""]))
     names = merging.ModuleNames(tensor.name for tensor in checkpoint.tensors)
@@ -49,7 +51,8 @@ def unknown_names(checkpoint: Content) -> list[str]:
     wanted = [part.of if part.kind == "whole" else f"{part.of}.weight" for part in parts if part.kind != "ignored"]
     config = parsed_json(checkpoint.configs.get("", ""))
     tied = tied_names(config)[:1] if ties(config) else ()
-    return [name for name in wanted if names.find(name) is None and ".experts." not in name and name not in tied]
+    is_known = all(names.find(name) or ".experts." in name or name in tied for name in wanted)
+    return None if is_known else replaced.as_classifier(checkpoint)
 
 
 def merged(draft: Draft, known: Mapping[str, str]) -> Draft:
@@ -70,40 +73,6 @@ def merged(draft: Draft, known: Mapping[str, str]) -> Draft:
         replaced.replace_rows(work)
         replaced.refuse_uneven_vocabulary(work)
         return _result(work)
-
-
-def changed_names(plan: Plan) -> frozenset[str]:
-    """Return the tensors of a plan that are made of another input than the model."""
-    if all(change.by is None for change in plan.made):
-        return frozenset()
-    reads = ((tensor.name, [number for number, _ in tensor.recipe.files()]) for tensor in plan.tensors)
-    return frozenset(name for name, numbers in reads if any(numbers))
-
-
-def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
-    """Return a plan of a merge with the number of tensors that it really changed, by the `records` of its shards.
-
-    It warns of tensors that nobody can judge on another machine.
-    """
-    if unsure := sorted(name for record in records.values() for name in record.unsure):
-        tensors = f"{count(len(unsure), 'merged tensor')} {'has' if len(unsure) == 1 else 'have'}"
-        message = f"{tensors} many numbers that depend on the order of summation: {name_some(unsure)}."
-        hint = "Another machine may get other numbers there, and `verify` cannot tell whether these are right."
-        plan = replace(plan, findings=(*plan.findings, Finding("warning", "cannot-be-judged", message, hint)))
-    same = changed_names(plan) & {name for record in records.values() for name in record.unchanged}
-    if not same:
-        return plan
-    made, findings = [], list(plan.findings)
-    for change in plan.made:
-        if source := change.by:
-            change = replace(change, changed=max(0, change.changed - len(same)))
-        if source and not change.changed:
-            change = without_effect(change)
-            message = f"The adapter {source.text} changes no number. {change.how}"
-            hint = "Check the training, and when it saved the adapter."
-            findings.append(Finding("warning", "no-change", message, hint))
-        made.append(change)
-    return replace(plan, made=tuple(made), findings=tuple(findings))
 
 
 def _refuse_base(draft: Draft) -> None:

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import CACHED_SECONDS
-from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.options import OPTIONS, SINGLE_FILE, Options
 from sharding.core.origin import Place
 from sharding.storage.hub.answers import Person, parsed, person_of
 from sharding.storage.hub.client import Hub, is_without
@@ -187,9 +187,10 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     variant, dtype = options.variant, options.dtype_made
     size = SINGLE_FILE if options.is_single_file else f"sharded-{''.join(str(options.max_shard_size).split())}"
     model = _short_name(source, "model")
-    if options.adapter:
-        adapter = _short_name(options.adapter, "merged")
-        model = adapter if adapter.lower().startswith(model.lower()) else f"{model}-{adapter}"
+    for option in (option for option in OPTIONS.values() if option.role and option.computes):
+        if text := getattr(options, option.name):
+            other = _short_name(text, option.name)
+            model = other if other.lower().startswith(model.lower()) else f"{model}-{other}"
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
     machines = f"-{options.strategy.replace(':', '')}" if options.strategy.startswith("pp:") else ""
