@@ -34,10 +34,10 @@ from sharding.desk.jobs import (
     JobRecord,
     JobRequest,
     JobStatus,
-    Reading,
     Settings,
     destination_of,
     new_job_id,
+    reading_of,
     status_of,
 )
 from sharding.desk.judgement import Results
@@ -158,7 +158,7 @@ class Desk:
             self._clock(),
             expected_seconds=expected_seconds(work_of(original, made), self._rates(original, made)),
             unreached=tuple(dict.fromkeys((*original.unreached, *(() if isinstance(made, Plan) else made.unreached)))),
-            read=Reading(original.inputs, options.deciding),
+            read=reading_of(original.inputs, original.variant, options.deciding),
         )
         with self._lock:
             self._refuse_busy(who.name)

@@ -61,10 +61,18 @@ class JobRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that decides which numbers a job held a copy to. `asked` are the options for that, as in a plan."""
+    """All that decides which numbers a job held a copy to. `asked` are the options for that, as in a plan.
+
+    The variant in `asked` is the one that was read, also if nobody asked for it.
+    """
 
     inputs: tuple[Place, ...]
-    asked: Mapping[str, str | bool] = field(default_factory=dict)
+    asked: Mapping[str, str | bool]
+
+
+def reading_of(inputs: tuple[Place, ...], variant: str, asked: Mapping[str, str | bool]) -> Reading:
+    """Return how a job reads `inputs`. A record proves only a report that gives the same."""
+    return Reading(inputs, {**asked, "variant": variant})
 
 
 @dataclass(frozen=True, slots=True)

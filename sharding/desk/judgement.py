@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from functools import partial
 
 from sharding.core.errors import SourceError
-from sharding.core.made import phrase
+from sharding.core.made import phrase, says_the_same
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
 from sharding.core.verification import UNCHECKED
 from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import JobRecord, Reading
+from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.desk.models import Models, fingerprint
 from sharding.planning.steps import names_asked
 from sharding.report.files import Result, read_result
@@ -72,8 +72,11 @@ class Results:
         trust = self.models.in_turn(("trust", copy), copy, judged) if is_slow else judged()
         if trust.level != "contradicted":
             for record in _decisive(self.shelf.records(), _read_for(report), copy):
-                now = (*held.unreached, *(original.unreached if original else ()))
-                return lowered(_own(record, held.other_weights), (*record.unreached, *now))
+                own = _own(record, held.other_weights)
+                # Without its source, nothing else tells whether these are the words of this tool.
+                if own.level == "contradicted" or says_the_same(report.plan.made, record.made):
+                    now = (*held.unreached, *(original.unreached if original else ()))
+                    return lowered(own, (*record.unreached, *now))
         return lowered(trust, report.verification.unreached)  # it may name commits, of its base for example
 
     def compare(
@@ -95,7 +98,7 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
 
     A record counts only if it is about these commits, read in the same way. Headers show at most "fits".
     """
-    read = Reading((likeness.original,), likeness.asked)
+    read = reading_of((likeness.original,), likeness.variant, likeness.asked)
     for record in _decisive(records, read, likeness.copy.text):
         if likeness.verdict != "different" or record.state != "done":
             return lowered(_own(record, likeness.unread), (*record.unreached, *likeness.unreached))
@@ -109,7 +112,7 @@ def _read_for(report: Report) -> Reading:
     plan, inputs = report.plan, report.source.inputs
     if not report.needs_folder:  # no number depends on an input in a folder, and no job here can read it
         inputs = tuple(place for place in inputs if place.is_pinned)
-    return Reading(inputs, plan.asked)
+    return reading_of(inputs, report.source.variant, plan.asked)
 
 
 def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[JobRecord]:
@@ -117,9 +120,7 @@ def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[Jo
     ours = [record for record in records if (record.result, record.read) == (copy, read)]
     # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly. Then
     # comes one of which nobody can tell.
-    return sorted(
-        ours, key=lambda record: (record.state == "done", record.outcome and record.outcome.kind == "undecided")
-    )[:1]
+    return sorted(ours, key=lambda record: (record.state == "done", record.is_undecided))[:1]
 
 
 def _own(record: JobRecord, unread: Sequence[str]) -> Trust:

@@ -63,7 +63,7 @@ class Headers:
         self._endpoint = endpoint
         self._clock = clock
         self._lock = RLock()
-        self._entries: dict[tuple[str, ...], _Entry] = {}
+        self._entries: dict[tuple[Hashable, ...], _Entry] = {}
 
     def read(
         self,
@@ -78,7 +78,7 @@ class Headers:
         All of them are links to repos. It reads at most `most_bytes` of weights. A failure is not cached. Raises as
         `job.inspect` does, and Later while another visitor reads it.
         """
-        key = source, variant, *(beside or {}).values(), fingerprint(token)
+        key = source, variant, *(beside or {}).items(), fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:

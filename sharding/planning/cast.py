@@ -6,7 +6,7 @@ from typing import Any
 
 from sharding.core.dtypes import BY_OPTION, CASTABLE, NUMBERS
 from sharding.core.errors import Remedy, SourceError
-from sharding.core.hints import Hints, ModelHints
+from sharding.core.hints import Hints, ModelHints, SavedTensor
 from sharding.core.made import Change
 from sharding.core.text import json_file, name_some, parsed_json
 from sharding.core.values import Finding, Plan, Tensor
@@ -40,6 +40,11 @@ def cast_tensors(
             tensor = Tensor(tensor.name, target, tensor.shape, recipe, tensor.folder)
         after.append(tensor)
     return tuple(after)
+
+
+def keeping(tensors: Iterable[Tensor]) -> Hints:
+    """Return the hints of a model class that keeps these tensors in their dtypes."""
+    return {"": ModelHints(saved=tuple(SavedTensor(one.name, one.dtype, n) for n, one in enumerate(tensors)))}
 
 
 def cast_change(dtype: str, changed: int, of: int) -> Change:

@@ -11,6 +11,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import UsageError
+from sharding.core.extras import require
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.made import without_effect
 from sharding.core.options import Options
@@ -30,7 +31,10 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
 
     Raises UsageError, SourceError, and Refused if a library is missing.
     """
-    plan: Plan = asks.run("plan", partial(_laid_out, drafted(content, options, asks)))
+    draft = drafted(content, options, asks)
+    for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
+        require(what)
+    plan: Plan = asks.run("plan", partial(_laid_out, draft))
     return plan
 
 

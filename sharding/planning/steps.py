@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from sharding.core.extras import require
 from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.values import Content
@@ -35,12 +34,10 @@ NO_CLASS = Asks(lambda content, options: {}, lambda content: {})
 
 
 def drafted(content: Content, options: Options, asks: Asks = NO_CLASS) -> Draft:
-    """Return what a copy of `content` with `options` will hold. Raises UsageError, SourceError, and Refused."""
+    """Return what a copy of `content` with `options` will hold. Raises UsageError, SourceError, and as `asks` do."""
     draft = draft_of(content, options)
     for step in STEPS:
         draft = step(draft, asks)
-    for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
-        require(what)
     return draft
 
 
@@ -73,7 +70,8 @@ def _cast(draft: Draft, asks: Asks) -> Draft:
     if dtype == "keep":
         return draft
     refuse_cast(draft)
-    tensors = cast_tensors(draft.tensors, dtype, draft.hints, may_overflow=draft.options.allow_overflow)
+    cast = partial(cast_tensors, draft.tensors, dtype, draft.hints, may_overflow=draft.options.allow_overflow)
+    tensors = asks.run("cast", cast)
     changed = sum(one.dtype != other.dtype for one, other in zip(draft.tensors, tensors, strict=True))
     made = (*draft.made, *([cast_change(dtype, changed, len(tensors))] if changed else []))
     findings = (*draft.findings, *cast_findings(tensors, dtype, draft.hints))

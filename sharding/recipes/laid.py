@@ -11,6 +11,7 @@ from typing_extensions import override
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.recipes.cast import np
+from sharding.recipes.low_rank import of_merge
 from sharding.recipes.stored import Stored, made_by
 
 TILE_BYTES = 16 << 20
@@ -201,6 +202,15 @@ class Rows(Recipe):
     row_bytes: int
     kind: Literal["rows"] = "rows"
 
+    @property
+    @override
+    def may_overflow(self) -> bool:
+        return self.of.may_overflow or self.by.may_overflow
+
+    @override
+    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
+        return of_merge(name, infinite)
+
     @override
     def reads(self) -> Iterator[Extent]:
         yield from self.by.reads()
@@ -215,7 +225,7 @@ class Rows(Recipe):
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         new_rows = made_by(self.by, inputs, kept)
         by_place = {place: bytes(new_rows.take(self.row_bytes)) for place in self.places}
-        source, rows = made_by(self.of, inputs, kept), self.size_bytes // self.row_bytes
+        source, rows, counted = made_by(self.of, inputs, kept), self.size_bytes // self.row_bytes, 0
         at_once = max(1, BATCH_BYTES // self.row_bytes)
         for start in range(0, rows, at_once):
             data, unchanged = source.take(min(at_once, rows - start) * self.row_bytes), True
@@ -224,7 +234,9 @@ class Rows(Recipe):
                 unchanged = unchanged and row == by_place[place]
                 row[:] = by_place[place]
             unchanged = unchanged and (source.unchanged or isinstance(self.of, Stored))
-            yield Chunk(data, 0, unchanged, source.unsure)
+            overflowed = new_rows.overflowed + source.overflowed - counted
+            counted += overflowed
+            yield Chunk(data, overflowed, unchanged, source.unsure)
 
     @override
     def words(self, shape: tuple[int, ...]) -> str:

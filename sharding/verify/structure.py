@@ -7,15 +7,17 @@ from typing import Literal
 
 from sharding.core.dtypes import BY_OPTION, CASTABLE
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.hints import Hints
 from sharding.core.made import Made, phrase
 from sharding.core.options import Options, TargetDtype
 from sharding.core.origin import Place
 from sharding.core.recipe import Extent
 from sharding.core.text import count
 from sharding.core.values import Content, Tensor, TensorDigest
+from sharding.planning.cast import keeping
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import natural_key
-from sharding.planning.steps import drafted
+from sharding.planning.steps import NO_CLASS, drafted
 from sharding.verify.digests import compare
 from sharding.verify.verify import compare_listed
 
@@ -127,11 +129,19 @@ def _readings(original: Content, copy: Mapping[str, Tensor]) -> Iterator[Draft]:
     """Yield the original as it is, and as what the planner can make of it alone that may give the copy."""
     yield draft_of(original, Options(variant=original.variant))
     target = _target(copy.values())
+
+    def kept(before: Content, options: Options) -> Hints:
+        """Return what a model class must keep in fp32, of the tensors that a cast changes, to give the copy."""
+        cast = BY_OPTION[options.dtype].name if options.dtype in BY_OPTION else _KEPT
+        both = ((tensor.dtype, copy[tensor.name]) for tensor in before.tensors if tensor.name in copy)
+        return keeping(tensor for was, tensor in both if was != cast and tensor.dtype == _KEPT)
+
     for dequantize in (False, True):
         for dtype in ("keep", *([target] if target else [])):
             with suppress(SourceError, UsageError):
                 options = Options(variant=original.variant, dtype=dtype, dequantize=dequantize)
-                yield drafted(original, options)
+                draft = drafted(original, options, NO_CLASS._replace(hints=kept))
+                yield from [draft] if draft.made else []
 
 
 def _by_name(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -148,12 +158,11 @@ def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
 
 def _contrasts(draft: Draft, copy: Mapping[str, Tensor]) -> list[Contrast]:
     """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
-    tensors, may_keep = _by_name(draft.tensors), draft.options.dtype != "keep"
-    expected = {}
-    for name, tensor in tensors.items():
-        is_kept = may_keep and tensor.dtype in CASTABLE and name in copy and copy[name].dtype == _KEPT
-        expected[name] = TensorDigest(_KEPT if is_kept else tensor.dtype, tensor.shape, "")
-    there = {name: TensorDigest(tensor.dtype, tensor.shape, "") for name, tensor in copy.items()}
+    tensors = _by_name(draft.tensors)
+    expected, there = (
+        {name: TensorDigest(tensor.dtype, tensor.shape, "") for name, tensor in side.items()}
+        for side in (tensors, copy)
+    )
     mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
     if not mismatches:
         return []

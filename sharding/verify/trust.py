@@ -5,14 +5,18 @@ The owner of a repo can write any report into it. Only a job that reads every by
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.hints import Hints
 from sharding.core.made import keeps_sizes, phrase, says_the_same
+from sharding.core.options import Options
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Content, FileEntry
+from sharding.planning.cast import keeping
 from sharding.planning.draft import Draft
-from sharding.planning.steps import NO_CLASS, drafted
+from sharding.planning.steps import Asks, drafted
 from sharding.report.report import decided_by, summarize_source
 from sharding.report.schema import Report
 
@@ -71,15 +75,17 @@ def judge(
     `original` is None if these cannot be read: `why_not`. `known` are stored names of names in memory, as in `merged`.
     """
     unreached = (*copy.unreached, *(original.unreached if original else ()))
-    against = [*_not_there(report, files), *_not_planned(report, copy)]
+    against, missing = [*_not_there(report, files), *_not_planned(report, copy)], 0
     if report.source.place.is_same(copy.source):
         against.append("The report names the repo itself as its source.")
     if original:
         against += _not_that_source(report, original)
         try:
             _, options = decided_by(report)
-            asks = NO_CLASS._replace(names=lambda _: known or {})
-            draft = drafted(original, replace(options, allow_overflow=True), asks)
+            asks = Asks(partial(_kept, copy), lambda _: known or {})
+            held = original if report.engine == "stream" else _common(original, copy)
+            missing = len(original.tensors) - len(held.tensors)
+            draft = drafted(held, replace(options, allow_overflow=True), asks)
         except (SourceError, UsageError) as error:
             against.append(f"What the report says of its source does not fit: {error.message}")
         else:
@@ -90,7 +96,7 @@ def judge(
     level: Level = "claims"
     if original is None:
         both = f"Its source cannot be compared: {why_not}"
-    elif missing := len(original.tensors) - len(copy.tensors):  # the classic engine's
+    elif missing:
         both = f"The copy has {len(copy.tensors):,} of the {count(len(original.tensors), 'tensor')} of its source"
         both += f". Headers do not show whether the other {missing:,} were tied."
     else:
@@ -98,6 +104,18 @@ def judge(
         once = phrase(report.plan.made, lambda place: place.name)
         both = f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree."
     return lowered(Trust(level, (here, both)), unreached)
+
+
+def _common(original: Content, copy: Content) -> Content:
+    """Return `original` with the tensors that `copy` has too. The classic engine leaves out tied weights."""
+    names = {tensor.name for tensor in copy.tensors}
+    return replace(original, tensors=tuple(tensor for tensor in original.tensors if tensor.name in names))
+
+
+def _kept(copy: Content, before: Content, _: Options) -> Hints:
+    """Return what a model class must keep in a cast that gives `copy`: tensors in fp32, or as they were."""
+    was = {tensor.name: tensor.dtype for tensor in before.tensors}
+    return keeping(tensor for tensor in copy.tensors if tensor.dtype in ("F32", was.get(tensor.name)))
 
 
 def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
@@ -142,7 +160,7 @@ def _not_that_source(report: Report, original: Content) -> Iterable[str]:
 
 
 def _not_of(report: Report, original: Draft, copy: Content) -> Iterable[str]:
-    """Yield where the headers of copy and source do not fit. The classic engine leaves out tied weights."""
+    """Yield where the headers of a copy are not those of what it should be, `original`."""
     if not says_the_same(report.plan.made, original.made):
         done = phrase(original.made).removeprefix(", ") or "copied as it is"
         yield f"The report describes another copy than the headers, which give one that is {done}."
@@ -150,11 +168,10 @@ def _not_of(report: Report, original: Draft, copy: Content) -> Iterable[str]:
     added, missing = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
     if added:
         yield f"The copy has tensors that are not in the source: {name_some(added)}."
-    if missing and report.engine == "stream":
+    if missing:
         yield f"Tensors of the source are missing: {name_some(missing)}."
     both = was.keys() & now.keys()
     if other := sorted(name for name in both if was[name].shape != now[name].shape):
         yield f"Tensors have another shape than in the source: {name_some(other)}."
-    kept = set() if keeps_sizes(original.made) else {"F32"}  # a model class may keep some tensors in fp32
-    if other := sorted(name for name in both if now[name].dtype not in {was[name].dtype, *kept}):
+    if other := sorted(name for name in both if was[name].dtype != now[name].dtype):
         yield f"Tensors have another dtype than in the source: {name_some(other)}."

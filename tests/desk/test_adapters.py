@@ -13,6 +13,7 @@ from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.events import Verified
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.values import Content
 from sharding.desk import judgement
 from sharding.desk.desk import Desk
@@ -21,6 +22,7 @@ from sharding.desk.models import Headers, Models
 from sharding.formats.names import REPORT_NAME
 from sharding.page.result_panels import is_proved
 from sharding.report.report import event_json
+from sharding.report.schema import to_json
 from sharding.verify.trust import Trust
 from tests.desk.actors import Stage, until
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, player, state, stop_short
@@ -28,6 +30,7 @@ from tests.hubs import push, shard
 from tests.inhouse import InHouse
 from tests.lora import Case, edited, save_adapter, save_base
 from tests.promises import promise
+from tests.report.results import MERGE
 
 SIZE = "30kB"
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("at_hand")]
@@ -99,8 +102,9 @@ def test_an_adapter_in_a_folder_of_its_repo_is_named_like_that_or_by_its_link(
     link = f"{hub.address}/alice/many/tree/main/loras/small"
     for named in ("alice/many/loras/small", f"{pinned}/loras/small", link):
         _, plan = desk.models.plan(base, Options(SIZE, adapter=named))
-        assert plan.merged and plan.merged.path == f"{pinned}/loras/small"
-        assert (plan.merged.changed, plan.merged.tensors) == (4, len(plan.tensors))
+        (merge,) = plan.made
+        assert merge.by and (merge.by.role, merge.by.text) == ("adapter", f"{pinned}/loras/small")
+        assert (merge.changed, merge.of) == (4, len(plan.tensors))
     with pytest.raises(SourceError, match="its adapter in loras/small"):
         desk.models.plan(base, Options(SIZE, adapter="alice/many"))
 
@@ -111,18 +115,18 @@ def test_an_answer_about_one_adapter_is_none_about_another(
     asked: list[str] = []
 
     def stored(checkpoint: Content, limit_seconds: float) -> dict[str, str]:
-        asked.append(checkpoint.adapter.source.revision if checkpoint.adapter else "")
+        asked.append(checkpoint.beside[0].revision)
         return {}
 
     monkeypatch.setattr("sharding.desk.models.stored_names", stored)
     first = job.inspect(base, adapter=adapter, endpoint=hub.address, token=ALICE)
-    assert first.adapter
-    second = replace(first, adapter=replace(first.adapter, source=replace(first.adapter.source, revision="1" * 40)))
+    (lora,) = first.beside
+    second = replace(first, beside=(replace(lora, revision="1" * 40),))
     models = Models(hub.address)
     for checkpoint in (first, second, first):
         models.names(checkpoint, "somebody")
     models.close()
-    assert asked == [first.adapter.source.revision, "1" * 40]
+    assert asked == [lora.revision, "1" * 40]
 
 
 def test_an_unfinished_merge_goes_on_with_its_adapter(
@@ -155,7 +159,7 @@ def test_a_private_adapter_is_read_only_with_a_token_that_may_and_a_copy_with_it
 ) -> None:
     secret = push(hub, folders[1], "alice/secret-lora", private=True)
     options = Options(SIZE, adapter=secret)
-    assert desk.models.plan(base, options, ALICE)[1].merged
+    assert desk.models.plan(base, options, ALICE)[1].made
     for token in (BOB, None):  # also after its owner has read it
         with pytest.raises(SourceError, match="alice/secret-lora"):
             desk.models.plan(base, options, token)
@@ -170,12 +174,12 @@ def test_a_page_does_not_read_a_large_adapter_whole(
 ) -> None:
     in_git(hub, "alice/in-git", folders[1])
     monkeypatch.setattr("sharding.desk.models.MAX_PAGE_WEIGHT_BYTES", 100)
-    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", "", "", 100))
+    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", None, 100))
     options = Options(SIZE, adapter="alice/in-git")
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors takes reading"):
         desk.models.plan(base, options)
     monkeypatch.undo()
-    assert desk.models.plan(base, options)[1].merged
+    assert desk.models.plan(base, options)[1].made
 
 
 @promise("docs/security.md#make-a-page-read-the-same")
@@ -186,7 +190,7 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
         in_git(hub, name, folders[1])
     reading, most, read, usual = 0, 0, list[str](), Headers.read
 
-    def noting(headers: Headers, *given: str, most_bytes: int = 100) -> Content:
+    def noting(headers: Headers, *given: Any, most_bytes: int = 100) -> Content:
         nonlocal reading, most
         if most_bytes == 100:  # what a page reads for anybody at once
             return usual(headers, *given, most_bytes=most_bytes)
@@ -194,8 +198,7 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
         most = max(most, reading)
         until(lambda: read or sum(len(each.callers) for each in desk.models._weights._questions.values()) == 4)
         found = usual(headers, *given, most_bytes=most_bytes)
-        assert found.adapter
-        read.append(found.adapter.source.repo_id)
+        read.append(found.beside[0].repo_id)
         reading -= 1
         return found
 
@@ -203,7 +206,7 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
     asked = ["alice/first", "alice/second", commit(hub, "alice/first"), "alice/first@main"]
     with Desk(settings) as desk, ThreadPoolExecutor(4) as pool:
         plans = list(pool.map(lambda name: desk.models.plan(base, Options(SIZE, adapter=name))[1], asked))
-    assert all(plan.merged for plan in plans)
+    assert all(plan.made for plan in plans)
     assert most == 1 and sorted(read) == ["alice/first", "alice/second"]
 
 
@@ -213,8 +216,8 @@ def test_the_bytes_of_an_adapter_count_in_the_limit_of_a_job(
 ) -> None:
     with Desk(settings) as desk:
         checkpoint, plan = desk.models.plan(base, Options(SIZE, adapter=adapter))
-        assert checkpoint.adapter
-        size = max(checkpoint.total_bytes, plan.total_bytes) + checkpoint.adapter.file.bytes
+        (lora,) = checkpoint.others
+        size = max(checkpoint.total_bytes, plan.total_bytes) + lora.weight_files[0].bytes
     for limit in (size - 1, size):
         with Desk(replace(settings, max_job_bytes=limit)) as desk:
             request = JobRequest(base, name, Options(SIZE, adapter=adapter))
@@ -240,18 +243,22 @@ def test_a_merged_result_is_held_to_base_and_adapter_also_for_visitors_who_ask_a
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda place: desk.results.judge(place, None), (merged, name, merged)))
     for result, trust in found:
-        assert trust.level == "fits" and "once the adapter is merged" in " ".join(trust.reasons)
-        assert result.report.plan.merged
+        (merge,) = result.report.plan.made
+        assert trust.level == "fits" and f", {merge.done}: names, shapes and dtypes agree" in " ".join(trust.reasons)
 
 
 def test_a_report_of_another_merge_is_contradicted(hub: InHouse, desk: Desk, base: str, adapter: str) -> None:
     shard(hub, base, "bob/lies", Options(SIZE, adapter=adapter), BOB)
     report = json.loads(hub.ask("GET", f"/bob/lies/resolve/main/{REPORT_NAME}").body)
-    report["plan"]["merged"]["changed"] = report["verification"]["merged"]["changed"] = 5
-    rewrite(hub, "bob/lies", report, BOB)
-    trust = desk.results.judge("bob/lies", None)[1]
-    assert trust.level == "contradicted"
-    assert trust.reasons == ("The adapter's headers do not give the merge that the report names.",)
+    (merge,) = report["plan"]["made"]
+    lies = {"changed": 5}, {"how": "It is what its author wanted."}, {"evidence": "a" * 64}, {"is_exact": True}
+    for lie in lies:
+        report["plan"]["made"] = report["verification"]["made"] = [{**merge, **lie}]
+        rewrite(hub, "bob/lies", report, BOB)
+        trust = desk.results.judge("bob/lies", None)[1]
+        assert trust.level == "contradicted", lie
+        said = f"The report describes another copy than the headers, which give one that is {merge['done']}."
+        assert trust.reasons == (said,)
 
 
 @promise("docs/security.md#get-a-merge-that-never-happened")
@@ -263,9 +270,10 @@ def test_a_merge_that_never_happened_is_not_proved_by_reading_a_plain_copy(
     assert desk.results.judge(name, None)[1].level == "read-now"
     report = json.loads(hub.ask("GET", f"/{name}/resolve/main/{REPORT_NAME}").body)
     for named in (".", "", "alice/lora", "lora"):
-        merge = {"adapter": {"kind": "folder", "repo_id": named, "revision": ""}, "file": "adapter_model.safetensors"}
-        merge |= {"sha256": "0a" * 32, "changed": 1, "tensors": report["verification"]["tensors"], "named_base": ""}
-        report["plan"]["merged"] = report["verification"]["merged"] = merge
+        place = Place("folder", named, role="adapter")
+        merge = to_json(replace(MERGE, by=place, done=f"with the adapter {named} merged"))
+        report["source"]["beside"] = [merge["by"]]
+        report["plan"]["made"] = report["verification"]["made"] = [merge]
         rewrite(hub, name, report, ALICE)
         if named != "lora":
             with pytest.raises(SourceError, match="not the name of a folder"):
@@ -282,7 +290,7 @@ def test_a_merge_that_changes_less_than_its_headers_say_is_held_to_them_too(
     idle = push(hub, tmp_path / "idle", f"{name}-idle")
     shard(hub, base, name, Options(SIZE, adapter=idle))
     result, trust = desk.results.judge(name, None)
-    assert result.report.plan.merged and result.report.plan.merged.changed == 0
+    assert [change.changed for change in result.report.plan.made] == [0]
     assert trust.level == "fits", trust.reasons
     assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
     assert desk.results.judge(name, None)[1].level == "read-now"
@@ -305,9 +313,10 @@ def test_a_check_merges_the_adapter_first_and_is_remembered(
     done = end(desk, desk.submit_check(merged, *AS_ALICE))
     assert (done.state, done.error) == ("done", None)
     assert done.request.options.adapter == commit(hub, adapter)
-    assert done.verification and done.verification.holds and done.verification.merged
+    assert done.verification and done.verification.holds and done.verification.made
     trust = desk.results.judge(merged, None)[1]
-    assert trust.level == "read-now" and f"It merged the adapter {commit(hub, adapter)}" in trust.reasons[0]
+    said = f"compared them with the original's, with the adapter {commit(hub, adapter)} merged."
+    assert trust.level == "read-now" and said in trust.reasons[0]
 
 
 def test_a_base_and_its_merged_copy_differ_and_that_says_nothing_against_the_result(

@@ -133,7 +133,7 @@ def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it_and_onl
 ) -> None:
     shard(hub, "alice/run", name, Options("1MB", base=str(trained), dequantize=True))
     result, trust = desk.results.judge(name, ALICE)
-    assert trust.level == "claims" and "the base model was a folder" in trust.reasons[1]
+    assert trust.level == "claims" and "the base was a folder" in trust.reasons[1]
     assert how_to_check(result.report, name) == {}
     with pytest.raises(Refused, match="folder, which is not on this machine"):
         desk.submit_check(name, *AS_ALICE)

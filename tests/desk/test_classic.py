@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sharding.core.options import Options
-from sharding.core.values import Component, Content, FileEntry, Place
+from sharding.core.origin import Place
+from sharding.core.values import Component, Content, FileEntry
 from sharding.desk.forecast import Forecast, classic_forecast
 from sharding.planning.plan import plan_shards
 from tests.tensors import stored_tensor

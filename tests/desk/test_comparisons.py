@@ -90,7 +90,7 @@ def test_a_cast_is_read_as_a_cast(desk: Desk, hub: Server, small: str, name: str
     source, cast = push(hub, folder, f"{name}-plain"), f"{name}-fp16"
     shard(hub, source, cast, Options("70kB", dtype="fp16"))
     likeness, trust = desk.results.compare(source, cast, None)
-    assert (likeness.verdict, likeness.dtype, trust.level) == ("converted", "fp16", "fits")
+    assert (likeness.verdict, likeness.asked, trust.level) == ("converted", {"dtype": "fp16"}, "fits")
     done = end(desk, desk.submit_comparison(source, cast, "", *AS_ALICE))
     assert (done.state, done.request.options.dtype) == ("done", "fp16")
     assert desk.results.compare(source, cast, None)[1].level == "read-now"
@@ -120,8 +120,8 @@ def test_what_was_read_of_the_plain_weights_proves_no_report_of_a_variant(
     told = json.loads(json_file(to_json(shard(hub, both, cast, Options("3kB", dtype="fp16")))))
     summary = json.loads(json_file(to_json(shard(hub, both, f"{name}-true", true))))
     told["source"] = summary["source"]
-    told["plan"] |= {key: summary["plan"][key] for key in ("dtype", "order")}
-    told["verification"] = {**told["verification"], "dtype": "keep"}
+    told["plan"] |= {"asked": summary["plan"]["asked"], "order": summary["plan"]["order"]}
+    del told["plan"]["made"], told["verification"]["made"]
     text = json.dumps(told).encode()
     hub.api(ALICE).upload_file(repo_id=cast, path_in_repo=REPORT_NAME, path_or_fileobj=text)
     assert end(desk, desk.submit_comparison(both, cast, "", *AS_ALICE)).state == "done"
@@ -219,12 +219,12 @@ def test_digests_that_cannot_be_read_once_are_no_claim_then_and_are_asked_for_ag
     shard(hub, small, f"{name}-other", "90kB")
     opened: list[str] = []
 
-    def fails_once(place: str, hub: Any) -> Any:
-        opened.append(place)
+    def fails_once(inputs: Any, hub: Any) -> Any:
+        opened.append(inputs["model"])
         if len(opened) == 1:
             raise SourceError("The Hub has a problem.")
-        return open_inputs({"model": place}, hub)
+        return open_inputs(inputs, hub)
 
-    monkeypatch.setattr(models, "open_source", fails_once)
+    monkeypatch.setattr(models, "open_inputs", fails_once)
     assert desk.results.compare(cut, f"{name}-other", None)[0].claims is None
     assert desk.results.compare(cut, f"{name}-other", None)[0].claims is not None

@@ -32,7 +32,7 @@ def test_a_copy_that_the_desk_makes_is_of_that_folder(hub: InHouse, desk: Desk, 
     done = end(desk, desk.submit(JobRequest(f"{repo}/sub", name, Options(SIZE)), *AS_ALICE))
     assert (done.state, done.error) == ("done", None)
     assert done.request.source == f"{repo}@{checkpoint.source.revision}/sub"
-    assert done.report and done.report.source.folder == "sub/" and done.report.verification.identical
+    assert done.report and done.report.source.inside == "sub/" and done.report.verification.identical
 
 
 def test_a_copy_that_others_made_is_held_to_that_folder_and_to_no_other(hub: InHouse, desk: Desk, repo: str) -> None:

@@ -1,6 +1,7 @@
 """Headers are read once for all who may see them, and for nobody else."""
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from threading import Barrier, Event
@@ -11,7 +12,8 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import Options
-from sharding.core.values import Component, Content, Place
+from sharding.core.origin import Place, Role
+from sharding.core.values import Component, Content
 from sharding.desk.desk import Desk
 from sharding.desk.models import Headers, Models
 from tests.localhub.conftest import Server
@@ -22,7 +24,7 @@ TENSORS = tuple(stored_tensor(f"t.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n
 
 
 class Readings:
-    """Stands in for `job.inspect`: notes what is read and by whom."""
+    """Stands in for `job.inspect_inputs`: notes what is read and by whom."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str | None]] = []
@@ -30,7 +32,8 @@ class Readings:
         self.go.set()
         self.broken = False
 
-    def __call__(self, source: str, *, token: str | None, **_: object) -> Content:
+    def __call__(self, inputs: Mapping[Role, str], *_: object, token: str | None, **__: object) -> Content:
+        source = inputs["model"]
         self.seen.append((source, token))
         assert self.go.wait(60)
         if self.broken:
@@ -41,7 +44,7 @@ class Readings:
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
     readings = Readings()
-    monkeypatch.setattr(job, "inspect", readings)
+    monkeypatch.setattr(job, "inspect_inputs", readings)
     return readings
 
 
@@ -75,31 +78,33 @@ def test_what_one_login_read_is_for_that_login_only_and_what_anybody_may_read_fo
 def test_an_answer_is_that_of_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has asked for what before, with a login or without."""
 
-    def read(source: str, *, variant: str, base: str, adapter: str, **_: object) -> Content:
-        return Content(Place("hub", f"{source}|{variant}|{base}|{adapter}", "0" * 40), TENSORS, (), (), (), ())
+    def read(inputs: Mapping[Role, str], variant: str, *_: object, **__: object) -> Content:
+        return Content(Place("hub", f"{inputs} {variant}", "0" * 40), TENSORS, (), (), (), ())
 
-    monkeypatch.setattr(job, "inspect", read)
-    asked = [*product(("a/b", "a/c"), ("", "fp16"), ("", "c/d"), ("", "e/f@1", "e/f@2"))]
+    monkeypatch.setattr(job, "inspect_inputs", read)
+    beside = [{}, {"base": "c/d"}, {"adapter": "c/d"}, {"adapter": "c/d@1"}, {"base": "c/d", "adapter": "c/d@1"}]
+    asked = [*product(("a/b", "a/c"), ("", "fp16"), beside)]
     for tokens in ((None, "alice"), ("alice", None), ("bob", "alice")):
         headers = Headers("http://hub")
         for wanted in (asked, asked[::-1]):
             for token in tokens:
-                for source, *more in wanted:
-                    assert headers.read(source, token, *more).source.repo_id == "|".join([source, *more])
+                for source, variant, more in wanted:
+                    found = headers.read(source, token, variant, more)  # type: ignore[arg-type]
+                    assert found.source.repo_id == f"{ {'model': source, **more} } {variant}"
 
 
 def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """And gets none of it: a repo that is not there for one may be there for the other."""
     go, began = Event(), Event()
 
-    def read(source: str, *, token: str | None, **_: object) -> Content:
+    def read(*_: object, token: str | None, **__: object) -> Content:
         if token:
             return Content(Place("hub", token, "0" * 40), TENSORS, (), (), (), ())
         began.set()
         assert go.wait(60)
         raise SourceError("There is no such repo.")
 
-    monkeypatch.setattr(job, "inspect", read)
+    monkeypatch.setattr(job, "inspect_inputs", read)
     headers = Headers("http://hub")
     with ThreadPoolExecutor(4) as pool:
         nobody = pool.submit(headers.read, "a/b", None)
@@ -172,12 +177,12 @@ def test_what_transformers_knows_is_asked_for_each_variant_and_each_number_of_ra
 def test_another_size_is_planned_without_reading_anything(
     desk: Desk, small: str, hub: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, reads = job.inspect, list[str]()
-    monkeypatch.setattr(job, "inspect", lambda source, **options: reads.append(source) or real(source, **options))
+    real, reads = job.inspect_inputs, list[object]()
+    monkeypatch.setattr(job, "inspect_inputs", lambda inputs, *a, **b: reads.append(inputs) or real(inputs, *a, **b))
     counts = [len(desk.models.plan(small, Options(size))[1].shards) for size in ("20kB", "60kB", "1GB")]
     desk.models.plan(f"{hub.address}/{small}/tree/main", Options("60kB"))
     assert counts == [14, 5, 1]
-    assert reads == [f"{hub.address}/{small}", f"{hub.address}/{small}/tree/main"]
+    assert reads == [{"model": f"{hub.address}/{small}{at}"} for at in ("", "/tree/main")]
 
 
 @promise("docs/security.md#stop-the-page-with-a-million")
@@ -192,7 +197,7 @@ def test_large_models_are_planned_in_turn(monkeypatch: pytest.MonkeyPatch, readi
         at_work[0] -= 1
         return "plan"
 
-    monkeypatch.setattr("sharding.planning.plan.plan_of", plan)
+    monkeypatch.setattr("sharding.planning.plan._laid_out", plan)
     models = Models("http://hub")
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(models.plan, f"a/b{n}", Options(), None, f"visitor {n}") for n in range(4)]

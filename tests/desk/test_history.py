@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.core.values import Content, FileEntry, Place, Shard
-from sharding.core.verification import Verification
+from sharding.core.origin import Place
+from sharding.core.values import Content, FileEntry, Shard
+from sharding.core.verification import Evidence, Verification
 from sharding.desk.jobs import LOG_LINES, History, JobRecord, JobRequest, status_of
 from sharding.planning.plan import plan_shards
 from sharding.report.report import event_json
@@ -143,7 +144,7 @@ def test_bytes_of_each_file_are_summed_for_each_phase_and_never_exceed_the_file(
     history.take(moved("verify", f1=7), NOON)
     status = status_of(record(30, None), history)
     assert status.written == {"0.safetensors": 10, "1.safetensors": 20} and status.reread == {"1.safetensors": 7}
-    proof = Verification(2, 30, 1.0, "read", ())
+    proof = Verification(2, 30, 1.0, Evidence("hub"), ())
     history.take(event_json(Verified(proof)), NOON)
     assert history.reread == {"0.safetensors": 10, "1.safetensors": 20}
     assert status.reread == {"1.safetensors": 7}, "a status is a snapshot"
@@ -161,7 +162,7 @@ def test_a_phase_that_begins_again_starts_with_what_is_finished() -> None:
 def test_the_times_say_when_each_phase_began_and_what_was_done_when() -> None:
     history = planned_job(10, 20)
     events = [moved("check"), finished(0, 2), moved("transfer"), finished(1, 2), moved("verify"), moved("verify")]
-    for seconds, event in enumerate([*events, event_json(Verified(Verification(2, 30, 1.0, "read", ())))], 1):
+    for seconds, event in enumerate([*events, event_json(Verified(Verification(2, 30, 1.0, Evidence("hub"), ())))], 1):
         history.take(event, NOON + seconds)
     assert {name: seconds - NOON for name, seconds in history.times.items()} == {
         "planned": 0, "check": 1, "transfer": 2, "written": 4, "verify": 5, "verified": 7,

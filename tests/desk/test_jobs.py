@@ -10,7 +10,7 @@ from sharding import job
 from sharding.core.errors import DestinationError, Refused, ShardingError, SourceError, UsageError, VariantMissing
 from sharding.core.events import Published
 from sharding.core.options import Options
-from sharding.core.values import Place
+from sharding.core.origin import Place
 from sharding.desk.desk import Desk
 from sharding.desk.jobs import JobRequest, Settings
 from sharding.desk.runner import ActiveJob

@@ -1,7 +1,7 @@
 """What the desk's own records say of a result counts for this very commit and this very source, and for nothing else."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +10,11 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import SourceError
+from sharding.core.made import Made
 from sharding.core.options import Options
 from sharding.core.values import Content
-from sharding.desk.jobs import JobRecord, JobRequest, Reading, new_job_id, reading_of
+from sharding.core.verification import Outcome
+from sharding.desk.jobs import JobRecord, JobRequest, Reading, new_job_id
 from sharding.desk.judgement import Results
 from sharding.report.files import Result, read_result
 from sharding.verify.trust import Trust
@@ -20,10 +22,17 @@ from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
+from tests.report.results import CAST, DEQUANTIZED, LORA, MERGE, of, planned, proved
 
 MODEL, COPY = "alice/model", "bob/copy"
-NAMES = {field.name for field in fields(Reading)}
 UNMERGED = "somebody/else@" + "1" * 40
+OPEN = Outcome("undecided", 2)
+
+
+def claiming(result: Result, made: Made = (), asked: dict[str, str] | None = None, **source: Any) -> Result:
+    """The result if its report said something else of what was done, of what was asked for, and of its source."""
+    report = planned(proved(of(result.report, **source), made=made), made=made, asked=asked or {})
+    return replace(result, report=report)
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +78,14 @@ def judged(result: Result, headers: dict[str, Content]) -> Callable[..., Any]:
 @pytest.fixture
 def record(result: Result) -> Callable[..., JobRecord]:
     """What the desk keeps of a job of alice: by itself one that has made this very result."""
-    source = result.report.source
-    request, read = JobRequest(source.ref.text, COPY, Options("60kB")), reading_of(source, "keep")
+    source = result.report.source.place
+    request, read = JobRequest(source.text, COPY, Options("60kB")), Reading((source,), {"variant": ""})
     made = JobRecord(new_job_id(COPY), "alice", request, 1000, 1.0, "done", 2.0, 3.0)
-    made = replace(made, result=f"{COPY}@{result.revision}")
+    made = replace(made, result=f"{COPY}@{result.revision}", read=read, outcome=Outcome("identical", 14))
 
     def changed(**change: Any) -> JobRecord:
         asked = {name: change.pop(name) for name in ("kind", "options") if name in change}
-        reads = {name: change.pop(name) for name in NAMES if name in change}
+        reads = {name: change.pop(name) for name in ("inputs", "asked") if name in change}
         return replace(made, request=replace(request, **asked), read=replace(read, **reads), **change)
 
     return changed
@@ -97,37 +106,68 @@ def test_a_record_of_this_commit_and_of_this_source_is_what_was_made_here(
 def test_a_record_of_anything_else_says_nothing(
     judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
-    source, other = result.report.source.ref, "2" * 40
-    originals = {"revision": other}, {"repo_id": "alice/another"}, {"folder": "sub/"}, {"kind": "folder"}
+    source, other = result.report.source.place, "2" * 40
+    originals = {"revision": other}, {"repo_id": "alice/another"}, {"inside": "sub/"}, {"store": "folder"}
+    beside = ([source, replace(source, role=role)] for role in ("base", "adapter"))  # type: ignore[arg-type]
+    asked = {"variant": "fp16"}, {"dtype": "bf16"}, {"dequantize": True}
     others: list[dict[str, Any]] = [
-        *({"original": replace(source, **change)} for change in originals),  # type: ignore[arg-type]
-        *({"base": source}, {"adapter": (source, "adapter_model.safetensors")}, {"variant": "fp16"}, {"dtype": "bf16"}),
+        *({"inputs": (replace(source, **change),)} for change in originals),  # type: ignore[arg-type]
+        *({"inputs": tuple(places)} for places in ([], *beside)),
+        *({"asked": {"variant": "", **more}} for more in asked),
         *({"result": place} for place in (f"{COPY}@{other}", f"alice/copy@{result.revision}", COPY, "")),
-        {"dequantizes": True},
     ]
     for kind in ("shard", "verify"):
         for change in others:
             assert judged(record(kind=kind, **change)).level == "fits", change
             error = ("It differs.", "")
             assert judged(record(kind=kind, state="failed", error=error, **change)).level == "fits", change
-    assert {name for change in others for name in change} == {*NAMES, "result"}
     wrong = [record(**change) for change in others]
     assert judged(*wrong, record(kind="verify"), *wrong).level == "read-now"
 
 
+@promise("docs/security.md#get-a-copy-of-other-weights", "docs/security.md#get-a-merge-that-never-happened")
+def test_a_report_of_anything_else_gets_no_record_of_this_job(
+    judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
+) -> None:
+    """Also where its source is away, so that nothing but the record is there to tell."""
+    odd = replace(CAST, done="approved by everybody"), replace(CAST, caveat="Trust it."), replace(CAST, changed=99)
+    others = [
+        *(claiming(result, (change,), {"dtype": "bf16"}) for change in (*odd, DEQUANTIZED, MERGE)),
+        *(claiming(result, made, {"dtype": "bf16"}) for made in ((), (DEQUANTIZED, CAST), (CAST, CAST))),
+        *(claiming(result, (CAST,), asked) for asked in ({}, {"dtype": "fp16"})),
+        *(claiming(result, (CAST,), {"dtype": "bf16"}, **more) for more in ({"variant": "fp16"}, {"inside": "sub/"})),
+        *(
+            claiming(result, (CAST,), {"dtype": "bf16"}, beside=(replace(LORA, role=role),))
+            for role in ("base", "adapter")
+        ),
+        claiming(result, (CAST,), {"dtype": "bf16"}, revision="2" * 40),
+    ]
+    for kind, level in (("shard", "made-here"), ("verify", "read-now")):
+        cast = record(kind=kind, made=(CAST,), asked={"variant": "", "dtype": "bf16"})
+        for told in others:
+            assert judged(cast, told=told, unread=True).level == "claims", told.report
+            # The headers of a copy with the dtypes of its source are those of a cast that made nothing.
+            known = "contradicted" if told.report.plan.made else "fits"
+            assert judged(cast, told=told).level == known, told.report
+        assert judged(cast, told=claiming(result, (CAST,), {"dtype": "bf16"}), unread=True).level == level
+
+
 @promise("docs/security.md#what-a-result-proves")
 def test_what_was_read_here_says_what_nobody_has_checked(
-    judged: Callable[..., Any], record: Callable[..., JobRecord]
+    judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
     unchecked = (
         "Not checked: code, configuration, tokenizer, other files (they may hold weights too) and the figures of a report "
         "for time, memory and bytes moved."
     )
     infinite = "It did not count how many numbers became infinite in the cast."
-    for dtype, more in (("keep", ()), ("bf16", (infinite,))):
-        found = judged(record(kind="verify", options=Options(dtype=dtype)))
-        assert (found.level, found.reasons[1:]) == ("read-now", (unchecked, *more))
-        assert "read every tensor of both repos" in found.reasons[0] and found.caveats == ()
+    for made, first, more in (((), "", ()), ((CAST,), " with the original's, cast to bf16", (infinite,))):
+        asked = {"dtype": "bf16"} if made else {}
+        done = record(kind="verify", made=made, asked={"variant": "", **asked})
+        found = judged(done, told=claiming(result, made, asked), unread=True)
+        assert (found.level, found.reasons[1:], found.caveats) == ("read-now", (unchecked, *more), ())
+        assert "read every tensor of both repos" in found.reasons[0]
+        assert found.reasons[0].endswith(f" and compared them{first}.")
 
 
 def test_weights_beside_those_that_were_read_and_files_without_a_hash_are_caveats(
@@ -159,7 +199,7 @@ def test_what_nobody_can_tell_hides_no_difference_and_is_hidden_by_no_reading_th
     judged: Callable[..., Any], record: Callable[..., JobRecord]
 ) -> None:
     differs = record(kind="verify", state="failed", error=("The copy differs.", ""))
-    open_ = record(kind="verify", state="failed", error=("It cannot be told.", ""), is_undecided=True)
+    open_ = record(kind="verify", state="failed", error=("It cannot be told.", ""), outcome=OPEN)
     equal, made = record(kind="verify"), record()
     for records in permutations((differs, open_, equal, made)):
         assert judged(*records).level == "contradicted"

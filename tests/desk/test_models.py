@@ -14,7 +14,8 @@ import pytest
 from sharding import job
 from sharding.core.errors import Refused, SourceError, TooManyTensors, UsageError
 from sharding.core.options import Options
-from sharding.core.values import Content, Place
+from sharding.core.origin import Place
+from sharding.core.values import Content
 from sharding.desk.desk import Desk
 from sharding.desk.jobs import Settings
 from sharding.desk.models import Models
@@ -212,7 +213,7 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
         made.append(weakref.ref(found))
         return found
 
-    for place in ("sharding.job.inspect", "sharding.job.devices", "sharding.desk.models.ask_overview"):
+    for place in ("sharding.job.inspect_inputs", "sharding.job.devices", "sharding.desk.models.ask_overview"):
         monkeypatch.setattr(place, make)
     models = Models("http://hub")
     models.devices("a/b", "cpu=1GB", None, None)
@@ -243,11 +244,12 @@ def test_a_desk_sweeps_and_tidies_now_and_then(settings: Settings, monkeypatch: 
 
 
 def test_a_base_that_makes_no_sense_is_refused_wherever_it_is_given(desk: Desk, small: str) -> None:
-    for ask in (lambda: desk.models.inspect(small, base=small), lambda: desk.models.plan(small, Options(base=small))):
-        with pytest.raises(UsageError, match="configuration of its own"):
-            ask()
+    with pytest.raises(UsageError, match="configuration of its own"):
+        desk.models.inspect(small, inputs={"base": small})
+    with pytest.raises(UsageError, match="configuration of its own"):
+        desk.models.plan(small, Options(base=small))
     with pytest.raises(SourceError):
-        desk.models.inspect(small, base="./small")
+        desk.models.inspect(small, inputs={"base": "./small"})
 
 
 def test_a_folder_of_this_machine_is_read_by_no_question(

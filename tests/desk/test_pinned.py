@@ -45,7 +45,7 @@ def test_a_check_is_of_what_the_result_says_of_itself_at_the_commits_that_are_th
     shard(hub, variants, name, Options("1MB", variant="fp16"))
     for dtype in ("keep", "bf16"):
         report = json.loads(hub.ask("GET", f"/{name}/resolve/main/{REPORT_NAME}").body)
-        report["plan"]["dtype"] = report["verification"]["dtype"] = dtype
+        report["plan"]["asked"] = {"variant": "fp16"} | ({} if dtype == "keep" else {"dtype": dtype})
         hub.api().upload_file(repo_id=name, path_in_repo=REPORT_NAME, path_or_fileobj=json.dumps(report).encode())
         source, copy = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (variants, name))
         job_id = desk.submit_check(name, *AS_ALICE)

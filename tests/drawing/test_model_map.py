@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import Component, Content, FileEntry, Place, Plan, Tensor
+from sharding.core.origin import Place
+from sharding.core.values import Component, Content, FileEntry, Plan, Tensor
 from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_caption, outline
 from sharding.drawing.model_map import (
     HEIGHT,
@@ -25,9 +26,10 @@ from sharding.drawing.model_map import (
     map_of_plan,
 )
 from sharding.drawing.tensor_kinds import kind_of
+from sharding.planning.plan import plan_shards
 from tests.models import build
 from tests.planning.tensors import in_ranks
-from tests.tensors import plan_of, plan_shards, stored_tensor
+from tests.tensors import plan_of, stored_tensor
 
 
 def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -> Content:

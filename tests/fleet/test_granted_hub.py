@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sharding.core.errors import DestinationError, GrantExpired, SourceError
+from sharding.core.origin import Place
 from sharding.core.protocols import LentDestination, LentSource
-from sharding.core.values import Place, Shard
+from sharding.core.values import Shard
 from sharding.fleet.parts import Part, PartEvent, PartFailed, parse_event, parse_part, part_json
 from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.hub.client import Hub
@@ -36,7 +37,7 @@ def repo(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_what_is_lent_is_read_without_a_login(hub: InHouse, repo: str, checkpoint: Path) -> None:
-    source = open_repo(Hub(hub.address, TOKEN), repo)
+    source = open_repo(Hub(hub.address, TOKEN), Place("hub", repo))
     lent = source.lend([FILE])
     assert TOKEN not in repr(lent) and lent.grant and TOKEN not in lent.grant.token
     data = (checkpoint / FILE).read_bytes()
@@ -52,7 +53,7 @@ def test_access_that_is_over_is_told_from_a_damaged_source(
     hub: InHouse, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.storage.hub.answers.NETWORK_WAIT_SECONDS", 0)
-    lent = open_repo(Hub(hub.address, TOKEN), repo).lend([FILE])
+    lent = open_repo(Hub(hub.address, TOKEN), Place("hub", repo)).lend([FILE])
     assert lent.grant
     with pytest.raises(GrantExpired):
         list(open_lent(replace(lent, grant=replace(lent.grant, expires=1))).read(FILE, 0, 9))
@@ -64,7 +65,7 @@ def test_access_that_is_over_is_told_from_a_damaged_source(
 
 def _reading(lent: LentSource) -> Part:
     shard = Shard(FILE, (stored_tensor("w", "U8", (9,), FILE, 0, 9),), 9)
-    return Part("verify", shard, b"", (lent,))
+    return Part("verify", shard, (None,), (lent,))
 
 
 def test_an_upload_whose_access_is_over_is_not_begun(hub: InHouse, repo: str) -> None:

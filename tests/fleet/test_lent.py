@@ -13,8 +13,9 @@ import pytest
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.protocols import Grant, LentDestination, LentSource
-from sharding.core.values import Place, Shard, StagedJob
+from sharding.core.values import Shard, StagedJob
 from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_event, part_json
 from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.folder_destination import FolderDestination
@@ -68,7 +69,7 @@ def test_a_node_without_that_folder_is_refused(lent: LentSource, tmp_path: Path)
 
 def outcome_of(source: LentSource, target: LentDestination | None) -> PartFailed:
     shard = Shard(FILE, (stored_tensor("w", "U8", (10,), FILE, 0, 10),), 10)
-    part = Part("transfer" if target else "verify", shard, b"", (source,), target=target)
+    part = Part("transfer" if target else "verify", shard, (None,), (source,), target=target)
     (said,) = [parse_event(line) for line in work(part_json(part), "far away")]
     assert isinstance(said, PartFailed)
     return said
@@ -101,7 +102,7 @@ def test_a_worker_says_how_far_it_is_and_its_outcome_last(
     def said(every: float) -> list[Any]:
         monkeypatch.setattr("sharding.fleet.worker.TOLD_SECONDS", every)
         tensors = tuple(stored_tensor(f"w{n}", "U8", (1,), FILE, n, n + 1) for n in range(10))
-        part = Part("verify", Shard(FILE, tensors, 10), b"", (lent,))
+        part = Part("verify", Shard(FILE, tensors, 10), (None,) * 10, (lent,))
         return [parse_event(line) for line in work(part_json(part), "far away")]
 
     for every in (3600.0, 0.0):

@@ -6,9 +6,10 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharding.core.origin import Place, Role
 from sharding.core.protocols import Grant, LentDestination, LentFile, LentSource
 from sharding.core.recipe import Recipe
-from sharding.core.values import BytesRead, Place, Shard, ShardRecord, Tensor
+from sharding.core.values import BytesRead, Extract, Shard, ShardRecord, Span, Tensor
 from sharding.fleet.parts import (
     Part,
     PartDone,
@@ -21,6 +22,7 @@ from sharding.fleet.parts import (
     parse_event,
     parse_part,
     part_json,
+    pieces_of,
     tasks_to_read,
 )
 from sharding.recipes.cast import Cast
@@ -58,8 +60,12 @@ RECIPES = st.one_of(
 )
 ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
-REFS = st.builds(Place, st.sampled_from(["folder", "hub"]), WORDS, WORDS)
-SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS)
+ROLES = st.sampled_from(get_args(Role))
+REFS = st.builds(Place, st.sampled_from(["folder", "hub"]), WORDS, WORDS, st.sampled_from(["", "a/b/"]), ROLES)
+SPANS = st.lists(st.builds(Span, WORDS, STORED), min_size=1, max_size=3).map(tuple)
+SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS) | st.builds(
+    Extract, WORDS, SPANS, NUMBERS
+)
 SOURCES = st.builds(
     LentSource, REFS, st.lists(st.builds(LentFile, WORDS, NUMBERS), max_size=3).map(tuple), WORDS, st.none() | GRANTS
 )
@@ -67,7 +73,7 @@ PARTS = st.builds(
     Part,
     st.sampled_from(["check", "transfer", "verify"]),
     SHARDS,
-    st.binary(max_size=40),
+    st.lists(st.none() | st.binary(max_size=40), max_size=3).map(tuple),
     st.lists(SOURCES, max_size=2).map(tuple),
     st.none() | st.builds(LentDestination, REFS, WORDS, WORDS, WORDS, st.none() | GRANTS),
     st.booleans(),
@@ -110,7 +116,7 @@ def test_neither_grants_nor_addresses_are_shown_where_a_part_is_printed() -> Non
     lent = LentSource(
         ref, (LentFile("f", 1, place="https://store/f?signature=secret"),), "hub", Grant("e", "secret", 9)
     )
-    part = Part("transfer", Shard("f", (), 0), b"", (lent,), LentDestination(ref, "p", grant=lent.grant))
+    part = Part("transfer", Shard("f", (), 0), (), (lent,), LentDestination(ref, "p", grant=lent.grant))
     assert "secret" not in repr(part) and "secret" in part_json(part)
 
 
@@ -131,8 +137,10 @@ def test_a_worker_is_lent_the_files_that_its_shard_is_made_of_and_no_more(tmp_pa
     source = open_folder(str(tmp_path))
     tensors = [Tensor(name, "F32", shape, recipe) for name, recipe in recipes.items()]
     one, other = Shard("one", tuple(tensors[:-1]), 56), Shard("other", tuple(tensors[-1:]), 16)
-    tasks = tasks_to_read("verify", [one, other], lambda shard: shard.file.encode(), [source])
+    tasks = tasks_to_read("verify", [one, other], lambda shard: (shard.file.encode(), *shard.tensors, b""), [source])
     parts = {task.file: parse_part(part_json(task.make())) for task in tasks}
-    assert [parts[shard.file].shard for shard in (one, other)] == [one, other]
+    for shard in (one, other):
+        assert parts[shard.file].shard == shard
+        assert [*pieces_of(parts[shard.file])] == [shard.file.encode(), *shard.tensors, b""]
     lent = {file: {one.file for source in part.sources for one in source.files} for file, part in parts.items()}
     assert lent == {"one": set("acdes"), "other": {"z"}}

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from sharding import job
 from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import Component, Content, Place, Tensor
+from sharding.core.origin import Place
+from sharding.core.values import Component, Content, Tensor
 from sharding.model_class.architecture import hints_for
 from sharding.planning.order import blocks_around, known_blocks, natural_key
+from sharding.planning.plan import plan_shards
 from tests import models
 from tests.planning.tensors import STRATEGIES, TENSORS, in_ranks, planned, tensor
-from tests.tensors import plan_of, plan_shards, stored_tensor
+from tests.tensors import plan_of, stored_tensor
 
 
 @given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES)

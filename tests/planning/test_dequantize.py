@@ -13,7 +13,9 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.core.values import Content
 from sharding.planning.dequantize import dequantized, offer
+from sharding.planning.draft import Draft, draft_of
 from sharding.planning.plan import identify_plan, planned
+from sharding.planning.steps import NO_CLASS
 from sharding.recipes.quantized import Fp8
 from tests.promises import promise
 from tests.quantized import compressed, write
@@ -34,7 +36,11 @@ def checkpoint(folder: Path, tensors: dict[str, torch.Tensor], said: dict[str, A
     return job.inspect(str(write(folder, tensors, said)))
 
 
-def shapes(found: Content) -> dict[str, tuple[str, tuple[int, ...]]]:
+def ordinary(before: Content, dtype: Any = "fp32") -> Draft:
+    return dequantized(draft_of(before, Options(dtype=dtype, dequantize=True)))
+
+
+def shapes(found: Draft) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {tensor.name: (tensor.dtype, tensor.shape) for tensor in found.tensors}
 
 
@@ -55,7 +61,7 @@ def test_weights_are_computed_scales_are_gone_and_the_rest_stays_where_it_is(tmp
         },
         FP8,
     )
-    after = dequantized(before)
+    after = ordinary(before)
     assert shapes(after) == {
         "a.weight": ("F32", (300, 200)),
         "b.norm": ("BF16", (4,)),
@@ -70,16 +76,28 @@ def test_weights_are_computed_scales_are_gone_and_the_rest_stays_where_it_is(tmp
     for name, product in products.items():
         assert (product.of, product.scales) == (recipes[name], recipes[f"{name}_scale_inv"])
     assert [tensor for tensor in after.tensors if tensor.name == "b.norm"][0] in before.tensors
-    assert after.total_parameters == 300 * 200 + 4 + 2 * 128 * 100 + 15
-    assert after.dequantized == "fp8, one scale for each 128 x 128"
+    assert planned(before, ASKED).total_parameters == 300 * 200 + 4 + 2 * 128 * 100 + 15
     assert "quantization" not in after.configs[""]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "to", "changed"), [("keep", " to bf16", [1]), ("fp32", "", [1]), ("fp16", "", [1, 2])]
+)
+def test_what_is_said_to_be_done_is_what_was_asked_and_no_number_of_another_tensor_changes(
+    dtype: Any, to: str, changed: list[int], tmp_path: Path
+) -> None:
+    before = checkpoint(tmp_path, {**ONE, "b": torch.ones(4), "c": torch.ones(1).int()}, FP8)
+    made = planned(before, Options(dequantize=True, dtype=dtype), NO_CLASS).made
+    done = [f"dequantized{to} (fp8, one scale for each 128 x 128)", "cast to fp16"][: len(changed)]
+    assert ([one.done for one in made], [one.changed for one in made]) == (done, changed)
+    assert all(one.of == 3 and one.is_exact and not one.keeps_size for one in made)
 
 
 def test_without_the_option_a_checkpoint_is_what_it_was_and_with_it_the_plan_is_another(tmp_path: Path) -> None:
     before = checkpoint(tmp_path, ONE, FP8)
     kept, asked = planned(before, Options()), planned(before, ASKED)
-    assert {*kept.shards[0].tensors} == {*before.tensors} and kept.dequantized == ""
-    assert asked.dequantized == "fp8, one scale for each 128 x 128"
+    assert {*kept.shards[0].tensors} == {*before.tensors} and not kept.made
+    assert [one.evidence for one in asked.made] == ["fp8, one scale for each 128 x 128"]
     assert identify_plan(asked) != identify_plan(kept)
 
 
@@ -89,13 +107,13 @@ def test_what_the_index_says_of_parameters_no_longer_holds(tmp_path: Path) -> No
     index = {"metadata": {"total_parameters": 7}, "weight_map": dict.fromkeys(ONE, name)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     before = job.inspect(str(tmp_path))
-    assert (before.total_parameters, dequantized(before).total_parameters) == (7, 6)
+    assert (before.total_parameters, planned(before, ASKED).total_parameters) == (7, 6)
 
 
 def test_a_part_of_a_model_may_be_what_is_quantized(tmp_path: Path) -> None:
     write(tmp_path, ONE, None)
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"quantization_config": FP8, "hidden_size": 2}}))
-    after = dequantized(job.inspect(str(tmp_path)))
+    after = ordinary(job.inspect(str(tmp_path)))
     assert json.loads(after.configs[""]) == {"text_config": {"hidden_size": 2}}
 
 
@@ -105,7 +123,7 @@ def test_a_component_of_a_pipeline_is_dequantized_in_its_folder(tmp_path: Path) 
     write(tmp_path / "text", ONE, FP8)
     (tmp_path / "unet").mkdir()
     save_file({"c": torch.ones(2)}, tmp_path / "unet/diffusion_pytorch_model.safetensors", {"format": "pt"})
-    after = dequantized(job.inspect(str(tmp_path)))
+    after = ordinary(job.inspect(str(tmp_path)))
     assert shapes(after) == {"text/a.weight": ("F32", (3, 2)), "unet/c": ("F32", (2,))}
     (product,) = [tensor for tensor in after.tensors if isinstance(tensor.recipe, Fp8)]
     assert (product.file, product.folder) == ("text/model.safetensors", "text/")
@@ -121,9 +139,9 @@ def test_scales_of_the_cache_of_keys_and_values_are_gone_where_the_configuration
         "attn.k_scale": torch.ones(1),
         "logit_scale": torch.ones(1),
     }
-    kept = dequantized(checkpoint(tmp_path, tensors, compressed("channel")))
+    kept = ordinary(checkpoint(tmp_path, tensors, compressed("channel")))
     assert shapes(kept).keys() == {"a.weight", "attn.k_scale", "logit_scale"}
-    gone = dequantized(checkpoint(tmp_path, tensors, compressed("channel", kv_cache_scheme={"num_bits": 8})))
+    gone = ordinary(checkpoint(tmp_path, tensors, compressed("channel", kv_cache_scheme={"num_bits": 8})))
     assert shapes(gone).keys() == {"a.weight", "logit_scale"}
 
 
@@ -215,7 +233,7 @@ def test_an_expert_in_mxfp4_has_so_many_scales_at_most_as_it_is_transposed_as_a_
     tensors = {"e.up_blocks": torch.zeros(4, 3, 2, 16).byte(), "e.up_scales": torch.zeros(4, 3, 2).byte()}
     before = checkpoint(tmp_path, tensors, MXFP4)
     monkeypatch.setattr("sharding.planning.dequantize.MAX_EXPERT_BYTES", 6)
-    assert shapes(dequantized(before)) == {"e.up": ("F32", (4, 64, 3))}
+    assert shapes(ordinary(before)) == {"e.up": ("F32", (4, 64, 3))}
     monkeypatch.setattr("sharding.planning.dequantize.MAX_EXPERT_BYTES", 5)
     with pytest.raises(SourceError, match="config.json says something else: mxfp4"):
-        dequantized(before)
+        ordinary(before)

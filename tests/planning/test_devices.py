@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.values import Address
+from sharding.core.origin import Place
 from sharding.model_class.architecture import ARCHITECTURE, Architecture
 from sharding.model_class.meta_model import describe
 from sharding.planning.devices import PRESETS, DevicePlan, Fit, parse_budgets, plan_devices, where_it_fits
@@ -39,7 +39,7 @@ def ask(folder: Path, budgets: dict[str, int]) -> tuple[Architecture, DevicePlan
     config = (folder / "config.json").read_text()
     architecture = ARCHITECTURE.validate_python(describe({"config": config, "dtype": None, "budgets": budgets}))
     tensors = read_checkpoint(open_folder(str(folder))).tensors
-    return architecture, plan_devices(architecture, tensors, budgets, Address(str(folder)), None)
+    return architecture, plan_devices(architecture, tensors, budgets, Place("folder", str(folder)), None)
 
 
 @pytest.mark.parametrize("name", models.USUALLY)

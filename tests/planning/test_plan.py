@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from sharding.core.errors import UsageError
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import Component, Content, Place, Tensor
-from sharding.formats.safetensors_file import shard_header
-from sharding.planning.plan import identify_plan, plan_of, plan_shards
+from sharding.core.origin import Place
+from sharding.core.values import Component, Content, Tensor
+from sharding.formats.file_formats import format_of
+from sharding.planning.plan import identify_plan, plan_shards
 from sharding.recipes.cast import Cast
 from sharding.recipes.stored import Stored
 from tests.planning.tensors import tensor
 from tests.promises import promise
-from tests.tensors import stored_tensor
+from tests.tensors import plan_of, stored_tensor
 
 REF = Place("folder", "model", "1")
 TWO = [tensor("a", 3), tensor("b", 3)]
@@ -70,7 +71,8 @@ def test_shards_are_numbered_as_on_the_hub_and_one_has_the_plain_name() -> None:
 
 def test_metadata_of_the_source_go_into_every_header_and_a_count_of_parameters_that_is_known_is_kept() -> None:
     plan = plan_shards(TWO, Options(4), Component(metadata={"format": "pt", "quant": "x"}, total_parameters=2))
-    assert all(b'"__metadata__":{"format":"pt","quant":"x"}' in shard_header(plan, shard) for shard in plan.shards)
+    headers, said = [next(format_of(plan).pieces(plan, shard)) for shard in plan.shards], b'{"format":"pt","quant":"x"}'
+    assert all(isinstance(header, bytes) and b'"__metadata__":' + said in header for header in headers)
     assert plan.total_parameters == 2
 
 

@@ -6,11 +6,11 @@ import torch
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.options import Options
-from sharding.core.values import Component, Content, FileEntry, Place, Tensor
-from sharding.planning.plan import planned
+from sharding.core.origin import Place
+from sharding.core.values import Component, Content, FileEntry, Tensor
 from tests.folders import bits
 from tests.recipes.executor import FILE, ShortChunks, outcome
-from tests.tensors import stored_tensor
+from tests.tensors import plan_of, stored_tensor
 
 NAMES = {getattr(torch, dtype.torch): name for name, dtype in BY_NAME.items() if hasattr(torch, dtype.torch)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,7 +38,7 @@ def checkpoint_of(tensors: list[Tensor], size: int, config: str) -> Content:
 def dequantized_tensors(checkpoint: Content, dtype: str = "bf16") -> tuple[Tensor, ...]:
     """The tensors of a checkpoint as a job plans them, in the order of the source."""
     options = Options("1GB", dtype=dtype, dequantize=True, allow_overflow=True)  # type: ignore[arg-type]
-    return planned(checkpoint, options, ask=lambda *_: {}).tensors
+    return plan_of(checkpoint, options).tensors
 
 
 def dequantized_bytes(source: ShortChunks, checkpoint: Content, name: str, dtype: str) -> bytes:

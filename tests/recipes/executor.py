@@ -8,7 +8,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import Shard, ShardRecord, Tensor
 from sharding.recipes.stored import Stored
 from sharding.transfer.lanes import Done
-from sharding.transfer.stream import move_shards
+from sharding.transfer.stream import move_shards, only_tensors
 from tests.fuzz.targets import Memory
 
 FILE = "pytorch_model.bin"
@@ -71,7 +71,7 @@ def shard_of(tensors: Sequence[Tensor], file: str = "out") -> Shard:
 def moved(shards: Sequence[Shard], *sources: Source) -> tuple[dict[str, bytes], dict[str, ShardRecord]]:
     """The bytes of shards without headers, and their records, by file."""
     sink = CollectingSink()
-    events = move_shards("transfer", shards, lambda _: b"", sources, sink)
+    events = move_shards("transfer", shards, only_tensors, sources, sink)
     records = {event.result.file: event.result for event in events if isinstance(event, Done)}
     return {file: bytes(writer.data) for file, writer in sink.writers.items()}, records
 

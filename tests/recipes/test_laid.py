@@ -12,17 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core.errors import OverflowRefused
 from sharding.core.recipe import Feed
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.recipes import laid
 from sharding.recipes.cast import Cast
 from sharding.recipes.laid import GATHERED_SPAN_BYTES, TILE_BYTES, Box, Laid, Rows, strides_of
 from sharding.storage.folder_source import open_folder
-from sharding.transfer.stream import digest_shards
+from sharding.transfer.stream import digest_shards, only_tensors
 from tests.folders import bits, result_of
 from tests.fuzz.targets import Memory
 from tests.promises import promise
-from tests.recipes.executor import FILE, ShortChunks, bytes_of, shard_of, tensor_of
+from tests.recipes.executor import FILE, ShortChunks, bytes_of, outcome, shard_of, tensor_of
 from tests.recipes.updates import Tensors
 
 SMALL = {"limits": st.tuples(st.integers(8, 64), st.integers(8, 64)), "batch": st.sampled_from([1, 7, 64, 1 << 20])}
@@ -171,9 +172,9 @@ def test_a_transpose_takes_a_few_tiles_of_memory(tmp_path: Path, monkeypatch: py
     assert tensor.bytes == 64_000_000
     sizes = mapped(monkeypatch)
     small = tensor_of(of_view(torch.zeros(2, 2).t()))
-    result_of(digest_shards([shard_of([small])], lambda _: b"", [source]))  # what is imported
+    result_of(digest_shards([shard_of([small])], only_tensors, [source]))  # what is imported
     tracemalloc.start()
-    result_of(digest_shards([shard_of([tensor])], lambda _: b"", [source]))
+    result_of(digest_shards([shard_of([tensor])], only_tensors, [source]))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert max(sizes) <= TILE_BYTES  # which are mapped, so not traced
@@ -209,3 +210,15 @@ def test_new_rows_may_be_cast_first() -> None:
     expected = old.clone()
     expected[2] = new[0]
     assert bytes_of(recipe, file.source()) == bits(expected)[2]
+
+
+@pytest.mark.parametrize("may_overflow", [False, True])
+def test_numbers_of_new_rows_that_become_infinite_are_counted_or_refused(may_overflow: bool) -> None:
+    file, old, new = Tensors(), torch.ones(4, 3, dtype=torch.float16), torch.tensor([[1e6, 1, -1e6], [2, 3, 4]])
+    recipe = Rows(file.add(old), Cast(file.add(new), "F32", "F16", may_overflow), (2, 0), 6)
+    assert sum(chunk.overflowed for chunk in file.chunks(recipe)) == 2
+    if may_overflow:
+        assert outcome([tensor_of(recipe)], file.source())[1].overflowed == {"w": 2}
+    else:
+        with pytest.raises(OverflowRefused, match="make 2 finite numbers of w infinite"):
+            bytes_of(recipe, file.source())

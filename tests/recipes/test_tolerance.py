@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
-from sharding.recipes.tolerance import is_merged, tolerance_of
 from tests.promises import promise
 from tests.recipes.updates import DTYPES, Tensors
 
@@ -18,7 +17,9 @@ LAST_PLACES = {"F32": 2**-23, "BF16": 2**-7, "F16": 2**-10}
 
 def pairs(recipe: LowRank | Dora | Cast, dtype: str, file: Tensors) -> np.ndarray:
     """How far a number may be off without doubt, and beyond what it is wrong, for each number."""
-    data = b"".join(bytes(chunk.data) for chunk in file.chunks(tolerance_of(recipe, dtype)))
+    allowed = recipe.tolerance(dtype)
+    assert allowed
+    data = b"".join(bytes(chunk.data) for chunk in file.chunks(allowed))
     both = np.frombuffer(data, np.float32).astype(np.float64).reshape(-1, 2).T
     assert np.isfinite(both).all() and (both >= 0).all() and (both[0] <= both[1]).all()
     return both
@@ -186,8 +187,8 @@ def test_no_attacker_finds_an_adapter_that_lets_wrong_numbers_pass(
         assert (most <= 1.01 * spread + 4 * units + 8 * max(LEAST[dtype], LEAST["F32"]))[known].all()
 
 
-def test_only_a_weight_with_updates_is_merged() -> None:
+def test_only_a_weight_with_updates_has_a_tolerance() -> None:
     file = Tensors()
     recipe = merged(file, "F32", 1.0, 1.0)
-    assert is_merged(recipe) and is_merged(Cast(recipe, "F32", "BF16"))
-    assert not is_merged(recipe.of) and not is_merged(Cast(recipe.of, "F32", "BF16"))
+    assert recipe.tolerance("F32") and Cast(recipe, "F32", "BF16").tolerance("BF16")
+    assert not recipe.of.tolerance("F32") and not Cast(recipe.of, "F32", "BF16").tolerance("BF16")

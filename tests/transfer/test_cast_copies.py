@@ -55,14 +55,15 @@ def test_the_result_says_that_it_is_a_cast_and_not_that_it_is_the_source(tmp_pat
     source = llama(tmp_path / "source")
     report = cast(source, tmp_path / "out", strategy="blocks")
     assert report.verification.identical
-    assert (report.plan.dtype, report.verification.dtype) == ("fp16", "fp16")
-    assert "cast with tensor.to(dtype)" in report.verification.method
+    (change,) = report.plan.made
+    assert change == report.verification.made[0] and change.changed == change.of == len(report.plan.weight_map)
+    assert report.verification.method.endswith("compared with the source's, cast to fp16")
     card = (tmp_path / "out/README.md").read_text()
     assert "cast to fp16" in card and "bit-identical to the original" not in card
     before, after = tensors(source), tensors(tmp_path / "out")
     assert all(torch.equal(before[name].to(torch.float16), tensor) for name, tensor in after.items())
     written = json.loads((tmp_path / "out/sharding_report.json").read_text())
-    assert (written["plan"]["dtype"], written["source"]["dtypes"].keys()) == ("fp16", {"F32"})
+    assert (written["plan"]["asked"], written["source"]["dtypes"].keys()) == ({"dtype": "fp16"}, {"F32"})
 
 
 def test_verify_compares_a_copy_with_the_cast_source(tmp_path: Path) -> None:

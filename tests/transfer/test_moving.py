@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.protocols import Source
-from sharding.core.values import Shard, ShardRecord
+from sharding.core.values import Outline, Piece, Shard, ShardRecord
 from sharding.transfer.lanes import Done
 from sharding.transfer.making import BATCHES_AHEAD
 from sharding.transfer.noting_source import NotingSource
@@ -92,8 +92,13 @@ def some_shards(count: int, size: int = 64) -> tuple[Memory, list[Shard]]:
     return Memory(b"", files), shards
 
 
+def pieces_of(shard: Outline) -> Iterator[Piece]:
+    yield HEADER
+    yield from shard.tensors
+
+
 def move(source: Source, shards: list[Shard], sink: Sink) -> dict[str, ShardRecord]:
-    events = move_shards("transfer", shards, lambda shard: HEADER, [source], sink)
+    events = move_shards("transfer", shards, pieces_of, [source], sink)
     return {event.result.file: event.result for event in events if isinstance(event, Done)}
 
 
@@ -108,8 +113,18 @@ def test_a_shard_is_its_header_and_its_tensors_and_its_record_says_what_it_is() 
         sha256 = hashlib.sha256(HEADER + data).hexdigest()
         assert records[shard.file] == ShardRecord(shard.file, 64 + len(HEADER), sha256, digests)
     assert {record.file: record for record in sink.records} == records and len(sink.records) == 3
-    assert result_of(digest_shards(shards, lambda shard: HEADER, [source])) == records
+    assert result_of(digest_shards(shards, pieces_of, [source])) == records
     assert sink.aborted == []
+
+
+def test_a_file_may_have_bytes_of_its_own_anywhere_between_its_tensors_and_they_count_as_its_own() -> None:
+    (source, (shard,)), sink = some_shards(1), Sink()
+    (empty, full), data = shard.tensors, bytes(64)
+    events = move_shards("transfer", [shard], lambda _: (b"a", empty, b"b", b"c", full, b"d"), [source], sink)
+    (record,) = [event.result for event in events if isinstance(event, Done)]
+    assert sink.written == {"out0": b"abc" + data + b"d"}
+    digests = {"e0": blake3(b"").hexdigest(), "t0": blake3(data).hexdigest()}
+    assert record == ShardRecord("out0", 68, hashlib.sha256(b"abc" + data + b"d").hexdigest(), digests)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -313,7 +328,7 @@ def test_who_writes_is_woken_at_the_end_and_what_is_finished_is_left_alone(
 
     monkeypatch.setattr(Writer, "abort", abort)
     sink.on_write = on_write
-    events = move_shards("transfer", shards, lambda shard: HEADER, [source], sink)
+    events = move_shards("transfer", shards, pieces_of, [source], sink)
     first = next(event for event in events if isinstance(event, Done))
     assert first.result.file == "out0"
     if end == "closed":

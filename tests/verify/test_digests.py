@@ -17,8 +17,10 @@ from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
 from sharding.core.events import Progress
+from sharding.core.options import Options
 from sharding.core.protocols import Source
-from sharding.core.values import FileEntry, Shard, Tensor
+from sharding.core.values import Component, FileEntry, Plan, Shard, Tensor
+from sharding.core.verification import Mismatch
 from sharding.recipes.stored import place_of
 from sharding.report.schema import Report
 from sharding.storage.folder_source import FolderSource, open_folder
@@ -69,7 +71,7 @@ Reading = Callable[[Source], Generator[Progress, None, Any]]
 READINGS: dict[str, Reading] = {
     "whole files": lambda source: ThisMachine().digest_files([source], FILES),
     "tensors": lambda source: ThisMachine().digest_tensors(source, TENSORS),
-    "shards": lambda source: ThisMachine().digest_shards(SHARDS, lambda shard: b"head", [source]),
+    "shards": lambda source: ThisMachine().digest_shards(SHARDS, lambda shard: (b"head", *shard.tensors), [source]),
     "ranges": lambda source: ThisMachine().digest_files([source], FILES, SOME_RANGES),
 }
 
@@ -171,7 +173,10 @@ def test_two_files_are_read_at_a_time_and_no_more(tmp_path: Path, reading: str) 
 
 # --- A written file is opened once more, with safetensors ---------------------------------------------------
 
-METADATA = {"format": "pt"}
+
+def as_planned(path: Path, shard: Shard, kind: str = "pt") -> tuple[Mismatch, ...]:
+    component = Component(metadata={"format": kind})
+    return check_structure(path, Plan((shard,), (component,), shard.bytes, 1, Options(), ()), shard)
 
 
 @pytest.fixture
@@ -195,17 +200,17 @@ def test_a_damaged_file_cannot_be_opened(written: tuple[Path, Shard], damage: Ca
     path.write_bytes(damaged)
     if not damaged:
         path.unlink()
-    (found,) = check_structure(path, shard, METADATA)
+    (found,) = as_planned(path, shard)
     assert found.tensor == "model.safetensors"
     assert found.problem.startswith("safetensors cannot open model.safetensors: ")
 
 
 def test_a_file_must_hold_what_was_planned_and_what_is_another_is_named(written: tuple[Path, Shard]) -> None:
     path, shard = written
-    assert check_structure(path, shard, METADATA) == ()
+    assert as_planned(path, shard) == ()
     first, second, *others = shard.tensors
     tensors = (first._replace(name="other"), second._replace(dtype="BOOL"), *others)
-    found = check_structure(path, replace(shard, tensors=tensors), {"format": "np"})
+    found = as_planned(path, replace(shard, tensors=tensors), "np")
     assert [mismatch.tensor for mismatch in found] == ["other", second.name, first.name, "model.safetensors"]
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -20,9 +19,9 @@ from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.options import Options
 from sharding.core.protocols import Destination, Inputs
 from sharding.core.values import Plan, ShardRecord
-from sharding.core.verification import Verification
-from sharding.formats.safetensors_file import shard_header
+from sharding.core.verification import Evidence, Verification
 from sharding.storage.folder_source import FolderSource, open_folder
+from sharding.transfer.stream import only_tensors
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import ReadBack, compare_with_original, read_back_meanwhile
 from tests.conftest import Tensors, write_checkpoint
@@ -139,7 +138,7 @@ def test_a_job_that_ends_early_ends_what_it_moves(copy: Copy) -> None:
 
 WEIGHT, OTHER, HEAD = np.arange(60, dtype=np.float32), np.ones(60, np.float32), np.zeros(9, np.float32)
 ORIGINAL = {"embed": WEIGHT, "tied": WEIGHT, "block": OTHER, "head": HEAD}
-BEFORE = Verification(4, 756, 1.0, "read again", ())
+BEFORE = Verification(4, 756, 1.0, Evidence("folder"), ())
 
 
 def compared(original: Path, saved: Path) -> Verification:
@@ -147,8 +146,8 @@ def compared(original: Path, saved: Path) -> Verification:
     source = open_folder(str(saved))
     checkpoint = read_checkpoint(source)
     plan = plan_of(checkpoint, Options("1kB"))
-    records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), [source]))
-    return result_of(compare_with_original(BEFORE, plan, records, Inputs([open_folder(str(original))])))
+    records = result_of(ThisMachine().digest_shards(plan.shards, only_tensors, [source]))
+    return result_of(compare_with_original(BEFORE, plan, records, Inputs({"model": open_folder(str(original))})))
 
 
 def without(*names: str) -> Tensors:
@@ -178,7 +177,7 @@ def test_what_loading_and_saving_has_changed_is_named(tmp_path: Path, case: str)
     found = compared(original, write_checkpoint(tmp_path / "out", {"model.safetensors": saved}, index=False))
     assert {one.tensor: one.problem for one in found.mismatches} == wrong
     assert len(found.mismatches) == len(wrong) and found.identical is (not wrong)
-    assert found.method.startswith("read again; every tensor compared with the original's")
+    assert found.method == f"{BEFORE.method}; every tensor compared with the original's"
 
 
 def test_an_original_that_is_no_safetensors_is_passed_over(tmp_path: Path) -> None:

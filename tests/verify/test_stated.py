@@ -21,7 +21,7 @@ from sharding.core.options import Options
 from sharding.core.protocols import Destination, Inputs
 from sharding.core.values import BytesRead, Content, FileEntry, ShardRecord
 from sharding.core.verification import Mismatch, Verification
-from sharding.formats.safetensors_file import shard_header
+from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.noting_source import NotingSource
@@ -123,7 +123,11 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
     plan = plan_of(checkpoint, Options("60kB", **choices))
     prepared = Prepared((origin,), checkpoint, plan)
     number = len(plan.shards)
-    sizes = {shard.file: shard.bytes + len(shard_header(plan, shard)) for shard in plan.shards}
+    pieces = {shard.file: format_of(plan).pieces(plan, shard) for shard in plan.shards}
+    sizes = {
+        file: sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in held)
+        for file, held in pieces.items()
+    }
     told = [ShardFinished(file, size, "", n, number) for n, (file, size) in enumerate(sizes.items(), 1)]
     records = {file: ShardRecord(file, size, "", {}) for file, size in sizes.items()}
 
@@ -132,7 +136,7 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
         return records
 
     target, reader = Target(), cast(Reader, ThisMachine() if is_here else None)  # others are not asked for anything
-    read = result_of(reading_back(moving(), prepared, Inputs([origin]), cast(Destination, target), reader))
+    read = result_of(reading_back(moving(), prepared, Inputs({"model": origin}), cast(Destination, target), reader))
     assert read == (records, {})
     assert target.asked == ([event.file for event in told] if of_use else [])
 
@@ -159,7 +163,7 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
     *_, _ = job.shard(str(source.folder), str(tmp_path / "out"), "60kB")
     plan = plan_of(checkpoint, Options("60kB"))
     prepared = Prepared((source,), checkpoint, plan)
-    records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), [source]))
+    records = result_of(ThisMachine().digest_shards(plan.shards, partial(format_of(plan).pieces, plan), [source]))
     place = Staged(tmp_path / "out")
     held = [FileEntry(record.file, record.bytes) for record in records.values()]
     tensors = [tensor for header in read_headers(place.open_staged(records), held) for tensor in header.tensors]
@@ -167,8 +171,8 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
     read = {tensor: digests[tensor.name] for tensor in tensors}
 
     def proof() -> Verification:
-        given = (prepared, Inputs([source]), records, read, cast(Destination, place), Meter(), ThisMachine(), {})
-        return result_of(verify_staged(*given))
+        given = (prepared, Inputs({"model": source}), records, read, cast(Destination, place))
+        return result_of(verify_staged(*given, Meter(), ThisMachine(), {}))
 
     sound = proof()
     assert (sound.identical, sound.tensors, sound.bytes) == (True, len(tensors), checkpoint.total_bytes)

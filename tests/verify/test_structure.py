@@ -104,8 +104,8 @@ def test_a_cast_is_named_and_verify_with_it_finds_the_same_tensors(dtype: str, t
     (tmp_path / "original/config.json").unlink()
     *_, _ = job.shard(str(tmp_path / "original"), str(tmp_path / "copy"), Options("60kB", dtype=dtype))  # type: ignore[arg-type]
     likeness = compare_structure(stated(tmp_path / "original"), stated(tmp_path / "copy"))
-    assert (likeness.verdict, likeness.dtype, likeness.in_same_files) == ("converted", dtype, 0)
-    assert verified(tmp_path / "original", tmp_path / "copy", dtype=likeness.dtype).identical
+    assert (likeness.verdict, likeness.asked, likeness.in_same_files) == ("converted", {"dtype": dtype}, 0)
+    assert verified(tmp_path / "original", tmp_path / "copy", **likeness.asked).identical
 
 
 def test_a_cast_may_leave_tensors_in_fp32_and_one_tensor_in_another_dtype_is_no_cast(
@@ -115,9 +115,9 @@ def test_a_cast_may_leave_tensors_in_fp32_and_one_tensor_in_another_dtype_is_no_
     half = {name: tensor.astype(np.float16) for name, tensor in tensors.items()}
     wide = {**half, "layers.3.weight": tensors["layers.3.weight"]}
     likeness = compare_structure(original, write("copy", {**wide, "norm.steps": tensors["norm.steps"]}))
-    assert (likeness.verdict, likeness.dtype) == ("converted", "fp16")
+    assert (likeness.verdict, likeness.asked) == ("converted", {"dtype": "fp16"})
     likeness = compare_structure(write("half", half), write("wide", wide))
-    assert (likeness.verdict, likeness.dtype) == ("different", "keep")
+    assert (likeness.verdict, likeness.asked) == ("different", {})
     assert [one.tensor for one in likeness.mismatches] == ["layers.3.weight"]
     mixed = {**tensors, "layers.3.weight": tensors["layers.3.weight"].astype(np.float64)}
     assert compare_structure(original, write("mixed", mixed)).verdict == "different"
@@ -133,11 +133,12 @@ def test_a_dequantized_copy_is_named_and_a_tensor_that_it_lacks_too(tmp_path: Pa
     folder = quantized.save_fp8("qwen3", tmp_path / "fp8")
     *_, _ = job.shard(str(folder), str(tmp_path / "wide"), Options("1MB", dequantize=True, dtype="fp32"))
     likeness = compare_structure(stated(folder), stated(tmp_path / "wide"))
-    assert (likeness.verdict, likeness.dtype) == ("converted", "fp32")
+    assert (likeness.verdict, likeness.asked) == ("converted", {"dtype": "fp32", "dequantize": True})
     *_, _ = job.shard(str(folder), str(tmp_path / "copy"), Options("1MB", dequantize=True))
     first, second = stated(folder), stated(tmp_path / "copy")
     likeness = compare_structure(first, second)
-    assert (likeness.verdict, likeness.dtype) == ("converted", "bf16") and "fp8" in likeness.dequantized
+    assert (likeness.verdict, likeness.asked) == ("converted", {"dequantize": True})
+    assert "dequantized to bf16 (fp8, one scale" in sentence_of(likeness)
     short = replace(second, tensors=second.tensors[1:])
     likeness = compare_structure(first, short)
     assert likeness.verdict == "different"

@@ -1,7 +1,7 @@
 """How far a result may be relied on: whatever its report says that repo or source do not bear out does not fit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from sharding import job
+from sharding.core.made import without_effect
 from sharding.core.options import Options
+from sharding.core.origin import Place
 from sharding.core.values import Content, FileEntry
 from sharding.recipes.stored import place_of
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import Trust, judge, lowered
 from tests.conftest import random_tensors, write_checkpoint
+from tests.lora import Case, save_adapter, save_base
 from tests.quantized import write
 
 
@@ -33,14 +36,14 @@ class Told:
         return judge(self.report, self.files, self.copy, self.original, "" if self.original else "It is gone.")
 
 
-Change = Callable[[Told], Told]
+Lie = Callable[[Told], Told]
 
 
 def told_of(source: Path, out: Path, options: Options) -> Told:
     *_, _ = job.shard(str(source), str(out), options)
     report = parse_report((out / "sharding_report.json").read_bytes())
     files = tuple(FileEntry(shard.file, shard.bytes, sha256=shard.sha256) for shard in report.shards)
-    return Told(report, files, job.inspect(str(out)), job.inspect(str(source)))
+    return Told(report, files, job.inspect(str(out)), job.inspect(str(source), adapter=options.adapter))
 
 
 def made(folder: Path, dtype: str) -> Told:
@@ -59,12 +62,12 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return made(tmp_path_factory.mktemp("cast"), "bf16")
 
 
-def of_source(**change: Any) -> Change:
+def of_source(**change: Any) -> Lie:
     """The report says something else of its source."""
     return lambda told: replace(told, report=replace(told.report, source=replace(told.report.source, **change)))
 
 
-def of_plan(**change: Any) -> Change:
+def of_plan(**change: Any) -> Lie:
     return lambda told: replace(told, report=replace(told.report, plan=replace(told.report.plan, **change)))
 
 
@@ -72,7 +75,7 @@ def _changed(things: tuple[Any, ...], n: int, change: Callable[[Any], Any]) -> t
     return tuple(change(one) if at == n % len(things) else one for at, one in enumerate(things))
 
 
-def file(n: int, change: Callable[[FileEntry], FileEntry]) -> Change:
+def file(n: int, change: Callable[[FileEntry], FileEntry]) -> Lie:
     return lambda told: replace(told, files=_changed(told.files, n, change))
 
 
@@ -81,7 +84,7 @@ def _with_tensors(told: Told, side: str, change: Callable[[tuple[Any, ...]], tup
     return replace(told, **{side: replace(checkpoint, tensors=change(checkpoint.tensors))})
 
 
-def tensor(side: str, n: int, **change: Any) -> Change:
+def tensor(side: str, n: int, **change: Any) -> Lie:
     return lambda told: _with_tensors(told, side, lambda held: _changed(held, n, lambda one: one._replace(**change)))
 
 
@@ -100,11 +103,11 @@ def _without(things: tuple[Any, ...], n: int) -> tuple[Any, ...]:
 
 def of_the_repo(told: Told, repo_id: str) -> Told:
     """A result in the repo bob/copy, whose report names `repo_id` as its source."""
-    copy = replace(told.copy, source=replace(told.copy.source, kind="hub", repo_id="bob/copy"))
-    return replace(of_source(kind="hub", repo_id=repo_id)(told), copy=copy)
+    copy = replace(told.copy, source=replace(told.copy.source, store="hub", repo_id="bob/copy"))
+    return replace(of_source(store="hub", repo_id=repo_id)(told), copy=copy)
 
 
-def of_the_copy(n: int) -> dict[str, tuple[Change, str]]:
+def of_the_copy(n: int) -> dict[str, tuple[Lie, str]]:
     """What the repo may not bear out of its first or last file and tensor, and the reason that is given."""
     other_files = "disagree about which file holds"
     return {
@@ -122,7 +125,7 @@ def of_the_copy(n: int) -> dict[str, tuple[Change, str]]:
     }
 
 
-def of_the_source(n: int) -> dict[str, tuple[Change, str]]:
+def of_the_source(n: int) -> dict[str, tuple[Lie, str]]:
     other_files = "has other weight files at that commit"
     return {
         "another commit": (of_source(revision="f" * 40), f"has no commit {'f' * 12}."),
@@ -168,6 +171,15 @@ def test_a_cast_allows_its_own_dtype_that_of_the_source_and_fp32(told: Told, cas
             found = tensor("copy", 0, dtype=dtype)(result).judged
             assert any("another dtype" in said for said in found.reasons) is is_other, found.reasons
             assert not is_other or found.level == "contradicted"
+
+
+def test_a_cast_may_widen_what_the_model_class_keeps_and_says_of_how_many_tensors(cast: Told) -> None:
+    """As T5 in fp16, of which a cast to fp16 makes some tensors fp32."""
+    narrow = _with_tensors(cast, "original", lambda held: tuple(one._replace(dtype="BF16") for one in held))
+    wide = tensor("copy", 0, dtype="F32")(narrow)
+    for changed, is_other in ((1, False), (2, True)):
+        found = of_plan(made=(replace(cast.report.plan.made[0], changed=changed),))(wide).judged
+        assert any("describes another copy" in said for said in found.reasons) is is_other, found.reasons
 
 
 def test_of_commits_that_no_branch_leads_to_each_is_named_once_and_before_all_else(told: Told) -> None:
@@ -223,10 +235,57 @@ def test_computed_weights_fit_where_the_source_is_quantized_as_the_report_says(t
     tensors = {"a.weight": numbers, "a.weight_scale_inv": torch.ones(1, 1), "b": torch.ones(3)}
     source = write(tmp_path / "in", tensors, {"quant_method": "fp8", "weight_block_size": [128, 128]})
     told = told_of(source, tmp_path / "out", Options(dequantize=True))
-    assert told.judged.level == "fits" and "the same 2 tensors after dequantizing" in told.judged.reasons[1]
-    assert of_plan(dequantized="")(told).judged.level == "contradicted"
-    other = of_plan(dequantized="mxfp4, one scale for each 32 numbers")(told)
-    assert "not quantized as the report says, but with fp8" in str(other.judged.reasons)
+    assert told.judged.level == "fits"
+    assert "2 tensors, dequantized to bf16 (fp8, one scale for each 128 x 128): names" in told.judged.reasons[1]
+    assert all(lie(told).judged.level == "contradicted" for lie in lies_about_what_was_done(told))
     assert told.original
     plain = replace(told, original=replace(told.original, configs={}))
     assert "no config.json says how" in str(plain.judged.reasons)
+
+
+def lies_about_what_was_done(told: Told) -> list[Lie]:
+    """Each word and figure is another one, or nothing was done, or more, or another option was asked for."""
+    made, asked = told.report.plan.made, ({}, {"dtype": "fp16"}, {"dequantize": True, "dtype": "fp16"})
+    lies = [{"made": other} for other in ((), made[1:], (*made, made[-1]), (without_effect(made[0]), *made[1:]))]
+    for at, change in enumerate(made):
+        for one in fields(change):
+            match getattr(change, one.name):
+                case bool(value):
+                    others: list[Any] = [not value]
+                case int(value):
+                    others = [value + 1, value - 1]
+                case str(value):
+                    others = [f"{value}."]
+                case _:
+                    others = [Place("hub", "eve/lora", "0" * 40, role="adapter")]
+            forged = [replace(change, **{one.name: other}) for other in others]
+            lies += [{"made": (*made[:at], other, *made[at + 1 :])} for other in forged]
+    lies += [{"asked": other} for other in asked if other != told.report.plan.asked]
+    return [of_plan(**lie) for lie in lies]
+
+
+def test_what_was_done_in_a_cast_is_what_its_headers_show_to_the_last_word(told: Told, cast: Told) -> None:
+    assert all(lie(cast).judged.level == "contradicted" for lie in lies_about_what_was_done(cast))
+    (change,) = cast.report.plan.made
+    for lie in (of_plan(made=(change,)), of_plan(asked={"dequantize": True})):
+        assert lie(told).judged.level == "contradicted", "nothing was"
+    # A class may keep one in fp32, and then one fewer changes.
+    fewer = of_plan(made=(replace(change, changed=change.changed - 1),))
+    assert fewer(tensor("copy", 0, dtype="F32")(cast)).judged.level == "fits"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_merge_changed_may_be_less_than_its_headers_show_and_never_something_else(tmp_path: Path) -> None:
+    base = save_base(Case(), tmp_path / "base")
+    adapter = save_adapter(Case(), base, tmp_path / "lora")
+    told = told_of(base, tmp_path / "out", Options(adapter=str(adapter), dtype="fp16"))
+    assert told.judged.level == "fits" and ", with the adapter in lora merged, cast to fp16" in told.judged.reasons[1]
+    merge, cast = told.report.plan.made
+    true = [of_plan(made=(one, cast)) for one in (replace(merge, changed=merge.changed - 1), without_effect(merge))]
+    assert all(one(told).judged.level == "fits" for one in true)
+    said = {one(told).report.plan.made for one in true}
+    lies = [lie(told) for lie in lies_about_what_was_done(told)]
+    assert all(lie.judged.level == "contradicted" for lie in lies if lie.report.plan.made not in said)
+    assert told.original
+    alone = replace(told, original=replace(told.original, others=()))
+    assert alone.judged.level == "contradicted", "no adapter was merged"

@@ -67,8 +67,8 @@ def test_quick_verification_compares_stored_digests_and_says_so(sharded: tuple[P
     assert proof.identical and "no weights were read" in proof.method
     with pytest.raises(SourceError, match="has no sharding_digests.json"):
         compared(checkpoint, copy, quick=True)
-    for choice in ({"dtype": "bf16"}, {"dequantize": True}):
-        with pytest.raises(UsageError, match="because a cast changes the bytes"):
+    for choice in ({"dtype": "bf16"}, {"dequantize": True}, {"adapter": "lora"}):
+        with pytest.raises(UsageError, match=f"because --{next(iter(choice))} changes the bytes"):
             compared(copy, copy, quick=True, **choice)
 
 
