@@ -208,10 +208,15 @@ class Form:
             self.devices = _panel("devices")
 
     @property
+    def by_name(self) -> dict[str, Any]:
+        """All parts, by their names here."""
+        plain = {name: part for name, part in vars(self).items() if name not in ("more", "inputs")}
+        return {**plain, **self.more, **{_INPUTS[role].name: field for role, field in self.inputs.items()}}
+
+    @property
     def parts(self) -> list[Any]:
         """All parts."""
-        several = [*self.more.values(), *self.inputs.values()]
-        return [part for name, part in vars(self).items() if name not in ("more", "inputs")] + several
+        return [*self.by_name.values()]
 
     @property
     def of_a_plan(self) -> list[Any]:
@@ -277,6 +282,8 @@ class Form:
 
     def filled_in(self, options: Options) -> Update:
         """Return the fields filled in for `options`, except the size."""
+        goal = goal_for(options)
+        asked = role_asked(goal)
         aimed = self.aimed(options)
         del aimed[self.size]
         return {
@@ -287,7 +294,12 @@ class Form:
             self.order: options.order,
             self.overflow: options.allow_overflow,
             **{field: options.inputs.get(role, "") for role, field in self.inputs.items()},
-            **({**self.for_goal(goal), self.goal: goal} if (goal := goal_for(options)) else {}),
+            **{
+                self.inputs[role]: gr.Textbox(text, visible=True)
+                for role, text in options.inputs.items()
+                if role == asked
+            },
+            **({self.goal: goal} if goal else {}),
             **{field: getattr(options, name) for name, field in self.more.items()},
         }
 

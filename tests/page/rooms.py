@@ -51,8 +51,7 @@ class Rooms:
 
     def given(self, **values: object) -> Given:
         """What stands in the fields of a form that nobody has touched, but for `values`."""
-        placed = {name: part for name, part in vars(self.form).items() if name != "more"}
-        fields = {**placed, **self.form.more}
+        fields = self.form.by_name
         assert values.keys() <= fields.keys()
         return {field: values.get(name, getattr(field, "value", None)) for name, field in fields.items()}
 

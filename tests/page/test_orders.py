@@ -97,9 +97,9 @@ def test_a_new_plan_starts_nothing_under_a_name_that_is_none(rooms: Rooms, pushi
 
 def test_a_form_that_nobody_touched_asks_for_no_more_than_a_copy(rooms: Rooms, pushing: Pushing) -> None:
     form = rooms.form
-    boxes = {name for name, part in vars(form).items() if isinstance(part, gr.Checkbox)}
+    boxes = {name for name, part in form.by_name.items() if isinstance(part, gr.Checkbox)}
     assert boxes == {"dequantize", "overflow", "permitted", "measure", "replace"}
-    assert not any(vars(form)[name].value for name in boxes)
+    assert not any(form.by_name[name].value for name in boxes)
     pushing.start(order(rooms, MODEL, "alice/plain"), asks("alice"), None)
     (waits,) = rooms.waiting("alice")
     assert not (waits.compare_rounds or waits.confirmed or waits.overwrite or waits.restart or waits.private)

@@ -71,16 +71,16 @@ class Visitor:
 
     def now(self, name: str) -> Any:
         """The value of a part of the form."""
-        return self.values[getattr(self.form, name)]
+        return self.values[self.form.by_name[name]]
 
     def text(self, name: str) -> str:
         return " ".join(re.sub("<[^>]+>", " ", str(self.now(name)).replace("<wbr>", "")).split())
 
     def is_visible(self, name: str) -> bool:
-        return self.shown.get(getattr(self.form, name), {}).get("visible") is True
+        return self.shown.get(self.form.by_name[name], {}).get("visible") is True
 
     def _write(self, typed: Mapping[str, object]) -> None:
-        self.values |= {getattr(self.form, name): value for name, value in typed.items()}
+        self.values |= {self.form.by_name[name]: value for name, value in typed.items()}
 
     def _apply(self, update: dict[Any, Any]) -> None:
         for part in update:
