@@ -32,6 +32,7 @@ from sharding.core.environment import hub_endpoint, hub_token
 from sharding.core.errors import Cancelled, DestinationError, Refused, ReplaceRefused, ShardingError
 from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.limits import XET_LEAST_BYTES
+from sharding.core.origin import Place
 from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person, person_of
 from sharding.storage.hub.client import SIGN_IN, Hub
@@ -228,7 +229,7 @@ def copies_on_the_server(live: Live) -> str:
 
 def ranges_and_streams(live: Live) -> str:
     """A range of a file in Xet storage, and a stream from an offset to its end, give exactly those bytes."""
-    source = open_repo(live.hub, live.source.repo_id)
+    source = open_repo(live.hub, Place("hub", live.source.repo_id))
     (entry,) = (file for file in source.files if file.path == WEIGHTS)
     assert entry.xet_hash, f"The Hub states no Xet hash of {WEIGHTS}."
     assert live.hub.has_xet(live.source.repo_id, "main"), "The Hub takes no upload through Xet."

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import le
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +18,11 @@ import numpy as np
 import psutil
 from safetensors.numpy import save_file
 
+from sharding.core.origin import Place
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 from tests.page.conftest import Site, as_space
+from tests.report.results import MERGE
 
 SMALL, MANY, LLAMA, RESULT = "alice/small", "alice/many", "alice/llama", "alice/result"
 PUBLIC = (SMALL, MANY, LLAMA)
@@ -124,10 +126,10 @@ def _fill(hub: Server, folder: Path) -> None:
     shard(hub, SMALL, RESULT, "90kB")
     shard(hub, LLAMA, MERGED, "1MB")
     report = json.loads(hub.ask("GET", f"/{MERGED}/resolve/main/sharding_report.json").body)
-    adapter = {"kind": "hub", "repo_id": LORAS, "revision": hub.api().model_info(LORAS).sha}
-    merge = {"adapter": adapter, "file": "years/adapter_model.safetensors", "sha256": "0a" * 32, "changed": 1}
-    merge |= {"tensors": report["verification"]["tensors"], "named_base": ""}
-    report["plan"]["merged"] = report["verification"]["merged"] = merge
+    adapter = Place("hub", LORAS, hub.api().model_info(LORAS).sha or "", "years/", "adapter")
+    merge = replace(MERGE, done=f"with the adapter {adapter.text} merged", by=adapter)
+    report["source"]["beside"] = [asdict(adapter)]
+    report["plan"]["made"] = report["verification"]["made"] = [asdict(merge)]
     text = json.dumps(report).encode()
     hub.api().upload_file(repo_id=MERGED, path_in_repo="sharding_report.json", path_or_fileobj=text)
 

@@ -78,7 +78,7 @@ def test_more_tensors_than_the_caller_takes_are_refused_in_source_and_base_alike
     large = str(write_checkpoint(tmp_path / "large", {"model.safetensors": many | more}, index=False))
     for base in (small, large):
         found = job.inspect(run, base=base, most_tensors=300)
-        assert len(found.tensors) == len(many) and found.base
+        assert len(found.tensors) == len(many) and found.beside[0].role == "base"
     assert len(job.inspect(large, most_tensors=300).tensors) == 300
     for source, base, most in ((run, large, 299), (large, "", 299), (run, small, len(many) - 1)):
         with pytest.raises(TooManyTensors):
