@@ -11,6 +11,7 @@ from sharding import job
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError
 from sharding.core.events import Planned
 from sharding.core.options import Options, Request
+from sharding.core.origin import Role
 from sharding.storage.hub import answers as hub_retry
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
@@ -77,12 +78,13 @@ def test_more_tensors_than_the_caller_takes_are_refused_in_source_and_base_alike
     small = str(write_checkpoint(tmp_path / "small", {"model.safetensors": one}, index=False))
     large = str(write_checkpoint(tmp_path / "large", {"model.safetensors": many | more}, index=False))
     for base in (small, large):
-        found = job.inspect(run, base=base, most_tensors=300)
+        found = job.inspect_inputs({"model": run, "base": base}, most_tensors=300)
         assert len(found.tensors) == len(many) and found.beside[0].role == "base"
-    assert len(job.inspect(large, most_tensors=300).tensors) == 300
-    for source, base, most in ((run, large, 299), (large, "", 299), (run, small, len(many) - 1)):
+    assert len(job.inspect_inputs({"model": large}, most_tensors=300).tensors) == 300
+    of_run: list[dict[Role, str]] = [{"model": run, "base": base} for base in (large, small)]
+    for inputs, most in ((of_run[0], 299), ({"model": large}, 299), (of_run[1], len(many) - 1)):
         with pytest.raises(TooManyTensors):
-            job.inspect(source, base=base, most_tensors=most)
+            job.inspect_inputs(inputs, most_tensors=most)
 
 
 CLASSIC, COMPARED, MERGED = {"engine": "classic"}, {"compare_rounds": 1}, {"adapter": "alice/lora"}
