@@ -11,7 +11,6 @@ from sharding import job
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError
 from sharding.core.events import Planned
 from sharding.core.options import Options, Request
-from sharding.core.origin import Role
 from sharding.storage.hub import answers as hub_retry
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
@@ -81,10 +80,9 @@ def test_more_tensors_than_the_caller_takes_are_refused_in_source_and_base_alike
         found = job.inspect_inputs({"model": run, "base": base}, most_tensors=300)
         assert len(found.tensors) == len(many) and found.beside[0].role == "base"
     assert len(job.inspect_inputs({"model": large}, most_tensors=300).tensors) == 300
-    of_run: list[dict[Role, str]] = [{"model": run, "base": base} for base in (large, small)]
-    for inputs, most in ((of_run[0], 299), ({"model": large}, 299), (of_run[1], len(many) - 1)):
+    for source, base, most in ((run, large, 299), (large, "", 299), (run, small, len(many) - 1)):
         with pytest.raises(TooManyTensors):
-            job.inspect_inputs(inputs, most_tensors=most)
+            job.inspect_inputs({"model": source, **Options(base=base).inputs}, most_tensors=most)
 
 
 CLASSIC, COMPARED, MERGED = {"engine": "classic"}, {"compare_rounds": 1}, {"adapter": "alice/lora"}
