@@ -1,6 +1,7 @@
 """Re-shard a checkpoint from start to finish: read headers, plan, transfer, verify, report, publish.
 
-A source or destination is a folder, or a repo `owner/name` on the Hub at `endpoint`. `token` is your login there.
+A source or destination is a folder, or a repo `owner/name` on the Hub at `endpoint` (HF_ENDPOINT, if it is None).
+`token` is your login there. With None you are an anonymous visitor. Sizes are in bytes, and times in seconds.
 
 `shard`, `run`, `compare` and `verify` are generators. They yield events while they work, and their result last. They
 work only while you ask for the next event. Nothing here prints.
@@ -68,7 +69,7 @@ Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Publ
 def inspect(source: str, *, endpoint: str | None = None, token: str | None = None, **chosen: Any) -> Content:
     """Return the tensors, files and findings of `source`. Reads only headers, no weights.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]` on the Hub at `endpoint`. `token` is your login there.
+    - `source`: a folder, or `owner/name[@revision][/folder]`.
     - `chosen`: options of `Options` by their names: `variant`, and those that name another input.
 
     The headers of each other input are read too, and those of a base compared with the source's. If a merge depends on
@@ -90,9 +91,13 @@ def inspect_inputs(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Content:
-    """Do what `inspect` does for the `inputs` by their roles, of at most `most_tensors`.
+    """Do what `inspect` does, within limits.
 
-    Raises WeightsNeeded if it takes reading more than `most_bytes` of weights.
+    - `inputs`: the names of the source and of all other inputs, by their roles.
+    - `variant`: which weights to take if a repo has several, "" for the plain ones.
+    - `most_tensors`, `most_bytes`: the most tensors, and the most bytes of weights to read. None: any number.
+
+    Raises also TooManyTensors, and WeightsNeeded if it takes more weights.
     """
     origin = open_inputs(inputs, _hub(endpoint, token))
     return offering(_read(origin, variant, most_tensors, most_bytes))
@@ -105,9 +110,12 @@ def plan(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> tuple[Content, Plan]:
-    """Return the content of `source`, and its shards with `options`, which may be just a size ("200MB").
+    """Return the content of a source and the plan of its copy. Reads no weights and writes nothing.
 
-    Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra is missing.
+    - `source`: a folder, or `owner/name[@revision][/folder]`.
+    - `options`: what the copy is like, or just the size of its files ("200MB").
+
+    Raises UsageError, SourceError, and Refused if an extra is missing.
     """
     options = Options(options) if isinstance(options, str) else options
     for what, extra in options.extras():
@@ -128,9 +136,12 @@ def shard(
     token: str | None = None,
     **chosen: Any,
 ) -> Generator[Event, None, None]:
-    """Re-shard `source` into `destination` with `options`, which may be just a size ("200MB").
+    """Re-shard a checkpoint.
 
-    `chosen` are the other options of a job, by the names of the fields of `Request`: `private=True` for example.
+    - `source`: a folder, or `owner/name[@revision][/folder]`.
+    - `destination`: a folder, or `owner/name`.
+    - `options`: what the copy is like, or just the size of its files ("200MB").
+    - `chosen`: the other options of a job, by the names of the fields of `Request`: `private=True` for example.
 
     Yields events, and the `Report` last. The result is published only if the verification finds it identical. If the
     job ends early (you close the generator, an exception, a kill), the same call goes on from the finished shards.
@@ -142,7 +153,7 @@ def shard(
 
 
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
-    """Do a job as `shard` does, with its arguments in one `request`."""
+    """Do a job as `shard` does, with its source, its destination and all its options in one `request`."""
     request.refuse_contradictions()
     for what, extra in request.extras():
         require(what, extra)
@@ -229,11 +240,14 @@ def devices(
     token: str | None = None,
     limit_seconds: float = ARCHITECTURE_SECONDS,
 ) -> DevicePlan:
-    """Return which block of `source` goes on which device.
+    """Return which block of a model goes on which device. Reads only headers and the configuration.
 
-    `budget` is the memory of each device, such as "cuda:0=16GB,cpu=12GB", or the name of a preset. Reads only headers
-    and the configuration. Raises UsageError, SourceError, Refused, and ModelRefused if transformers takes longer than
-    `limit_seconds` to answer.
+    - `source`: a folder, or `owner/name[@revision]`.
+    - `budget`: the memory of each device, such as "cuda:0=16GB,cpu=12GB", or the name of a preset.
+    - `dtype`: the dtype of the weights in memory: fp32, fp16, bf16, or keep.
+    - `limit_seconds`: how long transformers may take to answer.
+
+    Raises UsageError, SourceError, Refused, and ModelRefused if transformers takes longer.
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
@@ -258,11 +272,15 @@ def compare(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Probed | Compared, None, None]:
-    """Load two checkpoints in turn, for some `rounds`, and compare their time and memory.
+    """Load two checkpoints in turn, and compare their time and memory.
 
-    Each load runs in a fresh process. A repo on a Hub is first downloaded into a temporary folder. Yields every probe,
-    and `Compared` last. `picture` is the SVG file for memory over time; "" draws none. Raises UsageError, SourceError,
-    Refused, and DestinationError if the picture cannot be written.
+    - `original`, `sharded`: folders, or repos, which are first downloaded into a temporary folder.
+    - `load`: how to load them. Each load runs in a fresh process.
+    - `rounds`: how many times to load each.
+    - `picture`: the path of an SVG file that shows memory over time. "" draws none.
+
+    Yields every probe, and `Compared` last. Raises UsageError, SourceError, Refused, and DestinationError if nobody can
+    write the picture.
     """
     require("A comparison of loads")
     hub = _hub(endpoint, token)

@@ -12,6 +12,7 @@ from sharding.checkpoint.adapter import with_adapter
 from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
 from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.readers import reader_of
+from sharding.checkpoint.readers.reader import Found
 from sharding.checkpoint.readers.safetensors import refuse_long, too_many_tensors
 from sharding.checkpoint.side_files import describe_links, other_weights, refuse_links, refuse_unfinished, sort_files
 from sharding.checkpoint.state_dict import remarks_on
@@ -129,7 +130,7 @@ def _read_component(
     findings = weight_set.findings(_listed(source, by_path, weight_set))
     index = _read_index(source, by_path, weight_set, most_tensors)
     paths = weight_set.ranks or weight_set.files(index, by_path)
-    found = reader_of(paths).read(source, by_path, weight_set, paths, most_tensors)
+    found = reader_of(paths).read(Found(source, by_path, weight_set, paths, most_tensors))
     tensors, twice = _each_once(found.tensors, index)
     disagreements = compare_with_index(index, tensors, found.tied) if index else []
     total_parameters = index.total_parameters if index and not disagreements else None

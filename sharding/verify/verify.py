@@ -50,6 +50,7 @@ def verify(
 
     Yields progress, and `Verified` last. Raises UsageError, SourceError, Refused.
 
+    - `original`, `copy`: folders, or `owner/name[@revision][/folder]` on the Hub at `endpoint`, with the login `token`.
     - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
     - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`.
     - `chosen`: the options of `Options` that decide bytes, by their names. What they do is first done to the original.

@@ -1,19 +1,16 @@
 """Read a checkpoint of torch.distributed.checkpoint: `.metadata`, and the pieces that it locates in `.distcp` files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from typing_extensions import override
 
-from sharding.checkpoint.readers.reader import Reader, Weights
+from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import refuse_long
 from sharding.checkpoint.state_dict import final_names, left_out_of, model_names, pieces_joined, renamed, state_in
-from sharding.checkpoint.weight_sets import WeightSet
 from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DCP_BYTES
-from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
-from sharding.core.values import FileEntry
 from sharding.formats.dcp_archives import find_boxes
 from sharding.formats.dcp_metadata import parse_metadata
 from sharding.formats.names import DCP_METADATA_NAME
@@ -37,16 +34,10 @@ class Dcp(Reader):
         return list(paths) == [DCP_METADATA_NAME]
 
     @override
-    def read(
-        self,
-        source: Files,
-        by_path: Mapping[str, FileEntry],
-        weight_set: "WeightSet",
-        paths: Sequence[str],
-        most_tensors: int,
-    ) -> Weights:
+    def read(self, found: Found) -> Weights:
+        source, by_path = found.source, found.by_path
         listed = by_path[DCP_METADATA_NAME]
-        refuse_long(source, listed.bytes, most_tensors)
+        refuse_long(source, listed.bytes, found.most_tensors)
         if listed.bytes > MAX_DCP_BYTES:
             raise SourceError(
                 f"{listed.path}, the list of all saved pieces, has {format_bytes(listed.bytes)}. The limit is "

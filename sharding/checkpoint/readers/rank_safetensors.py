@@ -1,19 +1,17 @@
 """Read the safetensors files of all ranks of a training run, each with its own pieces of the tensors."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from typing_extensions import override
 
-from sharding.checkpoint.readers.reader import Reader, Weights
+from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import merge_metadata, read_headers
 from sharding.checkpoint.state_dict import final_names, left_out_of, pieces_joined, renamed, state_in
-from sharding.checkpoint.weight_sets import WeightSet
 from sharding.core.errors import SourceError
-from sharding.core.protocols import Files
 from sharding.core.text import name_some
-from sharding.core.values import FileEntry, Finding
+from sharding.core.values import Finding
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.rank_boxes import assemble_headers, missing_names, without_dcp
 
@@ -38,16 +36,9 @@ class RankSafetensors(Reader):
         return all(map(RANK_SHARD_NAME.fullmatch, paths))
 
     @override
-    def read(
-        self,
-        source: Files,
-        by_path: Mapping[str, FileEntry],
-        weight_set: "WeightSet",
-        paths: Sequence[str],
-        most_tensors: int,
-    ) -> Weights:
-        files = [by_path[path] for path in paths]
-        headers = read_headers(source, files, most_tensors)
+    def read(self, found: Found) -> Weights:
+        files = found.files
+        headers = read_headers(found.source, files, found.most_tensors)
         metadata, conflicts = merge_metadata(replace(one, metadata=without_dcp(one.metadata)) for one in headers)
         stored = dict.fromkeys(tensor.name for header in headers for tensor in header.tensors)
         # Each name is one key of a flat dictionary, because a wrapper and a module of that name look the same.

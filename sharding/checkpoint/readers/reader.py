@@ -25,6 +25,22 @@ class Weights:
     tied: Sequence[str] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The weights of one set in `source`: the files at `paths`, of at most `most_tensors`."""
+
+    source: Files
+    by_path: Mapping[str, FileEntry]
+    weight_set: "WeightSet"
+    paths: Sequence[str]
+    most_tensors: int
+
+    @property
+    def files(self) -> list[FileEntry]:
+        """The files."""
+        return [self.by_path[path] for path in self.paths]
+
+
 class Reader(Protocol):
     """A kind of weight files."""
 
@@ -39,15 +55,5 @@ class Reader(Protocol):
     def takes(self, paths: Sequence[str]) -> bool:
         """Return whether it reads these files."""
 
-    def read(
-        self,
-        source: Files,
-        by_path: Mapping[str, FileEntry],
-        weight_set: "WeightSet",
-        paths: Sequence[str],
-        most_tensors: int,
-    ) -> Weights:
-        """Return the weights in the files at `paths`, without their bytes.
-
-        Raises SourceError, HeaderError, and TooManyTensors if there are more than `most_tensors`.
-        """
+    def read(self, found: Found) -> Weights:
+        """Return the weights in these files, without their bytes. Raises SourceError, HeaderError, TooManyTensors."""

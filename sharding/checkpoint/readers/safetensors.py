@@ -1,14 +1,13 @@
 """Read safetensors files, each with its header."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 
 from typing_extensions import override
 
-from sharding.checkpoint.readers.reader import Reader, Weights
-from sharding.checkpoint.weight_sets import WeightSet
+from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.core.errors import HeaderError, TooManyTensors
 from sharding.core.limits import MAX_TENSORS
 from sharding.core.protocols import Files
@@ -37,18 +36,10 @@ class Safetensors(Reader):
         return all(path.endswith(".safetensors") for path in paths)
 
     @override
-    def read(
-        self,
-        source: Files,
-        by_path: Mapping[str, FileEntry],
-        weight_set: "WeightSet",
-        paths: Sequence[str],
-        most_tensors: int,
-    ) -> Weights:
-        files = [by_path[path] for path in paths]
-        headers = read_headers(source, files, most_tensors)
+    def read(self, found: Found) -> Weights:
+        headers = read_headers(found.source, found.files, found.most_tensors)
         metadata, conflicts = merge_metadata(headers)
-        return Weights(files, [tensor for header in headers for tensor in header.tensors], conflicts, metadata)
+        return Weights(found.files, [tensor for header in headers for tensor in header.tensors], conflicts, metadata)
 
 
 def read_headers(source: Files, files: Iterable[FileEntry], most_tensors: int = MAX_TENSORS) -> list[Header]:
