@@ -159,10 +159,10 @@ class Verification:
             where = "from the Hub" if seen.read == "hub" else "from the folder, through the page cache"
             said = [f"read again {where}"] + ["structure checked by safetensors"] * seen.structure
             said += [f"headers and BLAKE3 of every tensor compared with the source's{first}"]
-        again = "" if seen.read == "both" else ", put together again from the result"
+        again = "" if seen.read == "both" or seen.original else ", put together again from the result,"
         whose = "" if seen.read == "both" else "the source's "
         if seen.rebuilt:
-            said.append(f"{seen.rebuilt} of {whose or 'the '}files{again}, {have} the SHA-256 that the Hub states")
+            said.append(f"{seen.rebuilt} of {whose or 'the '}files{again} {have} the SHA-256 that the Hub states")
         if seen.weights:
             files = f"{seen.reread} of {whose}{seen.weights} files, read whole once more"
             said.append(f"{files}, {have} the hash that the Hub states, and match the earlier reads")

@@ -102,7 +102,8 @@ def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(tmp_path: Path) -> None:
     folder = models.save("llama", tmp_path / "source", layers=3)
     with hub_in_house(tmp_path / "hub") as hub:
         at = {"endpoint": hub.address, "token": TOKEN}
-        assert classic(push(hub, folder, "alice/mine"), "alice/copy", **at).verification.identical
+        proof = classic(push(hub, folder, "alice/mine"), "alice/copy", **at).verification
+        assert proof.identical and "of the source's files have the SHA-256 that the Hub states" in proof.method
         assert "model.safetensors.index.json" in files_of(hub, "alice/copy")
     (folder / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}))
     with pytest.raises(SourceError, match="never run"):

@@ -182,9 +182,9 @@ def test_what_a_merge_changes_is_counted_in_the_result(name: str, every: int, dt
     report = finish(job.shard(str(base), str(out), options))
     before, after = tensors(base), tensors(out)
     really = [each for each in after if not torch.equal(before[each].float(), after[each].float())]
-    assert report.plan.merged is not None
-    assert report.plan.merged.changed == len(really)
-    assert report.verification.identical and report.verification.merged == report.plan.merged
+    merge, *cast = report.plan.made
+    assert (merge.kind, merge.changed, len(cast)) == ("adapter", len(really), dtype != "keep")
+    assert report.verification.identical and report.verification.made == report.plan.made
     told = {finding.code: finding.message for finding in report.plan.findings}
     assert ("no-change" in told) == (not really)
 

@@ -77,12 +77,12 @@ def test_more_tensors_than_the_caller_takes_are_refused_in_source_and_base_alike
     small = str(write_checkpoint(tmp_path / "small", {"model.safetensors": one}, index=False))
     large = str(write_checkpoint(tmp_path / "large", {"model.safetensors": many | more}, index=False))
     for base in (small, large):
-        found = job.inspect(run, base=base, most_tensors=300)
-        assert len(found.tensors) == len(many) and found.base
-    assert len(job.inspect(large, most_tensors=300).tensors) == 300
+        found = job.inspect_inputs({"model": run, "base": base}, most_tensors=300)
+        assert len(found.tensors) == len(many) and found.beside[0].role == "base"
+    assert len(job.inspect_inputs({"model": large}, most_tensors=300).tensors) == 300
     for source, base, most in ((run, large, 299), (large, "", 299), (run, small, len(many) - 1)):
         with pytest.raises(TooManyTensors):
-            job.inspect(source, base=base, most_tensors=most)
+            job.inspect_inputs({"model": source, **Options(base=base).inputs}, most_tensors=most)
 
 
 CLASSIC, COMPARED, MERGED = {"engine": "classic"}, {"compare_rounds": 1}, {"adapter": "alice/lora"}

@@ -50,7 +50,7 @@ def test_where_a_hub_states_no_hash_nobody_says_more_than_that_it_matches_what_w
     assert isinstance(screen.file, StringIO)
     said = {
         "log": "\n".join(history.log),
-        "page": result_panel(report, Trust("made-here", ()), Places(name, "", "", None)),
+        "page": result_panel(report, Trust("made-here", ()), Places(name, "", "")),
         "terminal": screen.file.getvalue(),
         "card": (download(hub, name, tmp_path / "copy") / "README.md").read_text(),
     }

@@ -63,7 +63,7 @@ def test_block_fp8_becomes_what_transformers_loads_dequantized(model_type: str, 
     source = save_fp8(model_type, tmp_path / "source")
     report = dequantize(source, tmp_path / "out")
     same_as_theirs(source, tmp_path / "out", FineGrainedFP8Config(dequantize=True))
-    assert (report.plan.dtype, report.plan.dequantized) == ("bf16", "fp8, one scale for each 128 x 128")
+    assert [one.done for one in report.plan.made] == ["dequantized to bf16 (fp8, one scale for each 128 x 128)"]
 
 
 def test_fp8_of_compressed_tensors_is_what_transformers_loads_with_that_library(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_is_not_quantized_keeps_its_dtype_unless_a_cast_is_asked_for(dtype:
     assert held and all(torch.equal(found[name], tensor) for name, tensor in held.items())
     assert torch.equal(found["model.embed_tokens.weight"], tensors(source)["model.embed_tokens.weight"])
     assert verified(source, tmp_path / "out", dtype=dtype).identical
-    assert report.plan.keeps_others == (dtype == "keep")
+    assert [one.kind for one in report.plan.made] == ["dequantize", "dtype"][: 1 + (dtype != "keep")]
 
 
 def test_a_model_without_a_class_keeps_its_router_in_fp32(tmp_path: Path) -> None:
@@ -125,12 +125,13 @@ def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was
     written = parse_report((tmp_path / "out/sharding_report.json").read_bytes())
     assert written == report
     assert written.source.dtypes.keys() == {"F8_E4M3", "F32", "BF16"}
-    assert "dequantized (fp8, one scale for each 128 x 128)" in report.verification.method
+    done = "dequantized to bf16 (fp8, one scale for each 128 x 128)"
+    assert done in report.verification.method
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["metadata"]
     found = tensors(tmp_path / "out")
     assert index["total_parameters"] == sum(tensor.numel() for tensor in found.values())
     card = (tmp_path / "out/README.md").read_text()
-    assert "Its bits are computed, not moved: the original is quantized with fp8, one scale for each 128 x 128." in card
+    assert done in card and "as precise as the quantized original" in card
     assert "bit-identical to the original" not in card
     reshard(source, tmp_path / "as it is", "400kB")
     assert names < listing(tmp_path / "as it is").keys()
@@ -165,8 +166,7 @@ def test_verify_computes_all_of_it_once_more(run: Run, tmp_path: Path) -> None:
     source = save_mxfp4(tmp_path / "source")
     dequantize(source, tmp_path / "out")
     proof = verified(source, tmp_path / "out")
-    assert proof.identical and "dequantized (mxfp4" in proof.method
-    assert proof.dequantized == "mxfp4, one scale for each 32 numbers"
+    assert proof.identical and "dequantized to bf16 (mxfp4, one scale for each 32 numbers)" in proof.method
     assert not verified(source, tmp_path / "out", dtype="fp16").identical
     with pytest.raises(UsageError):
         verified(source, tmp_path / "out", quick=True)
@@ -181,9 +181,9 @@ def test_verify_computes_all_of_it_once_more(run: Run, tmp_path: Path) -> None:
 def test_the_command_line_says_what_it_computes_and_how_it_ends(run: Run, tmp_path: Path) -> None:
     source = save_compressed("channel", tmp_path / "source")
     planned = run("plan", source, "--dequantize")
-    assert (planned.returncode, "dequantized from compressed-tensors float-quantized" in planned.stdout) == (0, True)
+    assert (planned.returncode, "bf16 (compressed-tensors float-quantized" in planned.stdout) == (0, True)
     done = run("shard", source, tmp_path / "out", "--dequantize")
-    assert (done.returncode, "Equal to the original dequantized to bf16" in done.stdout) == (0, True)
+    assert (done.returncode, "Equal to the original, dequantized to bf16" in done.stdout) == (0, True)
     again = run("shard", tmp_path / "out", tmp_path / "again", "--dequantize")
     assert (again.returncode, "not quantized" in again.stderr) == (2, True)
     assert not (tmp_path / "again").exists()

@@ -54,7 +54,7 @@ def test_only_that_folder_is_copied_however_it_is_written(
     finish(job.shard(str(folders[place]), str(tmp_path / "here"), "60kB"))
     assert weights_in(tmp_path / "out") == weights_in(tmp_path / "here")
     assert (tmp_path / "out/only-here.txt").read_text() == place
-    assert (report.source.repo_id, report.source.folder) == (repo, f"{place}/")
+    assert (report.source.repo_id, report.source.inside) == (repo, f"{place}/")
     assert report.verification.identical and "that the Hub states" in report.verification.method
 
 
@@ -66,8 +66,8 @@ def test_the_card_and_the_report_name_the_folder_and_their_command_finds_the_cop
     card = (download(hub, name, tmp_path / "copy") / "README.md").read_text()
     assert f"{repo}/tree/{commit}/a/deep%20er" in card and f"'{repo}@{commit}/a/deep er'" in card
     told = json.loads((tmp_path / "copy/sharding_report.json").read_text())["source"]
-    assert (told["repo_id"], told["revision"], told["folder"]) == (repo, commit, "a/deep er/")
-    *_, last = job.verify(report.source.ref.text, name, endpoint=hub.address, token=TOKEN)
+    assert (told["repo_id"], told["revision"], told["inside"]) == (repo, commit, "a/deep er/")
+    *_, last = job.verify(report.source.place.text, name, endpoint=hub.address, token=TOKEN)
     assert last.verification.identical  # type: ignore[union-attr]
     for other in (repo, f"{repo}/sub", f"{repo}/submarine"):
         *_, last = job.verify(other, name, endpoint=hub.address, token=TOKEN)
