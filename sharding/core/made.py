@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from sharding.core.bounds import Count, Line, Word
 from sharding.core.origin import Place
@@ -72,17 +73,25 @@ def explained(made: Sequence[Change]) -> list[str]:
     ]
 
 
-def says_the_same(said: Sequence[Change], known: Sequence[Change]) -> bool:
-    """Return whether a report says of each step what the planner does.
+def agreed(said: Sequence[Change], known: Sequence[Change]) -> Made | None:
+    """Return what is `known`, with the counts of a report, which has `said` the same of each step. None if it has not.
 
-    Headers do not show where the numbers of another input are zero.
+    Words are not compared, because another version may have chosen others. Headers do not show where the numbers of
+    another input are zero.
     """
+    made = []
+    for one, other in zip_longest(said, known):
+        if one is None or other is None or _facts(one) != _facts(other):
+            return None
+        if one.changed != other.changed and not (other.by and one.changed < other.changed):
+            return None
+        made.append(replace(other, changed=one.changed) if one.changed or not other.changed else without_effect(other))
+    return tuple(made)
 
-    def may_be(one: Change, other: Change) -> bool:
-        fewer = replace(other, changed=one.changed) if 0 < one.changed < other.changed else other
-        return one in ((fewer, without_effect(other)) if other.by else (other,))
 
-    return len(said) == len(known) and all(may_be(*pair) for pair in zip(said, known, strict=True))
+def _facts(change: Change) -> tuple[object, ...]:
+    """Return what a step says that is no sentence."""
+    return change.kind, change.of, change.by, change.is_exact, change.keeps_size, change.relation, change.evidence
 
 
 def without_effect(change: Change) -> Change:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from sharding.core.errors import SourceError
-from sharding.core.made import phrase, says_the_same
+from sharding.core.made import phrase
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
 from sharding.core.verification import UNCHECKED
@@ -73,10 +73,8 @@ class Results:
         if trust.level != "contradicted":
             for record in _decisive(self.shelf.records(), _read_for(report), copy):
                 own = _own(record, held.other_weights)
-                # Without its source, nothing else tells whether these are the words of this tool.
-                if own.level == "contradicted" or says_the_same(report.plan.made, record.made):
-                    now = (*held.unreached, *(original.unreached if original else ()))
-                    return lowered(own, (*record.unreached, *now))
+                now = (*held.unreached, *(original.unreached if original else ()))
+                return lowered(own, (*record.unreached, *now))
         return lowered(trust, report.verification.unreached)  # it may name commits, of its base for example
 
     def compare(
@@ -132,13 +130,14 @@ def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
         differ = "1 tensor differs" if within == 1 else f"{within:,} tensors differ"
         caveats += (f"The bits of {differ}, but no more than another order of summation explains.",)
     if record.is_undecided and record.error:
-        return Trust("fits", (f"This page read every byte of both repos on {day}.", record.error[0]), caveats)
+        said = f"This page read every byte of both repos on {day}.", record.error[0]
+        return Trust("fits", said, caveats, made=record.made)
     if record.state != "done" and record.error:
         return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
     if record.request.kind == "verify":
         read = f"This page read every tensor of both repos on {day} and compared them"
         read += f" with the original's{first}." if (first := phrase(record.made)) else "."
         others = (change.caveat for change in record.made if change.caveat)
-        return Trust("read-now", (read, unchecked_sentence(UNCHECKED), *others), caveats, within)
+        return Trust("read-now", (read, unchecked_sentence(UNCHECKED), *others), caveats, within, record.made)
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."
-    return Trust("made-here", (text, BESIDE), caveats)
+    return Trust("made-here", (text, BESIDE), caveats, made=record.made)

@@ -266,7 +266,7 @@ class Running(Events):
             return update  # neither words nor links of a success
         report, revision = status.report, status.published.ref.revision if status.published else ""
         places = self.places(status.request.destination, revision, request)
-        trust = lowered(_OWN, report.verification.unreached)
+        trust = lowered(replace(_OWN, made=report.plan.made), report.verification.unreached)
         return {
             **update,
             form.outcome: gr.Column(visible=True),

@@ -75,7 +75,7 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         infinite=sum(report.overflowed.values()),
         documents={title: places.file(name) for name, title in documents.items() if name in report.files},
         again=_again(report),
-        made=(known := made_of(report, trust)),
+        made=(known := made_of(trust)),
         explained=explained(known),
         is_told=is_told(report, trust),
     )
@@ -100,7 +100,7 @@ def details_panel(report: Report, places: Places, trust: Trust, seconds: float |
     return render(
         "details",
         places=places,
-        next_step=_next_step(report, made_of(report, trust)),
+        next_step=_next_step(report, made_of(trust)),
         snippets={**snippets, **how_to_check(report, places.repo_id)},
         report=report,
         is_ours=trust.level == "made-here",
@@ -166,20 +166,20 @@ def named(place: Place) -> str:
     return replace(place, revision=place.revision[:12]).text if place.is_pinned else place.words
 
 
-def made_of(report: Report, trust: Trust) -> Made:
+def made_of(trust: Trust) -> Made:
     """Return what was done to the numbers, () if only a report says so: its words may be anybody's."""
-    return report.plan.made if trust.level in (*READ_HERE, "fits") else ()
+    return trust.made if trust.level in (*READ_HERE, "fits") else ()
 
 
 def is_told(report: Report, trust: Trust) -> bool:
     """Return whether something was done to the numbers, but only a report says what."""
-    return bool(report.plan.made) and not made_of(report, trust)
+    return bool(report.plan.made) and not made_of(trust)
 
 
 def change_of(report: Report, trust: Trust) -> str:
     """Return what goes on "a copy of X": what was done to the numbers, or only which other inputs gave some."""
     beside = (place for place in report.source.beside if place.gives_numbers and is_told(report, trust))
-    return phrase(made_of(report, trust), named) + "".join(f" and {named(place)}" for place in beside)
+    return phrase(made_of(trust), named) + "".join(f" and {named(place)}" for place in beside)
 
 
 def _verdict(report: Report, trust: Trust) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.hints import Hints
-from sharding.core.made import keeps_sizes, phrase, says_the_same
+from sharding.core.made import Made, agreed, keeps_sizes, phrase
 from sharding.core.options import Options
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Content, FileEntry
@@ -36,12 +36,16 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A level, its reasons, caveats, and how many tensors differ `within` the tolerance of a merge."""
+    """A level, its reasons, caveats, and how many tensors differ `within` the tolerance of a merge.
+
+    `made` is what was done to the numbers, in this version's words, as far as that is known.
+    """
 
     level: Level
     reasons: tuple[str, ...]
     caveats: tuple[str, ...] = ()
     within: int = 0
+    made: Made = ()
 
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
@@ -76,6 +80,7 @@ def judge(
     """
     unreached = (*copy.unreached, *(original.unreached if original else ()))
     against, missing = [*_not_there(report, files), *_not_planned(report, copy)], 0
+    made: Made = ()
     if report.source.place.is_same(copy.source):
         against.append("The report names the repo itself as its source.")
     if original:
@@ -90,6 +95,7 @@ def judge(
             against.append(f"What the report says of its source does not fit: {error.message}")
         else:
             against += _not_of(report, draft, copy)
+            made = agreed(report.plan.made, draft.made) or ()
     if against:
         return _contradicted(against)
     here = f"The {count(len(report.shards), 'file')} in the repo have the sizes and SHA-256 that its report names."
@@ -100,10 +106,10 @@ def judge(
         both = f"The copy has {len(copy.tensors):,} of the {count(len(original.tensors), 'tensor')} of its source"
         both += f". Headers do not show whether the other {missing:,} were tied."
     else:
-        level, same = "fits", "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
-        once = phrase(report.plan.made, lambda place: place.name)
+        level, same = "fits", "names, shapes and dtypes" if keeps_sizes(made) else "names and shapes"
+        once = phrase(made, lambda place: place.name)
         both = f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree."
-    return lowered(Trust(level, (here, both)), unreached)
+    return lowered(Trust(level, (here, both), made=made), unreached)
 
 
 def _common(original: Content, copy: Content) -> Content:
@@ -161,7 +167,7 @@ def _not_that_source(report: Report, original: Content) -> Iterable[str]:
 
 def _not_of(report: Report, original: Draft, copy: Content) -> Iterable[str]:
     """Yield where the headers of a copy are not those of what it should be, `original`."""
-    if not says_the_same(report.plan.made, original.made):
+    if agreed(report.plan.made, original.made) is None:
         done = phrase(original.made).removeprefix(", ") or "copied as it is"
         yield f"The report describes another copy than the headers, which give one that is {done}."
     was, now = ({tensor.name: tensor for tensor in checkpoint.tensors} for checkpoint in (original, copy))

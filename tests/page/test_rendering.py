@@ -353,7 +353,8 @@ def test_the_ladder_is_climbed_as_far_as_this_page_knows(level: Level, step: int
 @pytest.mark.parametrize(("level", "step"), STEPS.items())
 def test_what_was_done_to_numbers_is_said_in_words_that_the_headers_agree_with(level: Level, step: int) -> None:
     """Before, they are anybody's."""
-    trust, report = Trust(level, ()), made(Options(LIMIT, dtype="bf16"), made=(MERGE,)).report
+    report = made(Options(LIMIT, dtype="bf16"), made=(MERGE,)).report
+    trust = Trust(level, (), made=report.plan.made)
     html = result_panel(report, trust, PLACES)
     model, lora = "acme/model at aaaaaaaaaaaa", "bob/lora/sub at bbbbbbbbbbbb"
     assert (f"A copy of {model}, with the adapter {lora} merged, cast to bf16." in words(html)) == (step != CLAIMED)

@@ -94,7 +94,7 @@ def of_job(result: Result, level: Level, before: str = "", *, is_private: bool =
 
     yield "terminal", terminal(show)
     yield "card", write_card(report, parse_card(before), HUB, RESULT, is_private=is_private).rstrip()
-    trust = Trust(level, ("It is so.",))
+    trust = Trust(level, ("It is so.",), made=report.plan.made)
     panel = result_panel(report, trust, PLACES, FORECAST if level == "fits" else None)
     yield "page", page(panel + details_panel(report, PLACES, trust), has_code=level in ("made-here", "claims"))
 
@@ -205,6 +205,7 @@ def certificates() -> Parts:
     )
     for result in (made(), merged, of_folder):
         for trust in (*(Trust(level, ()) for level in LEVELS), Trust("read-now", (), caveat)):
+            trust = replace(trust, made=result.report.plan.made)
             shown = certificate_of(Shown("me/copy", "e" * 40, (), result.report), trust)
             steps = (f"{'x' if step.is_reached else '-'} {step.title}: {step.words}" for step in shown.steps)
             lines = (f"{shown.verdict} ({shown.tone})", shown.sentence, " · ".join(shown.facts), *steps, shown.note)
