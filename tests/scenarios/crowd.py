@@ -23,7 +23,7 @@ from rich.table import Table
 
 from tests.scenarios.served import GUEST, HOSTILE, LLAMA, LORAS, MANY, MERGED, PUBLIC, RESULT, SMALL, Page
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 """How long a visitor waits for an answer. None by then is a fault, but how long each takes is only shown."""
 PAUSE_SECONDS = 0.5
 """What a visitor waits between two acts, on average."""
