@@ -16,7 +16,8 @@ from sharding.core.options import Options
 from sharding.core.values import ShardRecord
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.hub import answers as hub_retry
-from tests.conftest import listing
+from tests.commands import run_process
+from tests.conftest import environment, listing
 from tests.folders import kept, reshard, staged, until_shard
 from tests.hubs import TOKEN, branches, exists, files_of
 from tests.inhouse import InHouse
@@ -97,6 +98,18 @@ def test_a_job_without_a_finished_shard_leaves_no_repo_that_it_made_and_no_branc
     assert exists(hub, name) == was_there
     if was_there:
         assert branches(hub, name) == {"main"} and files_of(hub, name) == {".gitattributes"}
+
+
+def test_another_process_can_write_although_this_one_keeps_the_error_of_its_job(
+    folder: Path, name: str, hub: InHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hf-xet opens the store of a Hub on this machine in one process at a time."""
+    events = begun(folder, f"{name}-failed", hub, monkeypatch, 0)
+    with pytest.raises(SourceError) as kept_alive:
+        events.throw(SourceError("It broke.", "Mend it."))
+    env = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN}
+    done = run_process("shard", folder, name, "-s", "60kB", env=env)
+    assert done.returncode == 0 and kept_alive.tb, done.stderr
 
 
 @pytest.mark.parametrize("hint", ["Mend it.", ""])

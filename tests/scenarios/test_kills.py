@@ -3,14 +3,13 @@
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, environment, new_seed
 from tests.hubs import push
-from tests.localhub.conftest import Server
+from tests.inhouse import InHouse
 from tests.scenarios.torture import torture_hub, write_source
 
 
@@ -27,8 +26,8 @@ def test_kills_of_forked_jobs_lose_nothing_and_repeat_two_shards_at_most(kills: 
 @pytest.mark.usefixtures("nothing_stays_on_this_disk")
 @pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.thorough)])
 def test_kills_from_hub_to_hub_leave_main_whole_and_repeat_nothing_that_was_noted(
-    kills: int, served: Callable[..., Server], tmp_path: Path
+    kills: int, hub: InHouse, name: str, tmp_path: Path
 ) -> None:
-    hub, moments = served(), random.Random(new_seed())  # hf-xet opens the store of a Hub in one process at a time
-    source = push(hub, write_source(tmp_path / "in", 40, 300_000), "alice/source")
-    assert torture_hub(hub, source, "alice/made", tmp_path, kills, moments).kills >= kills
+    moments = random.Random(new_seed())
+    source = push(hub, write_source(tmp_path / "in", 40, 300_000), f"{name}-source")
+    assert torture_hub(hub, source, name, tmp_path, kills, moments).kills >= kills

@@ -47,28 +47,6 @@ def test_what_may_pass_is_asked_so_many_times_in_all(hub: InHouse, rule: str) ->
         assert hub.asked(INFO) == NETWORK_TRIES
 
 
-def test_a_store_on_this_machine_that_is_still_closing_is_opened_a_moment_later(
-    hub: InHouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """hf-xet closes its database beside the program, after the upload has ended."""
-    monkeypatch.setattr(hub_retry, "NETWORK_WAIT_SECONDS", 0.0001)
-    client, locked = Hub(hub.address, TOKEN), RuntimeError("Database already open. Cannot acquire lock.")
-    for failures in (NETWORK_TRIES - 1, NETWORK_TRIES):
-        opened = iter([locked] * failures + ["a commit"])
-
-        def start(opened: Iterator[Any] = opened, **access: Any) -> str:
-            if (found := next(opened)) is locked:
-                raise locked
-            return str(found)
-
-        client.xet = SimpleNamespace(new_upload_commit=start)  # type: ignore[misc]
-        if failures < NETWORK_TRIES:
-            assert client.upload_to(SOURCE, "main") == "a commit"
-        else:
-            with pytest.raises(RuntimeError, match="acquire lock"):
-                client.upload_to(SOURCE, "main")
-
-
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 501])
 def test_what_cannot_pass_is_asked_once(hub: InHouse, status: int) -> None:
     with hub.failing(f"status:{status}@{INFO}"), pytest.raises(SourceError):

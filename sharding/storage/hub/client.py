@@ -138,19 +138,8 @@ class Hub:
             return False
 
     def upload_to(self, repo_id: str, revision: str) -> Any:
-        """Return a new upload commit of hf-xet for `repo_id`.
-
-        A store on this machine is a database that hf-xet opens once at a time. It may still be closing it.
-        """
-        tries = 0
-        while True:
-            try:
-                return self.xet.new_upload_commit(**self._xet_access("write", repo_id, revision))
-            except RuntimeError as error:
-                if not may_pass(error):
-                    raise
-                tries += 1
-                wait_to_retry(error, tries)
+        """Return a new upload commit of hf-xet for `repo_id`."""
+        return self.xet.new_upload_commit(**self._xet_access("write", repo_id, revision))
 
     def download_from(self, repo_id: str, revision: str) -> Any:
         """Return a new download group of hf-xet for `repo_id`."""

@@ -60,7 +60,8 @@ class XetShardWriter(ShardWriter):
         self.stored: FileEntry | None = None
         self._file = file
         self._bytes = 0
-        self._is_finished = False
+        self._commit: Any = None
+        self._stream: Any = None
         with self._explained():
             self._commit = start()
             self._stream = self._commit.start_upload_stream(name=file)
@@ -77,8 +78,7 @@ class XetShardWriter(ShardWriter):
         with self._explained():
             stored = self._stream.finish().xet_info
             metrics = self._commit.wait_to_finish().dedup_metrics
-        self._is_finished = True
-        del self._commit, self._stream  # while they exist, hf-xet keeps their resources open
+        self.let_go()
         if stored.file_size != self._bytes or not stored.sha256:
             raise DestinationError(f"{self._file} arrived damaged at the Hub's store.", GO_ON)
         self.bytes_uploaded, self.bytes_deduplicated = metrics.total_bytes_uploaded, metrics.deduped_bytes
@@ -87,8 +87,12 @@ class XetShardWriter(ShardWriter):
 
     @override
     def abort(self) -> None:
-        if not self._is_finished:
-            self._commit.abort()
+        if commit := self._commit:
+            commit.abort()
+
+    def let_go(self) -> None:
+        """Drop what hf-xet holds open for the shard, after the last write. An error may keep the writer itself."""
+        self._commit = self._stream = None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -222,3 +226,5 @@ class StoreSink(ShardSink):
         for writer in self._writers:
             with suppress(RuntimeError, OSError):  # it is dropped in any case
                 writer.abort()
+            if isinstance(writer, XetShardWriter):
+                writer.let_go()
