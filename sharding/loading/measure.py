@@ -8,11 +8,13 @@ memory. We measured its two constants. `bench/loading.py` prints predictions bes
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal
 
 import psutil
@@ -50,29 +52,47 @@ def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[
 
     Every second round has the opposite order, so that a machine that becomes slower favours neither.
     """
-    sides: list[tuple[Literal["original", "sharded"], Path]] = [("original", original), ("sharded", sharded)]
-    for number in range(rounds + 1):
-        broken = False
-        for side, folder in sides:
-            cost = probe(folder, load)
+    pair: list[tuple[Literal["original", "sharded"], Path]] = [("original", original), ("sharded", sharded)]
+    turns = [(number, one) for number in range(rounds + 1) for one in pair[:: -1 if number % 2 else 1]]
+    broken = False
+    with closing(probes([folder for _, (_, folder) in turns], load)) as costs:
+        for (number, (side, _)), (is_last, cost) in zip(turns, zip(cycle((False, True)), costs), strict=False):
             broken |= cost.outcome != "loaded"
             yield Probed(side, number, rounds, cost)
-        if broken:
-            return
-        sides.reverse()
+            if broken and is_last:
+                return
 
 
-def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost:
-    """Load `folder` in a fresh process and return the cost. Raises ShardingError if the probe itself fails."""
+def probes(folders: Sequence[Path], load: Load, timeout_seconds: float = 3600.0) -> Generator[LoadCost]:
+    """Load each of `folders` in a process of its own, one after another, and yield what it cost.
+
+    Several are loaded in forks of one process, which imports the libraries once. Closing ends the load under way.
+    Raises ShardingError if the probe itself fails.
+    """
     limits = {"memory-limit": load.memory_limit_bytes, "max-memory": load.max_memory_bytes, "timeout": timeout_seconds}
-    command = child_command("sharding.loading.probe", str(folder), "--method", load.method)
+    command = child_command("sharding.loading.probe", *map(str, folders), "--method", load.method)
     command += [f"--{name}={value}" for name, value in {"dtype": load.dtype, **limits}.items() if value is not None]
     command += ["--no-mmap"] * (not load.with_mapping) + ["--cold"] * load.cold
-    done = subprocess.run(command, capture_output=True, text=True, env=child_variables(), stdin=subprocess.DEVNULL)
-    if done.returncode:
-        message = f"The process that loads {folder.name} failed: {done.stderr.strip()[-300:]}"
-        raise ShardingError(message, "Run it again.")
-    said: dict[str, Any] = json.loads(done.stdout)
+    with TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_variables()
+        )
+        with process:
+            try:
+                assert process.stdout, "it is a pipe"
+                for line in process.stdout:
+                    yield _cost(json.loads(line))
+            except BaseException:
+                process.terminate()
+                raise
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip()
+    if process.returncode:
+        raise ShardingError(f"The process that loads models failed: {said[-300:]}", "Run it again.")
+
+
+def _cost(said: Mapping[str, Any]) -> LoadCost:
+    """Return what a line of a probe says."""
     known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
     known |= {"tokens": tuple(said.get("tokens", ())), "base_anon_bytes": said.get("base_anon_bytes") or 0}
     known["curve"] = thin([Moment(*row) for row in said["curve"]])

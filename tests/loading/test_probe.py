@@ -10,13 +10,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sharding import job
-from sharding.loading.measure import Load, predict, probe
+from sharding.loading.measure import Load, predict, probes
 from sharding.loading.probe import child as loading
 from tests import folders, models
 from tests.conftest import environment
@@ -187,6 +188,33 @@ def test_without_a_cgroup_the_limit_is_on_private_mappings_and_says_so(measured:
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each load has a process that starts anew")
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"with_mapping": False}])
+def test_a_fork_of_a_warm_process_says_what_a_process_that_starts_anew_says(options: dict[str, Any], big: Path) -> None:
+    load = Load(**options)
+    (fresh,) = probes([big], load)
+    _, fork = probes([big, big], load)
+    same = ("outcome", "loaded_bytes", "mapped_bytes", "stored_dtypes", "logits_sha256", "tokens", "is_cast", "cache")
+    assert [getattr(fork, name) for name in same] == [getattr(fresh, name) for name in same]
+    for name in ("base_anon_bytes", "peak_anon_bytes"):
+        assert getattr(fork, name) == pytest.approx(getattr(fresh, name), rel=0.05), name
+    # Mapped files of the libraries count only once a fork reads in them: tens of megabytes, whatever the model.
+    assert 0 <= fresh.peak_file_bytes - fork.peak_file_bytes < 100_000_000
+    assert fork.seconds["start"] < fresh.seconds["start"] + fresh.seconds["import"]
+    assert fork.curve[0].anon_bytes == pytest.approx(fresh.curve[0].anon_bytes, rel=0.1), "both begin with the load"
+
+
+def test_a_load_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    folder = models.save("llama", tmp_path / "in", layers=1)
+    costs = probes([folder] * 50, Load())
+    next(costs)
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    assert before
+    costs.close()
+    assert not before & {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.thorough
 @pytest.mark.skipif(not HAS_PROC, reason="mappings are in /proc")
 def test_mapped_weights_cost_no_anonymous_memory_and_unmapped_ones_do(measured: Measured, big: Path) -> None:
     mapped, unmapped = measured(), measured("--no-mmap")
@@ -228,8 +256,8 @@ def test_text_comes_through_disk_offload_under_a_cap_smaller_than_the_model(tmp_
     original = finish(tmp_path / "original", torch.float32, num_hidden_layers=14)
     sharded = reshard(original, tmp_path / "sharded", "100MB")
     limit = int(0.8 * sum(file.stat().st_size for file in sharded.glob("*.safetensors")))
-    plain = probe(sharded, Load("load_checkpoint_and_dispatch"))
-    capped = probe(sharded, Load("offload", memory_limit_bytes=limit, max_memory_bytes=200_000_000))
+    (plain,) = probes([sharded], Load("load_checkpoint_and_dispatch"))
+    (capped,) = probes([sharded], Load("offload", memory_limit_bytes=limit, max_memory_bytes=200_000_000))
     assert (plain.outcome, capped.outcome) == ("loaded", "loaded")
     assert len(plain.tokens) >= 4
     assert capped.tokens == plain.tokens

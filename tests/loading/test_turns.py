@@ -1,10 +1,9 @@
 """Which loads a comparison makes, in what turns and processes, and which of them its figures are of."""
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import Published, Verified
 from sharding.core.options import Options
 from sharding.job import Event
-from sharding.loading.costs import Compared, Probed, middle_run
+from sharding.loading.costs import Compared, LoadCost, Moment, Probed, middle_run
+from sharding.loading.measure import Load
 from sharding.report.comparison import draw_memory
 from sharding.report.schema import Report
 from tests import models
@@ -26,9 +26,9 @@ from tests.inhouse import hub_in_house
 
 MB = 1_000_000
 LOADED = {
-    "outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "memory_limit": None,
-    "cache": "cold", "seconds": {"load": 1.0, "forward": 1.0}, "peak_file_bytes": 0, "peak_total_bytes": 0, "curve": [],
-    "format": "safetensors", "logits_sha256": "0" * 64, "mapped_bytes": 0, "loaded_bytes": 9, "tokens": [1, 2],
+    "outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "memory_limited_by": None,
+    "cache": "cold", "seconds": {"load": 1.0, "forward": 1.0}, "peak_file_bytes": 0, "peak_total_bytes": 0, "curve": (),
+    "format": "safetensors", "logits_sha256": "0" * 64, "mapped_bytes": 0, "loaded_bytes": 9, "tokens": (1, 2),
 }  # fmt: skip
 
 
@@ -39,23 +39,20 @@ class Probes:
         self.peaks: Iterator[int] = iter(range(100 * MB, 10**12, 100 * MB))
         self.answers: Iterator[dict[str, Any]] = iter(lambda: {}, None)
         self.loaded: list[str] = []
-        self.commands: list[list[str]] = []
-        self.environments: list[dict[str, str]] = []
+        self.folders: list[Path] = []
 
-    def run(self, command: list[str], *, env: dict[str, str], **_: object) -> "subprocess.CompletedProcess[str]":
-        folder = next(Path(word) for word in command if os.path.isdir(word))
-        assert next(folder.glob("*.safetensors")).stat().st_size  # what is to be loaded is there
-        self.loaded.append(folder.name)
-        self.commands.append(command)
-        self.environments.append(env)
-        said = LOADED | {"peak_anon_bytes": next(self.peaks)} | next(self.answers)
-        return subprocess.CompletedProcess(command, 0, json.dumps(said), "")
+    def load(self, folders: Sequence[Path], load: Load) -> Iterator[LoadCost]:
+        for folder in folders:
+            assert next(folder.glob("*.safetensors")).stat().st_size  # what is to be loaded is there
+            self.loaded.append(folder.name)
+            self.folders.append(folder)
+            yield LoadCost(**LOADED | {"peak_anon_bytes": next(self.peaks)} | next(self.answers))
 
 
 @pytest.fixture
 def probes(monkeypatch: pytest.MonkeyPatch) -> Probes:
     probes = Probes()
-    monkeypatch.setattr("subprocess.run", probes.run)
+    monkeypatch.setattr("sharding.loading.measure.probes", probes.load)
     return probes
 
 
@@ -78,7 +75,6 @@ def test_both_are_loaded_in_turn_each_time_in_a_process_of_its_own_and_the_warm_
     assert probes.loaded == turns[: 2 * (rounds + 1)]
     assert [event.side for event in events if isinstance(event, Probed)] == probes.loaded
     assert [event.round for event in events if isinstance(event, Probed)] == sorted(list(range(rounds + 1)) * 2)
-    assert all(command[0] == sys.executable and "sharding.loading.probe" in command for command in probes.commands)
     found = last(events).comparison
     peaks = {"original": [1, 4, 5, 8], "sharded": [2, 3, 6, 7]}
     for side, costs in (("original", found.original), ("sharded", found.sharded)):
@@ -112,7 +108,7 @@ def test_repos_are_downloaded_into_a_folder_that_goes_again(
     with hub_in_house(tmp_path / "hub") as hub:
         push(hub, in_two_files(tmp_path / "in"), "alice/one")
         events = job.compare("alice/one", str(tmp_path / "in"), rounds=1, endpoint=hub.address, token=TOKEN)
-        folder = Path(next(word for word in (next(events), probes.commands[0])[1] if os.path.isdir(word)))
+        folder = (next(events), probes.folders[0])[1]
         assert listing(folder) == listing(tmp_path / "in")
         assert isinstance(last(events), Compared) and not folder.exists()
         events = job.compare("alice/one", "alice/one", rounds=1, endpoint=hub.address, token=TOKEN)
@@ -123,7 +119,7 @@ def test_repos_are_downloaded_into_a_folder_that_goes_again(
 def test_memory_over_time_is_drawn_where_it_is_asked_for(pair: tuple[str, str], probes: Probes, tmp_path: Path) -> None:
     """Of each side the run whose time is the middle one."""
     spread = [(9.0, 900), (1.0, 100), (3.0, 300), (2.0, 200), (2.5, 250), (3.5, 350), (1.5, 150), (2.2, 220)]
-    said = [{"seconds": {"load": time}, "curve": [[time, peak * MB, 0, peak * MB]]} for time, peak in spread]
+    said = [{"seconds": {"load": time}, "curve": (Moment(time, peak * MB, 0, peak * MB),)} for time, peak in spread]
     probes.answers = iter([*said, *[{}] * 4])
     found = last(job.compare(*pair, rounds=3, picture=str(tmp_path / "memory.svg"))).comparison
     drawn = draw_memory(*(middle_run(costs).curve for costs in (found.original, found.sharded)))

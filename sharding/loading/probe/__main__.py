@@ -1,13 +1,20 @@
-"""Load one checkpoint and print the cost as one JSON object."""
+"""Load checkpoints, each in a process of its own, and print the cost of each as a line of JSON.
+
+If there are several, each is loaded in a fork of this process, which imports the libraries once. Its figures begin with
+the fork. A process that starts anew is for a single one, for a memory limit, which counts the libraries too, and for
+systems on which a fork of a process with these libraries may fail.
+"""
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from itertools import pairwise
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -15,19 +22,18 @@ from typing import Any
 import psutil
 
 from sharding.core.environment import child_command, child_variables
-from sharding.loading.probe.child import METHODS
+from sharding.loading.probe import child
 from sharding.loading.probe.memory import Cap, drop, memory_cap
 
 _SAMPLE_SECONDS = 0.015
 _WEIGHTS = (".safetensors", ".bin")
-_KILLED = -9
 
 
 def main() -> None:
-    """Probe one folder. The exit status is 0 for every outcome, because a load that fails is an answer too."""
+    """Probe each folder. The exit status is 0 for every outcome, because a load that fails is an answer too."""
     parser = argparse.ArgumentParser(prog="python -m sharding.loading.probe", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--method", choices=METHODS, default="from_pretrained")
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--method", choices=child.METHODS, default="from_pretrained")
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], help="default: as it is stored")
     parser.add_argument("--no-mmap", action="store_true", help="switch memory mapping off")
     parser.add_argument("--max-memory", type=int, metavar="BYTES", help="offload: limit for weights kept in memory")
@@ -37,36 +43,39 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4, help="how many tokens to generate (default: 4)")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
     arguments = parser.parse_args()
-    json.dump(watch(arguments), sys.stdout)
-    sys.stdout.write("\n")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the process that loads ends too
+    in_forks = len(arguments.folders) > 1 and not arguments.memory_limit and sys.platform == "linux"
+    started = time.monotonic()
+    if in_forks:
+        child.import_libraries()
+    import_seconds = time.monotonic() - started if in_forks else None
+    for folder in arguments.folders:
+        said = watch(folder, arguments, import_seconds)
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
 
 
-def watch(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Probe `arguments.folder` in a new process; return its facts, its cost and its memory over time."""
-    cache = "warm"
-    if arguments.cold:
-        cache = drop(path for path in arguments.folder.iterdir() if path.name.endswith(_WEIGHTS))
+def watch(folder: Path, arguments: argparse.Namespace, import_seconds: float | None) -> dict[str, Any]:
+    """Load `folder` in a new process; return its facts, its cost and its memory over time.
+
+    The process is a fork of this one if `import_seconds`, the time that imports took here, is given.
+    """
+    cache = drop(path for path in folder.iterdir() if path.name.endswith(_WEIGHTS)) if arguments.cold else "warm"
     with ExitStack() as stack:
         cap = None
         if arguments.memory_limit:
             cap = stack.enter_context(memory_cap(arguments.memory_limit, arguments.limit_by))
         errors = stack.enter_context(TemporaryFile())
         reading, writing = os.pipe()
-        asked = json.dumps({**vars(arguments), "said": writing}, default=str)
+        asked = json.dumps({**vars(arguments), "folders": [], "folder": folder, "said": writing}, default=str)
         started = time.monotonic()
-        process = subprocess.Popen(
-            child_command("sharding.loading.probe.child", asked),
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            env=child_variables(),
-            pass_fds=(writing,),
-            preexec_fn=cap.enter if cap else None,
+        process = (
+            _Fresh(asked, writing, errors.fileno(), cap) if import_seconds is None else _Fork(asked, errors.fileno())
         )
         os.close(writing)
         samples, timed_out = _Samples(process.pid, started, cap), False
         try:
-            while process.poll() is None:
+            while process.is_running():
                 samples.take()
                 timed_out = time.monotonic() - started > arguments.timeout
                 if timed_out:
@@ -82,13 +91,15 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
     facts = {key: fact for line in lines for key, fact in line.items() if key not in ("phase", "at")}
     phases: dict[str, float] = {line["phase"]: line["at"] for line in lines if "phase" in line}
     spans = {name: later - at for (name, at), (_, later) in pairwise(phases.items())}
+    if import_seconds is not None:
+        spans["import"] = import_seconds
     first = next(iter(phases.values()), 0.0)
     if "outcome" not in facts:
         phase = repr(["start", *phases][-1])
         facts |= {"outcome": "failed", "message": f"It ended with status {status} in the phase {phase}: {tail[-500:]}"}
         if timed_out:
             facts["message"] = f"It took too long in the phase {phase}."
-        elif status == _KILLED:
+        elif status == -signal.SIGKILL:
             facts["outcome"] = "out-of-memory"
             facts["message"] = f"It used too much memory in the phase {phase}, so the kernel killed it."
     return {
@@ -98,8 +109,50 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
         "cache": cache,
         "memory_limit": {"bytes": arguments.memory_limit, "by": cap.by} if cap else None,
         "seconds": {"start": first - started if phases else samples.last, **spans, "total": samples.last},
-        **samples.results(),
+        **samples.results(phases.get("load", started)),
     }
+
+
+class _Fresh:
+    """A new process that imports the libraries and loads."""
+
+    def __init__(self, asked: str, writing: int, errors: int, cap: Cap | None) -> None:
+        self._process = subprocess.Popen(
+            child_command("sharding.loading.probe.child", asked),
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env=child_variables(),
+            pass_fds=(writing,),
+            preexec_fn=cap.enter if cap else None,
+        )
+        self.pid, self.kill, self.wait = self._process.pid, self._process.kill, self._process.wait
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+
+class _Fork:
+    """A fork of this process, which has imported the libraries."""
+
+    def __init__(self, asked: str, errors: int) -> None:
+        self._process = ForkProcess(target=_load, args=(asked, errors))
+        self._process.start()
+        assert self._process.pid, "it has started"
+        self.pid, self.kill, self.is_running = self._process.pid, self._process.kill, self._process.is_alive
+
+    def wait(self) -> int:
+        self._process.join()
+        assert self._process.exitcode is not None, "it has ended"
+        return self._process.exitcode
+
+
+def _load(asked: str, errors: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (1, 2):
+        os.dup2(errors, number)
+    child.load(json.loads(asked))
 
 
 class _Samples:
@@ -123,9 +176,11 @@ class _Samples:
         if self._cap:
             self._peak_cgroup = max(self._peak_cgroup, self._cap.anon_bytes or 0)
 
-    def results(self) -> dict[str, Any]:
-        """Return the peaks and the curve: seconds, and bytes of anonymous, file-mapped and total memory."""
+    def results(self, since: float) -> dict[str, Any]:
+        """Return the peaks, and the curve from `since` on: seconds, anonymous, file-mapped and total bytes."""
         anon, file, total = (max((row[column] for row in self._curve), default=0) for column in (1, 2, 3))
+        late = since - self._started
+        curve = [(round(at - late, 4), *sizes) for at, *sizes in self._curve if at >= late]
         return {
             "peak_anon_bytes": anon,
             "peak_file_bytes": file,
@@ -133,7 +188,7 @@ class _Samples:
             "cgroup_peak_anon_bytes": self._peak_cgroup or None,
             "memory_by": "/proc/PID/status" if self._has_proc else "psutil: unique and resident set size",
             "samples_per_second": round(len(self._curve) / self.last, 1) if self.last else 0.0,
-            "curve": self._curve,
+            "curve": curve,
         }
 
     def _from_proc(self) -> tuple[int, int, int]:

@@ -27,8 +27,18 @@ _FLOATS = set(_NAMES.values())
 
 
 def main() -> None:
-    """Load as the first argument (JSON) asks, and write the facts to its file descriptor `said`."""
-    asked = json.loads(sys.argv[1])
+    """Load as the first argument (JSON) asks."""
+    load(json.loads(sys.argv[1]))
+
+
+def import_libraries() -> None:
+    """Import what a load needs."""
+    import accelerate  # noqa: F401 - its import is part of the cost
+    import transformers.modeling_utils  # noqa: F401
+
+
+def load(asked: dict[str, Any]) -> None:
+    """Load as `asked`, and write the facts to its file descriptor `said`."""
     stream = os.fdopen(asked["said"], "w", buffering=1)
 
     def say(**facts: object) -> None:
@@ -37,9 +47,7 @@ def main() -> None:
     folder = Path(asked["folder"])
     try:
         say(phase="import", at=time.monotonic())
-        import accelerate  # noqa: F401 - its import is part of the cost
-        import transformers.modeling_utils  # noqa: F401
-
+        import_libraries()
         with memory_allowance(load_allowance(folder)):
             load_and_run(folder, asked, say)
         say(phase="end", at=time.monotonic(), outcome="loaded", message="")
