@@ -180,8 +180,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             findings=(*checkpoint.findings, *card.findings),
             side_files=tuple(file for file in checkpoint.side_files if file.path not in plan.unfit),
         )
-        if compare_rounds:
-            refuse_incomparable(checkpoint, origin)
+        alone = refuse_incomparable(checkpoint, origin) if compare_rounds else ""
         yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)
 
         plan_id = identify_plan(plan)
@@ -208,7 +207,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             resources = _resources(meter, prepared, target, crew)
             comparison = None
             if compare_rounds and verification.identical:
-                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, plan.written)
+                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, alone)
             report = make_report(
                 checkpoint=checkpoint,
                 plan=plan,

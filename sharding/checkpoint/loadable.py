@@ -31,4 +31,9 @@ def loadable_files(source: Files) -> list[FileEntry]:
         name = source.ref.words
         raise SourceError(f"transformers finds no weights in {name}.", "Use a model that has model.safetensors.")
     other = ".bin.index.json" if suffix == ".safetensors" else ".safetensors.index.json"
-    return weights + [file for file in top if file.path.endswith(_TEXTS) and not file.path.endswith(other)]
+    return weights + [file for file in files_beside(source) if not file.path.endswith(other)]
+
+
+def files_beside(source: Files) -> list[FileEntry]:
+    """Return the indexes, configuration and tokenizer of `source`."""
+    return [file for file in source.files if "/" not in file.path and file.path.endswith(_TEXTS)]

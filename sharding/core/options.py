@@ -267,7 +267,6 @@ class Options:
         commands=("plan", "shard", "verify"),
         excludes={
             "engine": "The classic engine cannot dequantize.",
-            "compare_rounds": "The quantized original may need kernels that this machine lacks, so it is not compared.",
         },
         computes=True,
         since=3,
@@ -282,7 +281,6 @@ class Options:
             "base": "The output of a training run is not a base for an adapter.",
             "dequantize": "An adapter is merged into ordinary weights. Make a copy with --dequantize first.",
             "engine": "The classic engine merges no adapters.",
-            "compare_rounds": "The merged model computes other numbers than its base, so their loads are not compared.",
         },
         since=4,
         computes=True,

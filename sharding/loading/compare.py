@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import get_args
 
 from sharding.checkpoint.documents import read_small
-from sharding.checkpoint.loadable import loadable_files
+from sharding.checkpoint.loadable import files_beside, loadable_files
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MEMORY_SHARE
@@ -19,7 +19,7 @@ from sharding.core.values import Content, Plan, ShardRecord
 from sharding.formats.file_formats import format_of
 from sharding.formats.names import is_weights
 from sharding.loading.classic import download_bytes, lay_out, refuse_too_large, refuse_without_room, run_classic
-from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Probed
+from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Probed, Side
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, is_loaded, measure, predict_load
 from sharding.loading.verdict import judge, judge_predicted
 from sharding.model_class.architecture import refuse_contradiction
@@ -34,55 +34,67 @@ def compare_loads(
     rounds: int,
     written: Mapping[str, bytes] | None = None,
     max_shard_bytes: int | None = None,
+    *,
+    alone: str = "",
+    computes_the_same: bool = True,
 ) -> Generator[Probed, None, Comparison]:
     """Load both in turn, yield every probe, and return the comparison.
 
-    `written` are files of the sharded copy that are not stored yet: its index and its configuration. With
-    `max_shard_bytes` it also makes the copy in the classic way and measures that. If the two do not fit on the disk or
-    into memory, or if only code of the repo can load them, the comparison holds predictions and the reason. Raises
-    SourceError if there is nothing to compare.
+    - `written`: files of the sharded copy that are not stored yet: its index and its configuration.
+    - `max_shard_bytes`: also make the copy in the classic way, and measure that.
+    - `alone`: why the original cannot be loaded here. Then only the copy is.
+    - `computes_the_same`: whether both should compute the same logits.
+
+    If the two do not fit on the disk or into memory, or if only code of the repo can load them, the comparison holds
+    predictions and the reason. Raises SourceError if there is nothing to compare.
     """
-    sides = [(source, loadable_files(source)) for source in (original, sharded)]
-    predicted = [predict_load(source, files, load) for source, files in sides]
-    costs: dict[str, list[LoadCost]] = {"original": [], "sharded": []}
-    needed, free = max(side.peak_anon_bytes for side in predicted), free_memory_bytes()
+    both: dict[Side, Files] = {"sharded": sharded} if alone else {"original": original, "sharded": sharded}
+    sides = {side: (source, loadable_files(source)) for side, source in both.items()}
+    predicted = {side: predict_load(*one, load) for side, one in sides.items()}
+    costs: dict[Side, list[LoadCost]] = {side: [] for side in sides}
+    needed, free = max(side.peak_anon_bytes for side in predicted.values()), free_memory_bytes()
     reason = ""
     if load.memory_limit_bytes is None and needed > MEMORY_SHARE * free:
         reason = f"Loading needs about {format_bytes(needed)} of memory, but only {format_bytes(free)} are free."
-    # In the classic way, the model is in memory, and its copy and the downloads on the disk.
-    disk_bytes = download_bytes(*sides[0]) + sum(file.bytes for file in sides[0][1] if is_loaded(file.path))
-    expected, classic = ClassicCost(None, predicted[0].peak_anon_bytes, disk_bytes), None
+    expected = classic = None
+    if max_shard_bytes is not None:  # the model is in memory then, and its copy and the downloads on the disk
+        held = sum(file.bytes for file in sides["original"][1] if is_loaded(file.path))
+        disk_bytes = download_bytes(*sides["original"]) + held
+        expected = ClassicCost(None, predicted["original"].peak_anon_bytes, disk_bytes, mapped_bytes=held)
     with TemporaryDirectory(prefix="compare-") as scratch:
         try:
-            refuse_without_room(Path(scratch), sum(download_bytes(*side) for side in sides))
+            refuse_without_room(Path(scratch), sum(download_bytes(*one) for one in sides.values()))
         except SourceError as error:
             reason = reason or error.message
         if not reason:
-            folders = [
-                lay_out(source, files, Path(scratch) / name, extra)
-                for (source, files), name, extra in zip(sides, costs, (None, written), strict=True)
-            ]
-            for probed in measure(folders[0], folders[1], load, rounds):
+            folders = {
+                side: lay_out(source, files, Path(scratch) / side, written if side == "sharded" else None)
+                for side, (source, files) in sides.items()
+            }
+            for probed in measure(folders, load, rounds):
                 costs[probed.side].append(probed.cost)
                 yield probed
             runs = [run for side in costs.values() for run in side]
             reason = runs[0].message if all(run.outcome == "unsupported" for run in runs) else ""
-            if max_shard_bytes is not None:
-                classic = _classic(folders[0], Path(scratch) / "classic", max_shard_bytes, load.dtype, expected)
+            if max_shard_bytes is not None and expected:
+                classic = _classic(
+                    folders["original"], Path(scratch) / "classic", max_shard_bytes, load.dtype, expected
+                )
     # The warm-up does not count, unless it is the only run.
-    originals, copies = (tuple(runs[1:] or runs) for runs in costs.values())
+    counted = {side: () if reason else tuple(runs[1:] or runs) for side, runs in costs.items()}
+    originals, copies = counted.get("original", ()), counted["sharded"]
     return Comparison(
         method=load.method,
         dtype_asked=load.dtype,
         with_mapping=load.with_mapping,
         memory_limit_bytes=load.memory_limit_bytes,
-        original=() if reason else originals,
-        sharded=() if reason else copies,
-        verdict=judge_predicted(*predicted) if reason else judge(originals, copies),
-        predicted=(predicted[0], predicted[1]),
+        original=originals,
+        sharded=copies,
+        verdict=judge_predicted(predicted, alone) if reason else judge(originals, copies, alone, computes_the_same),
+        predicted=predicted,
         machine=describe_machine(),
         reason_not_measured=reason,
-        classic=None if max_shard_bytes is None else classic or replace(expected, reason_not_run=reason),
+        classic=classic or (expected and replace(expected, reason_not_run=reason)),
     )
 
 
@@ -109,22 +121,25 @@ def how_to_load(
     return Load(chosen("method", method, get_args(Method)), torch_name(dtype), with_mapping, limit, room)
 
 
-def refuse_incomparable(checkpoint: Content, origin: Files) -> None:
-    """Raise UsageError, Refused or ModelRefused if transformers cannot load `checkpoint` of `origin`."""
+def refuse_incomparable(checkpoint: Content, origin: Files) -> str:
+    """Return why transformers cannot load the `checkpoint` of `origin`, though it can load a copy; "" if it can.
+
+    Raises UsageError, Refused or ModelRefused if it can load neither.
+    """
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
+    if checkpoint.of_ranks and checkpoint.library == "transformers":
+        return "It is in the pieces of a training run."
     if not checkpoint.is_plain_model:
         what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"
         what = f"is the variant {checkpoint.variant}" if checkpoint.variant else what
-        what = "is in the pieces of a training run" if checkpoint.of_ranks else what
         name = checkpoint.source.words
         raise UsageError(f"A comparison cannot load {name}, which {what}.", "Leave --compare out.", _LEAVE_OUT)
     try:
         loadable_files(origin)
-    except SourceError as error:
+    except SourceError:
         names = name_some([file.path for file in checkpoint.weight_files])
-        message = f"transformers does not find weights named {names}, so a comparison cannot load the original."
-        hint = "Leave --compare out. The copy has names that transformers finds."
-        raise UsageError(message, hint, _LEAVE_OUT) from error
+        return f"transformers does not find weights named {names}."
+    return ""
 
 
 def compare_staged(
@@ -133,14 +148,26 @@ def compare_staged(
     origin: Files,
     target: Destination,
     rounds: int,
-    configs: Mapping[str, bytes],
+    alone: str,
 ) -> Generator[Probed | Compared, None, Comparison]:
-    """Load the original and the result in turn. The result is not published yet, and has its own `configs`."""
-    beside = [file for file in loadable_files(origin) if not is_weights(file.path)]
-    written = {file.path: read_small(origin, file, file.bytes) for file in beside} | dict(format_of(plan).beside(plan))
-    written |= {path: text for path, text in configs.items() if path in written}
+    """Load the original and the result in turn. The result is not published yet, and its configuration is the plan's.
+
+    `alone` says why the original cannot be loaded.
+    """
+    beside = [file for file in files_beside(origin) if not is_weights(file.path)]
+    configs = {file.path: read_small(origin, file, file.bytes) for file in beside}
+    configs |= {path: text for path, text in plan.written.items() if path in configs}
     load = Load(dtype=torch_name(plan.options.dtype))
-    staged, size = target.open_staged(records), plan.options.max_shard_bytes
-    comparison = yield from compare_loads(origin, staged, load, rounds, written, size)
+    is_alike = all(change.kind == "dtype" for change in plan.made)  # a load casts both
+    comparison = yield from compare_loads(
+        origin,
+        target.open_staged(records),
+        load,
+        rounds,
+        configs | dict(format_of(plan).beside(plan)),
+        plan.options.max_shard_bytes if is_alike and not alone else None,
+        alone=alone,
+        computes_the_same=is_alike,
+    )
     yield Compared(comparison)
     return comparison

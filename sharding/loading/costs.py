@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 from sharding.core.bounds import Amount, Count, Line, Seconds
 
 Outcome = Literal["loaded", "out-of-memory", "unsupported", "failed"]
-Kind = Literal["no-difference", "gain", "loss", "mixed", "not-loaded", "outputs-differ"]
+Kind = Literal["no-difference", "gain", "loss", "mixed", "not-loaded", "outputs-differ", "copy-alone"]
+Side = Literal["original", "sharded"]
 Cause = Literal["dtype", "format", "file-size", "memory-mapping", "unknown"]
 
 
@@ -100,19 +101,31 @@ class Prediction:
     peak_file_bytes: Count
 
 
+CLASSIC_WAY = "from_pretrained and save_pretrained"
+
+
 @dataclass(frozen=True, slots=True)
 class ClassicCost:
-    """What making the same shards in the classic way cost; predicted if `seconds` is None."""
+    """What making the same shards in the usual `way` cost; predicted if `seconds` is None.
+
+    `mapped_bytes` are the weights in the page cache beside `peak_anon_bytes`, if the libraries map the files.
+    """
 
     seconds: Seconds | None
     peak_anon_bytes: Count
     disk_bytes: Count
     reason_not_run: Line = ""
+    mapped_bytes: Count = 0
+    way: Line = CLASSIC_WAY
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Original and sharded copy loaded in turn. If `original` is empty, it holds predictions and the reason."""
+    """Original and sharded copy loaded in turn.
+
+    If `sharded` is empty, it holds predictions, and the reason why nothing was measured. If only `original` is empty,
+    the original cannot be loaded here, and the verdict says why.
+    """
 
     method: str
     dtype_asked: str | None
@@ -121,7 +134,7 @@ class Comparison:
     original: tuple[LoadCost, ...]
     sharded: tuple[LoadCost, ...]
     verdict: Verdict
-    predicted: tuple[Prediction, Prediction]
+    predicted: Mapping[Side, Prediction]
     machine: str
     reason_not_measured: str = ""
     classic: ClassicCost | None = None
@@ -129,14 +142,14 @@ class Comparison:
     @property
     def is_measured(self) -> bool:
         """Whether the figures come from real loads."""
-        return bool(self.original)
+        return bool(self.sharded)
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
     """One load was measured. Round 0 is the warm-up and does not count."""
 
-    side: Literal["original", "sharded"]
+    side: Side
     round: int
     rounds: int
     cost: LoadCost

@@ -8,11 +8,12 @@ memory. We measured its two constants. `bench/loading.py` prints predictions bes
 import json
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
 from sharding.core.values import FileEntry, Tensor
 from sharding.formats.names import LOADED
-from sharding.loading.costs import LoadCost, Moment, Prediction, Probed
+from sharding.loading.costs import LoadCost, Moment, Prediction, Probed, Side
 
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 
@@ -47,19 +48,19 @@ class Load:
     cold: bool = True
 
 
-def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[Probed]:
-    """Load both folders in turn, `rounds` times after a warm-up or until one fails; yield every probe as it ends.
+def measure(folders: Mapping[Side, Path], load: Load, rounds: int) -> Iterator[Probed]:
+    """Load the `folders` in turn, `rounds` times after a warm-up or until one fails; yield every probe as it ends.
 
     Every second round has the opposite order, so that a machine that becomes slower favours neither.
     """
-    pair: list[tuple[Literal["original", "sharded"], Path]] = [("original", original), ("sharded", sharded)]
-    turns = [(number, one) for number in range(rounds + 1) for one in pair[:: -1 if number % 2 else 1]]
-    broken = False
-    with closing(probes([folder for _, (_, folder) in turns], load)) as costs:
-        for (number, (side, _)), (is_last, cost) in zip(turns, zip(cycle((False, True)), costs), strict=False):
+    turns = [(number, side) for number in range(rounds + 1) for side in list(folders)[:: -1 if number % 2 else 1]]
+    had, broken = Counter[int](), False
+    with closing(probes([folders[side] for _, side in turns], load)) as costs:
+        for (number, side), cost in zip(turns, costs, strict=False):
             broken |= cost.outcome != "loaded"
             yield Probed(side, number, rounds, cost)
-            if broken and is_last:
+            had[number] += 1
+            if broken and had[number] == len(folders):
                 return
 
 

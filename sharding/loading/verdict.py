@@ -1,10 +1,10 @@
 """Explain the result of a comparison of loads in a few sentences. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sharding.core.dtypes import BY_NAME, NUMBERS
 from sharding.core.text import format_bytes
-from sharding.loading.costs import Cause, Kind, LoadCost, Prediction, Spread, Verdict
+from sharding.loading.costs import Cause, Kind, LoadCost, Prediction, Side, Spread, Verdict
 
 _LEAST_MEMORY_SHARE = 0.1
 _LEAST_MEMORY_BYTES = 32_000_000
@@ -16,12 +16,20 @@ _CAST = {BY_NAME[dtype].torch for dtype in NUMBERS}
 """Dtypes that a load casts to the dtype that was asked for. Integers and booleans count as not cast."""
 
 
-def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
-    """Return the verdict on runs of the same load of two checkpoints. Each has at least one run."""
+def judge(
+    original: Sequence[LoadCost], sharded: Sequence[LoadCost], alone: str = "", computes_the_same: bool = True
+) -> Verdict:
+    """Return the verdict on runs of the same load of two checkpoints. Each has at least one run.
+
+    If the original cannot be loaded, it has none, and `alone` says why. Outputs count if the two should compute the
+    same.
+    """
+    if alone:
+        return _alone(sharded, alone)
     original_cost, sharded_cost = original[0], sharded[0]
     if {cost.outcome for cost in (*original, *sharded)} != {"loaded"}:
         return _not_loaded(original, sharded)
-    if len({cost.logits_sha256 for cost in (*original, *sharded)}) > 1:
+    if computes_the_same and len({cost.logits_sha256 for cost in (*original, *sharded)}) > 1:
         return Verdict("outputs-differ", None, "The two compute different logits, so they are not the same model.")
     memory = _difference(_memory(original), _memory(sharded), _LEAST_MEMORY_SHARE, _LEAST_MEMORY_BYTES)
     time = _difference(_time(original), _time(sharded), _LEAST_TIME_SHARE, _LEAST_SECONDS)
@@ -35,9 +43,21 @@ def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
     return Verdict(kind, cause, f"The sharded copy needs {' and '.join(reasons)}. {because}")
 
 
-def judge_predicted(original: Prediction, sharded: Prediction) -> Verdict:
-    """Return the verdict on two predictions. Its first words say that they are predictions."""
-    was, now = original.peak_anon_bytes, sharded.peak_anon_bytes
+def _alone(costs: Sequence[LoadCost], why: str) -> Verdict:
+    """Return the verdict on loads of the copy, because the original cannot be loaded: `why`."""
+    if failed := next((cost for cost in costs if cost.outcome != "loaded"), None):
+        return Verdict("not-loaded", None, f"The copy does not load: {failed.message}")
+    needs = f"It needs {_bytes(costs)} of anonymous memory, and {_seconds(costs)} to load and compute."
+    return Verdict("copy-alone", None, f"Only the copy was loaded, because the original cannot be. {why} {needs}")
+
+
+def judge_predicted(predicted: Mapping[Side, Prediction], alone: str = "") -> Verdict:
+    """Return the verdict on predictions, of both or of the copy alone. Its first words say what they are."""
+    now = predicted["sharded"].peak_anon_bytes
+    if alone:
+        needs = f"the copy needs about {format_bytes(now)} of anonymous memory."
+        return Verdict("copy-alone", None, f"Predicted, not measured: {needs} The original cannot be loaded. {alone}")
+    was = predicted["original"].peak_anon_bytes
     kind: Kind = "gain" if now < was else "loss"
     what = f"the sharded copy needs about {format_bytes(now)} of anonymous memory instead of {format_bytes(was)}."
     if abs(was - now) < _LEAST_MEMORY_SHARE * was:

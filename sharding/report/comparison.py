@@ -3,14 +3,24 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from sharding.core.bounds import Count, Line, Word
 from sharding.core.limits import CURVE_MOMENTS
 from sharding.core.text import count, format_bytes
-from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Moment, Prediction, Spread, Verdict, middle_run
+from sharding.loading.costs import (
+    ClassicCost,
+    Comparison,
+    LoadCost,
+    Moment,
+    Prediction,
+    Side,
+    Spread,
+    Verdict,
+    middle_run,
+)
 
 _PHASES = ("import", "load", "forward", "tokens")
 _FIGURES = ("working_seconds", "base_anon_bytes", "peak_anon_bytes", "peak_file_bytes", "peak_total_bytes")
@@ -51,7 +61,7 @@ class LoadSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonSummary:
-    """What loading the original and the copy cost. `original` and `sharded` are None if nothing was loaded."""
+    """What loading the original and the copy cost. `original` and `sharded` are None if they were not loaded."""
 
     measured: bool
     reason_not_measured: Line
@@ -61,7 +71,7 @@ class ComparisonSummary:
     memory_mapping: bool
     memory_limit_bytes: Count | None
     machine: Word
-    predicted: Mapping[Literal["original", "sharded"], Prediction]
+    predicted: Mapping[Side, Prediction]
     original: LoadSummary | None
     sharded: LoadSummary | None
     classic: ClassicCost | None = None
@@ -69,40 +79,38 @@ class ComparisonSummary:
     @property
     def picture(self) -> str | None:
         """Memory over time as an SVG, None if nothing was loaded. It shows only numbers."""
-        return draw_memory(self.original.curve, self.sharded.curve) if self.original and self.sharded else None
+        return draw_memory(self.original.curve if self.original else (), self.sharded.curve) if self.sharded else None
 
     @property
     def table(self) -> tuple[tuple[str, ...], ...]:
         """The headings, then a row for each side, with medians and spreads or the outcome. () if nothing was loaded."""
-        if not self.original or not self.sharded:
-            return ()
-        headings = ("", "files", "load and compute", "anonymous memory", "mapped files")
-        return (headings, ("original", *_cells(self.original)), ("sharded copy", *_cells(self.sharded)))
+        sides = {"original": self.original, "sharded copy": self.sharded}
+        rows = [(name, *_cells(side)) for name, side in sides.items() if side]
+        return (("", "files", "load and compute", "anonymous memory", "mapped files"), *rows) if rows else ()
 
     @property
     def how(self) -> str:
         """A sentence on how the figures of the table were measured, "" if nothing was loaded."""
-        if not self.original:
+        if not self.sharded:
             return ""
-        settings = [self.method, self.dtype or "dtype as stored", f"cache {self.original.cache}"]
+        settings = [self.method, self.dtype or "dtype as stored", f"cache {self.sharded.cache}"]
         settings += [] if self.memory_mapping else ["memory mapping off"]
         if self.memory_limit_bytes:
-            by = self.original.memory_limited_by
+            by = self.sharded.memory_limited_by
             settings.append(f"limited to {format_bytes(self.memory_limit_bytes)}{by and f' by {by}' or ''}")
-        runs = count(self.original.runs, "run")
-        return f"Medians of {runs} each, in fresh processes ({', '.join(settings)}; {self.machine})."
+        runs, imports = count(self.sharded.runs, "run"), self.sharded.seconds.get("import")
+        how = f"Medians of {runs} each, in processes of their own ({', '.join(settings)}; {self.machine})."
+        return how + (f" Time begins after the imports, which took {imports.median:.1f} s." if imports else "")
 
 
 def summarize_comparison(comparison: Comparison) -> ComparisonSummary:
     """Return a comparison with its runs summed up as spreads."""
-    original, sharded = comparison.predicted
-    same = ("reason_not_measured", "verdict", "method", "memory_limit_bytes", "machine", "classic")
+    same = ("reason_not_measured", "predicted", "verdict", "method", "memory_limit_bytes", "machine", "classic")
     return ComparisonSummary(
         **{name: getattr(comparison, name) for name in same},
         measured=comparison.is_measured,
         dtype=comparison.dtype_asked,
         memory_mapping=comparison.with_mapping,
-        predicted={"original": original, "sharded": sharded},
         original=_loads(comparison.original),
         sharded=_loads(comparison.sharded),
     )
@@ -200,7 +208,7 @@ def _axes(seconds: float, size: float) -> list[str]:
         anchor = "end" if step == 4 else "middle"
         drawn.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}">{label}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    note = "time since the start of the process, including imports"
+    note = "time since the libraries were imported"
     drawn.append(f'<text x="{middle}" y="{_HEIGHT - 8}" font-size="11" text-anchor="middle">{note}</text>')
     note = "filled: anonymous memory; dashed: plus mapped files, which the system can drop and read again"
     drawn.append(f'<text x="{_LEFT}" y="72" font-size="11">{note}</text>')
