@@ -25,6 +25,7 @@ class Change:
     - `relation`: how the Hub calls the copy's relation to its base model, "" if the copy is that model.
     - `evidence`: what decided the numbers, such as a file with its SHA-256.
     - `caveat`: what a comparison of two repos does not tell about it.
+    - `peer`: how people do it without this tool, if `from_pretrained` and `save_pretrained` do not.
     """
 
     kind: Word
@@ -40,6 +41,7 @@ class Change:
     relation: Word = ""
     evidence: Line = ""
     caveat: Line = ""
+    peer: Line = ""
 
     @property
     def around(self) -> tuple[str, str]:

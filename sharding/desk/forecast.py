@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from math import ceil, floor, inf, sqrt
 from statistics import median
 
-from sharding.core.dtypes import BY_OPTION
 from sharding.core.events import Progress
 from sharding.core.limits import RANGES_AT_ONCE, THREADS
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.gauge import Machine
 from sharding.desk.jobs import JobRecord
-from sharding.loading.measure import predict, stored_dtypes
+from sharding.loading.costs import CLASSIC_WAY
+from sharding.loading.measure import predict
 
 HUB_JOB_ANON_BYTES = 427_000_000
 """Measured peak of anonymous memory in a job between two Hub repos. The job copied 3 GB in shards of 1 GB over a slow
@@ -31,7 +31,8 @@ _STEPS = ((20, 1), (60, 2), (120, 5), (240, 10), (600, 30), (7200, 60), (inf, 60
 """Upper ends, and what a range below each is rounded to. All in seconds."""
 
 CLASSIC_TIMES = 2.3
-"""How many times as long loading and saving takes as streaming: 2.1 to 2.6 in bench/RESULTS.md, without a network."""
+"""How many times as long the usual way takes as streaming, without a network. In bench/RESULTS.md it is 2.1 to 2.6 for
+loading and saving, and for dequantizing; 2.5 to 3.3 for PEFT; 2.5 to 6.7 for the ranks of a run."""
 
 MOST_SECONDS = 1e9  # No range is around a longer time, which no job takes. A broken rate may name any time.
 
@@ -169,11 +170,12 @@ def seconds_until_start(left: Sequence[float | None], jobs_at_once: int) -> floa
 
 @dataclass(frozen=True, slots=True)
 class ClassicForecast:
-    """The predicted cost of `from_pretrained(low_cpu_mem_usage=True)` followed by `save_pretrained`.
+    """The predicted cost of the usual `way` to the same copy, with the whole model in memory.
 
     `mapped_bytes` are the weights in the page cache, `disk_bytes` the downloaded files and the copy.
     """
 
+    way: str
     lower_seconds: float
     upper_seconds: float
     peak_anon_bytes: int
@@ -182,16 +184,22 @@ class ClassicForecast:
 
 
 def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> ClassicForecast | None:
-    """Return the prediction for the copy that `plan` makes. None if transformers alone cannot load it."""
-    if not checkpoint.is_plain_model or plan.options.dequantize:
+    """Return the prediction for the copy that `plan` makes. None if transformers loads neither it nor the original.
+
+    What is computed or put together is in anonymous memory then, all at once. All else is mapped from the files.
+    """
+    way = next((change.peer for change in reversed(plan.made) if change.peer), CLASSIC_WAY)
+    if checkpoint.of_ranks and checkpoint.library == "transformers":
+        way = "all ranks in memory, then save_pretrained"
+    elif not checkpoint.is_plain_model:
         return None
-    asked = BY_OPTION[plan.options.dtype].torch if plan.options.dtype in BY_OPTION else None
-    largest = max((file.bytes for file in checkpoint.weight_files), default=0)
-    predicted = predict(stored_dtypes(checkpoint.tensors), largest, asked)
+    tensors = [tensor for shard in plan.shards for tensor in shard.tensors]
+    made = sum(tensor.bytes for tensor in tensors if checkpoint.of_ranks or not tensor.recipe.place)
     return ClassicForecast(
+        way,
         ours.lower_seconds * CLASSIC_TIMES,
         ours.upper_seconds * CLASSIC_TIMES,
-        predicted.peak_anon_bytes,
-        checkpoint.total_bytes,
-        checkpoint.total_bytes + plan.total_bytes,
+        predict({}, 0, None).peak_anon_bytes + made,
+        0 if checkpoint.of_ranks else checkpoint.total_bytes,
+        checkpoint.input_bytes + plan.total_bytes,
     )

@@ -291,8 +291,7 @@ class Planning(Events):
         each = "A pipeline cannot become one file here. Each of its components gets one file."
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
-        # To load a base and save it merges nothing.
-        classic = None if plan.sources[1:] else classic_forecast(checkpoint, plan, forecast)
+        classic = classic_forecast(checkpoint, plan, forecast)
         wish = Wish(source, replace(options, allow_overflow=options.allow_overflow and may), values[form.goal] or "")
         return {
             **update,

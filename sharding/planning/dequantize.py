@@ -60,6 +60,7 @@ def dequantized(draft: Draft) -> Draft:
         of=len(tensors),
         keeps_size=False,
         evidence=how,
+        peer="from_pretrained with dequantize=True, then save_pretrained",
     )
     if dtype == "keep":
         computed = iter(cast_tensors([tensor for tensor in tensors if before.get(tensor.name) != tensor], "bf16", {}))

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
-
 from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.values import Component, Content, FileEntry
 from sharding.desk.forecast import Forecast, classic_forecast
+from sharding.loading.costs import CLASSIC_WAY
 from sharding.planning.plan import plan_shards
+from tests.report.results import MERGE
 from tests.tensors import stored_tensor
 
 FORECAST = Forecast(60.0, 120.0, 10**8, 0, "As measured.")
@@ -37,7 +37,18 @@ def test_a_cast_takes_memory_of_its_own() -> None:
     assert cast.peak_anon_bytes - plain.peak_anon_bytes == 20_000
 
 
-@pytest.mark.parametrize("change", [{"library": "diffusers"}, {"of_ranks": True}])
-def test_what_transformers_does_not_load_has_no_prediction(change: dict[str, object]) -> None:
-    other = replace(MODEL, **change)  # type: ignore[arg-type]
+def test_what_transformers_does_not_load_has_no_prediction() -> None:
+    other = replace(MODEL, library="diffusers")
     assert classic_forecast(other, plan_shards(TENSORS, Options(8000)), FORECAST) is None
+
+
+def test_each_goal_names_the_way_beside_which_it_stands() -> None:
+    """What is computed or put together is held in memory whole, and the rest is mapped."""
+    plan = plan_shards(TENSORS, Options(8000))
+    merged, ranks = replace(plan, made=(MERGE,)), replace(MODEL, of_ranks=True)
+    plain, merge, of_ranks = (
+        classic_forecast(*one, FORECAST) for one in ((MODEL, plan), (MODEL, merged), (ranks, plan))
+    )
+    assert plain and merge and of_ranks
+    assert (plain.way, "PEFT" in merge.way, "ranks" in of_ranks.way) == (CLASSIC_WAY, True, True)
+    assert (of_ranks.mapped_bytes, of_ranks.peak_anon_bytes - plain.peak_anon_bytes) == (0, 40_000)

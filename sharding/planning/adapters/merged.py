@@ -221,6 +221,7 @@ def _result(work: Merging) -> Draft:
         is_exact=False,
         relation="finetune",
         evidence=f"{file.path} {file.sha256}",
+        peer="PEFT's merge_and_unload, then save_pretrained",
     )
     if work.settings:
         configs = {**draft.configs, "": json.dumps(_with_settings(work.model, work.settings))}
