@@ -9,7 +9,7 @@ from sharding.desk.forecast import Forecast, classic_forecast
 from sharding.loading.costs import CLASSIC_WAY
 from sharding.planning.plan import plan_shards
 from tests.report.results import MERGE
-from tests.tensors import stored_tensor
+from tests.tensors import plan_of, stored_tensor
 
 FORECAST = Forecast(60.0, 120.0, 10**8, 0, "As measured.")
 TENSORS = tuple(
@@ -30,7 +30,7 @@ def test_loading_and_saving_holds_the_model_twice_on_the_disk_and_takes_longer()
 
 def test_a_cast_takes_memory_of_its_own() -> None:
     plain, cast = (
-        classic_forecast(MODEL, plan_shards(TENSORS, Options(8000, dtype=dtype)), FORECAST)
+        classic_forecast(MODEL, plan_of(MODEL, Options(8000, dtype=dtype)), FORECAST)
         for dtype in ("keep", "bf16")
     )
     assert plain and cast

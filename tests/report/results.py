@@ -28,6 +28,7 @@ MERGE = Change(
     is_exact=False,
     relation="finetune",
     evidence=f"adapter_model.safetensors {'c' * 64}",
+    peer="PEFT",
 )
 UNDONE = without_effect(MERGE)
 DEQUANTIZED = Change(
