@@ -20,6 +20,11 @@ _QUANTIZED = re.compile(
 _NUMBERS = re.compile(r"\.(?:qweight|weight_packed|_weight_qdata|weight:qdata)$")
 """Names that GPTQ, AWQ, compressed-tensors and torchao give the numbers of `weight`."""
 
+NEEDS_KERNELS = ("fp8", "mxfp4")
+"""Methods whose weights transformers 5.23 dequantizes where their kernels are missing: FP8 on CPUs and on cards below
+compute capability 8.9, MXFP4 without the packages triton and kernels. Source: `validate_environment` of both
+quantizers."""
+
 QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files that AutoGPTQ, AWQ and ModelOpt write beside quantized weights. Some programs load by them."""
 

@@ -19,7 +19,14 @@ from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import Content
-from sharding.formats.quantization import method_of, ordinary_name, quantization_of, quantized_in, without_quantization
+from sharding.formats.quantization import (
+    NEEDS_KERNELS,
+    method_of,
+    ordinary_name,
+    quantization_of,
+    quantized_in,
+    without_quantization,
+)
 from sharding.model_class.class_table import hints_from_table, hints_of_diffusers
 
 _TOO_LONG = "transformers took too long to build this model without weights."
@@ -66,7 +73,8 @@ def ask_architecture(
 ) -> Architecture:
     """Return the architecture that the config.json of `checkpoint` describes, as if loaded in torch's `dtype`.
 
-    Quantized weights have the size that they have in the files. With `budgets` (device to bytes), the answer has
+    Quantized weights have the size that they have in the files, if no processor is among the devices that would have
+    to dequantize them. With `budgets` (device to bytes), the answer has
     accelerate's device map. Raises SourceError if transformers has no class for the model, or only the repo has code
     for it. Raises ModelRefused as in `hints_for`.
     """
@@ -75,7 +83,8 @@ def ask_architecture(
     asked: dict[str, Any] = {"config": config, "dtype": dtype, "budgets": dict(budgets or {})}
     quantization = quantization_of(config)
     method = method_of(quantization) if quantization is not None else ""
-    if budgets and (method or quantized_in(checkpoint.tensors)):
+    is_dequantized = method in NEEDS_KERNELS and "cpu" in (budgets or {})
+    if budgets and not is_dequantized and (method or quantized_in(checkpoint.tensors)):
         asked["stored"] = [(tensor.name, tensor.dtype, tensor.shape, tensor.bytes) for tensor in checkpoint.tensors]
         asked["only"] = _together(method, budgets)
     answer = ARCHITECTURE.validate_python(ask_meta_model(asked, limit_seconds))

@@ -280,7 +280,7 @@ class Running(Events):
         with suppress(ShardingError):  # without the source's headers there is no map
             if asked.kind == "shard":
                 checkpoint, plan = self.desk.models.plan(asked.source, asked.options, token)
-                drawn = map_panel(map_of_plan(checkpoint, plan), asked.destination, fits=False)
+                drawn = map_panel(map_of_plan(checkpoint, plan), asked.destination)
                 return {self.form.job_map: drawn}
         return {}
 

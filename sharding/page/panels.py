@@ -24,7 +24,7 @@ from sharding.drawing.model_map import ModelMap, map_of_plan, today_of
 from sharding.formats.names import SAFETENSORS
 from sharding.page.form import size_label
 from sharding.page.render import help_with, in_page_words, render, without_options
-from sharding.planning.devices import DevicePlan, device_snippet, where_it_fits
+from sharding.planning.devices import CONTEXT_TOKENS, DevicePlan, Need, device_snippet, where_it_fits
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.recipes.stored import Stored
@@ -54,7 +54,7 @@ def hero() -> str:
         today=count(len(files), "file"),
         after=f"{len(plan.shards)}",
         tensors=len(tensors),
-        map=Markup(map_panel(map_of_plan(model, plan), _NAME, _SIZE, fits=False)),
+        map=Markup(map_panel(map_of_plan(model, plan), _NAME, _SIZE)),
     )
 
 
@@ -121,9 +121,13 @@ def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
 
 
 def map_panel(
-    model_map: ModelMap, name: str, size: str = "", fits: bool = True, sides: tuple[str, str] = ("Today", "After")
+    model_map: ModelMap,
+    name: str,
+    size: str = "",
+    need: Need | None = None,
+    sides: tuple[str, str] = ("Today", "After"),
 ) -> str:
-    """Return the map of a checkpoint: today's files above the files of the copy, and where the copy `fits`.
+    """Return the map of a checkpoint: today's files above those of the copy, and where that fits by its `need`.
 
     A saved picture is called after `name` and `size`. `sides` are the titles of both rows.
     """
@@ -131,7 +135,7 @@ def map_panel(
     title = f"{name}: {' → '.join([count(files[0], 'file'), *(f'{number:,}' for number in files[1:])])}"
     total = sum(column.bytes for column in model_map.after)
     stages = [machine.bytes for machine in model_map.machines]
-    places = where_it_fits(total, stages) if fits and total else ()
+    places = where_it_fits(need, stages) if need and total else ()
     return render(
         "map",
         map=model_map,
@@ -139,7 +143,8 @@ def map_panel(
         data=script_data(model_map),
         title=title,
         file=_UNSAFE.sub("-", "-".join(filter(None, [name.rpartition("/")[2], size]))).strip("-.") or "map",
-        fits=[(fit, list(stretches(model_map.after, fit.spans))) for fit in places],
+        fits=[(fit, list(stretches(model_map.after, fit.spans_of(total)))) for fit in places],
+        context=CONTEXT_TOKENS if need and need.context else 0,
         is_many=max(len(model_map.today), len(model_map.after)) > _MANY,
     )
 

@@ -38,6 +38,7 @@ from sharding.page.render import render
 from sharding.page.site import Events, Login, person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
+from sharding.planning.devices import needed
 from sharding.planning.explain import gathered
 from sharding.planning.plan import identify_plan
 from sharding.planning.sizes import size_stops, stop_for, usual_size
@@ -299,7 +300,9 @@ class Planning(Events):
             **({form.sizes: sizes_panel(stops, chosen)} if stops != shown.stops else {}),
             form.overflow: _possible(may),
             form.measure: _possible(loads),
-            form.picture: map_panel(map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen)),
+            form.picture: map_panel(
+                map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen), needed(checkpoint, plan)
+            ),
             form.summary: summary_panel(checkpoint, plan, forecast, form.choices_in(values), stop_for(stops, chosen)),
             form.start: gr.Button(variant="secondary" if in_vain else "primary"),
             form.shards: shards_panel(plan, forecast, classic),

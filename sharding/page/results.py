@@ -19,6 +19,7 @@ from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.render import SIGN_IN
 from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
 from sharding.page.site import Events, Login
+from sharding.planning.devices import needed
 from sharding.report.files import Result
 from sharding.report.report import asked_of, decided_by
 from sharding.verify.structure import Likeness
@@ -61,7 +62,7 @@ class Showing(Events):
         return {
             form.result: _certificate(result, trust, places, reading),
             form.result_details: details_panel(report, places, trust, self.desk.results.seconds_of(result)),
-            form.result_map: map_panel(drawn, result.repo_id, sides=("Source", "Copy")),
+            form.result_map: map_panel(drawn, result.repo_id, need=needed(copy), sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
             form.check_message: message(_CHECK_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }

@@ -2,15 +2,19 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sharding.core.errors import UsageError
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.options import Options
 from sharding.core.origin import Place
-from sharding.core.text import format_bytes, parse_bytes
-from sharding.core.values import Tensor
+from sharding.core.text import format_bytes, parse_bytes, parsed_json
+from sharding.core.values import Content, Plan, Tensor
+from sharding.formats.quantization import NEEDS_KERNELS, levels, method_of, quantization_of
 from sharding.model_class.architecture import Architecture
+from sharding.planning.steps import drafted
 
 PRESETS = {
     "colab-t4": "cuda:0=15GB,cpu=12GB",
@@ -163,51 +167,131 @@ _PLACES = (
 )
 """The name of a place, and the preset and the device that say how much memory it has for weights."""
 
+CONTEXT_TOKENS = 4096
+"""How many tokens of context `Need` has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The memory that a model needs where it is loaded and runs, in bytes.
+
+    - `weights`: the weights as they are held: dequantized to bf16 if transformers does so without the method's kernels.
+    - `loading`: the largest file. A processor holds it beside the weights while it loads them, unless it maps files,
+      which it cannot do on mounted drives. Nothing of it stays on a card.
+    - `context`: the keys and values of `CONTEXT_TOKENS` tokens in two bytes each, once they are loaded.
+    - `packed`: the weights where the kernels are there, 0 if that is the same.
+    """
+
+    weights: int
+    loading: int = 0
+    context: int = 0
+    packed: int = 0
+
+
+def needed(content: Content, plan: Plan | None = None) -> Need:
+    """Return what the copy of `content` by `plan`, or else `content` itself, needs to be loaded and to run."""
+    stored = plan.total_bytes if plan else content.total_bytes
+    written = plan.written.get("config.json") if plan else None
+    config = written.decode() if written else content.configs.get("", "")
+    files = [shard.bytes for shard in plan.shards] if plan else [file.bytes for file in content.weight_files]
+    how, ordinary = quantization_of(config), 0
+    if how is not None and method_of(how) in NEEDS_KERNELS:
+        with suppress(SourceError, UsageError):  # its tensors do not match its configuration
+            draft = drafted(content, Options(dequantize=True))
+            ordinary = sum(tensor.bytes for tensor in draft.tensors)
+    weights, context = max(ordinary, stored), context_bytes(config)
+    return Need(weights, max(files, default=0), context, stored if weights > stored else 0)
+
+
+def context_bytes(config: str, tokens: int = CONTEXT_TOKENS) -> int:
+    """Return the size of the keys and values of `tokens` tokens, 0 if a config.json does not tell.
+
+    >>> context_bytes('{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}')
+    536870912
+    """
+    for level in levels(parsed_json(config)):
+        layers, heads, hidden = (
+            next((level[name] for name in names if isinstance(level.get(name), int)), 0)
+            for names in (_LAYERS, _HEADS, _HIDDEN)
+        )
+        head, kept = level.get("head_dim") or (hidden // heads if heads > 0 else 0), level.get("num_key_value_heads")
+        if layers and isinstance(head, int):
+            return int(2 * layers * (kept if isinstance(kept, int) else heads) * head * 2 * tokens)
+    return 0
+
+
+_LAYERS, _HEADS = ("num_hidden_layers", "n_layer", "num_layers"), ("num_attention_heads", "n_head", "num_heads")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How much of a copy a place holds. Each of its devices has `room_bytes` for its part of `part_bytes`."""
+    """How much of a copy a place holds. Each of its devices has `room_bytes` for its part of `part_bytes`.
+
+    Each also needs `beside_bytes`. With the kernels of a quantized model, the parts have only `packed_bytes` together,
+    if that is not 0.
+    """
 
     place: str
     room_bytes: int
     part_bytes: tuple[int, ...]
+    beside_bytes: int = 0
+    packed_bytes: int = 0
 
     @property
     def spare_bytes(self) -> int:
         """What the fullest device has left. It is negative if its part does not fit."""
-        return self.room_bytes - max(self.part_bytes)
+        return self.room_bytes - max(self.part_bytes) - self.beside_bytes
 
     @property
     def spans(self) -> Iterator[tuple[int, int]]:
         """First byte and end of what each device holds, in the order of the copy's files."""
         start = 0
         for part in self.part_bytes:
-            yield start, start + min(part, self.room_bytes)
+            yield start, start + min(part, max(self.room_bytes - self.beside_bytes, 0))
             start += part
+
+    def spans_of(self, stored_bytes: int) -> Iterator[tuple[int, int]]:
+        """The same in files of `stored_bytes`, of which a device may hold each byte as two."""
+        held = sum(self.part_bytes)
+        return ((start * stored_bytes // held, end * stored_bytes // held) for start, end in self.spans)
 
     @property
     def words(self) -> str:
         """The answer.
 
-        >>> Fit("T4", 15_000_000_000, (14_500_000_000,)).words
+        >>> Fit("T4", 15_000_000_000, (13_500_000_000,), 1_000_000_000).words
         'fits, 500.0 MB to spare'
         >>> Fit("Two T4s", 15_000_000_000, (70_500_000_000, 70_500_000_000)).words
         'too small: holds 30.0 GB of 141.0 GB'
+        >>> Fit("24 GB card", 23_000_000_000, (30_000_000_000,), packed_bytes=15_000_000_000).words
+        'too small: holds 23.0 GB of 30.0 GB; with kernels for it, fits, 8.0 GB to spare'
         """
+        kernels = ""
+        if self.packed_bytes:
+            shares = (part * self.packed_bytes // sum(self.part_bytes) for part in self.part_bytes)
+            packed = replace(self, part_bytes=tuple(shares), packed_bytes=0)
+            kernels = f"; with kernels for it, {packed.words}" if packed.spare_bytes >= 0 > self.spare_bytes else ""
         if self.spare_bytes >= 0:
             each = " on the fullest" if len(self.part_bytes) > 1 else ""
             return f"fits, {format_bytes(self.spare_bytes)} to spare{each}"
         held = sum(end - start for start, end in self.spans)
-        return f"too small: holds {format_bytes(held)} of {format_bytes(sum(self.part_bytes))}"
+        return f"too small: holds {format_bytes(held)} of {format_bytes(sum(self.part_bytes))}{kernels}"
 
 
-def where_it_fits(total_bytes: int, stages: Sequence[int] = ()) -> tuple[Fit, ...]:
-    """Return how much of `total_bytes` of weights fits into each place, the place with the least room first.
+def where_it_fits(need: Need, stages: Sequence[int] = ()) -> tuple[Fit, ...]:
+    """Return how much of the weights fits into each place, the place with the least room first.
 
-    The last place is several machines with a T4 each. They hold the `stages` of a pipeline, given in bytes, or a half
-    each if there are none. Activations are not counted.
+    The last place is several machines with a T4 each. They hold the `stages` of a pipeline, given in bytes as they are
+    stored, or a half each if there are none.
     """
-    fits = [Fit(name, parse_budgets(preset)[device], (total_bytes,)) for name, preset, device in _PLACES]
-    parts = tuple(stages) or (total_bytes - total_bytes // 2, total_bytes // 2)
-    name = "Two T4s" if len(parts) == 2 else f"{len(parts)} machines with a T4"
-    return (*fits, Fit(name, parse_budgets("kaggle-2xt4")["cuda:0"], parts))
+
+    def fit(name: str, preset: str, device: str, parts: tuple[int, ...]) -> Fit:
+        beside, packed = (need.context, need.packed) if device != "cpu" else (max(need.loading, need.context), 0)
+        return Fit(name, parse_budgets(preset)[device], parts, beside, packed)
+
+    stored, half = sum(stages), need.weights // 2
+    parts = tuple(stage * need.weights // stored for stage in stages) if stored else (need.weights - half, half)
+    several = "Two T4s" if len(parts) == 2 else f"{len(parts)} machines with a T4"
+    places = [fit(*place, (need.weights,)) for place in _PLACES]
+    return (*places, fit(several, "kaggle-2xt4", "cuda:0", parts))

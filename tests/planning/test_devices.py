@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from transformers import PreTrainedModel
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.model_class.architecture import ARCHITECTURE, Architecture
 from sharding.model_class.meta_model import describe
-from sharding.planning.devices import PRESETS, DevicePlan, Fit, parse_budgets, plan_devices, where_it_fits
+from sharding.planning.devices import PRESETS, DevicePlan, Fit, Need, needed, parse_budgets, plan_devices, where_it_fits
+from sharding.planning.plan import planned
+from sharding.planning.steps import NO_CLASS
 from sharding.storage.folder_source import open_folder
 from tests import models, quantized
 from tests.conftest import environment
@@ -164,7 +168,7 @@ SIZES = st.integers(1, 10**13)
 
 
 def words(total: int, *stages: int) -> dict[str, str]:
-    return {fit.place: fit.words for fit in where_it_fits(total, stages)}
+    return {fit.place: fit.words for fit in where_it_fits(Need(total), stages)}
 
 
 def test_a_model_of_seven_billion_parameters_fits_a_t4_but_not_the_memory_beside_it() -> None:
@@ -179,7 +183,7 @@ def test_a_model_of_seven_billion_parameters_fits_a_t4_but_not_the_memory_beside
 
 
 def test_the_machines_of_a_pipeline_hold_its_stages_and_the_fullest_decides() -> None:
-    *_, last = where_it_fits(40 * GB, (16 * GB, 12 * GB, 12 * GB))
+    *_, last = where_it_fits(Need(40 * GB), (16 * GB, 12 * GB, 12 * GB))
     assert (last.place, last.words) == ("3 machines with a T4", "too small: holds 39.0 GB of 40.0 GB")
     assert list(last.spans) == [(0, 15 * GB), (16 * GB, 28 * GB), (28 * GB, 40 * GB)]
     assert list(Fit("Two cards", 10, (4, 12)).spans) == [(0, 4), (4, 14)]
@@ -193,9 +197,27 @@ def test_a_copy_fits_up_to_the_last_byte_of_the_presets_of_devices(place: str, p
     assert words(room + 1)[place].startswith("too small: holds ")
 
 
+def test_what_is_needed_beside_the_weights_counts() -> None:
+    """The keys and values of the context everywhere; the largest file only in the memory of a processor."""
+    fits = {fit.place: fit.spare_bytes for fit in where_it_fits(Need(8 * GB, loading=3 * GB, context=GB))}
+    assert (fits["CPU memory of free Colab"], fits["T4"], fits["Two T4s"]) == (1 * GB, 6 * GB, 10 * GB)
+
+
+def test_weights_that_transformers_dequantizes_without_kernels_count_as_it_holds_them(tmp_path: Path) -> None:
+    content = read_checkpoint(open_folder(str(quantized.save_fp8("qwen3", tmp_path / "in"))))
+    need, ordinary = needed(content), planned(content, Options(dequantize=True), NO_CLASS)
+    assert (need.weights, need.packed) == (ordinary.total_bytes, content.total_bytes)
+    assert needed(content, planned(content, Options(20_000), NO_CLASS)) == replace(
+        need, loading=needed(content, planned(content, Options(20_000), NO_CLASS)).loading
+    )
+    assert (needed(content, ordinary).weights, needed(content, ordinary).packed) == (ordinary.total_bytes, 0)
+    card = {fit.place: fit.words for fit in where_it_fits(Need(26 * GB, packed=14 * GB))}["24 GB card"]
+    assert card == "too small: holds 23.0 GB of 26.0 GB; with kernels for it, fits, 9.0 GB to spare"
+
+
 @given(total=SIZES, stages=st.lists(SIZES, max_size=5))
 def test_places_come_by_their_room_and_hold_no_more_than_there_is(total: int, stages: list[int]) -> None:
-    fits = where_it_fits(sum(stages) or total, stages)
+    fits = where_it_fits(Need(sum(stages) or total), stages)
     assert [fit.room_bytes for fit in fits[:3]] == sorted(fit.room_bytes for fit in fits[:3])
     for fit in fits:
         assert sum(fit.part_bytes) == (sum(stages) or total)
