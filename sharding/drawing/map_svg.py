@@ -158,7 +158,7 @@ def position(columns: Sequence[Column], byte: int, ends: bool = False) -> float:
         if byte < column.bytes or (ends and byte == column.bytes):
             return column.x + column.width * byte / column.bytes
         byte -= column.bytes
-    return WIDTH
+    return columns[-1].x + columns[-1].width if columns else WIDTH
 
 
 def file_numbers(columns: Sequence[Column]) -> list[int]:

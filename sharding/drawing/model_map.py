@@ -1,7 +1,8 @@
 """Lay a checkpoint out as a map: its files side by side, with their layers and tensors by size. Pure.
 
-A map has the same cells twice, in strips of `WIDTH` by `HEIGHT`: at their place today, and in the copy. If there are
-too many, tensors of a kind in the same files and neighbouring layers become one cell, neighbouring files one column.
+A map has the same cells twice, in strips of at most `WIDTH` by `HEIGHT`: at their place today, and in the copy. The
+strip with fewer bytes is shorter. If there are too many, tensors of a kind in the same files and neighbouring layers
+become one cell, neighbouring files one column.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800
 MOST_COLUMNS = 240  # Most files side by side. On a page of 390 px, some of them are a pixel wide.
 _GAPS = ((40, 4.0), (100, 2.0), (MOST_COLUMNS, 0.6))  # The gap between columns, for up to so many columns.
+_NARROWEST = 60.0  # Smallest width of a strip: both are in one scale of bytes.
 _LEAST = 0.7  # Smallest side of a rectangle, so that a norm is a visible line.
 
 
@@ -176,8 +178,12 @@ def _map(
     # A tensor in pieces lies in many files. Today's files then become one column.
     step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
     groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
-    today = _columns(files_today, step_today, [(was, group.today_bytes, group) for (was, *_), group in groups])
-    after = _columns(files, step, [(column, group.bytes, group) for (_, column, *_), group in groups])
+    held_today = [(was, group.today_bytes, group) for (was, *_), group in groups]
+    held_after = [(column, group.bytes, group) for (_, column, *_), group in groups]
+    totals = [sum(size for column, size, _ in one if column >= 0) for one in (held_today, held_after)]
+    widths = [max(WIDTH * total / max(*totals, 1), _NARROWEST) if min(totals) else WIDTH for total in totals]
+    today = _columns(files_today, step_today, held_today, widths[0])
+    after = _columns(files, step, held_after, widths[1])
     boxes_today = _boxes(today, [(was, layer, group.today_bytes) for (was, _, layer, *_), group in groups])
     boxes = _boxes(after, [(column, layer, group.bytes) for (_, column, layer, *_), group in groups])
     cells = []
@@ -249,15 +255,20 @@ def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
     return merged
 
 
-def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]]) -> list[Column]:
-    """Return the columns of a strip, with `step` files in each. `contents` is (column, bytes, group) of all groups."""
+def _columns(
+    files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]], width: float
+) -> list[Column]:
+    """Return the columns of a strip of `width`, with `step` files in each.
+
+    `contents` is (column, bytes, group) of all groups.
+    """
     neighbours = [files[start : start + step] for start in range(0, len(files), step)]
     tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
     for column, size, group in contents:
         if column >= 0:
             tensors[column] += group.tensors
             sizes[column] += size
-    places = _split(0, WIDTH, sizes, next(gap for most, gap in _GAPS if len(neighbours) <= most))
+    places = _split(0, width, sizes, next(gap for most, gap in _GAPS if len(neighbours) <= most))
     columns = zip(neighbours, tensors, sizes, places, strict=True)
     return [Column(names, held, size, *place) for names, held, size, place in columns]
 

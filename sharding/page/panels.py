@@ -167,7 +167,7 @@ def summary_panel(
         choices=choices or {},
         at=at,
         today=count(len(checkpoint.weight_files), "file"),
-        after=f"{len(plan.shards):,}",
+        gain=_gain(checkpoint, plan),
         largest=format_bytes(largest),
         time=about(forecast.lower_seconds, forecast.upper_seconds),
         disk=f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk",
@@ -176,6 +176,18 @@ def summary_panel(
         most=max(plan.made, key=lambda change: change.changed, default=None),
         is_whole=all(component.is_whole for component in plan.components),
     )
+
+
+def _gain(checkpoint: Content, plan: Plan) -> str:
+    """Return what becomes of the bytes and the files, such as "6.0 → 3.0 GB, 1 → 2 files"."""
+    size, after = format_bytes(checkpoint.total_bytes), format_bytes(plan.total_bytes)
+    if size.split()[1] == after.split()[1] and size != after:
+        size = size.split()[0]
+    sizes = size if size == after else f"{size} → {after}"
+    files = count(len(plan.shards), "file")
+    if len(checkpoint.weight_files) != len(plan.shards):
+        files = f"{len(checkpoint.weight_files):,} → {files}"
+    return f"{sizes}, {files}"
 
 
 def changes_nothing(checkpoint: Content, plan: Plan) -> bool:

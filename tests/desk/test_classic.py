@@ -30,8 +30,7 @@ def test_loading_and_saving_holds_the_model_twice_on_the_disk_and_takes_longer()
 
 def test_a_cast_takes_memory_of_its_own() -> None:
     plain, cast = (
-        classic_forecast(MODEL, plan_of(MODEL, Options(8000, dtype=dtype)), FORECAST)
-        for dtype in ("keep", "bf16")
+        classic_forecast(MODEL, plan_of(MODEL, Options(8000, dtype=dtype)), FORECAST) for dtype in ("keep", "bf16")
     )
     assert plain and cast
     assert cast.peak_anon_bytes - plain.peak_anon_bytes == 20_000

@@ -93,7 +93,7 @@ def test_what_would_change_nothing_is_said_to_and_how_long_anything_else_takes()
     for ends, time in (((150, 300), "about 2.5 to 5 min"), ((1, 2), "a few seconds"), ((50, 100), "about 50 to 100 s")):
         forecast = replace(FORECAST, lower_seconds=ends[0], upper_seconds=ends[1])
         text = words(panels.summary_panel(source, other, forecast))
-        assert f"2 files → 1, largest 30 B · {time} · no disk" in text
+        assert f"30 B, 2 → 1 file, largest 30 B · {time} · no disk" in text
 
 
 def test_the_slider_stands_at_the_size_and_gives_its_reasons() -> None:
@@ -234,17 +234,19 @@ def test_the_weights_of_each_device_are_drawn_within_its_budget_and_the_table_is
     assert "Files it needs" in Tags(html).text and "Files it needs" not in shown_first(html)
 
 
-def test_a_plan_is_drawn_beside_loading_and_saving_and_the_table_is_folded() -> None:
+def test_a_plan_is_drawn_beside_the_usual_way_with_what_that_maps() -> None:
     plan = plan_shards([stored_tensor("w", "U8", (1,), "f", 0, 1)], Options(1))
-    html = panels.shards_panel(plan, FORECAST, ClassicForecast(600, 1200, 4 * 10**8, 10**9, 2 * 10**9))
-    assert [fill for _, _, fill in bars(html)] == ["25.0%", "100.0%", "25.0%", "100.0%", "0.0%", "100.0%"]
+    html = panels.shards_panel(plan, FORECAST, ClassicForecast("load and save", 600, 1200, 4 * 10**8, 10**9, 2 * 10**9))
     text = shown_first(html)
-    assert "Time This job about 2.5 to 5 min Load and save about 10 to 20 min" in text
-    assert (
-        "Memory This job 100.0 MB Load and save 400.0 MB Disk This job none Load and save 2.0 GB As measured." in text
-    )
-    assert "It was not run." in text
-    assert "of mapped files" in Tags(html).text and "of mapped files" not in text
+    assert "The usual way is load and save." in text and "As measured." in text and "was not run" in text
+    assert "Memory This job 100.0 MB The usual way 400.0 MB + 1.0 GB mapped Time" in text
+    assert "Time This job about 2.5 to 5 min The usual way about 10 to 20 min" in text
+    assert "Disk This job none The usual way 2.0 GB" in text
+    tracks = [
+        [float(width) for width in re.findall(r"<i[^>]* style=.width: ([\d.]+)%", row)] for row in html.split("<li")[1:]
+    ]
+    share = 100 / 14
+    assert tracks == [pytest.approx(one) for one in ([share], [4 * share, 10 * share], [25], [100], [0], [100])]
     alone = panels.shards_panel(plan, FORECAST)
     assert not bars(alone) and "This jobabout 2.5 to 5 min100.0 MB none" in shown_first(alone)
 
