@@ -14,14 +14,23 @@ window.shardMyRepo = {
     }
   },
 
-  // Sign in or out, and come back to the choices in `query`.
+  // Sign in or out, and come back to the choices in `query`. If the visitor wanted to start, that is kept in this tab.
   leave(query) {
     this.address(query);
+    if (wantsStart) sessionStorage.setItem("start", JSON.stringify([window.location.search, Date.now()]));
     window.location.assign(`${door}?_target_url=${encodeURIComponent("/" + window.location.search)}`);
   },
 
   // A proposal may arrive while the visitor writes a name.
   ownName(proposed) { return writtenName || proposed; },
+
+  // Start what a visitor wanted to start before signing in: the same choices, in the same tab, lately.
+  goOn() {
+    const [search, at] = JSON.parse(sessionStorage.getItem("start") ?? "[]"), start = document.querySelector("#start");
+    if (!search || start.disabled || start.textContent.includes("Sign in")) return;
+    sessionStorage.removeItem("start");
+    if (search === ARRIVED && Date.now() - at < 600_000) start.click();
+  },
 
   // If a start was refused, show the visitor the reason. Otherwise scroll to the top, where the progress is.
   started(looks = 60) {
@@ -72,7 +81,8 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
 }, true);
 
-let writtenName = "", door = "";
+let writtenName = "", door = "", wantsStart = false;
+const ARRIVED = window.location.search;
 document.addEventListener("input", (event) => {
   if (event.target.closest("#name")) writtenName = event.target.value;
 });
@@ -238,10 +248,11 @@ function tellTrouble() {
 
 // --- Remedies
 
-// The control that a button operates, if it is visible or would be with Advanced open.
+// The control that a button operates, if it is visible or would be with the fields around it open.
+const FOLDED = "#advanced, #where";
 function controlOf(button) {
   const control = document.querySelector(button.dataset.press);
-  return (control?.closest("#advanced") ?? control)?.checkVisibility() ? control : null;
+  return (control?.closest(FOLDED) ?? control)?.checkVisibility() ? control : null;
 }
 
 // Show the button if its control is there, otherwise the words.
@@ -253,7 +264,7 @@ function offer(button) {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-press]"), control = button && controlOf(button);
   if (!control) return;
-  if (!control.checkVisibility()) control.closest("#advanced").querySelector("button").click();
+  if (!control.checkVisibility()) control.closest(FOLDED).querySelector("button").click();
   if (!control.checked) control.click();
   requestAnimationFrame(() => control.focus());
 });
@@ -293,7 +304,9 @@ document.addEventListener("click", async (event) => {
 
 // Gradio's own login button loses all but the first part of the address. The server first writes the choices into it.
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("#sign-in, [data-press='#sign-in']");
+  const start = event.target.closest("#start:not([disabled])");
+  wantsStart = Boolean(start?.textContent.includes("Sign in"));
+  const button = wantsStart ? start : event.target.closest("#sign-in, [data-press='#sign-in']");
   if (!button) return;
   event.stopPropagation();
   event.preventDefault();

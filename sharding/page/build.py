@@ -126,7 +126,8 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, shown, **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
         kept = proposed.then(None, form.name, form.name, js="(name) => window.shardMyRepo.ownName(name)")
-        kept.then(pushing.tell_target, target, form.target, **_QUIET)
+        told = kept.then(pushing.tell_target, target, form.target, **_QUIET)
+        told.then(None, js="() => window.shardMyRepo.goOn()")
 
     typed: dict[str, Any] = {"inputs": form.found, "outputs": [form.repo, form.found], "trigger_mode": "always_last"}
     form.repo.key_up(patient(planning.suggest), **typed, **_QUIET)

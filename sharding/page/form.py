@@ -20,6 +20,7 @@ ASSETS = Path(__file__).parent.parent.parent / "assets"
 PIPELINE = "pp"  # The strategy that needs a number of machines.
 PLAIN = "The plain weights"
 PRIVATE, PUBLIC = "Private", "Public"
+START = "Shard and push"
 ONE_FILE = "one file"  # The word for SINGLE_FILE on the page.
 HIDDEN: Literal["hidden"] = "hidden"
 """Hides fields that exist all the time.
@@ -92,9 +93,13 @@ class Form:
             with gr.Row(elem_classes="bar"):
                 with gr.Column(scale=1, elem_classes="words"):
                     self.summary, self.target = _panel("summary"), _panel("target")
-                self.start = _button("Shard and push", "start", "primary", interactive=False)
+                self.start = _button(START, "start", "primary", interactive=False)
             self.start_message = _panel("start-message")
             self.replace = gr.Checkbox(visible=False, elem_id="replace")
+            self.permitted = gr.Checkbox(visible=False, elem_id="permitted")
+            # Open, as Advanced is.
+            with gr.Accordion("Change this, or measure loading too", elem_id="where") as self.where:
+                self._lay_out_target()
         self.shards = _panel("shards", elem_classes="step")
         # Open, so that Gradio builds its fields. `arrive` closes it.
         with gr.Accordion("Advanced", visible=HIDDEN, elem_id="advanced", elem_classes="step") as self.advanced:
@@ -162,6 +167,21 @@ class Form:
         self.read = _button("Read every byte of both", "read", "primary", visible=False)
         self.read_message = _panel("read-message")
 
+    def _lay_out_target(self) -> None:
+        with gr.Row(elem_classes="fields"):
+            self.namespace = gr.Dropdown([], label="Owner of the copy", elem_id="namespace", scale=1, min_width=120)
+            self.name = gr.Textbox("", label="Name of the new repo", elem_id="name", scale=2, min_width=160)
+            self.visibility = gr.Radio(
+                [PUBLIC, PRIVATE], value=PUBLIC, label="Visibility", elem_id="visibility", scale=1, min_width=200
+            )
+        self.name_message = _panel("name-message")
+        self.measure = gr.Checkbox(
+            label="Measure loading too",
+            info="Load the original and the copy three times each, for a comparison of time and memory in the model "
+            "card. It takes half a minute and more, and disk space for both on this machine.",
+            elem_id="measure",
+        )
+
     def _lay_out_options(self) -> None:
         self.variants = gr.Radio(
             [(PLAIN, "")], value="", visible=False, elem_id="variants", label="Which weights",
@@ -175,27 +195,9 @@ class Form:
                 )
             with gr.Column():
                 self.order = _control("order")
-        with gr.Row(elem_classes="fields tops"):
-            with gr.Column():
-                self.dtype = _control("dtype")
-                self.overflow = _control("allow_overflow", visible=False, elem_id="overflow")
-                self.more = {name: _control(name) for name in _MORE}
-            with gr.Column():
-                with gr.Row(elem_classes="fields"):
-                    self.namespace = gr.Dropdown([], label="Owner of the copy", elem_id="namespace", scale=1)
-                    self.name = gr.Textbox("", label="Name of the new repo", elem_id="name", scale=2)
-                self.name_message = _panel("name-message")
-                self.visibility = gr.Radio(
-                    [PUBLIC, PRIVATE], value=PUBLIC, label="Visibility", elem_id="visibility",
-                    info="A private copy can be made public later, on its page on the Hub.",
-                )  # fmt: skip
-                self.permitted = gr.Checkbox(visible=False, elem_id="permitted")
-        self.measure = gr.Checkbox(
-            label="Load the original and the copy as well, and show what that costs",
-            info="For a fair comparison in the model card. "
-            "It takes minutes more, and disk space for both on this machine.",
-            elem_id="measure",
-        )
+        self.dtype = _control("dtype")
+        self.overflow = _control("allow_overflow", visible=False, elem_id="overflow")
+        self.more = {name: _control(name) for name in _MORE}
         with gr.Column(elem_id="machine") as self.machine:
             with gr.Row(elem_classes="fields"):
                 self.budget = gr.Dropdown(

@@ -16,7 +16,7 @@ from sharding.desk.judgement import BESIDE
 from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.comparison_panels import differences_panel, outcome_panel
-from sharding.page.form import HIDDEN, PRIVATE, Shown, Update, Values
+from sharding.page.form import HIDDEN, PRIVATE, START, Shown, Update, Values
 from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
@@ -28,6 +28,8 @@ from sharding.storage.hub.lookup import propose_name
 from sharding.storage.names import new_repo_id
 from sharding.verify.trust import Trust, lowered
 
+_SIGN_IN_AND_START = "Sign in and start"
+_WHERE = '<p class="target">to your namespace on the Hub, public or private</p>'
 _NEEDS_LOGIN = ("Sign in to push.", "Your choices are kept.", SIGN_IN)
 
 
@@ -39,6 +41,9 @@ class Pushing(Events):
         form, token, wanted = self.form, self.site.token(request, login), ""
         namespace, name, (proposed, short) = (values[field] for field in (form.namespace, form.name, form.proposed))
         off: Update = {form.start: gr.Button(interactive=False)}
+        if not token and self.site.space:
+            can_start = bool(values[form.shown].plan_id)
+            return {form.start: gr.Button(_SIGN_IN_AND_START, interactive=can_start), form.target: _WHERE}
         if not token:
             words, hint, remedy = _NEEDS_LOGIN
             return {**off, form.target: "", form.start_message: message(words, hint, remedy=remedy)}
@@ -46,7 +51,7 @@ class Pushing(Events):
             who = self.desk.lookup.who(token)
             space = namespace if namespace in who.namespaces else who.name
             can_start = bool(values[form.shown].plan_id)
-            update: Update = {form.start: gr.Button(interactive=can_start), form.start_message: ""}
+            update: Update = {form.start: gr.Button(START, interactive=can_start), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
             with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, form.source_in(values), form.options_in(values))
@@ -88,8 +93,8 @@ class Pushing(Events):
                 return fine
         except ShardingError as error:
             return {form.name_message: problem(error), form.start: gr.Button(interactive=False)}
-        text = f"{wanted} exists already. If you go on, a new commit replaces its files."
-        return {**fine, form.name_message: message(text, f"{free} is free.", "warning")}
+        text = f"{wanted} exists already. A copy of the same model in it gets a new commit. Nothing else is replaced "
+        return {**fine, form.name_message: message(f"{text}unless you say so.", f"{free} is free.", "warning")}
 
     def start(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Hand the job to the desk and show its progress. If it is refused, show the reason beside the button."""

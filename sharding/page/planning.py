@@ -57,7 +57,7 @@ class Planning(Events):
     def arrive(self, request: gr.Request) -> Update:
         """Fill in the form from the link. It asks no Hub, so that what the link names opens at once."""
         wish, form = read_wish(dict(request.query_params)), self.form
-        update: Update = {form.advanced: gr.Accordion(open=False)}
+        update: Update = {part: gr.Accordion(open=False) for part in (form.advanced, form.where)}
         if wish.repo:  # otherwise the visitor may be typing already
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),

@@ -99,8 +99,8 @@ _HELP: dict[RemedyKind, Help] = {
     "sign_in": Help(
         "Run hf auth login on the machine that serves this page, then reload the page.", "Sign in", "#sign-in"
     ),
-    "make_private": Help("Both are under Advanced.", "Make it private", "#visibility input[value=Private]"),
-    "allow_public_copy": Help("If everybody may see the copy, choose Public under Advanced."),
+    "make_private": Help("Both are below the plan.", "Make it private", "#visibility input[value=Private]"),
+    "allow_public_copy": Help("If everybody may see the copy, choose Public below the plan."),
     "choose_variant": Help("Choose one under Advanced."),
     "choose_dtype": Help("", "Keep the number format", "#dtype input[value=keep]"),
     "choose_order": Help("", "Order them by layer", "#order input[value=natural]"),
@@ -114,7 +114,7 @@ _HELP: dict[RemedyKind, Help] = {
     "leave_base_out": Help('Leave the field "The model that was trained" empty.'),
     "overwrite": Help("", "Replace it", "#replace input"),
     "discard_unfinished": Help("To give it up, cancel the unfinished job."),
-    "leave_comparison_out": Help('Untick "Load the original and the copy as well" under Advanced.'),
+    "leave_comparison_out": Help('Untick "Measure loading too" below the plan.'),
     "use_classic_engine": Help("The command line can do it: it loads the model in its own process and saves it again."),
 }
 _OF_FINDINGS = {

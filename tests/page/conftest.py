@@ -240,10 +240,20 @@ def advanced(page: Page) -> Page:
     return page
 
 
+def where(page: Page) -> Page:
+    """Open what can be changed about the copy's repo; return the page."""
+    heading = page.locator("#where > button")
+    heading.wait_for()
+    if not page.locator("#name").is_visible():
+        heading.click()
+        page.locator("#name").wait_for()
+    return page
+
+
 def start_job(page: Page, name: str) -> str:
     """Push what is planned to `name`; return the id of the job."""
     page.locator("#start:not([disabled])").wait_for()
-    advanced(page)
+    where(page)
     page.get_by_label("Name of the new repo").fill(name)
     page.locator("#start").click()
     page.locator("#progress .job").wait_for()

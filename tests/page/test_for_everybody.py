@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.inhouse import InHouse
-from tests.page.conftest import Visit, advanced, enter, files, fits, held_job, model, sign_in
+from tests.page.conftest import Visit, advanced, enter, files, fits, held_job, model, sign_in, where
 from tests.page.site import Site, answer_in, call, copy_name, token_of
 
 Theme = Literal["light", "dark"]
@@ -115,12 +115,12 @@ def test_a_job_that_was_pushed_by_keyboard_alone_leaves_its_token_nowhere_and_it
     expect(files(page)).to_have_count(6)  # what was chosen is kept through the login
     token = token_of(next(cookie["value"] for cookie in page.context.cookies() if cookie["name"] == "session"))
     assert token.startswith("hf_oauth_")
-    advanced(page).get_by_label("Owner of the copy").click()
+    where(page).get_by_label("Owner of the copy").click()
     page.get_by_role("option", name="acme").click()  # an organisation that alice may write to
-    page.locator("#advanced > button").click()
+    page.locator("#where > button").click()
     model(page).focus()
     assert tab_to(page, "Shard and push") <= 12
-    tab_to(page, "Advanced")
+    tab_to(page, "Change this, or measure loading too")
     page.keyboard.press("Enter")
     tab_to(page, "Name of the new repo")
     page.keyboard.press("Control+a")

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.inhouse import InHouse
-from tests.page.conftest import Publish, Visit, advanced, become, cancel, files, held_job, start_job
+from tests.page.conftest import Publish, Visit, become, cancel, files, held_job, start_job, where
 from tests.page.site import Site, answer_in, as_space, call, copy_name, event, follow
 from tests.page.sources import LONG, save_one
 from tests.page.test_for_everybody import axe, violations
@@ -23,7 +23,7 @@ def test_at_home_the_saved_login_is_used_and_my_jobs_lead_back_to_what_was_made(
 ) -> None:
     page = visit(home, f"?repo={long}&size={LONG}")
     expect(page.locator("#account")).to_contain_text("Signed in as alice")
-    advanced(page).get_by_label("Private", exact=True).check()
+    where(page).get_by_label("Private", exact=True).check()
     name = copy_name()
     job = start_job(page, name)
     page.locator("#log summary").click()
@@ -108,7 +108,7 @@ def test_a_name_that_the_visitor_wrote_stays_when_a_proposal_comes_late(
     with hub.holding("GET .*/alice/late-"):  # whether a name is free
         page = visit(home, f"?repo={publish(save_one, 'late')}&size=70kB")
         page.locator("#start").wait_for()
-        advanced(page).get_by_label("Name of the new repo").fill("my-own")
+        where(page).get_by_label("Name of the new repo").fill("my-own")
     expect(page.locator("#start")).to_be_enabled()
     expect(page.locator("#target")).to_contain_text("alice/my-own")
     expect(page.get_by_label("Name of the new repo")).to_have_value("my-own")
@@ -122,7 +122,7 @@ def test_a_job_goes_on_in_a_closed_tab_is_a_place_in_the_queue_to_others_and_lea
 ) -> None:
     first, second = visit(space, f"?repo={long}&size={LONG}", user="alice"), visit(space, f"?repo={small}", user="bob")
     name = copy_name("held")
-    advanced(first).get_by_label("Load the original and the copy as well").check()
+    where(first).get_by_label("Measure loading too").check()
     with held_job(hub, name):
         job = start_job(first, name)
         assert asked_for(space, job)["compare"] is True  # as the box says

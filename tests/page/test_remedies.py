@@ -150,7 +150,7 @@ def test_who_pushes_at_home_is_helped_by_buttons_for_the_fields_of_the_page_and_
     refusal = page.locator("#start-message").get_by_role("alert")
     page.locator("#start:not([disabled])").click()
     expect(refusal).to_contain_text("A public copy would show it to everybody")
-    expect(refusal.get_by_text("Both are under Advanced")).to_be_hidden()
+    expect(refusal.get_by_text("Both are below the plan")).to_be_hidden()
     press(refusal.get_by_role("button", name="Make it private"))
     expect(private).to_be_checked()
     expect(private).to_be_focused()
