@@ -267,17 +267,11 @@ def add_commit(
     ).fetchone()
     commit = _commit(row)
     if parent:
-        copy_files(db, parent, commit)
+        db.execute(
+            'INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, changed_in FROM files WHERE "commit" = ?',
+            (commit.number, parent.number),
+        )
     return commit
-
-
-def copy_files(db: sqlite3.Connection, source: Commit, target: Commit, touched: bool = False) -> None:
-    """Copy the files of `source` to `target`. `touched` makes `target` the commit that last changed them."""
-    db.execute(
-        "INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, iif(?, ?, changed_in)"
-        ' FROM files WHERE "commit" = ?',
-        (target.number, touched, target.number, source.number),
-    )
 
 
 def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:

@@ -238,36 +238,6 @@ def create_tag(call: Call) -> Answer:
     return None
 
 
-def super_squash(call: Call) -> Answer:
-    """Replace the history of a branch with one commit that has the same files."""
-    message = text_of(call.json(), "message", "")
-    branch = call.parameters["branch"]
-    with call.hub.state.writing() as db:
-        repo, caller = accounts.reach(db, call, "write")
-        head = records.find_head(db, repo, branch)
-        title = message or f"Super-squash branch '{branch}' using huggingface_hub"
-        commit = records.add_commit(db, repo, None, title, caller.name or "")
-        records.copy_files(db, head, commit, touched=True)
-        records.point(db, repo, "branch", branch, commit)
-        _forget_unreferenced(db, repo)
-    return None
-
-
-def _forget_unreferenced(db: sqlite3.Connection, repo: Repo) -> None:
-    """Delete the commits that no ref leads to, and stop counting the LFS files that only they point to."""
-    db.execute(
-        "DELETE FROM commits WHERE repo = ? AND number NOT IN (WITH RECURSIVE line(number) AS ("
-        'SELECT "commit" FROM refs WHERE repo = ? UNION SELECT parent FROM commits JOIN line USING (number))'
-        " SELECT number FROM line WHERE number IS NOT NULL)",
-        (repo.number, repo.number),
-    )
-    db.execute(
-        "UPDATE objects SET referenced = 0 WHERE repo = ? AND sha256 NOT IN"
-        ' (SELECT sha256 FROM files JOIN commits ON number = "commit" WHERE repo = ? AND sha256 IS NOT NULL)',
-        (repo.number, repo.number),
-    )
-
-
 def _exists(db: sqlite3.Connection, repo: int, kind: str, name: str) -> bool:
     query = "SELECT 1 FROM refs WHERE repo = ? AND type = ? AND name = ?"
     return db.execute(query, (repo, kind, name)).fetchone() is not None
@@ -292,5 +262,4 @@ RULES = (
     ("POST", "/api/{kind}s/{owner}/{name}/branch/{branch}", create_branch),
     ("DELETE", "/api/{kind}s/{owner}/{name}/branch/{branch}", delete_branch),
     ("POST", "/api/{kind}s/{owner}/{name}/tag/{revision}", create_tag),
-    ("POST", "/api/{kind}s/{owner}/{name}/super-squash/{branch}", super_squash),
 )
