@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS files (
 
 CREATE TABLE IF NOT EXISTS refs (
     repo INTEGER NOT NULL REFERENCES repos ON DELETE CASCADE, type TEXT NOT NULL, name TEXT NOT NULL,
-    "commit" INTEGER NOT NULL, message TEXT, PRIMARY KEY (repo, type, name)
+    "commit" INTEGER NOT NULL, PRIMARY KEY (repo, type, name)
 ) WITHOUT ROWID;
 
 -- LFS and Xet files that a repo may point to. Once a commit points to one, it is referenced.
@@ -284,9 +284,10 @@ def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
     )
 
 
-def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit, message: str | None = None) -> None:
+def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit) -> None:
     """Point a ref (kind "branch", "tag" or "pull") to a commit."""
-    db.execute("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?)", (repo.number, kind, name, commit.number, message))
+    query = 'INSERT OR REPLACE INTO refs (repo, type, name, "commit") VALUES (?, ?, ?, ?)'
+    db.execute(query, (repo.number, kind, name, commit.number))
 
 
 def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes: int) -> None:

@@ -154,7 +154,9 @@ def _list_items(hub: Hub, entries: list[Entry], folder: str, recursive: bool) ->
 
 def _file(hub: Hub, entry: Entry) -> Json:
     item: Json = {"type": "file", "oid": entry.oid, "size": entry.size_bytes, "path": entry.path}
-    item |= lfs_part(entry, "oid")
+    if entry.sha256:
+        pointer = lfs_pointer(entry.sha256, entry.size_bytes)
+        item["lfs"] = {"oid": entry.sha256, "size": entry.size_bytes, "pointerSize": len(pointer)}
     if file := hub.xet_file(entry):
         item["xetHash"] = file.hash
     return item
@@ -173,14 +175,6 @@ def _add_last_commits(db: sqlite3.Connection, items: list[Json], entries: list[E
         number = max(entry.changed_in for entry in entries if f"{entry.path}/".startswith(f"{item['path']}/"))
         commit = db.execute("SELECT id, title, date_seconds FROM commits WHERE number = ?", (number,)).fetchone()
         item["lastCommit"] = {"id": commit[0], "title": commit[1], "date": iso(commit[2])}
-
-
-def lfs_part(entry: Entry, name_of_sha256: str) -> Json:
-    """Return the part `lfs` of a file's description. It is empty for a regular file."""
-    if not entry.sha256:
-        return {}
-    pointer = lfs_pointer(entry.sha256, entry.size_bytes)
-    return {"lfs": {name_of_sha256: entry.sha256, "size": entry.size_bytes, "pointerSize": len(pointer)}}
 
 
 def list_refs(call: Call) -> Answer:
@@ -234,7 +228,7 @@ def create_tag(call: Call) -> Answer:
         commit = records.find_commit(db, repo, call.parameters["revision"])
         if _exists(db, repo.number, "tag", name):
             raise Refusal(409, f"Tag reference exists already: {name}")
-        records.point(db, repo, "tag", name, commit, text_of(wish, "message", ""))
+        records.point(db, repo, "tag", name, commit)
     return None
 
 

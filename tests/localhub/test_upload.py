@@ -151,13 +151,6 @@ def test_files_of_a_repo_that_cannot_be_read_are_not_copied(hub: Server, repo: s
     assert hub.ask("POST", f"/api/models/{repo}/lfs-files/duplicate", body, token="hf_bob").status == 404
 
 
-def test_a_repo_is_duplicated_and_the_copy_is_its_own(hub: Server, repo: str) -> None:
-    hub.put(repo, "a.bin", payload(100_000, 8))
-    assert hub.api().duplicate_repo(repo, to_id=f"{repo}-twin").repo_id == f"{repo}-twin"
-    hub.api().delete_repo(repo)
-    assert fetch(hub, f"{repo}-twin", "a.bin") == payload(100_000, 8)
-
-
 def test_a_pull_request_leaves_main_alone(hub: Server, repo: str) -> None:
     hub.put(repo, "b.txt", token="hf_bob", create_pr=True)
     assert hub.api().list_repo_files(repo) == [".gitattributes"]
