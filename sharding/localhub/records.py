@@ -257,7 +257,7 @@ def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
 
 
 def add_commit(
-    db: sqlite3.Connection, repo: Repo, parent: Commit | None, title: str, author: str, message: str = ""
+    db: sqlite3.Connection, repo: Repo, parent: Commit | None, title: str, author: str, message: str
 ) -> Commit:
     """Add a commit with the files of its parent. No branch points to it yet."""
     row = db.execute(

@@ -7,10 +7,10 @@ import sqlite3
 from sharding.localhub import accounts, records
 from sharding.localhub.accounts import Caller
 from sharding.localhub.cards import MAX_CARD_BYTES, card_data
-from sharding.localhub.commits import write_commit
+from sharding.localhub.commits import Draft, write_commit
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Kind, Repo
-from sharding.localhub.refusals import Refusal, bad_request
+from sharding.localhub.refusals import Refusal
 from sharding.localhub.web import Answer, Call, Json, iso, link, page, stable_id, text_of
 
 _LFS_PATTERNS = """
@@ -37,16 +37,16 @@ def create_repo(hub: Hub, db: sqlite3.Connection, caller: Caller, kind: Kind, re
     owner, _, name = repo_id.partition("/")
     # The rules of huggingface_hub.utils.validate_repo_id, and the Hub's own limit.
     if not re.fullmatch(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?", name, re.ASCII) or len(name) > 96 or "--" in name:
-        raise bad_request(f'Invalid repo name: {repo_id} - only letters, digits, "-", "_" and "." are allowed')
+        raise Refusal(400, f'Invalid repo name: {repo_id} - only letters, digits, "-", "_" and "." are allowed')
     if ".." in name or name.endswith((".git", ".ipynb")):
-        raise bad_request(f"Invalid repo name: {repo_id}")
+        raise Refusal(400, f"Invalid repo name: {repo_id}")
     if refusal := accounts.judge_creation(caller, kind, owner):
         raise refusal
     if there := records.find_repo(db, kind, owner, name):
         raise Refusal(409, f"You already created this {kind} repo: {there.id}", url=link(hub, there.path))
     repo = records.add_repo(db, kind, owner, name, private, caller.app)
     attributes = Entry(".gitattributes", hub.blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
-    write_commit(db, repo, "main", None, "initial commit", caller.name or "", [attributes])
+    write_commit(db, repo, "main", None, caller.name or "", Draft("initial commit", [attributes]))
     return repo
 
 
@@ -71,7 +71,7 @@ def change_settings(call: Call) -> Answer:
             private = _is_private(wish)
         if "gated" in wish:
             if wish["gated"] not in ("auto", "manual", False):
-                raise bad_request('"gated" must be one of [auto, manual, false]')
+                raise Refusal(400, '"gated" must be one of [auto, manual, false]')
             gated = wish["gated"] or None
         db.execute("UPDATE repos SET private = ?, gated = ? WHERE number = ?", (private, gated, repo.number))
     return {"private": private, "visibility": "private" if private else "public", "gated": gated or False}
@@ -89,7 +89,7 @@ def search(call: Call) -> Answer:
     """List the repos that the caller may see, newest first. The query can have `author`, `search`, `limit`, `full`."""
     words, limit = call.query.get("search", "").lower(), call.query.get("limit", "")
     if limit and not limit.isdecimal():
-        raise bad_request('"limit" must be a number')
+        raise Refusal(400, '"limit" must be a number')
     with call.hub.state.reading() as db:
         caller = accounts.identify(db, call)
         repos = records.list_repos(db, call.parameters["kind"], call.query.get("author"))
@@ -140,7 +140,7 @@ def _kind(wish: Json) -> Kind:
     for kind in records.KINDS:
         if kind == (wish.get("type") or "model"):
             return kind
-    raise bad_request(f'"type" must be one of [{", ".join(records.KINDS)}]')
+    raise Refusal(400, f'"type" must be one of [{", ".join(records.KINDS)}]')
 
 
 RULES = (
