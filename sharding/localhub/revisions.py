@@ -19,7 +19,7 @@ _PREFIXES = {"branch": "refs/heads/", "tag": "refs/tags/", "pull": ""}
 
 
 def resolve(call: Call) -> Answer:
-    """Answer HEAD and GET for a file, with ranges and `If-None-Match`."""
+    """Answer HEAD and GET for a file, with ranges."""
     hub, path = call.hub, call.parameters["path"]
     with hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "read")
@@ -28,10 +28,7 @@ def resolve(call: Call) -> Answer:
     if entry is None:
         raise entry_not_found(path, commit.id)
     headers = _headers(hub, repo, commit, entry)
-    if headers["ETag"] in [tag.strip() for tag in call.headers.get("if-none-match", "").split(",")]:
-        return Response(status_code=304, headers=headers)
-    range_holds = call.headers.get("if-range", headers["ETag"]) == headers["ETag"]
-    span = parse_range(call.headers.get("range"), entry.size_bytes) if range_holds else None
+    span = parse_range(call.headers.get("range"), entry.size_bytes)
     start, end = span or (0, entry.size_bytes)
     status = 206 if span else 200
     if span:
@@ -194,14 +191,28 @@ def list_refs(call: Call) -> Answer:
 
 def create_branch(call: Call) -> Answer:
     """Create a branch at a revision, `main` by default."""
-    wish = call.json()
-    name = _new_name(call.parameters["branch"])
+    revision = text_of(call.json(), "startingPoint", "main")
+    return _create(call, "branch", call.parameters["branch"], revision, "Reference already exists: refs/heads/")
+
+
+def create_tag(call: Call) -> Answer:
+    """Create a tag at a revision."""
+    name = text_of(call.json(), "tag")
+    return _create(call, "tag", name, call.parameters["revision"], "Tag reference exists already: ")
+
+
+def _create(call: Call, kind: str, name: str, revision: str, there: str) -> Answer:
+    # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
+    wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
+    if not name or len(name) > 244 or re.search(wrong, name):
+        raise Refusal(400, f"Invalid reference name: {name}")
+    query = "SELECT 1 FROM refs WHERE repo = ? AND type = ? AND name = ?"
     with call.hub.state.writing() as db:
         repo, _ = accounts.reach(db, call, "write")
-        commit = records.find_commit(db, repo, text_of(wish, "startingPoint", "main"))
-        if _exists(db, repo.number, "branch", name):
-            raise Refusal(409, f"Reference already exists: refs/heads/{name}")
-        records.point(db, repo, "branch", name, commit)
+        commit = records.find_commit(db, repo, revision)
+        if db.execute(query, (repo.number, kind, name)).fetchone():
+            raise Refusal(409, f"{there}{name}")
+        records.point(db, repo, kind, name, commit)
     return None
 
 
@@ -219,35 +230,8 @@ def delete_branch(call: Call) -> Answer:
     return None
 
 
-def create_tag(call: Call) -> Answer:
-    """Create a tag at a revision."""
-    wish = call.json()
-    name = _new_name(text_of(wish, "tag"))
-    with call.hub.state.writing() as db:
-        repo, _ = accounts.reach(db, call, "write")
-        commit = records.find_commit(db, repo, call.parameters["revision"])
-        if _exists(db, repo.number, "tag", name):
-            raise Refusal(409, f"Tag reference exists already: {name}")
-        records.point(db, repo, "tag", name, commit)
-    return None
-
-
-def _exists(db: sqlite3.Connection, repo: int, kind: str, name: str) -> bool:
-    query = "SELECT 1 FROM refs WHERE repo = ? AND type = ? AND name = ?"
-    return db.execute(query, (repo, kind, name)).fetchone() is not None
-
-
-def _new_name(name: str) -> str:
-    # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
-    wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
-    if not name or len(name) > 244 or re.search(wrong, name):
-        raise Refusal(400, f"Invalid reference name: {name}")
-    return name
-
-
 RULES = (
     ("GET", "/{kind_prefix}/{owner}/{name}/resolve/{revision}/{path:path}", resolve),
-    ("GET", "/{kind_prefix}/{owner}/{name}/raw/{revision}/{path:path}", resolve),
     ("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}", tree),
     ("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}/{path:path}", tree),
     ("POST", "/api/{kind}s/{owner}/{name}/paths-info/{revision}", paths_info),
