@@ -67,7 +67,7 @@ def complete(call: Call) -> Answer:
     count = -(-size // call.hub.settings.part_bytes)
     if sorted(numbers) != sorted(map(str, range(1, count + 1))):
         raise Refusal(400, f"{count} parts were expected, numbered from 1.")
-    upload = _upload_name(repo, sha256)
+    upload = f"{repo}-{sha256}"
 
     def parts() -> Iterator[bytes]:
         for number in range(1, count + 1):
@@ -95,7 +95,7 @@ def upload_routes(hub: Hub) -> list[Route]:
         try:
             digest = await _receive(request, part, hub.settings.part_bytes if number else size)
             if number:
-                part.replace(hub.blobs.upload_part(_upload_name(repo, sha256), int(number)))
+                part.replace(hub.blobs.upload_part(f"{repo}-{sha256}", int(number)))
             elif digest != sha256 or part.stat().st_size != size:
                 raise Refusal(400, f"The content has sha256 {digest}, not {sha256}.")
             else:
@@ -179,10 +179,6 @@ def _parse_object(item: object) -> tuple[str, int]:
     if not re.fullmatch("[0-9a-f]{64}", sha256):
         raise Refusal(400, f"Invalid oid: {sha256}")
     return sha256, item["size"]
-
-
-def _upload_name(repo: int, sha256: str) -> str:
-    return f"{repo}-{sha256}"
 
 
 RULES = (

@@ -128,7 +128,7 @@ class HubDestination(StoreSink, Destination):
     ) -> None:
         """Create the repo and the staging branch if they do not exist yet."""
         self._is_prepared = True
-        self._staging.go_on(keep)
+        self._staging.finished = {record.file for record in keep}
         self._main.refuse_names(list(ours), list(beside))
         if self._main.head:
             self._main.look_again()

@@ -1,7 +1,7 @@
 """Keep finished shards on a staging branch until they are published, so that any machine can continue the job."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
@@ -89,10 +89,6 @@ class StagingBranch:
         self.head, self._job, self._is_at_work = parent, job, True
         inherited = [deleted(path) for path in self._repo.files(parent) if self._is_record(path)]
         self._commit("Begin", inherited, {_JOB: line_of(job)})
-
-    def go_on(self, kept: Iterable[ShardRecord]) -> None:
-        """Count the shards `kept` from an earlier run as finished."""
-        self.finished = {record.file for record in kept}
 
     def is_own(self, head: str) -> bool:
         """Return whether the branch at commit `head` belongs to this job."""
