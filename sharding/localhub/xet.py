@@ -35,13 +35,10 @@ def give_access(call: Call) -> Answer:
             repo, _ = accounts.reach(db, call, "read")
             records.find_commit(db, repo, call.parameters["revision"])
     if store.grants:
-        endpoint, (token, expires) = store.grants.endpoint, store.grants.token("write" if to_write else "read")
-    else:  # a local store checks no token, but clients need one
-        endpoint = store.url if to_write else store.lend_view()
-        seconds = call.hub.settings.xet_seconds if to_write else VIEW_SECONDS
-        token, expires = f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds
-    headers = {"X-Xet-Cas-Url": endpoint, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expires)}
-    return JSONResponse({"casUrl": endpoint, "accessToken": token, "exp": expires}, headers=headers)
+        return _answer(store.grants.endpoint, *store.grants.token("write" if to_write else "read"))
+    # A local store checks no token, but clients need one.
+    endpoint, seconds = (store.url, call.hub.settings.xet_seconds) if to_write else (store.lend_view(), VIEW_SECONDS)
+    return _answer(endpoint, f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds)
 
 
 def duplicate(call: Call) -> Answer:
@@ -64,6 +61,11 @@ def duplicate(call: Call) -> Answer:
             else:
                 failed.append({"sha256": sha256, "error": f"{source.id} has no such file"})
     return {"success": done, "failed": failed}
+
+
+def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
+    headers = {"X-Xet-Cas-Url": endpoint, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expires)}
+    return JSONResponse({"casUrl": endpoint, "accessToken": token, "exp": expires}, headers=headers)
 
 
 def put_xorb(call: Call) -> Answer:
