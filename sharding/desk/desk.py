@@ -128,9 +128,8 @@ class Desk:
 
         Raises Refused if it must wait or is too large, and ShardingError if it would fail before any byte moves.
         """
-        if not token:
-            hint = "Sign in first. The copy goes into a repo of your own."
-            raise Refused("You are not signed in.", hint, Remedy("sign_in"))
+        if request.kind == "verify":
+            return self._submit_reading(request, who, token)
         destination = self.lookup.repo_id(request.destination, who)
         self._refuse_busy(who.name)
         self._refuse_written(destination)
@@ -179,21 +178,19 @@ class Desk:
             hint = "Run `shard-my-repo verify` on the machine that has the folder."
             raise Refused("The result was made from a folder, which is not on this machine.", hint)
         (original, options), copy = decided_by(result.report), f"{result.repo_id}@{result.revision}"
-        inspect = self.models.inspect
-        read = inspect(original, options.variant, token, options.inputs), inspect(copy, "", token)
-        request = JobRequest(original, copy, options, kind="verify", of_result=True)
-        self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
-        return self._queue_up(request, *read, who, token)
+        return self.submit(JobRequest(original, copy, options, kind="verify", of_result=True), who, token)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
         """Accept a job that compares every tensor of two repos, read as `Models.compare` does. Raises as `submit`."""
         likeness = self.models.compare(original, copy, variant, token)
         options = Options(**cast(Any, likeness.asked))
-        pinned = likeness.original.text, likeness.copy.text
-        read = self.models.inspect(pinned[0], variant, token), self.models.inspect(pinned[1], "", token)
-        request = JobRequest(*pinned, options, kind="verify")
-        self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
-        return self._queue_up(request, *read, who, token)
+        return self.submit(JobRequest(likeness.original.text, likeness.copy.text, options, kind="verify"), who, token)
+
+    def _submit_reading(self, request: JobRequest, who: Person, token: str) -> str:
+        original = self.models.inspect(request.source, request.options.variant, token, request.options.inputs)
+        copy = self.models.inspect(request.destination, "", token)
+        self._refuse_large(max(original.input_bytes, copy.input_bytes), who)
+        return self._queue_up(request, original, copy, who, token)
 
     def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
         """Return the status of a job, or None if `viewer` has no job with this id."""

@@ -205,16 +205,9 @@ class Running(Events):
             wanted = self._interrupted(job, who, token)
             if wanted is None:
                 raise Refused(_NOT_YOURS[0], _NOT_YOURS[1])
-            if wanted.kind == "verify" and wanted.of_result:
-                again = self.desk.submit_check(wanted.destination, who, token)
-            elif wanted.kind == "verify":
-                places = wanted.source, wanted.destination, wanted.options.variant
-                again = self.desk.submit_comparison(*places, who, token)
-            else:
-                again = self.desk.submit(wanted, who, token)
+            shown = self.taken(self.desk.submit(wanted, who, token))
         except ShardingError as error:
             return {self.form.run_message: problem(error)}
-        shown = self.taken(again)
         del shown[self.form.run]
         return {**shown, self.form.resume: gr.Button(visible=False), self.form.run_message: ""}
 
