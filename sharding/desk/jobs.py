@@ -306,9 +306,9 @@ def status_of(
     record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None
 ) -> JobStatus:
     """Return the status of a job that its owner sees."""
-    kept = {one.name: getattr(record, one.name) for one in fields(record)}
-    told = {one.name: copy(getattr(history, one.name)) for one in fields(JobStatus) if hasattr(history, one.name)}
-    return JobStatus(**kept, **told, position=position, seconds_until_start=seconds_until_start)
+    known = {one.name: copy(getattr(history, one.name)) for one in fields(JobStatus) if hasattr(history, one.name)}
+    known |= {one.name: getattr(record, one.name) for one in fields(record)}
+    return JobStatus(**known, position=position, seconds_until_start=seconds_until_start)
 
 
 _PHASES = {
