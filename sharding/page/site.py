@@ -86,12 +86,11 @@ Refusal = tuple[str, str, Remedy | None]  # A message, a hint and a remedy.
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """Handlers of events: they ask `desk`, and show its answers in `form`."""
+class Asked:
+    """What answers visitors and programs: it asks `desk`."""
 
     desk: Desk
     site: Site
-    form: Form
 
     def signed_in(self, request: gr.Request, login: Login, refusal: Refusal) -> tuple[Person, str]:
         """Return the visitor and their token. Raises Refused with the words of `refusal` if nobody is signed in."""
@@ -99,6 +98,13 @@ class Events:
         if not token:
             raise Refused(*refusal)
         return self.desk.lookup.who(token), token
+
+
+@dataclass(frozen=True, slots=True)
+class Events(Asked):
+    """Handlers of events: they show the answers of the desk in `form`."""
+
+    form: Form
 
     def places(self, repo_id: str, revision: str, request: gr.Request, is_pinned: bool = False) -> Places:
         """Return where the result in `repo_id` is. If it `is_pinned`, its links name the `revision`."""
