@@ -3,13 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
@@ -61,7 +61,7 @@ TIDY_SECONDS = 5.0
 """Time after which free memory is given back to the system. Three models of 95,000 tensors left 450 MB of it."""
 
 
-class Desk:
+class Desk(AbstractContextManager["Desk"]):
     """Takes jobs, runs them from a queue, and reports their status to their owners.
 
     Leaving its context stops the jobs. They then count as interrupted, and can be resumed. `models` answers questions
@@ -90,10 +90,6 @@ class Desk:
         self._threads = [Thread(target=task, name="desk", daemon=True) for task in tasks]
         for thread in self._threads:
             thread.start()
-
-    def __enter__(self) -> Self:
-        """Return the desk itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the desk."""
