@@ -75,7 +75,7 @@ class Headers:
             if entry is None:
                 mine = self._entries[key] = Kept(self._clock())
         if entry:
-            return result_of(key, entry.answer)
+            return result_of(key, entry.answer)  # type: ignore[no-any-return]
         try:
             inputs = {"model": source, **(beside or {})}
             read = partial(job.inspect_inputs, inputs, variant, MAX_PAGE_TENSORS, most_bytes)
