@@ -126,6 +126,9 @@ class Desk(AbstractContextManager["Desk"]):
         """
         if request.kind == "verify":
             return self._submit_reading(request, who, token)
+        if not token:
+            hint = "Sign in first. The copy goes into a repo of your own."
+            raise Refused("You are not signed in.", hint, Remedy("sign_in"))
         destination = self.lookup.repo_id(request.destination, who)
         self._refuse_busy(who.name)
         self._refuse_written(destination)
