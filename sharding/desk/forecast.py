@@ -55,13 +55,17 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected cost of a job. `basis` says in plain words what the estimate rests on."""
+    """The expected cost of a job. `basis` says in plain words what the estimate rests on.
+
+    `mapped_bytes` are the weights in the page cache, if transformers loads the model.
+    """
 
     lower_seconds: float
     upper_seconds: float
     peak_anon_bytes: int
     disk_bytes: int
-    basis: str
+    basis: str = ""
+    mapped_bytes: int = 0
 
 
 def work_of(original: Content, made: Plan | Content) -> Work:
@@ -167,31 +171,20 @@ def seconds_until_start(left: Sequence[float | None], jobs_at_once: int) -> floa
     return free_at[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicForecast:
-    """The predicted cost of `from_pretrained(low_cpu_mem_usage=True)` followed by `save_pretrained`.
+def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Forecast | None:
+    """Return what `from_pretrained(low_cpu_mem_usage=True)` and then `save_pretrained` cost for the copy of `plan`.
 
-    `mapped_bytes` are the weights in the page cache, `disk_bytes` the downloaded files and the copy.
+    The disk holds the downloaded files and the copy. None if transformers alone cannot load it.
     """
-
-    lower_seconds: float
-    upper_seconds: float
-    peak_anon_bytes: int
-    mapped_bytes: int
-    disk_bytes: int
-
-
-def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> ClassicForecast | None:
-    """Return the prediction for the copy that `plan` makes. None if transformers alone cannot load it."""
     if not checkpoint.is_plain_model or plan.options.dequantize:
         return None
     asked = BY_OPTION[plan.options.dtype].torch if plan.options.dtype in BY_OPTION else None
     largest = max((file.bytes for file in checkpoint.weight_files), default=0)
     predicted = predict(stored_dtypes(checkpoint.tensors), largest, asked)
-    return ClassicForecast(
+    return Forecast(
         ours.lower_seconds * CLASSIC_TIMES,
         ours.upper_seconds * CLASSIC_TIMES,
         predicted.peak_anon_bytes,
-        checkpoint.total_bytes,
         checkpoint.total_bytes + plan.total_bytes,
+        mapped_bytes=checkpoint.total_bytes,
     )

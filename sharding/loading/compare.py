@@ -18,7 +18,7 @@ from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Content, Plan, ShardRecord
 from sharding.formats.file_formats import format_of
 from sharding.formats.names import is_weights
-from sharding.loading.classic import download_bytes, lay_out, refuse_too_large, refuse_without_room, run_classic
+from sharding.loading.classic import download_bytes, free_disk_bytes, lay_out, refuse_too_large, run_classic
 from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Probed
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, is_loaded, measure, predict_load
 from sharding.loading.verdict import judge, judge_predicted
@@ -53,10 +53,9 @@ def compare_loads(
     disk_bytes = download_bytes(*sides[0]) + sum(file.bytes for file in sides[0][1] if is_loaded(file.path))
     expected, classic = ClassicCost(None, predicted[0].peak_anon_bytes, disk_bytes), None
     with TemporaryDirectory(prefix="compare-") as scratch:
-        try:
-            refuse_without_room(Path(scratch), sum(download_bytes(*side) for side in sides))
-        except SourceError as error:
-            reason = reason or error.message
+        download, room = sum(download_bytes(*side) for side in sides), free_disk_bytes(Path(scratch))
+        if not reason and download > room:
+            reason = f"The download needs {format_bytes(download)}, but the disk has only {format_bytes(room)} free."
         if not reason:
             folders = [
                 lay_out(source, files, Path(scratch) / name, extra)

@@ -9,7 +9,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -62,12 +62,9 @@ def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[
         sides.reverse()
 
 
-def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost:
+def probe(folder: Path, load: Load) -> LoadCost:
     """Load `folder` in a fresh process and return the cost. Raises ShardingError if the probe itself fails."""
-    limits = {"memory-limit": load.memory_limit_bytes, "max-memory": load.max_memory_bytes, "timeout": timeout_seconds}
-    command = child_command("sharding.loading.probe", str(folder), "--method", load.method)
-    command += [f"--{name}={value}" for name, value in {"dtype": load.dtype, **limits}.items() if value is not None]
-    command += ["--no-mmap"] * (not load.with_mapping) + ["--cold"] * load.cold
+    command = child_command("sharding.loading.probe", str(folder), json.dumps(asdict(load)))
     done = subprocess.run(command, capture_output=True, text=True, env=child_variables(), stdin=subprocess.DEVNULL)
     if done.returncode:
         message = f"The process that loads {folder.name} failed: {done.stderr.strip()[-300:]}"
@@ -76,7 +73,7 @@ def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost
     known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
     known |= {"tokens": tuple(said.get("tokens", ())), "base_anon_bytes": said.get("base_anon_bytes") or 0}
     known["curve"] = thin([Moment(*row) for row in said["curve"]])
-    return LoadCost(**known, memory_limited_by=said["memory_limit"] and said["memory_limit"]["by"])
+    return LoadCost(**known)
 
 
 def free_memory_bytes() -> int:

@@ -26,7 +26,7 @@ from tests.inhouse import hub_in_house
 
 MB = 1_000_000
 LOADED = {
-    "outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "memory_limit": None,
+    "outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "memory_limited_by": None,
     "cache": "cold", "seconds": {"load": 1.0, "forward": 1.0}, "peak_file_bytes": 0, "peak_total_bytes": 0, "curve": [],
     "format": "safetensors", "logits_sha256": "0" * 64, "mapped_bytes": 0, "loaded_bytes": 9, "tokens": [1, 2],
 }  # fmt: skip

@@ -16,7 +16,7 @@ from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Component, Content, FileEntry, Finding
-from sharding.desk.forecast import ClassicForecast, Forecast
+from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.model_map import map_of_plan
 from sharding.page import job_panels, panels
@@ -236,7 +236,7 @@ def test_the_weights_of_each_device_are_drawn_within_its_budget_and_the_table_is
 
 def test_a_plan_is_drawn_beside_loading_and_saving_and_the_table_is_folded() -> None:
     plan = plan_shards([stored_tensor("w", "U8", (1,), "f", 0, 1)], Options(1))
-    html = panels.shards_panel(plan, FORECAST, ClassicForecast(600, 1200, 4 * 10**8, 10**9, 2 * 10**9))
+    html = panels.shards_panel(plan, FORECAST, Forecast(600, 1200, 4 * 10**8, 2 * 10**9, mapped_bytes=10**9))
     assert [fill for _, _, fill in bars(html)] == ["25.0%", "100.0%", "25.0%", "100.0%", "0.0%", "100.0%"]
     text = shown_first(html)
     assert "Time This job about 2.5 to 5 min Load and save about 10 to 20 min" in text

@@ -1,6 +1,5 @@
 """Load one checkpoint and print the cost as one JSON object."""
 
-import argparse
 import json
 import os
 import subprocess
@@ -15,47 +14,39 @@ from typing import Any
 import psutil
 
 from sharding.core.environment import child_command, child_variables
-from sharding.loading.probe.child import METHODS
-from sharding.loading.probe.memory import Cap, drop, memory_cap
+from sharding.loading.probe.memory import drop, memory_cap
 
 _SAMPLE_SECONDS = 0.015
+_LONGEST_SECONDS = 3600.0
 _WEIGHTS = (".safetensors", ".bin")
 _KILLED = -9
 
 
 def main() -> None:
-    """Probe one folder. The exit status is 0 for every outcome, because a load that fails is an answer too."""
-    parser = argparse.ArgumentParser(prog="python -m sharding.loading.probe", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--method", choices=METHODS, default="from_pretrained")
-    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], help="default: as it is stored")
-    parser.add_argument("--no-mmap", action="store_true", help="switch memory mapping off")
-    parser.add_argument("--max-memory", type=int, metavar="BYTES", help="offload: limit for weights kept in memory")
-    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="limit for the whole process")
-    parser.add_argument("--limit-by", choices=["cgroup", "rlimit"], help="default: a cgroup if one can be created")
-    parser.add_argument("--cold", action="store_true", help="drop the weights from the page cache first")
-    parser.add_argument("--tokens", type=int, default=4, help="how many tokens to generate (default: 4)")
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
-    arguments = parser.parse_args()
-    json.dump(watch(arguments), sys.stdout)
+    """Probe the folder in the first argument. The second says how: the fields of `measure.Load` as JSON.
+
+    The exit status is 0 for every outcome, because a load that fails is an answer too.
+    """
+    json.dump(watch(Path(sys.argv[1]), json.loads(sys.argv[2])), sys.stdout)
     sys.stdout.write("\n")
 
 
-def watch(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Probe `arguments.folder` in a new process; return its facts, its cost and its memory over time."""
-    cache = "warm"
-    if arguments.cold:
-        cache = drop(path for path in arguments.folder.iterdir() if path.name.endswith(_WEIGHTS))
+def watch(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Load `folder` as `asked` in a new process; return its facts, its cost and its memory over time.
+
+    A limit of memory can be `limit_by` a "cgroup" or an "rlimit". Without that it is a cgroup if one can be created.
+    """
+    cache = drop(path for path in folder.iterdir() if path.name.endswith(_WEIGHTS)) if asked["cold"] else "warm"
     with ExitStack() as stack:
         cap = None
-        if arguments.memory_limit:
-            cap = stack.enter_context(memory_cap(arguments.memory_limit, arguments.limit_by))
+        if asked["memory_limit_bytes"]:
+            cap = stack.enter_context(memory_cap(asked["memory_limit_bytes"], asked.get("limit_by")))
         errors = stack.enter_context(TemporaryFile())
         reading, writing = os.pipe()
-        asked = json.dumps({**vars(arguments), "said": writing}, default=str)
+        order = json.dumps({**asked, "folder": str(folder), "said": writing})
         started = time.monotonic()
         process = subprocess.Popen(
-            child_command("sharding.loading.probe.child", asked),
+            child_command("sharding.loading.probe.child", order),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -64,11 +55,11 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
             preexec_fn=cap.enter if cap else None,
         )
         os.close(writing)
-        samples, timed_out = _Samples(process.pid, started, cap), False
+        samples, timed_out = _Samples(process.pid, started), False
         try:
             while process.poll() is None:
                 samples.take()
-                timed_out = time.monotonic() - started > arguments.timeout
+                timed_out = time.monotonic() - started > _LONGEST_SECONDS
                 if timed_out:
                     process.kill()
                 time.sleep(_SAMPLE_SECONDS)
@@ -93,10 +84,10 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
             facts["message"] = f"It used too much memory in the phase {phase}, so the kernel killed it."
     return {
         **facts,
-        "method": arguments.method,
-        "dtype_asked": arguments.dtype,
+        "method": asked["method"],
+        "dtype_asked": asked["dtype"],
         "cache": cache,
-        "memory_limit": {"bytes": arguments.memory_limit, "by": cap.by} if cap else None,
+        "memory_limited_by": cap.by if cap else None,
         "seconds": {"start": first - started if phases else samples.last, **spans, "total": samples.last},
         **samples.results(),
     }
@@ -105,12 +96,11 @@ def watch(arguments: argparse.Namespace) -> dict[str, Any]:
 class _Samples:
     """The memory of one process over time."""
 
-    def __init__(self, pid: int, started: float, cap: Cap | None) -> None:
+    def __init__(self, pid: int, started: float) -> None:
         self._process, self._status = psutil.Process(pid), Path(f"/proc/{pid}/status")
-        self._has_proc, self._started, self._cap = self._status.exists(), started, cap
+        self._has_proc, self._started = self._status.exists(), started
         self._curve: list[tuple[float, int, int, int]] = []
-        self._peak_cgroup = self._peak_kernel = 0
-        self.last = 0.0
+        self._peak_kernel, self.last = 0, 0.0
 
     def take(self) -> None:
         """Record the current anonymous, file-mapped and total memory."""
@@ -120,8 +110,6 @@ class _Samples:
             return
         self.last = time.monotonic() - self._started
         self._curve.append((round(self.last, 4), anon, file, total))
-        if self._cap:
-            self._peak_cgroup = max(self._peak_cgroup, self._cap.anon_bytes or 0)
 
     def results(self) -> dict[str, Any]:
         """Return the peaks and the curve: seconds, and bytes of anonymous, file-mapped and total memory."""
@@ -130,9 +118,6 @@ class _Samples:
             "peak_anon_bytes": anon,
             "peak_file_bytes": file,
             "peak_total_bytes": max(total, self._peak_kernel),
-            "cgroup_peak_anon_bytes": self._peak_cgroup or None,
-            "memory_by": "/proc/PID/status" if self._has_proc else "psutil: unique and resident set size",
-            "samples_per_second": round(len(self._curve) / self.last, 1) if self.last else 0.0,
             "curve": self._curve,
         }
 
