@@ -6,6 +6,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from sharding.core.errors import SourceError
 from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import FileEntry, Finding, Tensor
+from sharding.recipes.stored import Stored
 
 _STATE = {
     "optimizer", "optimizers", "optim", "optimizer_state", "optimizer_state_dict", "optimizer_states", "lr_scheduler",
@@ -205,7 +206,7 @@ def renamed(names: Mapping[str, str]) -> Iterable[Finding]:
 
 def pieces_joined(files: Sequence[FileEntry], tensors: Iterable[Tensor]) -> Finding:
     """Return the finding that the ranks of a run saved these tensors."""
-    number = sum(tensor.recipe.place is None for tensor in tensors)
+    number = sum(not isinstance(tensor.recipe, Stored) for tensor in tensors)
     message = f"The ranks of a training run saved these weights in {count(len(files), 'file')}."
     message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
     return Finding("info", "ranks", message)

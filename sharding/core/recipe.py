@@ -108,11 +108,6 @@ class Recipe:
         return False
 
     @property
-    def place(self) -> Extent | None:
-        """Where its bytes are in one file, as they are. None if they are computed or put together."""
-        return None
-
-    @property
     def is_whole(self) -> bool:
         """Whether all of it is in memory while it is made."""
         return False

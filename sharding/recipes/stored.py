@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing_extensions import override
 
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
-from sharding.core.values import Span, Tensor
+from sharding.core.values import Tensor
 
 
 class Stored(Extent, Recipe):
@@ -17,11 +17,6 @@ class Stored(Extent, Recipe):
     @override
     def size_bytes(self) -> int:
         return self.end_byte - self.start_byte
-
-    @property
-    @override
-    def place(self) -> Extent:
-        return self
 
     @override
     def files(self) -> frozenset[tuple[int, str]]:
@@ -66,7 +61,7 @@ def made_by(recipe: Recipe, inputs: Feed, kept: Kept) -> Feed:
     return feed
 
 
-def place_of(tensor: Tensor | Span) -> Stored:
+def place_of(tensor: Tensor) -> Stored:
     """Return where the bytes of a tensor are in their file. The tensor comes from a header, and is not computed."""
     assert isinstance(tensor.recipe, Stored), tensor
     return tensor.recipe
@@ -74,4 +69,4 @@ def place_of(tensor: Tensor | Span) -> Stored:
 
 def are_stored(tensors: Iterable[Tensor]) -> bool:
     """Return whether each of `tensors` is stored in one file, as it is."""
-    return all(tensor.recipe.place for tensor in tensors)
+    return all(isinstance(tensor.recipe, Stored) for tensor in tensors)
