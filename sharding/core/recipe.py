@@ -103,11 +103,6 @@ class Recipe:
         return next(self.reads()).file
 
     @property
-    def may_overflow(self) -> bool:
-        """Whether it may make finite numbers infinite."""
-        return False
-
-    @property
     def is_whole(self) -> bool:
         """Whether all of it is in memory while it is made."""
         return False
@@ -157,4 +152,4 @@ class Recipe:
 
     def key(self) -> bytes:
         """Return bytes that are equal only for recipes that make the same bytes from the same inputs."""
-        return ascii(self).encode()  # of all fields but `may_overflow`, which is no part of a recipe's repr
+        return ascii(self).encode()

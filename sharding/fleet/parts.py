@@ -36,6 +36,7 @@ class Part:
     sources: tuple[LentSource, ...]
     target: LentDestination | None = None
     notes: bool = False
+    may_overflow: bool = True  # As in `move_shards`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
 
     def part(shard: Shard) -> Part:
         pieces, lent = format_of(prepared.plan).pieces(prepared.plan, shard), _lent(shard, prepared.sources)
-        return Part("transfer", shard, _in_order(pieces), lent, target.lend(), bool(prepared.noted))
+        notes, may_overflow = bool(prepared.noted), prepared.plan.options.allow_overflow
+        return Part("transfer", shard, _in_order(pieces), lent, target.lend(), notes, may_overflow)
 
     return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
 

@@ -47,13 +47,12 @@ class _Fields(NamedTuple):
     of: Recipe
     stored: str
     dtype: str
-    may_overflow: bool = False
 
 
 class Cast(_Fields, Recipe):
     """A cast of the numbers that `of` makes, from dtype `stored` to `dtype`. Dtypes are named as in safetensors.
 
-    With `may_overflow`, finite numbers may become infinite. A cast is a tuple, because a plan has a hundred thousand.
+    A cast is a tuple, because a plan has a hundred thousand of them.
     """
 
     __slots__ = ()

@@ -1,7 +1,7 @@
 """Add a DoRA to a weight, as PEFT merges it: a low-rank update, then a new length for each output."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -33,7 +33,6 @@ class Dora(Recipe):
     update: Update
     magnitude: Recipe
     magnitude_dtype: str
-    may_overflow: bool = field(default=False, repr=False)
     kind: Literal["dora"] = "dora"
 
     @property

@@ -202,11 +202,6 @@ class Rows(Recipe):
     row_bytes: int
     kind: Literal["rows"] = "rows"
 
-    @property
-    @override
-    def may_overflow(self) -> bool:
-        return self.of.may_overflow or self.by.may_overflow
-
     @override
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
         return of_merge(name, infinite)

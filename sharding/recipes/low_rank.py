@@ -1,7 +1,7 @@
 """Add the low-rank updates of a LoRA to a weight, as PEFT merges them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -87,7 +87,6 @@ class LowRank(Recipe):
     updates: tuple[Update, ...]
     is_stacked: bool = False
     rounds_twice: bool = False
-    may_overflow: bool = field(default=False, repr=False)
     kind: Literal["low_rank"] = "low_rank"
 
     @override

@@ -56,7 +56,8 @@ def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, Sh
     """Write every shard that is not in `kept`; return the records of all. Finished shards stay, whatever happens."""
     plan = prepared.plan
     pieces = partial(format_of(plan).pieces, plan)
-    return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, pieces, prepared.sources, destination))
+    moving = partial(move_shards, may_overflow=plan.options.allow_overflow)
+    return in_plan_order(plan, kept, lambda todo: moving("transfer", todo, pieces, prepared.sources, destination))
 
 
 def in_plan_order(
@@ -94,12 +95,18 @@ def digest_shards(
 
 
 def move_shards(
-    phase: Phase, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], sink: ShardSink
+    phase: Phase,
+    shards: Sequence[Shard],
+    pieces: PiecesOf,
+    sources: Sequence[Source],
+    sink: ShardSink,
+    *,
+    may_overflow: bool = True,
 ) -> Iterator[Progress | Done[ShardRecord]]:
     """Write the `pieces` of `shards` to `sink`; yield progress, and the record of each shard.
 
     The records include the reads that sources have recorded. Raises SourceError and DestinationError, and
-    OverflowRefused if a finite number becomes infinite and the cast may not overflow.
+    OverflowRefused if a finite number becomes infinite, unless they `may_overflow`.
     """
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
     making = Making(lanes, shards, sources)
@@ -126,13 +133,13 @@ def move_shards(
             for data, count, is_same, is_odd in chunks:
                 infinite += count
                 same, odd = same and is_same, odd or is_odd
-                if infinite and not tensor.recipe.may_overflow:
+                if infinite and not may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
                 output.write(data)
                 size += len(data)
                 lanes.count(len(data), file)
-            if infinite and not tensor.recipe.may_overflow:
+            if infinite and not may_overflow:
                 raise _refusal(tensor, infinite)
             digests[tensor.name] = digest.hexdigest()
             if infinite:

@@ -50,14 +50,12 @@ UPDATES = st.builds(
 )
 MERGED = st.one_of(
     st.builds(
-        LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 3
+        LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 2
     ),
-    st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS, st.booleans()),
+    st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS),
     st.builds(Rows, UNCAST, LYING, st.lists(NUMBERS, max_size=3).map(tuple), NUMBERS),
 )
-RECIPES = st.one_of(
-    UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS, st.booleans()), st.builds(Tolerance, MERGED, WORDS)
-)
+RECIPES = st.one_of(UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS), st.builds(Tolerance, MERGED, WORDS))
 ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
 ROLES = st.sampled_from(get_args(Role))
@@ -73,7 +71,7 @@ PARTS = st.builds(
     st.lists(st.none() | st.binary(max_size=40), max_size=3).map(tuple),
     st.lists(SOURCES, max_size=2).map(tuple),
     st.none() | st.builds(LentDestination, REFS, WORDS, WORDS, WORDS, st.none() | GRANTS),
-    st.booleans(),
+    *[st.booleans()] * 2,
 )
 WORKERS = st.builds(Worker, WORDS, NUMBERS)
 SECONDS = st.floats(0, 1e8)
