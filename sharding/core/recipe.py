@@ -103,27 +103,18 @@ class Recipe:
         return next(self.reads()).file
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all of it is in memory while it is made."""
-        return False
-
-    @property
     def extra_bytes(self) -> int:
         """How many bytes it reads beyond those that it makes."""
         return 0
 
-    @property
-    def narrows(self) -> bool:
-        """Whether its dtype cannot hold all finite numbers that it may get."""
-        return False
-
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite."""
-        return self.of.refusal(name, dtype, infinite)
+        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite.
 
-    def tolerance(self, dtype: str) -> "Recipe | None":
-        """Return the recipe for how far its numbers, as `dtype`, may be from another machine's. None: not at all."""
-        return None
+        They are those of a merge.
+        """
+        numbers = f"{infinite:,} finite {'number' if infinite == 1 else 'numbers'}"
+        message = f"The merge would make {numbers} of {name} infinite, or no number at all."
+        return message, "Check the adapter: its weights may be broken."
 
     @property
     def needs(self) -> str:

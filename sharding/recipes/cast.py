@@ -72,8 +72,8 @@ class Cast(_Fields, Recipe):
         return max(0, self.of.size_bytes - self.size_bytes) if isinstance(self.of, Stored) else 0
 
     @property
-    @override
     def narrows(self) -> bool:
+        """Whether `dtype` cannot hold all finite numbers that it may get."""
         return BY_NAME[self.stored].largest > BY_NAME[self.dtype].largest
 
     @override
@@ -82,10 +82,6 @@ class Cast(_Fields, Recipe):
         message = f"{name} has {infinite:,} finite {numbers} too large for {BY_NAME[dtype].torch}. The cast would make "
         instead = "Choose bf16, which has the range of fp32." if dtype == "F16" else "Keep the dtype."
         return f"{message}{them} infinite.", instead
-
-    @override
-    def tolerance(self, dtype: str) -> Recipe | None:
-        return self.of.tolerance(dtype)
 
     @property
     @override

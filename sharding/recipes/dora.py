@@ -10,7 +10,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.recipes.cast import np
-from sharding.recipes.low_rank import Term, Update, loaded, of_merge, rounded, tiles, widened, words_of
+from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
 from sharding.recipes.product import Spread, product
 from sharding.recipes.stored import made_by
 
@@ -39,15 +39,6 @@ class Dora(Recipe):
     def is_whole(self) -> bool:
         """Whether all of it is in memory while it is made."""
         return self.update.transposed or len(self.shape) > 2
-
-    @override
-    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        return of_merge(name, infinite)
-
-    @override
-    def tolerance(self, dtype: str) -> Recipe:
-        made: Recipe = Recipe.kinds["Tolerance"](self, dtype)  # it knows this kind
-        return made
 
     @property
     @override
