@@ -1,6 +1,6 @@
 """Read a checkpoint of torch.distributed.checkpoint: `.metadata`, and the pieces that it locates in `.distcp` files."""
 
-from collections.abc import Sequence
+import re
 
 from typing_extensions import override
 
@@ -21,17 +21,8 @@ from sharding.formats.torch_globals import PickleRefused
 class Dcp(Reader):
     """A folder that torch.distributed.checkpoint saved."""
 
-    @override
-    def is_of_run(self, name: str) -> bool:
-        return name == DCP_METADATA_NAME
-
-    @override
-    def finds(self, inside: Sequence[str]) -> list[str]:
-        return [path for path in inside if path == DCP_METADATA_NAME]
-
-    @override
-    def takes(self, paths: Sequence[str]) -> bool:
-        return list(paths) == [DCP_METADATA_NAME]
+    names = re.compile(re.escape(DCP_METADATA_NAME))
+    of_run = True
 
     @override
     def read(self, found: Found) -> Weights:

@@ -19,21 +19,16 @@ from sharding.formats.rank_boxes import assemble_headers, missing_names, without
 class RankSafetensors(Reader):
     """Files of torch's HuggingFaceStorageWriter: `shard-00001-model-00001-of-00002.safetensors`."""
 
-    @override
-    def is_of_run(self, name: str) -> bool:
-        return RANK_SHARD_NAME.fullmatch(name) is not None
+    names = RANK_SHARD_NAME
+    of_run = True
 
     @override
     def finds(self, inside: Sequence[str]) -> list[str]:
-        ranks = {path: match["count"] for path in inside if (match := RANK_SHARD_NAME.fullmatch(path))}
-        if len(counts := sorted({*ranks.values()})) > 1:
+        counts = sorted({match["count"] for path in inside if (match := self.names.fullmatch(path))})
+        if len(counts) > 1:
             message = f"The folder has rank files of several saves, with {' and '.join(counts)} files each."
             raise SourceError(message, "Keep the files of each save in their own folder.")
-        return sorted(ranks)
-
-    @override
-    def takes(self, paths: Sequence[str]) -> bool:
-        return all(map(RANK_SHARD_NAME.fullmatch, paths))
+        return super().finds(inside)
 
     @override
     def read(self, found: Found) -> Weights:
