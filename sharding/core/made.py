@@ -99,11 +99,6 @@ def without_effect(change: Change) -> Change:
     return replace(change, changed=0, how="What it adds is zero, or is lost in the rounding.")
 
 
-def is_exact(made: Sequence[Change]) -> bool:
-    """Return whether another machine computes the same bits."""
-    return all(one.is_exact for one in made)
-
-
 def keeps_sizes(made: Sequence[Change]) -> bool:
     """Return whether every tensor keeps its number of bytes, and so its dtype."""
     return all(one.keeps_size for one in made)
