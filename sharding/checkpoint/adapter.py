@@ -39,9 +39,10 @@ def with_adapter(
     Raises WeightsNeeded if more than `most_bytes` of weights would have to be read, and TooManyTensors if it has more
     than `most_tensors`.
     """
-    source, number = origin.of("adapter"), origin.number("adapter")
-    if source is None or number is None:
+    source = origin.of("adapter")
+    if source is None:
         return checkpoint
+    number = origin.sources.index(source)
     adapter = _read_adapter(source, origin.places[number], number, most_bytes, most_tensors)
     findings = [*checkpoint.findings, *_missed(source)]
     paths = [file.path for file in checkpoint.side_files]

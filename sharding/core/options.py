@@ -309,35 +309,36 @@ class Options:
             ranks = f"one from 0 to {self.ranks - 1}" if self.ranks else "the strategy pp:N, which has N ranks"
             raise UsageError(f"There is no rank {self.rank}.", f"Choose {ranks}.")
 
+    @property
+    def _given(self) -> list[tuple[Option, Any]]:
+        """The options that have another value than their default, each with its value."""
+        values = ((option, getattr(self, name)) for name, option in _declared(Options).items())
+        return [(option, value) for option, value in values if value != option.default]
+
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
-        return (need for name, option in _declared(Options).items() for need in option.extras(getattr(self, name)))
+        return (need for option, value in self._given for need in option.extras(value))
 
     @property
     def inputs(self) -> dict[Role, str]:
         """The inputs that they name beside the model, each by its role."""
-        named = ((option.role, getattr(self, name)) for name, option in _declared(Options).items())
-        return {role: text for role, text in named if role and text}
+        return {option.role: text for option, text in self._given if option.role}
 
     @property
     def computing(self) -> list[str]:
         """The flags of the options that change numbers."""
-        set_ = ((option, getattr(self, name)) for name, option in _declared(Options).items())
-        return [option.flags[0] for option, value in set_ if option.computes and value != option.default]
+        return [option.flags[0] for option, _ in self._given if option.computes]
 
     @property
     def contradicted(self) -> set[str]:
         """The names of the options that they contradict."""
-        set_ = ((option, getattr(self, name)) for name, option in _declared(Options).items())
-        return {other for option, value in set_ if value != option.default for other in option.excludes}
+        return {other for option, _ in self._given for other in option.excludes}
 
     @property
     def deciding(self) -> dict[str, Any]:
         """What they set of the options that decide bytes, by name, except where to cut and which inputs to read."""
-        decide = ((option, getattr(self, name)) for name, option in _declared(Options).items() if not option.role)
-        return {
-            option.name: value for option, value in decide if "verify" in option.commands and value != option.default
-        }
+        decide = ((option, value) for option, value in self._given if "verify" in option.commands)
+        return {option.name: value for option, value in decide if not option.role}
 
     @property
     def dtype_made(self) -> TargetDtype:
@@ -446,10 +447,10 @@ class Request:
         for name, option in _declared(Request).items():
             if option.choices and getattr(self, name) is not None:
                 chosen(option.called, getattr(self, name), option.choices)
-        for option in OPTIONS.values():
+        given = [option for option in OPTIONS.values() if self._value(option) != option.default]
+        for option in given:
             for name, reason in option.excludes.items():
-                other = OPTIONS[name]
-                if self._has(option) and self._has(other):
+                if (other := OPTIONS[name]) in given:
                     hint = f"Leave out {option.flags[0]} or {other.flags[0]}."
                     raise UsageError(reason, hint, Remedy(other.remedy) if other.remedy else None)
 
@@ -461,9 +462,6 @@ class Request:
         """Return the words that make the same choices for `command` on the command line."""
         taken = (option for option in OPTIONS.values() if command in option.commands)
         return [word for option in taken for word in option.words(self._value(option))]
-
-    def _has(self, option: Option) -> bool:
-        return bool(self._value(option) != option.default)
 
     def _value(self, option: Option) -> Any:
         return getattr(self.options if option.name in _declared(Options) else self, option.name)

@@ -33,19 +33,19 @@ class Tolerance(Recipe):
     its column if the weight is stored transposed.
     """
 
-    of: Recipe
+    of: LowRank | Dora
     dtype: str
     kind: Literal["tolerance"] = "tolerance"
 
     @property
     @override
     def size_bytes(self) -> int:
-        return self.of.size_bytes * 64 // BY_NAME[_merged(self.of).dtype].bits
+        return self.of.size_bytes * 64 // BY_NAME[self.of.dtype].bits
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         most = np.finfo(np.float32).max
-        for term in _merged(self.of).terms(inputs, kept):
+        for term in self.of.terms(inputs, kept):
             pairs = np.zeros((term.weight.size, 2), np.float32)
             if term.change is not None:
                 with np.errstate(all="ignore"):
@@ -54,7 +54,7 @@ class Tolerance(Recipe):
             yield Chunk(pairs.view(np.uint8).reshape(-1).data.cast("B"))
 
     def _allowed(self, term: Term) -> Iterator[Any]:
-        merged = _merged(self.of)
+        merged = self.of
         largest = np.maximum(np.abs(term.weight), np.abs(term.change))
         total, factor = term.weight + term.change, np.abs(term.factor)
         spread = term.spread.numbers() if term.spread else np.zeros_like(largest)
@@ -86,11 +86,6 @@ def tolerance_of(recipe: Recipe, dtype: str) -> Tolerance | None:
     while isinstance(recipe, Cast):
         recipe = recipe.of
     return Tolerance(recipe, dtype) if isinstance(recipe, LowRank | Dora) else None
-
-
-def _merged(recipe: Recipe) -> LowRank | Dora:
-    assert isinstance(recipe, LowRank | Dora)
-    return recipe
 
 
 def _of_length(spread: Any, total: Any, axis: int) -> Any:
