@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import attrgetter
 
 from sharding.core.bounds import Count, Line, Word
 from sharding.core.origin import Place
@@ -73,6 +74,10 @@ def explained(made: Sequence[Change]) -> list[str]:
     ]
 
 
+_facts = attrgetter("kind", "of", "by", "is_exact", "keeps_size", "relation", "evidence")
+"""Returns what a step says that is no sentence."""
+
+
 def agreed(said: Sequence[Change], known: Sequence[Change]) -> Made | None:
     """Return what is `known`, with the counts of a report, which has `said` the same of each step. None if it has not.
 
@@ -87,11 +92,6 @@ def agreed(said: Sequence[Change], known: Sequence[Change]) -> Made | None:
             return None
         made.append(replace(other, changed=one.changed) if one.changed or not other.changed else without_effect(other))
     return tuple(made)
-
-
-def _facts(change: Change) -> tuple[object, ...]:
-    """Return what a step says that is no sentence."""
-    return change.kind, change.of, change.by, change.is_exact, change.keeps_size, change.relation, change.evidence
 
 
 def without_effect(change: Change) -> Change:

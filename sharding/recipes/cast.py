@@ -83,11 +83,6 @@ class Cast(_Fields, Recipe):
         instead = "Choose bf16, which has the range of fp32." if dtype == "F16" else "Keep the dtype."
         return f"{message}{them} infinite.", instead
 
-    @property
-    @override
-    def needs(self) -> str:
-        return self.of.needs
-
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         source = made_by(self.of, inputs, kept)

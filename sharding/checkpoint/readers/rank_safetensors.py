@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import merge_metadata, read_headers
-from sharding.checkpoint.state_dict import final_names, left_out_of, pieces_joined, renamed, state_in
+from sharding.checkpoint.state_dict import final_names, findings_on_run, state_in
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Finding
@@ -44,7 +44,7 @@ class RankSafetensors(Reader):
             of_model.append(replace(header, tensors=tuple(tensor for tensor in header.tensors if tensor.name in names)))
             left_out.update({tensor.name: tensor.bytes for tensor in header.tensors if tensor.name in state})
         tensors = [tensor._replace(name=names[tensor.name]) for tensor in assemble_headers(files, of_model)]
-        findings = [pieces_joined(files, tensors), *left_out_of(left_out, ()), *renamed(names)]
+        findings = list(findings_on_run(files, tensors, left_out, (), names))
         missing, number = missing_names(files)
         if number:
             message = f"Some ranks saved fewer files than others. Missing files: {name_some(missing, total=number)}."
