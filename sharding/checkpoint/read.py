@@ -25,7 +25,7 @@ from sharding.core.protocols import Files, Inputs
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.values import Component, Content, FileEntry, Finding, Tensor
 from sharding.formats.index import Index, compare_with_index, parse_index
-from sharding.formats.names import CONFIG_NAME, POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
+from sharding.formats.names import CONFIG_NAME, POINTER, POINTER_BYTES, USUAL_POINTER, what_is
 from sharding.formats.peft_config import named_base
 from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
 
@@ -241,8 +241,8 @@ def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
         if not path:  # on a Hub, a request for each small text would take long, and weights have a SHA-256
             may_be_pointer = file.sha256 is None and file.bytes in USUAL_POINTER and not _TEXT.search(file.path)
         start = b"".join(source.read(file.path, 0, file.bytes)) if may_be_pointer else b""
-        if is_pointer(start):
-            what, hint = what_is(start)
+        what, hint = what_is(start)
+        if what == POINTER:
             raise SourceError(f"{file.path} is {what}.", hint)
 
 
