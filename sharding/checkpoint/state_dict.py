@@ -6,7 +6,6 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from sharding.core.errors import SourceError
 from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import FileEntry, Finding, Tensor
-from sharding.recipes.stored import Stored
 
 _STATE = {
     "optimizer", "optimizers", "optim", "optimizer_state", "optimizer_state_dict", "optimizer_states", "lr_scheduler",
@@ -208,7 +207,7 @@ def findings_on_run(
     What is left out are tensors of the training `state` (name to bytes), and `others`, which are not tensors. `names`
     has the names of the tensors in the result, by those in the files.
     """
-    number = sum(not isinstance(tensor.recipe, Stored) for tensor in tensors)
+    number = sum(tensor.recipe.place is None for tensor in tensors)
     message = f"The ranks of a training run saved these weights in {count(len(files), 'file')}."
     message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
     yield Finding("info", "ranks", message)

@@ -103,9 +103,24 @@ class Recipe:
         return next(self.reads()).file
 
     @property
+    def place(self) -> Extent | None:
+        """Where its bytes are in one file, as they are. None if they are computed or put together."""
+        return None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in memory while it is made."""
+        return False
+
+    @property
     def extra_bytes(self) -> int:
         """How many bytes it reads beyond those that it makes."""
         return 0
+
+    @property
+    def narrows(self) -> bool:
+        """Whether its dtype cannot hold all finite numbers that it may get."""
+        return False
 
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
         """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite.

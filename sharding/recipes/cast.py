@@ -9,7 +9,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
-from sharding.recipes.stored import Stored, made_by
+from sharding.recipes.stored import made_by
 
 
 class _Numpy:
@@ -69,11 +69,11 @@ class Cast(_Fields, Recipe):
     @property
     @override
     def extra_bytes(self) -> int:
-        return max(0, self.of.size_bytes - self.size_bytes) if isinstance(self.of, Stored) else 0
+        return max(0, self.of.size_bytes - self.size_bytes) if self.of.place else 0
 
     @property
+    @override
     def narrows(self) -> bool:
-        """Whether `dtype` cannot hold all finite numbers that it may get."""
         return BY_NAME[self.stored].largest > BY_NAME[self.dtype].largest
 
     @override

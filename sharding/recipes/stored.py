@@ -18,6 +18,11 @@ class Stored(Extent, Recipe):
     def size_bytes(self) -> int:
         return self.end_byte - self.start_byte
 
+    @property
+    @override
+    def place(self) -> Extent:
+        return self
+
     @override
     def files(self) -> frozenset[tuple[int, str]]:
         return frozenset([(self.source, self.file)])
@@ -69,4 +74,4 @@ def place_of(tensor: Tensor) -> Stored:
 
 def are_stored(tensors: Iterable[Tensor]) -> bool:
     """Return whether each of `tensors` is stored in one file, as it is."""
-    return all(isinstance(tensor.recipe, Stored) for tensor in tensors)
+    return all(tensor.recipe.place for tensor in tensors)

@@ -13,7 +13,6 @@ from sharding.core.limits import JOIN_GAP_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent, Feed, Recipe
 from sharding.core.recipe import Kept as KeptInputs
-from sharding.recipes.stored import Stored
 
 _T = TypeVar("_T")
 
@@ -75,9 +74,9 @@ class Pages(KeptInputs):
     @override
     def read(self, recipe: Recipe, start_byte: int, end_byte: int) -> bytes:
         """Return the bytes `[start_byte, end_byte)` of what `recipe` makes. Its reads are among the extents."""
-        if not isinstance(recipe, Stored):  # in pieces, as ranks saved it
+        if recipe.place is None:  # in pieces, as ranks saved it
             return self._kept.get(recipe, recipe.size_bytes, lambda: self._whole(recipe))[start_byte:end_byte]
-        source, file, start, _ = recipe
+        source, file, start, _ = recipe.place
         place, at, end = (source, file), start + start_byte, start + end_byte
         regions = self._regions[place]
         first, last = regions[bisect_right(regions, at, key=lambda region: region[0]) - 1]

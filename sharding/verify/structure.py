@@ -11,13 +11,13 @@ from sharding.core.hints import Hints
 from sharding.core.made import Made, phrase
 from sharding.core.options import Options, TargetDtype
 from sharding.core.origin import Place
+from sharding.core.recipe import Extent
 from sharding.core.text import count
 from sharding.core.values import Content, Tensor, TensorDigest
 from sharding.planning.cast import keeping
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import natural_key
 from sharding.planning.steps import NO_CLASS, drafted
-from sharding.recipes.stored import Stored
 from sharding.verify.digests import compare
 from sharding.verify.verify import compare_listed
 
@@ -173,18 +173,18 @@ def _contrasts(draft: Draft, copy: Mapping[str, Tensor]) -> list[Contrast]:
         kind: Kind = "missing" if not now else "added" if not was else "dtype" if was.shape == now.shape else "shape"
         only, places = (was, ours) if was else (now, theirs)
         recipe = only.recipe if only and not (was and now) else None
-        tied = places.get(recipe) if isinstance(recipe, Stored) else None
+        tied = places.get(recipe.place) if recipe and recipe.place else None
         note = f"tied: its bytes are those of {tied}, which both have" if tied else ""
         found.append(Contrast(mismatch.tensor, kind, mismatch.problem, _form(was), _form(now), note))
     return found
 
 
-def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[Stored, str]:
+def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[Extent, str]:
     """Return the names of the tensors that are also in `common`, by the place of their bytes."""
     return {
-        tensor.recipe: tensor.name
+        tensor.recipe.place: tensor.name
         for tensor in tensors
-        if tensor.name in common and isinstance(tensor.recipe, Stored) and tensor.bytes
+        if tensor.name in common and tensor.recipe.place and tensor.bytes
     }
 
 
@@ -195,9 +195,9 @@ def _form(tensor: Tensor | None) -> str:
 def _evidence(checkpoint: Content) -> dict[str, tuple[str, int, int]]:
     """Return the SHA-256 of its file and the range in it, for each tensor that is stored in one file with a hash."""
     hashes = {(file.source, file.at): file.sha256 for file in checkpoint.weight_files}
-    places = ((tensor.name, tensor.recipe) for tensor in checkpoint.tensors)
+    places = ((tensor.name, tensor.recipe.place) for tensor in checkpoint.tensors)
     return {
         name: (sha256, place.start_byte, place.end_byte)
         for name, place in places
-        if isinstance(place, Stored) and (sha256 := hashes.get((place.source, place.file)))
+        if place and (sha256 := hashes.get((place.source, place.file)))
     }

@@ -20,7 +20,7 @@ from sharding.formats.peft_keys import PREFIX, Kind
 from sharding.planning.adapters.merging import SAVE_AGAIN, Merging, refuse_large, refuse_unusable
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
-from sharding.recipes.stored import Stored
+from sharding.recipes.stored import Stored, place_of
 
 IN_FUSED = re.compile(r"\.experts\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w1|w2|w3)(?=$|\.)")
 """One of the experts that transformers 5 holds in one tensor."""
@@ -241,7 +241,7 @@ def _columns_of(b: Tensor, first: int, last: int, rank: int, start: int, step: i
 
 
 def _in_one_piece(tensor: Tensor) -> Stored:
-    if not isinstance(tensor.recipe, Stored):
+    if tensor.recipe.place is None:
         message = f"{tensor.name} is not stored in one piece, so it cannot be split over the experts of the base."
         raise SourceError(message, f"Save the adapter as safetensors, beside its {ADAPTER_NAME}.")
-    return tensor.recipe
+    return place_of(tensor)

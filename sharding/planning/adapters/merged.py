@@ -112,8 +112,8 @@ def _add_updates(work: Merging) -> None:
     experts = Experts(work)
     for module in sorted(modules, key=heads_last):
         _add(work, experts, module, modules[module])
-    tensors = work.tensors.values()
-    if doras := [tensor for tensor in tensors if isinstance(tensor.recipe, Dora) and tensor.recipe.is_whole]:
+    doras = [tensor for tensor in work.tensors.values() if tensor.recipe.is_whole]
+    if doras:
         names = name_some([tensor.name for tensor in doras])
         message = f"A DoRA needs the length of each column, so these tensors are in memory as a whole: {names}."
         hint = f"That takes about {format_bytes(16 * max(tensor.parameters for tensor in doras))} of memory for each."
