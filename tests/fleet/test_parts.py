@@ -48,14 +48,13 @@ UNCAST = st.one_of(
 UPDATES = st.builds(
     Update, st.none() | LYING, LYING, *[WORDS] * 2, NUMBERS, st.floats(-1e6, 1e6), *[NUMBERS] * 4, st.booleans()
 )
-MERGED = st.one_of(
-    st.builds(
-        LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 2
-    ),
-    st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS),
-    st.builds(Rows, UNCAST, LYING, st.lists(NUMBERS, max_size=3).map(tuple), NUMBERS),
+UPDATED = st.builds(
+    LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 2
+) | st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS)
+MERGED = UPDATED | st.builds(Rows, UNCAST, LYING, st.lists(NUMBERS, max_size=3).map(tuple), NUMBERS)
+RECIPES = st.one_of(
+    UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS), st.builds(Tolerance, UPDATED, WORDS)
 )
-RECIPES = st.one_of(UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS), st.builds(Tolerance, MERGED, WORDS))
 ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
 ROLES = st.sampled_from(get_args(Role))
