@@ -13,7 +13,7 @@ from sharding.core.errors import Refused, ShardingError
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import Outline, Shard, ShardRecord
+from sharding.core.values import Shard, ShardRecord
 from sharding.fleet.parts import (
     PartDone,
     PartEvent,
@@ -119,7 +119,7 @@ class Crew(Reader):
     @override
     def digest_shards(
         self,
-        shards: Sequence[Outline],
+        shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",

@@ -16,7 +16,7 @@ from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.errors import Remedy
 from sharding.core.events import Phase
 from sharding.core.protocols import Destination, LentDestination, LentSource, Source
-from sharding.core.values import Outline, Piece, Shard, ShardRecord, Span, Tensor
+from sharding.core.values import Piece, Shard, ShardRecord
 from sharding.formats.file_formats import format_of
 from sharding.transfer.stream import PiecesOf, Prepared, ReadingPhase
 
@@ -31,11 +31,12 @@ class Part:
     """
 
     phase: Phase
-    shard: Outline
+    shard: Shard
     pieces: tuple[Base64Bytes | None, ...]
     sources: tuple[LentSource, ...]
     target: LentDestination | None = None
     notes: bool = False
+    may_overflow: bool = True  # As in `move_shards`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +137,18 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
 
     def part(shard: Shard) -> Part:
         pieces, lent = format_of(prepared.plan).pieces(prepared.plan, shard), _lent(shard, prepared.sources)
-        return Part("transfer", shard, _in_order(pieces), lent, target.lend(), bool(prepared.noted))
+        notes, may_overflow = bool(prepared.noted), prepared.plan.options.allow_overflow
+        return Part("transfer", shard, _in_order(pieces), lent, target.lend(), notes, may_overflow)
 
     return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
 
 
 def tasks_to_read(
-    phase: ReadingPhase, shards: Iterable[Outline], pieces: PiecesOf, sources: Sequence[Source]
+    phase: ReadingPhase, shards: Iterable[Shard], pieces: PiecesOf, sources: Sequence[Source]
 ) -> list[Task]:
     """Return a task for each of `shards`, which makes its tensors from `sources` without writing them."""
 
-    def part(shard: Outline) -> Part:
+    def part(shard: Shard) -> Part:
         return Part(phase, shard, _in_order(pieces(shard)), _lent(shard, sources))
 
     return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
@@ -158,11 +160,11 @@ def _in_order(pieces: Iterable[Piece]) -> tuple[bytes | None, ...]:
 
 def pieces_of(part: Part) -> Iterator[Piece]:
     """Yield what the shard of a part consists of."""
-    tensors: Iterator[Tensor | Span] = iter(part.shard.tensors)
+    tensors = iter(part.shard.tensors)
     return (next(tensors) if piece is None else piece for piece in part.pieces)
 
 
-def _lent(shard: Outline, sources: Sequence[Source]) -> tuple[LentSource, ...]:
+def _lent(shard: Shard, sources: Sequence[Source]) -> tuple[LentSource, ...]:
     """Return access to the files that a part reads, for each source up to the last one that it uses."""
     files = {place: None for tensor in shard.tensors for place in sorted(tensor.recipe.files())}
     last = max((number for number, _ in files), default=0)

@@ -58,7 +58,8 @@ def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
         sink = stack.enter_context(closing(open_lent_destination(part.target) if part.target else NOWHERE))
         record = sink.finished(part.shard.file)
         reported = -TOLD_SECONDS
-        for event in () if record else move_shards(part.phase, [part.shard], lambda _: pieces_of(part), reading, sink):
+        what = part.phase, [part.shard], lambda _: pieces_of(part), reading, sink
+        for event in () if record else move_shards(*what, may_overflow=part.may_overflow):
             if isinstance(event, Done):
                 record = event.result
             elif meter.seconds >= reported + TOLD_SECONDS:

@@ -70,8 +70,7 @@ def _cast(draft: Draft, asks: Asks) -> Draft:
     if dtype == "keep":
         return draft
     refuse_cast(draft)
-    cast = partial(cast_tensors, draft.tensors, dtype, draft.hints, may_overflow=draft.options.allow_overflow)
-    tensors = asks.run("cast", cast)
+    tensors = asks.run("cast", partial(cast_tensors, draft.tensors, dtype, draft.hints))
     changed = sum(one.dtype != other.dtype for one, other in zip(draft.tensors, tensors, strict=True))
     made = (*draft.made, *([cast_change(dtype, changed, len(tensors))] if changed else []))
     findings = (*draft.findings, *cast_findings(tensors, dtype, draft.hints))

@@ -18,7 +18,7 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Content, Outline, Piece, Plan, Shard, ShardRecord, Tensor
+from sharding.core.values import Content, Piece, Plan, Shard, ShardRecord, Tensor
 from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.making import Making
@@ -56,7 +56,8 @@ def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, Sh
     """Write every shard that is not in `kept`; return the records of all. Finished shards stay, whatever happens."""
     plan = prepared.plan
     pieces = partial(format_of(plan).pieces, plan)
-    return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, pieces, prepared.sources, destination))
+    moving = partial(move_shards, may_overflow=plan.options.allow_overflow)
+    return in_plan_order(plan, kept, lambda todo: moving("transfer", todo, pieces, prepared.sources, destination))
 
 
 def in_plan_order(
@@ -80,13 +81,13 @@ def in_plan_order(
     return {shard.file: records[shard.file] for shard in plan.shards}
 
 
-def only_tensors(shard: Outline) -> Iterable[Piece]:
+def only_tensors(shard: Shard) -> Iterable[Piece]:
     """Return the tensors of a shard alone, as the pieces of what is only read."""
     return shard.tensors
 
 
 def digest_shards(
-    shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
+    shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Make `shards` as if to write their `pieces`; return only their records. Raises SourceError."""
     records = yield from collected(move_shards(phase, shards, pieces, sources, NOWHERE))
@@ -94,12 +95,18 @@ def digest_shards(
 
 
 def move_shards(
-    phase: Phase, shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], sink: ShardSink
+    phase: Phase,
+    shards: Sequence[Shard],
+    pieces: PiecesOf,
+    sources: Sequence[Source],
+    sink: ShardSink,
+    *,
+    may_overflow: bool = True,
 ) -> Iterator[Progress | Done[ShardRecord]]:
     """Write the `pieces` of `shards` to `sink`; yield progress, and the record of each shard.
 
     The records include the reads that sources have recorded. Raises SourceError and DestinationError, and
-    OverflowRefused if a finite number becomes infinite and the cast may not overflow.
+    OverflowRefused if a finite number becomes infinite, unless they `may_overflow`.
     """
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
     making = Making(lanes, shards, sources)
@@ -107,7 +114,7 @@ def move_shards(
     one_note = Lock() if noting else nullcontext()
     in_work: set[ShardWriter] = set()
 
-    def move(shard: Outline) -> ShardRecord:
+    def move(shard: Shard) -> ShardRecord:
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
         output = _Output(writer)
@@ -126,14 +133,13 @@ def move_shards(
             for data, count, is_same, is_odd in chunks:
                 infinite += count
                 same, odd = same and is_same, odd or is_odd
-                if infinite and not tensor.recipe.may_overflow:
+                if infinite and not may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
                 output.write(data)
                 size += len(data)
                 lanes.count(len(data), file)
-            if infinite and not tensor.recipe.may_overflow:
-                assert isinstance(tensor, Tensor), "only numbers overflow"
+            if infinite and not may_overflow:
                 raise _refusal(tensor, infinite)
             digests[tensor.name] = digest.hexdigest()
             if infinite:

@@ -14,7 +14,7 @@ from sharding.core.events import Progress
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent
-from sharding.core.values import Extract, FileEntry, Outline, Plan, Shard, ShardRecord, Span, Tensor, TensorDigest
+from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored, place_of
@@ -37,7 +37,7 @@ class Reader(ABC):
     @abstractmethod
     def digest_shards(
         self,
-        shards: Sequence[Outline],
+        shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",
@@ -80,7 +80,7 @@ class ThisMachine(Reader):
     @override
     def digest_shards(
         self,
-        shards: Sequence[Outline],
+        shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",
@@ -169,8 +169,8 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
     return digests
 
 
-def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Extract]:
-    """Yield extracts that hold `ranges` of a file, so that none in an extract overlap.
+def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
+    """Yield shards that hold `ranges` of a file, so that none in a shard overlap.
 
     The first has the name of the file, and also the bytes between the ranges. The others hold the remaining ranges.
     """
@@ -184,8 +184,8 @@ def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Ex
             taken += [(position, start)] * (not depth and start > position) + [(start, end)]
             position = end
         taken += [(position, file.bytes)] * (not depth and position < file.bytes)
-        spans = [Span(f"{a}-{b}", Stored(file.source, file.at, a, b)) for a, b in taken]
-        yield Extract(f"{file.path}//{depth}" if depth else file.path, tuple(spans), sum(one.bytes for one in spans))
+        parts = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(file.source, file.at, a, b)) for a, b in taken]
+        yield shard_of(f"{file.path}//{depth}" if depth else file.path, parts)
         left, depth = later, depth + 1
 
 

@@ -10,7 +10,6 @@ from sharding.core.environment import hub_endpoint
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.core.made import is_exact
 from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.protocols import Inputs
@@ -82,7 +81,7 @@ def verify(
     others = yield from progress_of_part(compare_beside(sources, checkpoints), done, total)
     wrong = (mismatch for side in sides for mismatch in side.wrong)
     of_tensors, within, undecided = compare_digests(sides[0].digests, sides[1].digests), 0, 0
-    if of_tensors and not is_exact(made):
+    if of_tensors and not all(change.is_exact for change in made):
         of_tensors, within, undecided = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
     differences = None
     if numeric:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Grant, LentDestination, LentFile, LentSource
 from sharding.core.recipe import Recipe
-from sharding.core.values import BytesRead, Extract, Shard, ShardRecord, Span, Tensor
+from sharding.core.values import BytesRead, Shard, ShardRecord, Tensor
 from sharding.fleet.parts import (
     Part,
     PartDone,
@@ -48,24 +48,18 @@ UNCAST = st.one_of(
 UPDATES = st.builds(
     Update, st.none() | LYING, LYING, *[WORDS] * 2, NUMBERS, st.floats(-1e6, 1e6), *[NUMBERS] * 4, st.booleans()
 )
-MERGED = st.one_of(
-    st.builds(
-        LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 3
-    ),
-    st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS, st.booleans()),
-    st.builds(Rows, UNCAST, LYING, st.lists(NUMBERS, max_size=3).map(tuple), NUMBERS),
-)
+UPDATED = st.builds(
+    LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 2
+) | st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS)
+MERGED = UPDATED | st.builds(Rows, UNCAST, LYING, st.lists(NUMBERS, max_size=3).map(tuple), NUMBERS)
 RECIPES = st.one_of(
-    UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS, st.booleans()), st.builds(Tolerance, MERGED, WORDS)
+    UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS), st.builds(Tolerance, UPDATED, WORDS)
 )
 ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
 ROLES = st.sampled_from(get_args(Role))
 REFS = st.builds(Place, st.sampled_from(["folder", "hub"]), WORDS, WORDS, st.sampled_from(["", "a/b/"]), ROLES)
-SPANS = st.lists(st.builds(Span, WORDS, STORED), min_size=1, max_size=3).map(tuple)
-SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS) | st.builds(
-    Extract, WORDS, SPANS, NUMBERS
-)
+SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS)
 SOURCES = st.builds(
     LentSource, REFS, st.lists(st.builds(LentFile, WORDS, NUMBERS), max_size=3).map(tuple), WORDS, st.none() | GRANTS
 )
@@ -76,7 +70,7 @@ PARTS = st.builds(
     st.lists(st.none() | st.binary(max_size=40), max_size=3).map(tuple),
     st.lists(SOURCES, max_size=2).map(tuple),
     st.none() | st.builds(LentDestination, REFS, WORDS, WORDS, WORDS, st.none() | GRANTS),
-    st.booleans(),
+    *[st.booleans()] * 2,
 )
 WORKERS = st.builds(Worker, WORDS, NUMBERS)
 SECONDS = st.floats(0, 1e8)
