@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,25 +10,15 @@ from typing_extensions import override
 
 from sharding.core import errors
 from sharding.core.errors import Refused, ShardingError
-from sharding.core.events import AtWork, Phase, Progress
+from sharding.core.events import AtWork, Phase
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import Outline, Shard, ShardRecord
-from sharding.fleet.parts import (
-    PartDone,
-    PartEvent,
-    PartFailed,
-    Spent,
-    Task,
-    UnderWay,
-    part_json,
-    tasks_to_make,
-    tasks_to_read,
-)
+from sharding.core.values import Outline
+from sharding.fleet.parts import PartDone, PartEvent, PartFailed, Task, part_json, tasks_of
 from sharding.fleet.ray_workers import RayWorkers
-from sharding.report.schema import FleetCost, NodeCost
-from sharding.transfer.lanes import Done, Pace, collected
-from sharding.transfer.stream import PiecesOf, Prepared, ReadingPhase, Transfer, in_plan_order
+from sharding.report.schema import FleetCost, NodeCost, Resources
+from sharding.transfer.lanes import Done, Pace
+from sharding.transfer.stream import Moving, PiecesOf
 from sharding.verify.digests import Reader
 
 ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
@@ -44,7 +34,7 @@ class _Queue:
         self.waiting = deque(range(len(tasks)))
         self.begun = [0] * len(tasks)
         self.under_way: dict[Any, int] = {}
-        self.states: dict[int, UnderWay] = {}
+        self.states: dict[int, AtWork] = {}
         self.idle_since: float | None = None
         self._done: dict[int, int] = {}
         self._counted = 0
@@ -52,12 +42,7 @@ class _Queue:
 
     @property
     def at_work(self) -> tuple[AtWork, ...]:
-        known = ((self.tasks[number].file, self.states.get(number)) for number in self.under_way.values())
-        return tuple(
-            AtWork(state.worker.node, state.worker.pid, file, state.bytes_done, state.seconds, state.anon_bytes)
-            for file, state in known
-            if state
-        )
+        return tuple(self.states[number] for number in self.under_way.values() if number in self.states)
 
     def end(self, part: Any, *, is_done: bool) -> int:
         """Take a running part off, because it is done or must start again; return its number."""
@@ -88,14 +73,14 @@ class _Queue:
 
 
 class Crew(Reader):
-    """The workers of one job. It yields and returns the same as one machine: see `transfer` and `verify`."""
+    """The workers of one job. It yields and returns the same as one machine."""
 
     def __init__(self, workers: RayWorkers) -> None:
         """Lead `workers`."""
         self._workers = workers
         self._nodes: dict[str, NodeCost] = {}
         self._repeated: list[str] = []
-        self.spent = Spent()
+        self.spent = Resources(0, 0.0, 0, 0, 0, 0, 0)
 
     @property
     def cost(self) -> FleetCost:
@@ -103,32 +88,17 @@ class Crew(Reader):
         nodes = sorted(self._nodes.values(), key=lambda cost: cost.node)
         return FleetCost(self._workers.name, tuple(nodes), tuple(self._repeated))
 
-    def transfer(self, prepared: Prepared, target: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-        """Write every shard that is not in `kept`, as `transfer` does."""
-
-        def moving(todo: list[Shard]) -> Iterator[Progress | Done[ShardRecord]]:
-            for event in self._run("transfer", tasks_to_make(todo, prepared, target)):
-                if isinstance(event, Progress):
-                    yield event
-                else:
-                    target.note(event.result.record)
-                    yield Done(event.number, event.result.record)
-
-        return in_plan_order(prepared.plan, kept, moving)
-
     @override
-    def digest_shards(
+    def move(
         self,
+        phase: Phase,
         shards: Sequence[Outline],
         pieces: PiecesOf,
         sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
-    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        done = yield from collected(self._run(phase, tasks_to_read(phase, shards, pieces, sources)))
-        return {part.record.file: part.record for part in done}
-
-    def _run(self, phase: Phase, tasks: Sequence[Task]) -> Iterator[Progress | Done[PartDone]]:
-        """Yield progress, and the result of each of `tasks`. The first error ends all of them."""
+        target: Destination | None = None,
+    ) -> Moving:
+        """Do what `move_shards` does, a part for each shard. The first error ends all of them."""
+        tasks = tasks_of(phase, shards, pieces, sources, target)
         pace = Pace(phase, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
         queue = _Queue(tasks)
         try:
@@ -137,7 +107,9 @@ class Crew(Reader):
                 for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
                     if done := self._heard(queue, part, event):
                         self._add(done.result, tasks[done.number], of_source=phase == "transfer")
-                        yield done
+                        if target:
+                            target.note(done.result.record)
+                        yield Done(done.number, done.result.record)
                 if progress := pace.add(queue.more_bytes(), time.monotonic()):
                     sent, there = self.spent.bytes_uploaded, self.spent.bytes_deduplicated
                     # A part that reads may be put together from several files.
@@ -165,7 +137,7 @@ class Crew(Reader):
 
     def _heard(self, queue: _Queue, part: Any, event: PartEvent | None) -> Done[PartDone] | None:
         """Return a finished part, or queue a failed one again. Raises the part's error if that is no use."""
-        if isinstance(event, UnderWay):
+        if isinstance(event, AtWork):
             queue.states[queue.under_way[part]] = event
             return None
         number = queue.end(part, is_done=isinstance(event, PartDone))
@@ -177,10 +149,9 @@ class Crew(Reader):
 
     def _add(self, done: PartDone, task: Task, of_source: bool) -> None:
         self.spent += done.spent if of_source else replace(done.spent, bytes_read=0, read_requests=0)
-        node = done.worker.node
-        before = self._nodes.get(node, NodeCost(node, 0, 0, 0.0, 0))
+        before = self._nodes.get(done.node, NodeCost(done.node, 0, 0, 0.0, 0))
         seconds, peak = before.seconds + done.spent.seconds, max(before.peak_anon_bytes, done.spent.peak_anon_bytes)
-        self._nodes[node] = NodeCost(node, before.parts + 1, before.bytes + task.bytes, seconds, peak)
+        self._nodes[done.node] = NodeCost(done.node, before.parts + 1, before.bytes + task.bytes, seconds, peak)
 
 
 def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
@@ -190,7 +161,7 @@ def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
         raise Refused(f"The worker for {file} has died {begun} times.", hint)
     if failure and (not failure.again or begun >= ATTEMPTS):
         kind = _KINDS.get(failure.kind, ShardingError)
-        hint = f"{failure.hint} It failed on node {failure.worker.node}.".lstrip()
+        hint = f"{failure.hint} It failed on node {failure.node}.".lstrip()
         raise kind(failure.message, hint, failure.remedy)
 
 

@@ -5,20 +5,21 @@ and nobody's login. Its access to a store is for this part alone, and expires.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pydantic import Base64Bytes, TypeAdapter
 
 import sharding.recipes  # noqa: F401 - every kind, so that it can be read from text
-from sharding.core.bounds import Count, Line, Seconds
+from sharding.core.bounds import Line
 from sharding.core.errors import Remedy
-from sharding.core.events import Phase
+from sharding.core.events import AtWork, Phase
 from sharding.core.protocols import Destination, LentDestination, LentSource, Source
-from sharding.core.values import Outline, Piece, Shard, ShardRecord, Span, Tensor
-from sharding.formats.file_formats import format_of
-from sharding.transfer.stream import PiecesOf, Prepared, ReadingPhase
+from sharding.core.values import Outline, Piece, ShardRecord, Span, Tensor
+from sharding.report.schema import Resources
+from sharding.transfer.noting_source import NotingSource
+from sharding.transfer.stream import PiecesOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,54 +40,19 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """A process that does parts, one after another."""
+class PartDone:
+    """A part is done by a worker on `node`."""
 
     node: Line
-    pid: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """The cost of a part so far. The memory is the peak of the worker's process."""
-
-    seconds: Seconds = 0.0
-    peak_anon_bytes: Count = 0
-    bytes_read: Count = 0
-    read_requests: Count = 0
-    bytes_uploaded: Count = 0
-    bytes_deduplicated: Count = 0
-
-    def __add__(self, other: "Spent") -> "Spent":
-        """Return the cost of two parts together, with the larger of their peaks."""
-        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        return Spent(**sums | {"peak_anon_bytes": max(self.peak_anon_bytes, other.peak_anon_bytes)})
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """The progress of a part."""
-
-    worker: Worker
-    bytes_done: Count
-    seconds: Seconds
-    anon_bytes: Count
-
-
-@dataclass(frozen=True, slots=True)
-class PartDone:
-    """A part is done."""
-
-    worker: Worker
     record: ShardRecord
-    spent: Spent
+    spent: Resources
 
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
     """A part is not done: the error's name, message and hint. With `again`, another try may help."""
 
-    worker: Worker
+    node: Line
     kind: str
     message: str
     hint: str
@@ -94,8 +60,8 @@ class PartFailed:
     remedy: Remedy | None = None
 
 
-PartEvent = UnderWay | PartDone | PartFailed
-_EVENTS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (UnderWay, PartDone, PartFailed)}
+PartEvent = AtWork | PartDone | PartFailed
+_EVENTS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (AtWork, PartDone, PartFailed)}
 _PART = TypeAdapter(Part)
 
 
@@ -131,29 +97,17 @@ class Task:
     make: Callable[[], Part]
 
 
-def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destination) -> list[Task]:
-    """Return a task for each of `shards`, to be made as in `prepared` and written to `target`."""
-
-    def part(shard: Shard) -> Part:
-        pieces, lent = format_of(prepared.plan).pieces(prepared.plan, shard), _lent(shard, prepared.sources)
-        return Part("transfer", shard, _in_order(pieces), lent, target.lend(), bool(prepared.noted))
-
-    return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
-
-
-def tasks_to_read(
-    phase: ReadingPhase, shards: Iterable[Outline], pieces: PiecesOf, sources: Sequence[Source]
+def tasks_of(
+    phase: Phase, shards: Iterable[Outline], pieces: PiecesOf, sources: Sequence[Source], target: Destination | None
 ) -> list[Task]:
-    """Return a task for each of `shards`, which makes its tensors from `sources` without writing them."""
+    """Return a task for each of `shards`, which makes its `pieces` from `sources` and writes them to a `target`."""
+    notes = any(isinstance(source, NotingSource) for source in sources)
 
     def part(shard: Outline) -> Part:
-        return Part(phase, shard, _in_order(pieces(shard)), _lent(shard, sources))
+        held = tuple(piece if isinstance(piece, bytes) else None for piece in pieces(shard))
+        return Part(phase, shard, held, _lent(shard, sources), target.lend() if target else None, notes)
 
     return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
-
-
-def _in_order(pieces: Iterable[Piece]) -> tuple[bytes | None, ...]:
-    return tuple(piece if isinstance(piece, bytes) else None for piece in pieces)
 
 
 def pieces_of(part: Part) -> Iterator[Piece]:

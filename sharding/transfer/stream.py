@@ -20,7 +20,7 @@ from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
 from sharding.core.values import Content, Outline, Piece, Plan, Shard, ShardRecord, Tensor
 from sharding.formats.file_formats import format_of
-from sharding.transfer.lanes import Done, Lanes, collected
+from sharding.transfer.lanes import Done, Lanes
 from sharding.transfer.making import Making
 from sharding.transfer.noting_source import NotingSource
 
@@ -50,25 +50,23 @@ PiecesOf = Callable[[Any], Iterable[Piece]]
 """What each shard consists of, in order: bytes as they are, and all of its tensors."""
 ReadingPhase = Literal["check", "verify"]  # Phases that only read: they hash the shards and write nothing.
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
+Moving = Iterator[Progress | Done[ShardRecord]]
+Move = Callable[[Phase, Sequence[Shard], PiecesOf, Sequence[Source], Destination], Moving]
+"""What writes shards: `move_shards` on this machine, or a fleet."""
 
 
-def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-    """Write every shard that is not in `kept`; return the records of all. Finished shards stay, whatever happens."""
+def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord], move: Move) -> Transfer:
+    """Let `move` write every shard that is not in `kept`; return the records of all.
+
+    Yields an event for each shard, in the order of the plan. Finished shards stay, whatever happens.
+    """
     plan = prepared.plan
-    pieces = partial(format_of(plan).pieces, plan)
-    return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, pieces, prepared.sources, destination))
-
-
-def in_plan_order(
-    plan: Plan, kept: Mapping[str, ShardRecord], moving: Callable[[list[Shard]], Iterator[Progress | Done[ShardRecord]]]
-) -> Transfer:
-    """Yield an event for each shard of `plan`, in order; `moving` writes those not in `kept`. Return all records."""
     numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
     for record in kept.values():
         yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)
     records, reported = dict(kept), 0
     todo = [shard for shard in plan.shards if shard.file not in kept]
-    for event in moving(todo):
+    for event in move("transfer", todo, partial(format_of(plan).pieces, plan), prepared.sources, destination):
         if not isinstance(event, Done):
             yield event
             continue
@@ -85,17 +83,9 @@ def only_tensors(shard: Outline) -> Iterable[Piece]:
     return shard.tensors
 
 
-def digest_shards(
-    shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
-) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Make `shards` as if to write their `pieces`; return only their records. Raises SourceError."""
-    records = yield from collected(move_shards(phase, shards, pieces, sources, NOWHERE))
-    return {record.file: record for record in records}
-
-
 def move_shards(
     phase: Phase, shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], sink: ShardSink
-) -> Iterator[Progress | Done[ShardRecord]]:
+) -> Moving:
     """Write the `pieces` of `shards` to `sink`; yield progress, and the record of each shard.
 
     The records include the reads that sources have recorded. Raises SourceError and DestinationError, and

@@ -10,16 +10,16 @@ from blake3 import blake3
 from typing_extensions import override
 
 from sharding.core.errors import HeaderError
-from sharding.core.events import Progress
+from sharding.core.events import Phase, Progress
 from sharding.core.limits import SPAN_BYTES
-from sharding.core.protocols import Source
+from sharding.core.protocols import Destination, Source
 from sharding.core.recipe import Extent
 from sharding.core.values import Extract, FileEntry, Outline, Plan, Shard, ShardRecord, Span, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.stream import PiecesOf, ReadingPhase, digest_shards, only_tensors
+from sharding.transfer.stream import NOWHERE, Moving, PiecesOf, ReadingPhase, move_shards, only_tensors
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
@@ -32,17 +32,25 @@ class WholeFile(NamedTuple):
 
 
 class Reader(ABC):
-    """A reader for verification: this machine, or a crew of other machines."""
+    """What makes and reads shards: this machine, or a crew of other machines."""
 
     @abstractmethod
-    def digest_shards(
+    def move(
         self,
+        phase: Phase,
         shards: Sequence[Outline],
         pieces: PiecesOf,
         sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
+        target: Destination | None = None,
+    ) -> Moving:
+        """Do what `move_shards` does. Without a `target`, the shards are only read."""
+
+    def digest_shards(
+        self, shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Make `shards` as if to write their `pieces`; yield progress; return their records."""
+        """Make `shards` as if to write their `pieces`; yield progress; return their records. Raises SourceError."""
+        records = yield from collected(self.move(phase, shards, pieces, sources))
+        return {record.file: record for record in records}
 
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         """Read `tensors` (in stored order); yield progress; return their digests by name. Raises SourceError."""
@@ -78,14 +86,15 @@ class ThisMachine(Reader):
     """A reader on this machine: two shards at a time, and tensors in long streams, two at a time."""
 
     @override
-    def digest_shards(
+    def move(
         self,
+        phase: Phase,
         shards: Sequence[Outline],
         pieces: PiecesOf,
         sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
-    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        return digest_shards(shards, pieces, sources, phase)
+        target: Destination | None = None,
+    ) -> Moving:
+        return move_shards(phase, shards, pieces, sources, target or NOWHERE)
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sharding import job
 from sharding.core.events import Progress, ShardFinished
-from sharding.core.values import Plan, Shard, ShardRecord
+from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.lanes import Done
-from sharding.transfer.stream import in_plan_order
+from sharding.transfer.stream import NOWHERE, transfer
 
 
 def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: Path, tmp_path: Path) -> None:
@@ -31,8 +32,8 @@ def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: 
         assert event.file == f"model-{event.number:05d}-of-{event.shards:05d}.safetensors"
 
 
-def plan_of(shards: list[Shard]) -> Plan:
-    return SimpleNamespace(shards=tuple(shards))  # type: ignore[return-value]
+def prepared_of(shards: list[Shard]) -> Any:
+    return SimpleNamespace(plan=SimpleNamespace(shards=tuple(shards), format="safetensors"), sources=())
 
 
 @pytest.mark.parametrize("kept", [(), (1,), (0, 4)])
@@ -42,14 +43,15 @@ def test_finished_shards_are_told_once_in_the_order_of_the_plan_as_soon_as_that_
     still, told_when = Progress("transfer", 1, 9, "", 1.0, 8.0), dict[str, int]()
     order = [n for n in (3, 2, 0, 5, 4, 1) if n not in kept]
 
-    def moving(todo: list[Shard]) -> Iterator[Progress | Done[ShardRecord]]:
+    def move(_: str, todo: list[Shard], *others: Any) -> Iterator[Progress | Done[ShardRecord]]:
         assert todo == [shard for n, shard in enumerate(shards) if n not in kept]
         for n in order:
             yield Done(0, records[n])
             yield still
 
     told: list[ShardFinished] = []
-    work = in_plan_order(plan_of(shards), {shards[n].file: records[n] for n in reversed(kept)}, moving)
+    before = {shards[n].file: records[n] for n in reversed(kept)}
+    work = transfer(prepared_of(shards), NOWHERE, before, move)  # type: ignore[arg-type]
     steps = 0
     while True:
         try:
