@@ -2,8 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -14,7 +15,7 @@ from sharding.core.events import AtWork, Phase
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import Outline
-from sharding.fleet.parts import PartDone, PartEvent, PartFailed, Task, part_json, tasks_of
+from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, part_json, part_of
 from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost, Resources
 from sharding.transfer.lanes import Done, Pace
@@ -29,10 +30,10 @@ WORKERS_SECONDS = 60.0
 class _Queue:
     """The parts of one phase: which are waiting, which are running, and how far they are."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = tasks
-        self.waiting = deque(range(len(tasks)))
-        self.begun = [0] * len(tasks)
+    def __init__(self, shards: Sequence[Outline]) -> None:
+        self.shards = shards
+        self.waiting = deque(range(len(shards)))
+        self.begun = [0] * len(shards)
         self.under_way: dict[Any, int] = {}
         self.states: dict[int, AtWork] = {}
         self.idle_since: float | None = None
@@ -49,7 +50,7 @@ class _Queue:
         number = self.under_way.pop(part)
         self.states.pop(number, None)
         if is_done:
-            self._done[number] = self.tasks[number].bytes
+            self._done[number] = self.shards[number].bytes
         else:
             self.waiting.appendleft(number)
         return number
@@ -67,7 +68,7 @@ class _Queue:
         for number, size in done.items():
             before = self._counted_of.get(number, 0)
             if size > before and len(files) < PROGRESS_FILES:
-                files[self.tasks[number].file] = size - before
+                files[self.shards[number].file] = size - before
                 self._counted_of[number] = size
         return files
 
@@ -98,15 +99,15 @@ class Crew(Reader):
         target: Destination | None = None,
     ) -> Moving:
         """Do what `move_shards` does, a part for each shard. The first error ends all of them."""
-        tasks = tasks_of(phase, shards, pieces, sources, target)
-        pace = Pace(phase, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
-        queue = _Queue(tasks)
+        part_of_shard = partial(part_of, phase=phase, pieces=pieces, sources=sources, target=target)
+        pace = Pace(phase, sum(shard.bytes for shard in shards), time.monotonic(), TOLD_SECONDS)
+        queue = _Queue(shards)
         try:
             while queue.waiting or queue.under_way:
-                has_room = self._send(queue)
+                has_room = self._send(queue, part_of_shard)
                 for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
                     if done := self._heard(queue, part, event):
-                        self._add(done.result, tasks[done.number], of_source=phase == "transfer")
+                        self._add(done.result, shards[done.number].bytes, of_source=phase == "transfer")
                         if target:
                             target.note(done.result.record)
                         yield Done(done.number, done.result.record)
@@ -120,13 +121,13 @@ class Crew(Reader):
             for part in queue.under_way:
                 self._workers.stop(part)
 
-    def _send(self, queue: _Queue) -> bool:
+    def _send(self, queue: _Queue, part_of_shard: Callable[[Outline], Part]) -> bool:
         """Send out one part if a processor is free; return whether one was. Others may have news meanwhile."""
         count, now = self._workers.count, time.monotonic()
         if queue.waiting and len(queue.under_way) < count:
             number = queue.waiting.popleft()
             queue.begun[number] += 1
-            queue.under_way[self._workers.start(part_json(queue.tasks[number].make()))] = number
+            queue.under_way[self._workers.start(part_json(part_of_shard(queue.shards[number])))] = number
             queue.idle_since = None
             return True
         if not queue.under_way:
@@ -143,15 +144,15 @@ class Crew(Reader):
         number = queue.end(part, is_done=isinstance(event, PartDone))
         if isinstance(event, PartDone):
             return Done(number, event)
-        _refuse_hopeless(queue.tasks[number].file, event, queue.begun[number])
-        self._repeated.append(queue.tasks[number].file)
+        _refuse_hopeless(queue.shards[number].file, event, queue.begun[number])
+        self._repeated.append(queue.shards[number].file)
         return None
 
-    def _add(self, done: PartDone, task: Task, of_source: bool) -> None:
+    def _add(self, done: PartDone, size: int, of_source: bool) -> None:
         self.spent += done.spent if of_source else replace(done.spent, bytes_read=0, read_requests=0)
         before = self._nodes.get(done.node, NodeCost(done.node, 0, 0, 0.0, 0))
         seconds, peak = before.seconds + done.spent.seconds, max(before.peak_anon_bytes, done.spent.peak_anon_bytes)
-        self._nodes[done.node] = NodeCost(done.node, before.parts + 1, before.bytes + task.bytes, seconds, peak)
+        self._nodes[done.node] = NodeCost(done.node, before.parts + 1, before.bytes + size, seconds, peak)
 
 
 def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:

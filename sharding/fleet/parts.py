@@ -4,9 +4,8 @@ A part is one file: a shard of the result to write, or a file to read once more.
 and nobody's login. Its access to a store is for this part alone, and expires.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pydantic import Base64Bytes, TypeAdapter
@@ -88,26 +87,16 @@ def parse_event(line: str) -> PartEvent:
     return event
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A part that can be made several times. `make` gives it new access each time."""
+def part_of(
+    shard: Outline, phase: Phase, pieces: PiecesOf, sources: Sequence[Source], target: Destination | None
+) -> Part:
+    """Return the part that makes the `pieces` of `shard` from `sources` and writes them to a `target`.
 
-    file: str
-    bytes: int
-    make: Callable[[], Part]
-
-
-def tasks_of(
-    phase: Phase, shards: Iterable[Outline], pieces: PiecesOf, sources: Sequence[Source], target: Destination | None
-) -> list[Task]:
-    """Return a task for each of `shards`, which makes its `pieces` from `sources` and writes them to a `target`."""
+    It can be made several times, with new access each time.
+    """
+    held = tuple(piece if isinstance(piece, bytes) else None for piece in pieces(shard))
     notes = any(isinstance(source, NotingSource) for source in sources)
-
-    def part(shard: Outline) -> Part:
-        held = tuple(piece if isinstance(piece, bytes) else None for piece in pieces(shard))
-        return Part(phase, shard, held, _lent(shard, sources), target.lend() if target else None, notes)
-
-    return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
+    return Part(phase, shard, held, _lent(shard, sources), target.lend() if target else None, notes)
 
 
 def pieces_of(part: Part) -> Iterator[Piece]:

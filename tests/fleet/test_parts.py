@@ -20,8 +20,8 @@ from sharding.fleet.parts import (
     parse_event,
     parse_part,
     part_json,
+    part_of,
     pieces_of,
-    tasks_of,
 )
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
@@ -136,8 +136,8 @@ def test_a_worker_is_lent_the_files_that_its_shard_is_made_of_and_no_more(tmp_pa
     tensors = [Tensor(name, "F32", shape, recipe) for name, recipe in recipes.items()]
     one, other = Shard("one", tuple(tensors[:-1]), 56), Shard("other", tuple(tensors[-1:]), 16)
     pieces = lambda shard: (shard.file.encode(), *shard.tensors, b"")  # noqa: E731
-    tasks = tasks_of("verify", [one, other], pieces, [source], None)
-    parts = {task.file: parse_part(part_json(task.make())) for task in tasks}
+    made = [part_of(shard, "verify", pieces, [source], None) for shard in (one, other)]
+    parts = {part.shard.file: parse_part(part_json(part)) for part in made}
     for shard in (one, other):
         assert parts[shard.file].shard == shard
         assert [*pieces_of(parts[shard.file])] == [shard.file.encode(), *shard.tensors, b""]
