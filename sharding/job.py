@@ -33,7 +33,7 @@ from sharding.core.options import Options as Options
 from sharding.core.options import Request as Request
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Destination, Discarded, Inputs
-from sharding.core.values import Content, Plan, Shard, ShardRecord, StagedJob
+from sharding.core.values import Content, Plan, ShardRecord, StagedJob
 from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.ray_workers import ray_workers
@@ -386,14 +386,10 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
 
 
 def _bytes_to_write(checkpoint: Content, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
-    shards = [shard for shard in plan.shards if shard.file not in kept]
-    side_bytes = sum(file.bytes for file in checkpoint.side_files)
-    return sum(_file_bytes(plan, shard) for shard in shards) + side_bytes
-
-
-def _file_bytes(plan: Plan, shard: Shard) -> int:
-    pieces = format_of(plan).pieces(plan, shard)
-    return sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
+    shards = (shard for shard in plan.shards if shard.file not in kept)
+    pieces = (piece for shard in shards for piece in format_of(plan).pieces(plan, shard))
+    beside = sum(file.bytes for file in checkpoint.side_files)
+    return beside + sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
 
 
 def _resources(meter: Meter, prepared: Prepared, target: Destination, crew: Crew | None) -> Resources:
