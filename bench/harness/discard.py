@@ -17,7 +17,8 @@ from sharding.core.values import FileEntry, Tensor
 from sharding.formats.file_formats import format_of
 from sharding.planning.plan import plan_shards
 from sharding.recipes.stored import place_of
-from sharding.verify.digests import ThisMachine, compare, expected_digests
+from sharding.transfer.stream import expected_digests
+from sharding.verify.digests import ThisMachine, compare
 from tests.tensors import stored_tensor
 
 _FILE = "model.safetensors"

@@ -18,7 +18,7 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Content, Outline, Piece, Plan, Shard, ShardRecord, Tensor
+from sharding.core.values import Content, Outline, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes
 from sharding.transfer.making import Making
@@ -146,6 +146,15 @@ def move_shards(
             writer.abort()
 
     return lanes.run([partial(move, shard) for shard in shards], stop)
+
+
+def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
+    """Return the digests that `shards` must have, by name of the tensor, as taken while the source's bytes passed."""
+    return {
+        tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
+        for shard in shards
+        for tensor in shard.tensors
+    }
 
 
 class _Nowhere(ShardSink):

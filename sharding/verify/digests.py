@@ -19,7 +19,15 @@ from sharding.core.verification import Mismatch
 from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.stream import NOWHERE, Moving, PiecesOf, ReadingPhase, move_shards, only_tensors
+from sharding.transfer.stream import (
+    NOWHERE,
+    Moving,
+    PiecesOf,
+    ReadingPhase,
+    expected_digests,
+    move_shards,
+    only_tensors,
+)
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
@@ -105,15 +113,6 @@ class ThisMachine(Reader):
         return {name: digest for digests in by_span for name, digest in digests.items()}
 
 
-def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
-    """Return the digests that the result must have, by name, as taken while the source's bytes passed."""
-    return {
-        tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
-        for shard in shards
-        for tensor in shard.tensors
-    }
-
-
 def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
     """Return every tensor in which two checkpoints differ, including missing and extra ones.
 
@@ -128,7 +127,7 @@ def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDig
         elif (planned.dtype, planned.shape) != (written.dtype, written.shape):
             was, now = f"{planned.dtype} {list(planned.shape)}", f"{written.dtype} {list(written.shape)}"
             mismatches.append(Mismatch(name, f"it is {now} and should be {was}"))
-        elif planned.digest != written.digest:
+        elif planned.blake3 != written.blake3:
             mismatches.append(Mismatch(name, "its bytes differ"))
     return tuple(mismatches)
 
