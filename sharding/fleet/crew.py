@@ -14,7 +14,7 @@ from sharding.core.errors import Refused, ShardingError
 from sharding.core.events import AtWork, Phase
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import Outline
+from sharding.core.values import Shard
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, part_json, part_of
 from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost, Resources
@@ -30,7 +30,7 @@ WORKERS_SECONDS = 60.0
 class _Queue:
     """The parts of one phase: which are waiting, which are running, and how far they are."""
 
-    def __init__(self, shards: Sequence[Outline]) -> None:
+    def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.waiting = deque(range(len(shards)))
         self.begun = [0] * len(shards)
@@ -93,7 +93,7 @@ class Crew(Reader):
     def move(
         self,
         phase: Phase,
-        shards: Sequence[Outline],
+        shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
         target: Destination | None = None,
@@ -121,7 +121,7 @@ class Crew(Reader):
             for part in queue.under_way:
                 self._workers.stop(part)
 
-    def _send(self, queue: _Queue, part_of_shard: Callable[[Outline], Part]) -> bool:
+    def _send(self, queue: _Queue, part_of_shard: Callable[[Shard], Part]) -> bool:
         """Send out one part if a processor is free; return whether one was. Others may have news meanwhile."""
         count, now = self._workers.count, time.monotonic()
         if queue.waiting and len(queue.under_way) < count:

@@ -15,7 +15,7 @@ from sharding.core.bounds import Line
 from sharding.core.errors import Remedy
 from sharding.core.events import AtWork, Phase
 from sharding.core.protocols import Destination, LentDestination, LentSource, Source
-from sharding.core.values import Outline, Piece, ShardRecord, Span, Tensor
+from sharding.core.values import Piece, Shard, ShardRecord, Tensor
 from sharding.report.schema import Resources
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import PiecesOf
@@ -31,7 +31,7 @@ class Part:
     """
 
     phase: Phase
-    shard: Outline
+    shard: Shard
     pieces: tuple[Base64Bytes | None, ...]
     sources: tuple[LentSource, ...]
     target: LentDestination | None = None
@@ -88,7 +88,7 @@ def parse_event(line: str) -> PartEvent:
 
 
 def part_of(
-    shard: Outline, phase: Phase, pieces: PiecesOf, sources: Sequence[Source], target: Destination | None
+    shard: Shard, phase: Phase, pieces: PiecesOf, sources: Sequence[Source], target: Destination | None
 ) -> Part:
     """Return the part that makes the `pieces` of `shard` from `sources` and writes them to a `target`.
 
@@ -101,11 +101,11 @@ def part_of(
 
 def pieces_of(part: Part) -> Iterator[Piece]:
     """Yield what the shard of a part consists of."""
-    tensors: Iterator[Tensor | Span] = iter(part.shard.tensors)
+    tensors: Iterator[Tensor] = iter(part.shard.tensors)
     return (next(tensors) if piece is None else piece for piece in part.pieces)
 
 
-def _lent(shard: Outline, sources: Sequence[Source]) -> tuple[LentSource, ...]:
+def _lent(shard: Shard, sources: Sequence[Source]) -> tuple[LentSource, ...]:
     """Return access to the files that a part reads, for each source up to the last one that it uses."""
     files = {place: None for tensor in shard.tensors for place in sorted(tensor.recipe.files())}
     last = max((number for number, _ in files), default=0)

@@ -16,7 +16,7 @@ from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Extent, Feed
 from sharding.core.threads import Threads
-from sharding.core.values import Outline, Span, Tensor
+from sharding.core.values import Shard, Tensor
 from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
 
@@ -124,7 +124,7 @@ class Making:
     def __init__(
         self,
         lanes: Lanes,
-        shards: Sequence[Outline],
+        shards: Sequence[Shard],
         sources: Sequence[Source],
         room: Room | None = None,
         fetches_at_once: int = THREADS,
@@ -141,7 +141,7 @@ class Making:
         self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
         self._fetching = Threads(fetches_at_once, thread_name_prefix="fetch")
 
-    def made(self, shard: Outline) -> Iterator[tuple[Tensor | Span, Iterator[Chunk]]]:
+    def made(self, shard: Shard) -> Iterator[tuple[Tensor, Iterator[Chunk]]]:
         """Yield the tensors of a shard, each with its bytes. Take all bytes of one first. Raises SourceError."""
         inputs = Feed(self._fetched(shard))
         for tensor in shard.tensors:
@@ -152,7 +152,7 @@ class Making:
         for pool in (self._fetching, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _fetched(self, shard: Outline) -> Iterator[memoryview]:
+    def _fetched(self, shard: Shard) -> Iterator[memoryview]:
         """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
         batch_bytes = max(source.batch_bytes for source in self._sources) * _narrowing(shard)
@@ -185,7 +185,7 @@ class Making:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _narrowing(shard: Outline) -> int:
+def _narrowing(shard: Shard) -> int:
     """Return how many bytes a shard takes for each that it makes, at least 1. Batches are larger by it."""
     before = sum(tensor.recipe.extra_bytes for tensor in shard.tensors)
     return 1 + before // max(1, shard.bytes)

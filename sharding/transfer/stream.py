@@ -18,7 +18,7 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Content, Outline, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import Content, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes
 from sharding.transfer.making import Making
@@ -78,13 +78,13 @@ def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, Sh
     return {shard.file: records[shard.file] for shard in plan.shards}
 
 
-def only_tensors(shard: Outline) -> Iterable[Piece]:
+def only_tensors(shard: Shard) -> Iterable[Piece]:
     """Return the tensors of a shard alone, as the pieces of what is only read."""
     return shard.tensors
 
 
 def move_shards(
-    phase: Phase, shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], sink: ShardSink
+    phase: Phase, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], sink: ShardSink
 ) -> Moving:
     """Write the `pieces` of `shards` to `sink`; yield progress, and the record of each shard.
 
@@ -97,7 +97,7 @@ def move_shards(
     one_note = Lock() if noting else nullcontext()
     in_work: set[ShardWriter] = set()
 
-    def move(shard: Outline) -> ShardRecord:
+    def move(shard: Shard) -> ShardRecord:
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
         output = _Output(writer)
@@ -123,7 +123,6 @@ def move_shards(
                 size += len(data)
                 lanes.count(len(data), file)
             if infinite and not tensor.recipe.may_overflow:
-                assert isinstance(tensor, Tensor), "only numbers overflow"
                 raise _refusal(tensor, infinite)
             digests[tensor.name] = digest.hexdigest()
             if infinite:

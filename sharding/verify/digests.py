@@ -14,7 +14,7 @@ from sharding.core.events import Phase, Progress
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Destination, Source
 from sharding.core.recipe import Extent
-from sharding.core.values import Extract, FileEntry, Outline, Plan, Shard, ShardRecord, Span, Tensor, TensorDigest
+from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored, place_of
@@ -46,7 +46,7 @@ class Reader(ABC):
     def move(
         self,
         phase: Phase,
-        shards: Sequence[Outline],
+        shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
         target: Destination | None = None,
@@ -54,7 +54,7 @@ class Reader(ABC):
         """Do what `move_shards` does. Without a `target`, the shards are only read."""
 
     def digest_shards(
-        self, shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
+        self, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make `shards` as if to write their `pieces`; yield progress; return their records. Raises SourceError."""
         records = yield from collected(self.move(phase, shards, pieces, sources))
@@ -97,7 +97,7 @@ class ThisMachine(Reader):
     def move(
         self,
         phase: Phase,
-        shards: Sequence[Outline],
+        shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
         target: Destination | None = None,
@@ -177,8 +177,8 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
     return digests
 
 
-def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Extract]:
-    """Yield extracts that hold `ranges` of a file, so that none in an extract overlap.
+def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
+    """Yield shards that hold `ranges` of a file as tensors, so that none in a shard overlap.
 
     The first has the name of the file, and also the bytes between the ranges. The others hold the remaining ranges.
     """
@@ -192,8 +192,8 @@ def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Ex
             taken += [(position, start)] * (not depth and start > position) + [(start, end)]
             position = end
         taken += [(position, file.bytes)] * (not depth and position < file.bytes)
-        spans = [Span(f"{a}-{b}", Stored(file.source, file.at, a, b)) for a, b in taken]
-        yield Extract(f"{file.path}//{depth}" if depth else file.path, tuple(spans), sum(one.bytes for one in spans))
+        tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(file.source, file.at, a, b)) for a, b in taken]
+        yield shard_of(f"{file.path}//{depth}" if depth else file.path, tensors)
         left, depth = later, depth + 1
 
 

@@ -10,7 +10,7 @@ from sharding.core.events import AtWork
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Grant, LentDestination, LentFile, LentSource
 from sharding.core.recipe import Recipe
-from sharding.core.values import BytesRead, Extract, Shard, ShardRecord, Span, Tensor
+from sharding.core.values import BytesRead, Shard, ShardRecord, Tensor
 from sharding.fleet.parts import (
     Part,
     PartDone,
@@ -61,10 +61,7 @@ ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
 ROLES = st.sampled_from(get_args(Role))
 REFS = st.builds(Place, st.sampled_from(["folder", "hub"]), WORDS, WORDS, st.sampled_from(["", "a/b/"]), ROLES)
-SPANS = st.lists(st.builds(Span, WORDS, STORED), min_size=1, max_size=3).map(tuple)
-SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS) | st.builds(
-    Extract, WORDS, SPANS, NUMBERS
-)
+SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS)
 SOURCES = st.builds(
     LentSource, REFS, st.lists(st.builds(LentFile, WORDS, NUMBERS), max_size=3).map(tuple), WORDS, st.none() | GRANTS
 )

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.protocols import Source
-from sharding.core.values import Outline, Piece, Shard, ShardRecord
+from sharding.core.values import Piece, Shard, ShardRecord
 from sharding.transfer.lanes import Done
 from sharding.transfer.making import BATCHES_AHEAD
 from sharding.transfer.noting_source import NotingSource
@@ -93,7 +93,7 @@ def some_shards(count: int, size: int = 64) -> tuple[Memory, list[Shard]]:
     return Memory(b"", files), shards
 
 
-def pieces_of(shard: Outline) -> Iterator[Piece]:
+def pieces_of(shard: Shard) -> Iterator[Piece]:
     yield HEADER
     yield from shard.tensors
 
