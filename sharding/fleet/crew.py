@@ -13,13 +13,13 @@ from sharding.core import errors
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.events import AtWork, Phase
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
-from sharding.core.protocols import Destination, Source
+from sharding.core.protocols import Source
 from sharding.core.values import Shard
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, part_json, part_of
 from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost, Resources
 from sharding.transfer.lanes import Done, Pace
-from sharding.transfer.stream import Moving, PiecesOf
+from sharding.transfer.stream import Moving, PiecesOf, Target
 from sharding.verify.digests import Reader
 
 ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
@@ -91,15 +91,10 @@ class Crew(Reader):
 
     @override
     def move(
-        self,
-        phase: Phase,
-        shards: Sequence[Shard],
-        pieces: PiecesOf,
-        sources: Sequence[Source],
-        target: Destination | None = None,
+        self, phase: Phase, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], sink: Target
     ) -> Moving:
         """Do what `move_shards` does, a part for each shard. The first error ends all of them."""
-        part_of_shard = partial(part_of, phase=phase, pieces=pieces, sources=sources, target=target)
+        part_of_shard = partial(part_of, phase=phase, pieces=pieces, sources=sources, target=sink)
         pace = Pace(phase, sum(shard.bytes for shard in shards), time.monotonic(), TOLD_SECONDS)
         queue = _Queue(shards)
         try:
@@ -108,8 +103,7 @@ class Crew(Reader):
                 for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
                     if done := self._heard(queue, part, event):
                         self._add(done.result, shards[done.number].bytes, of_source=phase == "transfer")
-                        if target:
-                            target.note(done.result.record)
+                        sink.note(done.result.record)
                         yield Done(done.number, done.result.record)
                 if progress := pace.add(queue.more_bytes(), time.monotonic()):
                     sent, there = self.spent.bytes_uploaded, self.spent.bytes_deduplicated

@@ -14,11 +14,11 @@ import sharding.recipes  # noqa: F401 - every kind, so that it can be read from 
 from sharding.core.bounds import Line
 from sharding.core.errors import Remedy
 from sharding.core.events import AtWork, Phase
-from sharding.core.protocols import Destination, LentDestination, LentSource, Source
+from sharding.core.protocols import LentDestination, LentSource, Source
 from sharding.core.values import Piece, Shard, ShardRecord, Tensor
 from sharding.report.schema import Resources
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.stream import PiecesOf
+from sharding.transfer.stream import PiecesOf, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,14 @@ def parse_event(line: str) -> PartEvent:
     return event
 
 
-def part_of(
-    shard: Shard, phase: Phase, pieces: PiecesOf, sources: Sequence[Source], target: Destination | None
-) -> Part:
-    """Return the part that makes the `pieces` of `shard` from `sources` and writes them to a `target`.
+def part_of(shard: Shard, phase: Phase, pieces: PiecesOf, sources: Sequence[Source], target: Target) -> Part:
+    """Return the part that makes the `pieces` of `shard` from `sources` and writes them to `target`.
 
     It can be made several times, with new access each time.
     """
     held = tuple(piece if isinstance(piece, bytes) else None for piece in pieces(shard))
     notes = any(isinstance(source, NotingSource) for source in sources)
-    return Part(phase, shard, held, _lent(shard, sources), target.lend() if target else None, notes)
+    return Part(phase, shard, held, _lent(shard, sources), target.lend(), notes)
 
 
 def pieces_of(part: Part) -> Iterator[Piece]:

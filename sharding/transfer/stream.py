@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 from blake3 import blake3
 from typing_extensions import override
@@ -48,11 +48,59 @@ class Prepared:
 
 PiecesOf = Callable[[Any], Iterable[Piece]]
 """What each shard consists of, in order: bytes as they are, and all of its tensors."""
-ReadingPhase = Literal["check", "verify"]  # Phases that only read: they hash the shards and write nothing.
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 Moving = Iterator[Progress | Done[ShardRecord]]
-Move = Callable[[Phase, Sequence[Shard], PiecesOf, Sequence[Source], Destination], Moving]
-"""What writes shards: `move_shards` on this machine, or a fleet."""
+
+
+class _Forgotten(ShardWriter):
+    """A shard that keeps only its SHA-256."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    @override
+    def write(self, data: bytes | memoryview) -> None:
+        self._sha256.update(data)
+
+    @override
+    def finish(self) -> str:
+        return self._sha256.hexdigest()
+
+    @override
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+class _Nowhere(ShardSink):
+    """A sink that keeps nothing, for shards that are only read."""
+
+    shards_at_once = THREADS
+    bytes_uploaded = bytes_deduplicated = 0
+
+    @override
+    def finished(self, file: str) -> None:
+        """Return None."""
+
+    @override
+    def open_shard(self, file: str) -> ShardWriter:
+        return _Forgotten()
+
+    @override
+    def note(self, record: ShardRecord) -> None:
+        """Do nothing."""
+
+    @override
+    def close(self) -> None:
+        """Do nothing."""
+
+    def lend(self) -> None:
+        """Return None: another machine keeps nothing either."""
+
+
+NOWHERE = _Nowhere()
+Target = Destination | _Nowhere
+Move = Callable[[Phase, Sequence[Shard], PiecesOf, Sequence[Source], Target], Moving]
+"""What makes shards, and writes them to a target: `move_shards` on this machine, or a fleet."""
 
 
 def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord], move: Move) -> Transfer:
@@ -154,51 +202,6 @@ def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]
         for shard in shards
         for tensor in shard.tensors
     }
-
-
-class _Nowhere(ShardSink):
-    """A sink that keeps nothing."""
-
-    shards_at_once = THREADS
-    bytes_uploaded = bytes_deduplicated = 0
-
-    @override
-    def finished(self, file: str) -> None:
-        """Return None."""
-
-    @override
-    def open_shard(self, file: str) -> ShardWriter:
-        return _Forgotten()
-
-    @override
-    def note(self, record: ShardRecord) -> None:
-        """Do nothing."""
-
-    @override
-    def close(self) -> None:
-        """Do nothing."""
-
-
-NOWHERE = _Nowhere()
-
-
-class _Forgotten(ShardWriter):
-    """A shard that keeps only its SHA-256."""
-
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
-
-    @override
-    def write(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
-
-    @override
-    def finish(self) -> str:
-        return self._sha256.hexdigest()
-
-    @override
-    def abort(self) -> None:
-        """Do nothing."""
 
 
 class _Output:

@@ -12,22 +12,14 @@ from typing_extensions import override
 from sharding.core.errors import HeaderError
 from sharding.core.events import Phase, Progress
 from sharding.core.limits import SPAN_BYTES
-from sharding.core.protocols import Destination, Source
+from sharding.core.protocols import Source
 from sharding.core.recipe import Extent
 from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.stream import (
-    NOWHERE,
-    Moving,
-    PiecesOf,
-    ReadingPhase,
-    expected_digests,
-    move_shards,
-    only_tensors,
-)
+from sharding.transfer.stream import NOWHERE, Moving, PiecesOf, Target, expected_digests, move_shards, only_tensors
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
@@ -44,20 +36,15 @@ class Reader(ABC):
 
     @abstractmethod
     def move(
-        self,
-        phase: Phase,
-        shards: Sequence[Shard],
-        pieces: PiecesOf,
-        sources: Sequence[Source],
-        target: Destination | None = None,
+        self, phase: Phase, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], sink: Target
     ) -> Moving:
-        """Do what `move_shards` does. Without a `target`, the shards are only read."""
+        """Do what `move_shards` does."""
 
     def digest_shards(
-        self, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
+        self, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], phase: Phase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make `shards` as if to write their `pieces`; yield progress; return their records. Raises SourceError."""
-        records = yield from collected(self.move(phase, shards, pieces, sources))
+        records = yield from collected(self.move(phase, shards, pieces, sources, NOWHERE))
         return {record.file: record for record in records}
 
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
@@ -73,7 +60,7 @@ class Reader(ABC):
         sources: Sequence[Source],
         files: Collection[FileEntry],
         ranges: Mapping[str, Collection[tuple[int, int]]] | None = None,
-        phase: ReadingPhase = "check",
+        phase: Phase = "check",
     ) -> Generator[Progress, None, dict[str, WholeFile]]:
         """Read `files` of `sources` whole; yield progress; return the SHA-256 of each, and the BLAKE3 of its `ranges`.
 
@@ -93,16 +80,7 @@ class Reader(ABC):
 class ThisMachine(Reader):
     """A reader on this machine: two shards at a time, and tensors in long streams, two at a time."""
 
-    @override
-    def move(
-        self,
-        phase: Phase,
-        shards: Sequence[Shard],
-        pieces: PiecesOf,
-        sources: Sequence[Source],
-        target: Destination | None = None,
-    ) -> Moving:
-        return move_shards(phase, shards, pieces, sources, target or NOWHERE)
+    move = staticmethod(move_shards)
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:

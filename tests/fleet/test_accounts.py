@@ -55,7 +55,7 @@ def test_each_byte_of_a_file_is_counted_once_while_a_fleet_writes(source: Any, m
 
     for phase, counted in (("transfer", FILES), ("verify", {})):
         told = Counter[str]()
-        for event in Crew(Told(answer)).digest_files([source], source.files, phase=phase):  # type: ignore[arg-type]
+        for event in Crew(Told(answer)).digest_files([source], source.files, phase=phase):
             told.update(event.files)
         assert told == counted
 

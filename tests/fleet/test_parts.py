@@ -32,6 +32,7 @@ from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
 from sharding.report.schema import Resources
 from sharding.storage.folder_source import open_folder
+from sharding.transfer.stream import NOWHERE
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20)
 NUMBERS = st.integers(0, 2**62)
@@ -133,7 +134,7 @@ def test_a_worker_is_lent_the_files_that_its_shard_is_made_of_and_no_more(tmp_pa
     tensors = [Tensor(name, "F32", shape, recipe) for name, recipe in recipes.items()]
     one, other = Shard("one", tuple(tensors[:-1]), 56), Shard("other", tuple(tensors[-1:]), 16)
     pieces = lambda shard: (shard.file.encode(), *shard.tensors, b"")  # noqa: E731
-    made = [part_of(shard, "verify", pieces, [source], None) for shard in (one, other)]
+    made = [part_of(shard, "verify", pieces, [source], NOWHERE) for shard in (one, other)]
     parts = {part.shard.file: parse_part(part_json(part)) for part in made}
     for shard in (one, other):
         assert parts[shard.file].shard == shard
