@@ -66,12 +66,9 @@ def test_an_error_of_a_part_is_raised_as_it_was_and_names_the_node(kind: type[Sh
         assert (raised.value.hint, raised.value.remedy) == (f"{hint} It failed on node here.".strip(), remedy)
 
 
-def under_way(part: Part, _: int) -> list[PartEvent | None]:
-    return [working(part, 50)] * 99
-
-
 @pytest.mark.parametrize("how", ["error", "death", "closed", "interrupted"])
 def test_whatever_ends_the_job_ends_all_parts_that_are_under_way(how: str, source: Any) -> None:
+    under_way: Answer = lambda part, _: [working(part, 50)] * 99  # noqa: E731
     end: dict[str, Answer] = {
         "error": lambda part, _: [working(part), failed("SourceError", again=False)],
         "death": lambda part, _: [working(part), None],

@@ -14,6 +14,7 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.lanes import Done
 from sharding.transfer.stream import NOWHERE, transfer
+from tests.folders import all_of
 
 
 def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: Path, tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def prepared_of(shards: list[Shard]) -> Any:
 def test_finished_shards_are_told_once_in_the_order_of_the_plan_as_soon_as_that_can_be(kept: tuple[int, ...]) -> None:
     shards = [Shard(f"out{n}", (), n) for n in range(6)]
     records = [ShardRecord(shard.file, n, f"{n}" * 64, {}) for n, shard in enumerate(shards)]
-    still, told_when = Progress("transfer", 1, 9, "", 1.0, 8.0), dict[str, int]()
+    still = Progress("transfer", 1, 9, "", 1.0, 8.0)
     order = [n for n in (3, 2, 0, 5, 4, 1) if n not in kept]
 
     def move(_: str, todo: list[Shard], *others: Any) -> Iterator[Progress | Done[ShardRecord]]:
@@ -49,23 +50,11 @@ def test_finished_shards_are_told_once_in_the_order_of_the_plan_as_soon_as_that_
             yield Done(0, records[n])
             yield still
 
-    told: list[ShardFinished] = []
     before = {shards[n].file: records[n] for n in reversed(kept)}
-    work = transfer(prepared_of(shards), NOWHERE, before, move)  # type: ignore[arg-type]
-    steps = 0
-    while True:
-        try:
-            event = next(work)
-        except StopIteration as end:
-            found = end.value
-            break
-        if event is still:
-            steps += 1
-        else:
-            assert isinstance(event, ShardFinished)
-            told_when[event.file] = steps
-            told.append(event)
-    assert steps == len(order)
+    events, found = all_of(transfer(prepared_of(shards), NOWHERE, before, move))  # type: ignore[arg-type]
+    told = [event for event in events if event is not still]
+    told_when = {event.file: events[: events.index(event)].count(still) for event in told}
+    assert events.count(still) == len(order)
     assert list(found.items()) == [(record.file, record) for record in records]
     assert {event for event in told if event.kept} == {
         ShardFinished(f"out{n}", n, f"{n}" * 64, n + 1, 6, kept=True) for n in kept
