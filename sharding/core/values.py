@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
 
-from sharding.core.bounds import Count, File, Files, Line
+from sharding.core.bounds import Blake3, Count, File, Files, Line
 from sharding.core.hints import PipelineCut
 from sharding.core.made import Made
 from sharding.core.options import Options
@@ -221,7 +221,7 @@ class Stage:
 class Shard:
     """One file of the result: its tensors, in the order in which their bytes are written.
 
-    Also parts of a file that are only read for their hashes. Those are tensors of bytes, called by their range.
+    Ranges of a file that are read for their hashes make a shard too, each as a tensor of bytes.
     """
 
     file: str
@@ -342,8 +342,8 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class TensorDigest:
-    """A tensor without its bytes. Equal digests of the same hash mean bit-identical tensors."""
+    """A tensor without its bytes, whose BLAKE3 is "" where only headers are compared. Equal ones are bit-identical."""
 
     dtype: str
     shape: tuple[Count, ...]
-    digest: str
+    blake3: Blake3

@@ -126,7 +126,7 @@ def plan_shards(
     queue, findings = order.in_order(tensors, options.order, component.folder, hints)
     is_whole = component.is_whole or options.is_single_file
     limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
-    known = order.known_blocks(hints)
+    known = {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
     units: Mapping[str, object] = {}
     if options.strategy != "size":
         units = order.whole_blocks(queue, limit_bytes, known)

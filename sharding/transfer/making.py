@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple
 
 from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
@@ -28,20 +27,15 @@ FETCHED_BYTES = 48 << 20
 """Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
 
 
-class Slice(NamedTuple):
-    """Bytes `[start_byte, end_byte)` within range number `range_index` of a batch."""
-
-    range_index: int
-    start_byte: int
-    end_byte: int
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Ranges to fetch together, one request each, and the `pieces` of them in the order of use."""
+    """Ranges to fetch together, one request each, and the `pieces` of them in the order of use.
+
+    A piece is the index of its range, and its bytes in there.
+    """
 
     ranges: tuple[Extent, ...]
-    pieces: tuple[Slice, ...]
+    pieces: tuple[tuple[int, slice], ...]
 
     @property
     def fetched_bytes(self) -> int:
@@ -50,8 +44,8 @@ class Batch:
 
     def used(self, buffers: Sequence[bytes]) -> Iterator[memoryview]:
         """Yield the pieces in the order of use. `buffers` are the bytes of the ranges."""
-        for index, start, end in self.pieces:
-            yield memoryview(buffers[index])[start:end]
+        for index, part in self.pieces:
+            yield memoryview(buffers[index])[part]
 
 
 def read_batches(extents: Iterable[Extent], batch_bytes: int, join_gap_bytes: int) -> Iterator[Batch]:
@@ -81,7 +75,7 @@ def read_batches(extents: Iterable[Extent], batch_bytes: int, join_gap_bytes: in
 
 def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch:
     ranges: list[Extent] = []
-    pieces: dict[int, Slice] = {}
+    pieces: dict[int, tuple[int, slice]] = {}
     for index in sorted(range(len(wanted)), key=wanted.__getitem__):
         source, file, start, end = wanted[index]
         last = ranges[-1] if ranges and ranges[-1][:2] == (source, file) else None
@@ -92,7 +86,7 @@ def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch
         else:
             ranges.append(Extent(source, file, start, end))
         offset = start - ranges[-1].start_byte
-        pieces[index] = Slice(len(ranges) - 1, offset, offset + end - start)
+        pieces[index] = len(ranges) - 1, slice(offset, offset + end - start)
     return Batch(tuple(ranges), tuple(pieces[index] for index in range(len(wanted))))
 
 

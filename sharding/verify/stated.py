@@ -19,7 +19,8 @@ from sharding.formats.names import RANK_SHARD_NAME, SAFETENSORS
 from sharding.formats.safetensors_file import Header, parse_header
 from sharding.recipes.stored import are_stored, place_of
 from sharding.transfer.noting_source import NotingSource
-from sharding.verify.digests import Reader, expected_digests, shard_of
+from sharding.transfer.stream import expected_digests
+from sharding.verify.digests import Reader, shard_of
 
 
 def noting(sources: Sequence[Source]) -> tuple[Source, ...]:

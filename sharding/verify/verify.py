@@ -25,9 +25,9 @@ from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_inputs
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.stream import only_tensors
+from sharding.transfer.stream import expected_digests, only_tensors
 from sharding.verify.differences import Numbers, compare_numbers, compare_within
-from sharding.verify.digests import ThisMachine, expected_digests, first_read, in_groups
+from sharding.verify.digests import ThisMachine, first_read, in_groups
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.stated import digest_as_stored, noting, prove_reads, read_from_hub, stated_files, stated_of
 
