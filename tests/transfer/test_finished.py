@@ -11,6 +11,7 @@ import pytest
 
 from sharding import job
 from sharding.core.events import Progress, ShardFinished
+from sharding.core.options import Options
 from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.lanes import Done
 from sharding.transfer.stream import NOWHERE, transfer
@@ -34,7 +35,8 @@ def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: 
 
 
 def prepared_of(shards: list[Shard]) -> Any:
-    return SimpleNamespace(plan=SimpleNamespace(shards=tuple(shards), format="safetensors"), sources=())
+    plan = SimpleNamespace(shards=tuple(shards), format="safetensors", options=Options())
+    return SimpleNamespace(plan=plan, sources=())
 
 
 @pytest.mark.parametrize("kept", [(), (1,), (0, 4)])
