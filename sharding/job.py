@@ -33,10 +33,9 @@ from sharding.core.options import Options as Options
 from sharding.core.options import Request as Request
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Destination, Discarded, Inputs
-from sharding.core.values import Content, Plan, Shard, ShardRecord, StagedJob
+from sharding.core.values import Content, Plan, ShardRecord, StagedJob
 from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
-from sharding.fleet.parts import Spent
 from sharding.fleet.ray_workers import ray_workers
 from sharding.formats.file_formats import format_of
 from sharding.loading.classic import prepared_classic
@@ -193,7 +192,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             ours = files_written(plan, has_picture=bool(compare_rounds))
             theirs = [file.path for file in checkpoint.side_files if file.path not in ours]
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept), ours, theirs)
-            moving = (crew.transfer if crew else transfer)(prepared, target, kept)
+            moving = transfer(prepared, target, kept, reader.move)
             moved = reading_back(moving, prepared, origin, target, reader)
             records, read = yield from _measured(moved, target, meter)
             prepared = replace(prepared, plan=counted(plan, records))
@@ -386,24 +385,20 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
 
 
 def _bytes_to_write(checkpoint: Content, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
-    shards = [shard for shard in plan.shards if shard.file not in kept]
-    side_bytes = sum(file.bytes for file in checkpoint.side_files)
-    return sum(_file_bytes(plan, shard) for shard in shards) + side_bytes
-
-
-def _file_bytes(plan: Plan, shard: Shard) -> int:
-    pieces = format_of(plan).pieces(plan, shard)
-    return sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
+    shards = (shard for shard in plan.shards if shard.file not in kept)
+    pieces = (piece for shard in shards for piece in format_of(plan).pieces(plan, shard))
+    beside = sum(file.bytes for file in checkpoint.side_files)
+    return beside + sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
 
 
 def _resources(meter: Meter, prepared: Prepared, target: Destination, crew: Crew | None) -> Resources:
-    others = crew.spent if crew else Spent()
-    return Resources(
-        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes, others.peak_anon_bytes),
+    here = Resources(
+        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes),
         seconds=meter.seconds,
-        bytes_read=sum(source.bytes_read for source in prepared.sources) + others.bytes_read,
-        read_requests=sum(source.requests for source in prepared.sources) + others.read_requests,
-        bytes_uploaded=target.bytes_uploaded + others.bytes_uploaded,
-        bytes_deduplicated=target.bytes_deduplicated + others.bytes_deduplicated,
+        bytes_read=sum(source.bytes_read for source in prepared.sources),
+        read_requests=sum(source.requests for source in prepared.sources),
+        bytes_uploaded=target.bytes_uploaded,
+        bytes_deduplicated=target.bytes_deduplicated,
         disk_bytes_written=target.disk_bytes_written + prepared.disk_bytes_written,
     )
+    return replace(here + crew.spent, seconds=here.seconds) if crew else here

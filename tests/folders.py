@@ -4,7 +4,7 @@ import hashlib
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -120,11 +120,17 @@ def recorded_in(out: Path) -> dict[str, ShardRecord]:
 
 def result_of(work: Generator[object, None, Result]) -> Result:
     """Run a generator to its end; return what it returns."""
+    return all_of(work)[1]
+
+
+def all_of(work: Generator[Any, None, Result]) -> tuple[list[Any], Result]:
+    """Run a generator to its end; return what it yields, and what it returns."""
+    events: list[Any] = []
     while True:
         try:
-            next(work)
+            events.append(next(work))
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return events, end.value
 
 
 def write_ranks(folder: Path) -> Path:

@@ -59,7 +59,7 @@ def result(name: str, options: Options | None = None) -> Result:
     source = checkpoint(replace(FOLDER, repo_id=name), tensors=tensors, architecture=name)
     findings = (Finding("warning", "x", name, name), Finding("info", "x", name))
     base, lora = (replace(place, store="folder", repo_id=name, inside="") for place in (BASE, LORA))
-    merge = replace(MERGE, done=f"with {lora.text}", by=lora)
+    merge = replace(MERGE, done=f"with {lora.text} merged", by=lora)
     cut = made(options, replace(source, findings=findings), made=(merge,))
     return replace(cut, report=of(cut.report, beside=(base, lora)))
 
@@ -138,7 +138,7 @@ def test_names_on_a_card_are_no_markup(name: str) -> None:
     stages = (replace(first, also_needs=(TiedTensor(name, first.files[0], (f"{name}.b",)),)), *others)
     card = write_card(planned(told, stages=stages), ModelCard(), "", None, is_private=False)
     assert name not in card.replace(escaped(name), "")
-    assert f"the folder `{escaped(name)}`, with the folder `{escaped(name)}`, in " in card
+    assert f"the folder `{escaped(name)}`, with the folder `{escaped(name)}` merged, in " in card
     assert f"come from the folder `{escaped(name)}`, the model that was trained" in card
     assert f"`{first.files[0]}`: {escaped(name)} in that file is {escaped(name + '.b')} here too." in card
 

@@ -17,8 +17,8 @@ from sharding.core.values import FileEntry, Tensor
 from sharding.formats.file_formats import format_of
 from sharding.planning.plan import plan_shards
 from sharding.recipes.stored import place_of
-from sharding.transfer.stream import digest_shards
-from sharding.verify.digests import ThisMachine, compare, expected_digests
+from sharding.transfer.stream import expected_digests
+from sharding.verify.digests import ThisMachine, compare
 from tests.tensors import stored_tensor
 
 _FILE = "model.safetensors"
@@ -79,7 +79,7 @@ def main() -> None:
     tensors = list(tensors_of(arguments.bytes))
     source = Generated(place_of(tensors[-1]).end_byte)
     plan = plan_shards(tensors, Options(arguments.max_shard_size))
-    records = _end(digest_shards(plan.shards, partial(format_of(plan).pieces, plan), [source]))
+    records = _end(ThisMachine().digest_shards(plan.shards, partial(format_of(plan).pieces, plan), [source]))
     assert list(records) == [shard.file for shard in plan.shards]
     found = _end(ThisMachine().digest_tensors(source, tensors))
     assert not compare(expected_digests(plan.shards, records), found)

@@ -9,18 +9,20 @@ from typing import Any
 from blake3 import blake3
 
 from sharding.checkpoint.documents import config_text
-from sharding.checkpoint.readers.safetensors import read_headers
+from sharding.checkpoint.readers import reader_of
+from sharding.checkpoint.readers.reader import Found
 from sharding.checkpoint.side_files import refuse_unfinished
 from sharding.checkpoint.state_dict import remarks_on
+from sharding.checkpoint.weight_sets import WeightSet
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.limits import MAX_TENSORS
 from sharding.core.origin import Place
 from sharding.core.protocols import Inputs, Source
 from sharding.core.text import format_bytes, name_some, parsed_json
-from sharding.core.values import Content, FileEntry, Finding, Tensor, folder_of
+from sharding.core.values import Content, Finding, Tensor, folder_of
 from sharding.formats.names import likely, may_be_missed
 from sharding.formats.peft_config import ADAPTER_NAME
-from sharding.formats.torch_checkpoint import EMBEDDINGS, read_archive
+from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
 
 _WORDS = re.compile(r"\.(?:lm_head|embed\w*|wte|shared)\.")
@@ -37,9 +39,10 @@ def with_adapter(
     Raises WeightsNeeded if more than `most_bytes` of weights would have to be read, and TooManyTensors if it has more
     than `most_tensors`.
     """
-    source, number = origin.of("adapter"), origin.number("adapter")
-    if source is None or number is None:
+    source = origin.of("adapter")
+    if source is None:
         return checkpoint
+    number = origin.sources.index(source)
     adapter = _read_adapter(source, origin.places[number], number, most_bytes, most_tensors)
     findings = [*checkpoint.findings, *_missed(source)]
     paths = [file.path for file in checkpoint.side_files]
@@ -139,19 +142,11 @@ def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | N
             digest.update(chunk)
         file = replace(file, sha256=digest.hexdigest())
     file = replace(file, source=number)
-    tensors = _tensors(source, file, most_tensors)
+    found = Found(source, {file.path: file}, WeightSet("", "adapter_model"), [file.path], most_tensors)
+    tensors = tuple(reader_of(found.paths, of_run=False).read(found).tensors)
     for remark in remarks_on(tensors):
         raise SourceError(f"The adapter cannot be merged. {remark.message}", remark.hint)
     return Content(place, tensors, (), (file,), (), (), library="peft", configs={"": config.decode(errors="replace")})
-
-
-def _tensors(source: Source, file: FileEntry, most_tensors: int) -> tuple[Tensor, ...]:
-    if file.path.endswith(".bin"):
-        read = read_archive(source, file, unites_tied=False).tensors
-    else:
-        (header,) = read_headers(source, [file], most_tensors)
-        read = header.tensors
-    return tuple(tensor._replace(name=tensor.name.removeprefix(tensor.folder), folder="") for tensor in read)
 
 
 def _no_adapter(source: Source, place: Place) -> SourceError:

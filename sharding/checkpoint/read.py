@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from sharding.core.protocols import Files, Inputs
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.values import Component, Content, FileEntry, Finding, Tensor
 from sharding.formats.index import Index, compare_with_index, parse_index
-from sharding.formats.names import CONFIG_NAME, POINTER_BYTES, USUAL_POINTER, is_pointer, what_is
+from sharding.formats.names import CONFIG_NAME, POINTER, POINTER_BYTES, USUAL_POINTER, what_is
 from sharding.formats.peft_config import named_base
 from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
 
@@ -61,7 +61,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     tensors: list[Tensor] = []
     for weight_set in selection.sets:
         component, files, inside, remarks = _read_component(source, by_path, weight_set, most_tensors)
-        if reason := why_one_file(selection.library, weight_set, [tensor.name for tensor in inside]):
+        if reason := why_one_file(layout.library, weight_set, [tensor.name for tensor in inside]):
             component, remark = _in_one_file(component, weight_set, reason)
             remarks.append(remark)
         components.append(component)
@@ -94,7 +94,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         copied_weights=tuple(file for file in side_files if file.path in selection.copied),
         findings=(*findings, *left_out),
         architecture=documents.architecture,
-        library=selection.library,
+        library=layout.library,
         configs=configs,
         other_variants=selection.passed_over,
         other_weights=other_weights(source.files, taken | {file.path for file in side_files}),
@@ -127,8 +127,9 @@ def describe_source(source: Files) -> tuple[Finding, ...]:
 def _read_component(
     source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, Sequence[FileEntry], list[Tensor], list[Finding]]:
-    findings = weight_set.findings(_listed(source, by_path, weight_set))
     index = _read_index(source, by_path, weight_set, most_tensors)
+    findings = weight_set.findings(set(index.weight_map.values()) if index else set())
+    index = index if weight_set.takes_index else None
     paths = weight_set.ranks or weight_set.files(index, by_path)
     reader = reader_of(paths, of_run=bool(weight_set.ranks))
     found = reader.read(Found(source, by_path, weight_set, paths, most_tensors))
@@ -179,18 +180,14 @@ def named_weights(source: Files) -> list[str]:
 def _read_index(
     source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int = MAX_TENSORS
 ) -> Index | None:
-    if not weight_set.takes_index or weight_set.index is None:
+    """Return the index of a set, None if there is none. One beside a single file, as MLX writes it, may be broken."""
+    if weight_set.index is None:
         return None
-    refuse_long(source, by_path[weight_set.index].bytes, most_tensors)
-    return parse_index(read_small(source, by_path[weight_set.index], MAX_INDEX_BYTES), weight_set.index)
-
-
-def _listed(source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet) -> frozenset[str]:
-    """Return the files in the index beside a single file. MLX and others write one for a single file too."""
-    with suppress(SourceError):
-        if weight_set.single and (file := by_path.get(weight_set.index or "")):
-            return frozenset(parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path).weight_map.values())
-    return frozenset()
+    file = by_path[weight_set.index]
+    with nullcontext() if weight_set.takes_index else suppress(SourceError):
+        refuse_long(source, file.bytes, most_tensors)
+        return parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path)
+    return None
 
 
 def _each_once(tensors: Sequence[Tensor], index: Index | None) -> tuple[list[Tensor], list[Finding]]:
@@ -244,8 +241,8 @@ def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
         if not path:  # on a Hub, a request for each small text would take long, and weights have a SHA-256
             may_be_pointer = file.sha256 is None and file.bytes in USUAL_POINTER and not _TEXT.search(file.path)
         start = b"".join(source.read(file.path, 0, file.bytes)) if may_be_pointer else b""
-        if is_pointer(start):
-            what, hint = what_is(start)
+        what, hint = what_is(start)
+        if what == POINTER:
             raise SourceError(f"{file.path} is {what}.", hint)
 
 

@@ -86,29 +86,23 @@ def _left_out(reason: str, paths: list[str]) -> Finding:
 
 def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:
     path = names.folded(file.path)  # on some disks README.md and readme.md are one file
-    if path in _NEVER or names.is_index(path):
-        return "describes the files of the source, not of the result"
-    if names.is_reserved(path):
-        return "in a folder reserved for this tool"
-    if path.endswith(".part"):
-        return "an unfinished download"
-    if file.path not in _REWRITTEN and path in map(names.folded, _REWRITTEN):
-        return "differs only in case from a file that this tool writes"
-    if names.is_duplicate(path) and not is_part:
-        return "the same weights in another layout"
-    if names.is_of_earlier_step(path) and not is_part:
-        return "saved at an earlier step of training"
-    if path.endswith(".safetensors") and names.SHARD_NAME.fullmatch(path):
-        return "not part of the checkpoint"
-    if names.may_be_missed(path):
-        return names.likely(path)
-    if path.endswith(".safetensors"):
-        return "other weights"
-    if names.is_weights(path):
-        return "weights or data in another format"
-    if file.bytes > MAX_SIDE_FILE_BYTES:
-        return f"larger than {format_bytes(MAX_SIDE_FILE_BYTES)}, the limit for a side file"
-    return None
+    is_of_other_case = file.path not in _REWRITTEN and path in map(names.folded, _REWRITTEN)
+    missed = names.likely(path) if names.may_be_missed(path) else ""
+    too_large = f"larger than {format_bytes(MAX_SIDE_FILE_BYTES)}, the limit for a side file"
+    reasons = (
+        (path in _NEVER or names.is_index(path), "describes the files of the source, not of the result"),
+        (names.is_reserved(path), "in a folder reserved for this tool"),
+        (path.endswith(".part"), "an unfinished download"),
+        (is_of_other_case, "differs only in case from a file that this tool writes"),
+        (names.is_duplicate(path) and not is_part, "the same weights in another layout"),
+        (names.is_of_earlier_step(path) and not is_part, "saved at an earlier step of training"),
+        (names.SHARD_NAME.fullmatch(path), "not part of the checkpoint"),
+        (missed, missed),
+        (path.endswith(".safetensors"), "other weights"),
+        (names.is_weights(path), "weights or data in another format"),
+        (file.bytes > MAX_SIDE_FILE_BYTES, too_large),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
 
 
 def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:

@@ -195,24 +195,22 @@ def final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, s
     return final_names
 
 
-def renamed(names: Mapping[str, str]) -> Iterable[Finding]:
-    """Yield a finding about the names that lost a prefix of the trainer."""
-    if changed := [saved for saved, name in names.items() if saved != name]:
-        example = f"{changed[0]} becomes {names[changed[0]]}"
-        message = f"Prefixes that the trainer added are removed from {count(len(changed), 'name')}: {example}."
-        yield Finding("info", "names", message)
+def findings_on_run(
+    files: Sequence[FileEntry],
+    tensors: Iterable[Tensor],
+    state: Mapping[str, int],
+    others: Sequence[str],
+    names: Mapping[str, str],
+) -> Iterator[Finding]:
+    """Yield the findings on what the ranks of a run saved: these tensors, in several files.
 
-
-def pieces_joined(files: Sequence[FileEntry], tensors: Iterable[Tensor]) -> Finding:
-    """Return the finding that the ranks of a run saved these tensors."""
+    What is left out are tensors of the training `state` (name to bytes), and `others`, which are not tensors. `names`
+    has the names of the tensors in the result, by those in the files.
+    """
     number = sum(tensor.recipe.place is None for tensor in tensors)
     message = f"The ranks of a training run saved these weights in {count(len(files), 'file')}."
     message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
-    return Finding("info", "ranks", message)
-
-
-def left_out_of(state: Mapping[str, int], others: Sequence[str]) -> Iterable[Finding]:
-    """Yield a finding about tensors of the training state (name to bytes) and about entries that are not tensors."""
+    yield Finding("info", "ranks", message)
     parts = []
     if state:
         size = format_bytes(sum(state.values()))
@@ -222,3 +220,7 @@ def left_out_of(state: Mapping[str, int], others: Sequence[str]) -> Iterable[Fin
         parts.append(f"{entries} ({name_some(others, 1)})")
     if parts:
         yield Finding("info", "training-state", f"Left out: {' and '.join(parts)}.")
+    if changed := [saved for saved, name in names.items() if saved != name]:
+        example = f"{changed[0]} becomes {names[changed[0]]}"
+        message = f"Prefixes that the trainer added are removed from {count(len(changed), 'name')}: {example}."
+        yield Finding("info", "names", message)

@@ -22,7 +22,6 @@ from sharding.formats.names import SHARD_NAME, is_duplicate, may_be_model
 class Selection:
     """The sets of a repo (one per folder), the weights that are copied unchanged, and findings."""
 
-    library: Library
     sets: tuple[WeightSet, ...]
     copied: frozenset[str]
     findings: tuple[Finding, ...]
@@ -57,7 +56,7 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
     taken = {path for chosen in sets for path in (chosen.single, chosen.index, *chosen.shards) if path}
     copied = weights_beside(inside, layout.folders, layout.absent) - taken
     findings = tuple(_remarks(layout.library, sets, passed_over, copied))
-    return Selection(layout.library, tuple(sets), copied, findings, tuple(sorted(passed_over)))
+    return Selection(tuple(sets), copied, findings, tuple(sorted(passed_over)))
 
 
 def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:

@@ -138,10 +138,12 @@ def _command(example: str) -> Callable[[_Function], _Function]:
 
 _own = partial(typer.Option, show_default=False)
 _to_write = partial(_own, rich_help_panel="What to write")
+_where = partial(_own, rich_help_panel="Where")
 _to_check = partial(_own, rich_help_panel="How to check")
 _for_machines = partial(_own, rich_help_panel="For machines")
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision][/folder] on the Hub")]
+_checkpoint = partial(typer.Argument, help="A folder, or owner/name[@revision][/folder] on the Hub")
+Source = Annotated[str, _checkpoint(metavar="SOURCE")]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub")]
 Copy = Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
@@ -261,9 +263,7 @@ def discard(destination: Destination, as_json: AsJson = False) -> None:
 @_command("compare ./folder ./folder-sharded")
 @taking_options("compare", "How to check")
 def compare(
-    original: Annotated[
-        str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision][/folder] on the Hub")
-    ],
+    original: Annotated[str, _checkpoint(metavar="ORIGINAL")],
     sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare with it")],
     method: Annotated[
         Method,
@@ -299,11 +299,10 @@ def devices(
     source: Source,
     budget: Annotated[
         str,
-        _own(
+        _where(
             "--budget",
             metavar="BUDGET",
             help="Free for weights: cuda:0=16GB,cpu=12GB or a preset (colab-t4, kaggle-2xt4, 24gb, laptop-16gb)",
-            rich_help_panel="Where",
         ),
     ],
     as_json: AsJson = False,

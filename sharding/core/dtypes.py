@@ -11,16 +11,14 @@ from sharding.core.options import TargetDtype, chosen
 class Dtype:
     """A dtype: its name in safetensors and in torch ("" if it has no name there), and the bits of an element.
 
-    `option` is its name as a value of `--dtype`, or "" if it has none. A dtype that can be cast has two more
-    fields. `infinity` is the bit pattern of infinity (IEEE 754; bfloat16 is the upper half of float32). A larger
-    exponent in it means that larger numbers fit. `largest` is the largest finite number, as in `torch.finfo`. Integers,
-    booleans and fp8 have neither field. Nothing is cast to them.
+    A dtype that can be cast has two more fields. `infinity` is the bit pattern of infinity (IEEE 754; bfloat16 is the
+    upper half of float32). A larger exponent in it means that larger numbers fit. `largest` is the largest finite
+    number, as in `torch.finfo`. Integers, booleans and fp8 have neither field. Nothing is cast to them.
     """
 
     name: str
     torch: str
     bits: int
-    option: str = ""
     infinity: int = 0
     largest: float = 0.0
 
@@ -28,13 +26,13 @@ class Dtype:
 _TABLE = (
     Dtype("U64", "uint64", 64),
     Dtype("I64", "int64", 64),
-    Dtype("F64", "float64", 64, "", 0x7FF0_0000_0000_0000, 1.7976931348623157e308),
+    Dtype("F64", "float64", 64, 0x7FF0_0000_0000_0000, 1.7976931348623157e308),
     Dtype("C64", "complex64", 64),
-    Dtype("F32", "float32", 32, "fp32", 0x7F80_0000, 3.4028234663852886e38),
+    Dtype("F32", "float32", 32, 0x7F80_0000, 3.4028234663852886e38),
     Dtype("U32", "uint32", 32),
     Dtype("I32", "int32", 32),
-    Dtype("BF16", "bfloat16", 16, "bf16", 0x7F80, 3.3895313892515355e38),
-    Dtype("F16", "float16", 16, "fp16", 0x7C00, 65504.0),
+    Dtype("BF16", "bfloat16", 16, 0x7F80, 3.3895313892515355e38),
+    Dtype("F16", "float16", 16, 0x7C00, 65504.0),
     Dtype("U16", "uint16", 16),
     Dtype("I16", "int16", 16),
     Dtype("F8_E5M2FNUZ", "float8_e5m2fnuz", 8),
@@ -66,7 +64,7 @@ BY_NAME = {dtype.name: dtype for dtype in _TABLE if dtype.name}
 
 BY_TORCH = {dtype.torch: dtype for dtype in _TABLE if dtype.torch}  # Dtypes by their name in torch.
 
-BY_OPTION = {dtype.option: dtype for dtype in (BY_NAME["F32"], BY_NAME["F16"], BY_NAME["BF16"])}
+BY_OPTION = {"fp32": BY_NAME["F32"], "fp16": BY_NAME["F16"], "bf16": BY_NAME["BF16"]}
 """Dtypes by their name as a value of `--dtype`."""
 
 CASTABLE = {name: dtype for name, dtype in BY_NAME.items() if dtype.infinity}

@@ -156,11 +156,6 @@ def child_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def child_environment() -> dict[str, str]:
-    """Return the few variables that the process of a job inherits. None of them can hold a secret of this process."""
-    return _inherited()
-
-
 def ray_address() -> str:
     """Return the address of a Ray cluster: RAY_ADDRESS, or "local" for a cluster on this machine. Raises UsageError."""
     address = os.environ.get("RAY_ADDRESS", "").strip() or "local"
@@ -215,13 +210,14 @@ def child_variables() -> dict[str, str]:
 
 def reading_variables() -> dict[str, str]:
     """Return the environment of a child process that reads from a Hub: no login."""
-    return _inherited("HOME", "TMPDIR", "OMP_NUM_THREADS")
+    return child_environment("HOME", "TMPDIR", "OMP_NUM_THREADS")
 
 
-def _inherited(*more: str) -> dict[str, str]:
-    """Return the variables that a child process inherits, and those in `more`. The child can import this package.
+def child_environment(*more: str) -> dict[str, str]:
+    """Return the few variables that a child process inherits, such as that of a job, and those in `more`.
 
-    Lists of folders keep only their absolute paths, because the others depend on the child's current folder.
+    None of the few can hold a secret of this process. The child can import this package. Lists of folders keep only
+    their absolute paths, because the others depend on the child's current folder.
     """
     variables = {name: os.environ[name] for name in (*_INHERITED, *more) if name in os.environ}
     package = str(Path(__file__).parent.parent.parent)

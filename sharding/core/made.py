@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import attrgetter
 
 from sharding.core.bounds import Count, Line, Word
 from sharding.core.origin import Place
@@ -75,6 +76,10 @@ def explained(made: Sequence[Change]) -> list[str]:
     ]
 
 
+_facts = attrgetter("kind", "of", "by", "is_exact", "keeps_size", "relation", "evidence")
+"""Returns what a step says that is no sentence."""
+
+
 def agreed(said: Sequence[Change], known: Sequence[Change]) -> Made | None:
     """Return what is `known`, with the counts of a report, which has `said` the same of each step. None if it has not.
 
@@ -91,19 +96,9 @@ def agreed(said: Sequence[Change], known: Sequence[Change]) -> Made | None:
     return tuple(made)
 
 
-def _facts(change: Change) -> tuple[object, ...]:
-    """Return what a step says that is no sentence."""
-    return change.kind, change.of, change.by, change.is_exact, change.keeps_size, change.relation, change.evidence
-
-
 def without_effect(change: Change) -> Change:
     """Return a step that turned out to change no number."""
     return replace(change, changed=0, how="What it adds is zero, or is lost in the rounding.")
-
-
-def is_exact(made: Sequence[Change]) -> bool:
-    """Return whether another machine computes the same bits."""
-    return all(one.is_exact for one in made)
 
 
 def keeps_sizes(made: Sequence[Change]) -> bool:

@@ -12,12 +12,9 @@ from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.origin import Place, Role
 from sharding.core.text import nearest, parse_bytes
 
-Strategy = str  # `size`, `blocks`, or `pp:N` with a number of ranks.
-
 Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
-WorkersOf = Literal["ray"]  # The systems that can run a job on many machines.
 Group = Literal["What to write", "Where", "How to check", "For machines"]
 """The headings of a command's help. The help lists them in this order."""
 
@@ -108,21 +105,19 @@ class Option:
         return self.kind is str or bool(self.choices)
 
     def extras(self, value: Any) -> Iterator[tuple[str, str]]:
-        """Yield (what needs it, extra) for each extra of this package that `value` needs.
+        """Yield (what needs it, extra) for each extra of this package that `value` needs, which is not the default.
 
         >>> list(OPTIONS["strategy"].extras("pp:4")), list(OPTIONS["strategy"].extras("blocks"))
         ([('The strategy pp:4', 'load')], [])
         """
         choice = str(value).partition(":")[0]
-        if value != self.default and "" in self.needs:
+        if "" in self.needs:
             yield f"The {self.called}", self.needs[""]
-        elif value != self.default and choice in self.needs:
+        elif choice in self.needs:
             yield f"The {self.called} {value}", self.needs[choice]
 
     def words(self, value: Any) -> list[str]:
-        """Return the words that set the option to `value` on the command line."""
-        if value == self.default:
-            return []
+        """Return the words that set the option to `value`, which is not the default, on the command line."""
         flag = self.flags[0]
         if "/" in flag:  # --private/--public
             return [flag.split("/")[0 if value else 1]]
@@ -146,6 +141,12 @@ def _declared(kind: type[Any]) -> Mapping[str, Option]:
             names = {"tool_name": option.tool_name or one.name, "called": option.called or one.name}
             options[one.name] = replace(option, name=one.name, kind=hints[one.name], **names)
     return options
+
+
+def _given(kind: Any, values: Any) -> list[tuple[Option, Any]]:
+    """Return the options of a `kind` of values that have another value than their default, each with its value."""
+    all_ = ((option, getattr(values, name)) for name, option in _declared(kind).items())
+    return [(option, value) for option, value in all_ if value != option.default]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class Options:
         metavar="SIZE",
         shorthand=("--single-file", SINGLE_FILE, "One file, whatever its size"),
     )
-    strategy: Strategy = _option(
+    strategy: str = _option(
         "size",
         "--strategy",
         "size (fill files), blocks (cut between blocks) or pp:N (for N ranks)",
@@ -309,33 +310,28 @@ class Options:
 
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
-        return (need for name, option in _declared(Options).items() for need in option.extras(getattr(self, name)))
+        return (need for option, value in _given(Options, self) for need in option.extras(value))
 
     @property
     def inputs(self) -> dict[Role, str]:
         """The inputs that they name beside the model, each by its role."""
-        named = ((option.role, getattr(self, name)) for name, option in _declared(Options).items())
-        return {role: text for role, text in named if role and text}
+        return {option.role: text for option, text in _given(Options, self) if option.role}
 
     @property
     def computing(self) -> list[str]:
         """The flags of the options that change numbers."""
-        set_ = ((option, getattr(self, name)) for name, option in _declared(Options).items())
-        return [option.flags[0] for option, value in set_ if option.computes and value != option.default]
+        return [option.flags[0] for option, _ in _given(Options, self) if option.computes]
 
     @property
     def contradicted(self) -> set[str]:
         """The names of the options that they contradict."""
-        set_ = ((option, getattr(self, name)) for name, option in _declared(Options).items())
-        return {other for option, value in set_ if value != option.default for other in option.excludes}
+        return {other for option, _ in _given(Options, self) for other in option.excludes}
 
     @property
     def deciding(self) -> dict[str, Any]:
         """What they set of the options that decide bytes, by name, except where to cut and which inputs to read."""
-        decide = ((option, getattr(self, name)) for name, option in _declared(Options).items() if not option.role)
-        return {
-            option.name: value for option, value in decide if "verify" in option.commands and value != option.default
-        }
+        decide = ((option, value) for option, value in _given(Options, self) if "verify" in option.commands)
+        return {option.name: value for option, value in decide if not option.role}
 
     @property
     def dtype_made(self) -> TargetDtype:
@@ -413,7 +409,7 @@ class Request:
         needs={"": "load"},
         on=ROUNDS,
     )
-    workers: WorkersOf | None = _of_job(
+    workers: Literal["ray"] | None = _of_job(
         None,
         "--workers",
         "Share the job on the cluster at RAY_ADDRESS",
@@ -444,27 +440,25 @@ class Request:
         for name, option in _declared(Request).items():
             if option.choices and getattr(self, name) is not None:
                 chosen(option.called, getattr(self, name), option.choices)
-        for option in OPTIONS.values():
+        given = {option.name: option for option, _ in self._given}
+        for option in given.values():
             for name, reason in option.excludes.items():
-                other = OPTIONS[name]
-                if self._has(option) and self._has(other):
+                if other := given.get(name):
                     hint = f"Leave out {option.flags[0]} or {other.flags[0]}."
                     raise UsageError(reason, hint, Remedy(other.remedy) if other.remedy else None)
 
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
-        return (need for option in OPTIONS.values() for need in option.extras(self._value(option)))
+        return (need for option, value in self._given for need in option.extras(value))
 
     def words(self, command: str) -> list[str]:
         """Return the words that make the same choices for `command` on the command line."""
-        taken = (option for option in OPTIONS.values() if command in option.commands)
-        return [word for option in taken for word in option.words(self._value(option))]
+        taken = ((option, value) for option, value in self._given if command in option.commands)
+        return [word for option, value in taken for word in option.words(value)]
 
-    def _has(self, option: Option) -> bool:
-        return bool(self._value(option) != option.default)
-
-    def _value(self, option: Option) -> Any:
-        return getattr(self.options if option.name in _declared(Options) else self, option.name)
+    @property
+    def _given(self) -> list[tuple[Option, Any]]:
+        return [*_given(Options, self.options), *_given(Request, self)]
 
 
 OPTIONS: Mapping[str, Option] = {**_declared(Options), **_declared(Request)}

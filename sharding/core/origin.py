@@ -78,9 +78,6 @@ class Place:
 
     def page(self, endpoint: str) -> str:
         """Return the address of its page on the Hub at `endpoint`, "" for a folder on a disk."""
-        at = (
-            f"/tree/{quote(self.revision or 'main', safe='')}/{quote(self.inside)}"
-            if self.revision or self.inside
-            else ""
-        )
+        tree = f"/tree/{quote(self.revision or 'main', safe='')}/{quote(self.inside)}"
+        at = tree if self.revision or self.inside else ""
         return f"{endpoint}/{self.repo_id}{at}".removesuffix("/") if self.store == "hub" else ""

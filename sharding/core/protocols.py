@@ -138,10 +138,6 @@ class Inputs(Files):
     def places(self) -> tuple[Place, ...]:
         return tuple(replace(source.ref, role=role) for role, source in zip(self._roles, self.sources, strict=True))
 
-    def number(self, role: Role) -> int | None:
-        """Return the number of the source in `role`, None if the job has none."""
-        return self._roles.index(role) if role in self._roles else None
-
     def of(self, role: Role) -> Source | None:
         """Return the source in `role`, None if the job has none."""
         return self.sources[self._roles.index(role)] if role in self._roles else None

@@ -103,11 +103,6 @@ class Recipe:
         return next(self.reads()).file
 
     @property
-    def may_overflow(self) -> bool:
-        """Whether it may make finite numbers infinite."""
-        return False
-
-    @property
     def place(self) -> Extent | None:
         """Where its bytes are in one file, as they are. None if they are computed or put together."""
         return None
@@ -128,17 +123,13 @@ class Recipe:
         return False
 
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite."""
-        return self.of.refusal(name, dtype, infinite)
+        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite.
 
-    def tolerance(self, dtype: str) -> "Recipe | None":
-        """Return the recipe for how far its numbers, as `dtype`, may be from another machine's. None: not at all."""
-        return None
-
-    @property
-    def needs(self) -> str:
-        """What of it needs an extra of this package, for a sentence, or ""."""
-        return ""
+        They are those of a merge.
+        """
+        numbers = f"{infinite:,} finite {'number' if infinite == 1 else 'numbers'}"
+        message = f"The merge would make {numbers} of {name} infinite, or no number at all."
+        return message, "Check the adapter: its weights may be broken."
 
     def files(self) -> frozenset[tuple[int, str]]:
         """Return the files that it reads, each with the number of its source."""
@@ -162,4 +153,4 @@ class Recipe:
 
     def key(self) -> bytes:
         """Return bytes that are equal only for recipes that make the same bytes from the same inputs."""
-        return ascii(self).encode()  # of all fields but `may_overflow`, which is no part of a recipe's repr
+        return ascii(self).encode()

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any
@@ -27,6 +27,16 @@ def parsed_json(text: str | bytes) -> Any:
 def as_object(value: Any) -> dict[str, Any]:
     """Return `value` if it is a JSON object, else {}."""
     return value if isinstance(value, dict) else {}
+
+
+def objects_in(document: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in a document, at any depth."""
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def json_file(document: Mapping[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
 
-from sharding.core.bounds import Count, File, Files, Line
+from sharding.core.bounds import Blake3, Count, File, Files, Line
 from sharding.core.hints import PipelineCut
 from sharding.core.made import Made
 from sharding.core.options import Options
@@ -217,35 +217,12 @@ class Stage:
     also_needs: tuple[TiedTensor, ...] = ()
 
 
-class Span(NamedTuple):
-    """Bytes of a file that are read and hashed like a tensor, and are none."""
-
-    name: str
-    recipe: Recipe
-
-    @property
-    def bytes(self) -> int:
-        """Size in bytes."""
-        return self.recipe.size_bytes
-
-    @property
-    def file(self) -> str:
-        """The file of its first byte."""
-        return self.recipe.file
-
-
-@dataclass(frozen=True, slots=True)
-class Extract:
-    """Parts of a file that are read for their hashes, one after another. It is made as a shard is."""
-
-    file: str
-    tensors: tuple[Span, ...]
-    bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of the result: its tensors, in the order in which their bytes are written."""
+    """One file of the result: its tensors, in the order in which their bytes are written.
+
+    Ranges of a file that are read for their hashes make a shard too, each as a tensor of bytes.
+    """
 
     file: str
     tensors: tuple[Tensor, ...]
@@ -257,9 +234,7 @@ class Shard:
         return folder_of(self.file)
 
 
-Outline = Shard | Extract  # What is made of pieces.
-Piece = bytes | Tensor | Span
-"""A part of a file: bytes as they are, or what a recipe makes."""
+Piece = bytes | Tensor  # A part of a file: bytes as they are, or what a recipe makes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +342,8 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class TensorDigest:
-    """A tensor without its bytes. Equal digests of the same hash mean bit-identical tensors."""
+    """A tensor without its bytes, whose BLAKE3 is "" where only headers are compared. Equal ones are bit-identical."""
 
     dtype: str
     shape: tuple[Count, ...]
-    digest: str
+    blake3: Blake3

@@ -3,13 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
@@ -61,7 +61,7 @@ TIDY_SECONDS = 5.0
 """Time after which free memory is given back to the system. Three models of 95,000 tensors left 450 MB of it."""
 
 
-class Desk:
+class Desk(AbstractContextManager["Desk"]):
     """Takes jobs, runs them from a queue, and reports their status to their owners.
 
     Leaving its context stops the jobs. They then count as interrupted, and can be resumed. `models` answers questions
@@ -90,10 +90,6 @@ class Desk:
         self._threads = [Thread(target=task, name="desk", daemon=True) for task in tasks]
         for thread in self._threads:
             thread.start()
-
-    def __enter__(self) -> Self:
-        """Return the desk itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the desk."""
@@ -128,6 +124,8 @@ class Desk:
 
         Raises Refused if it must wait or is too large, and ShardingError if it would fail before any byte moves.
         """
+        if request.kind == "verify":
+            return self._submit_reading(request, who, token)
         if not token:
             hint = "Sign in first. The copy goes into a repo of your own."
             raise Refused("You are not signed in.", hint, Remedy("sign_in"))
@@ -179,21 +177,19 @@ class Desk:
             hint = "Run `shard-my-repo verify` on the machine that has the folder."
             raise Refused("The result was made from a folder, which is not on this machine.", hint)
         (original, options), copy = decided_by(result.report), f"{result.repo_id}@{result.revision}"
-        inspect = self.models.inspect
-        read = inspect(original, options.variant, token, options.inputs), inspect(copy, "", token)
-        request = JobRequest(original, copy, options, kind="verify", of_result=True)
-        self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
-        return self._queue_up(request, *read, who, token)
+        return self.submit(JobRequest(original, copy, options, kind="verify", of_result=True), who, token)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
         """Accept a job that compares every tensor of two repos, read as `Models.compare` does. Raises as `submit`."""
         likeness = self.models.compare(original, copy, variant, token)
         options = Options(**cast(Any, likeness.asked))
-        pinned = likeness.original.text, likeness.copy.text
-        read = self.models.inspect(pinned[0], variant, token), self.models.inspect(pinned[1], "", token)
-        request = JobRequest(*pinned, options, kind="verify")
-        self._refuse_large(max(checkpoint.input_bytes for checkpoint in read), who)
-        return self._queue_up(request, *read, who, token)
+        return self.submit(JobRequest(likeness.original.text, likeness.copy.text, options, kind="verify"), who, token)
+
+    def _submit_reading(self, request: JobRequest, who: Person, token: str) -> str:
+        original = self.models.inspect(request.source, request.options.variant, token, request.options.inputs)
+        copy = self.models.inspect(request.destination, "", token)
+        self._refuse_large(max(original.input_bytes, copy.input_bytes), who)
+        return self._queue_up(request, original, copy, who, token)
 
     def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
         """Return the status of a job, or None if `viewer` has no job with this id."""

@@ -56,13 +56,19 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected cost of a job. `basis` says in plain words what the estimate rests on."""
+    """The expected cost of a job. `basis` says in plain words what the estimate rests on.
+
+    `mapped_bytes` are the weights in the page cache, if transformers loads the model. `way` is what would be done
+    instead of a job.
+    """
 
     lower_seconds: float
     upper_seconds: float
     peak_anon_bytes: int
     disk_bytes: int
-    basis: str
+    basis: str = ""
+    mapped_bytes: int = 0
+    way: str = ""
 
 
 def work_of(original: Content, made: Plan | Content) -> Work:
@@ -168,25 +174,11 @@ def seconds_until_start(left: Sequence[float | None], jobs_at_once: int) -> floa
     return free_at[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicForecast:
-    """The predicted cost of the usual `way` to the same copy, with the whole model in memory.
+def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Forecast | None:
+    """Return the cost of the usual way to the copy that `plan` makes. None if transformers loads neither of both.
 
-    `mapped_bytes` are the weights in the page cache, `disk_bytes` the downloaded files and the copy.
-    """
-
-    way: str
-    lower_seconds: float
-    upper_seconds: float
-    peak_anon_bytes: int
-    mapped_bytes: int
-    disk_bytes: int
-
-
-def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> ClassicForecast | None:
-    """Return the prediction for the copy that `plan` makes. None if transformers loads neither it nor the original.
-
-    What is computed or put together is in anonymous memory then, all at once. All else is mapped from the files.
+    The disk holds the downloaded files and the copy. What is computed or put together is in anonymous memory then, all
+    at once. All else is mapped from the files.
     """
     way = next((change.peer for change in reversed(plan.made) if change.peer), CLASSIC_WAY)
     if checkpoint.of_ranks and checkpoint.library == "transformers":
@@ -195,11 +187,11 @@ def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Classic
         return None
     tensors = [tensor for shard in plan.shards for tensor in shard.tensors]
     made = sum(tensor.bytes for tensor in tensors if checkpoint.of_ranks or not tensor.recipe.place)
-    return ClassicForecast(
-        way,
+    return Forecast(
         ours.lower_seconds * CLASSIC_TIMES,
         ours.upper_seconds * CLASSIC_TIMES,
         predict({}, 0, None).peak_anon_bytes + made,
-        0 if checkpoint.of_ranks else checkpoint.total_bytes,
         checkpoint.input_bytes + plan.total_bytes,
+        mapped_bytes=0 if checkpoint.of_ranks else checkpoint.total_bytes,
+        way=way,
     )

@@ -18,6 +18,7 @@ from sharding.core.limits import EVENT_BYTES
 from sharding.desk.jobs import History, JobRecord
 from sharding.report.schema import Json
 
+_BY_OTHERS = S_IWGRP | S_IWOTH
 _HINT = "Set SHARD_FOLDER to a new folder in a place where only you can write."
 
 
@@ -31,13 +32,18 @@ def private_folder(folder: Path) -> Path:
     try:
         place = Path(os.path.abspath(folder))
         place = place.parent.resolve() / place.name
+        me, root = os.geteuid(), 0
         # From the top: below a folder that others cannot change, nothing can change after the check.
         for above in reversed(place.parents):
             status = _status(above)
-            _refuse(above, place, None if is_space() else _problem_above(status))
-        _refuse(place, place, _problem(_status(place)))
+            if not is_space():
+                _refuse(above, place, status, {root, me, Path("/").stat().st_uid}, _is_open(status))
+        status = _status(place)
+        _refuse(place, place, status, {me}, bool(status.st_mode & _BY_OTHERS))
         for entry in place.iterdir():
-            _refuse(entry, place, _problem_inside(entry.lstat()))
+            status = entry.lstat()
+            is_open = S_ISDIR(status.st_mode) and status.st_mode & _BY_OTHERS
+            _refuse(entry, place, status, {root, me}, bool(is_open))
     except (OSError, RuntimeError, ValueError) as error:  # no permission, links in a circle, an invalid name
         reason = error.strerror if isinstance(error, OSError) else error
         raise Refused(f"The page cannot keep its jobs in {folder}: {reason}.", _HINT) from error
@@ -50,32 +56,19 @@ def _status(place: Path) -> os.stat_result:
     return place.lstat()
 
 
-def _refuse(place: Path, folder: Path, problem: str | None) -> None:
+def _refuse(place: Path, folder: Path, status: os.stat_result, owners: set[int], is_open: bool) -> None:
+    """Raise Refused for a `place` in or above `folder`, or itself, that is none of these `owners`' or `is_open`."""
+    problem = "can be written to by others" if is_open else ""
+    problem = "belongs to another user" if status.st_uid not in owners else problem
+    problem = "is a link" if place == folder and S_ISLNK(status.st_mode) else problem
     if problem:
         raise Refused(f"The page cannot keep its jobs in {folder}: {place} {problem}.", _HINT)
 
 
-def _problem(status: os.stat_result) -> str | None:
-    if S_ISLNK(status.st_mode):
-        return "is a link"
-    if status.st_uid != os.geteuid():
-        return "belongs to another user"
-    return "can be written to by others" if status.st_mode & (S_IWGRP | S_IWOTH) else None
-
-
-def _problem_above(status: os.stat_result) -> str | None:
-    if status.st_uid not in {0, os.geteuid(), Path("/").stat().st_uid}:
-        return "belongs to another user"
-    is_open = status.st_mode & S_IWOTH or (status.st_mode & S_IWGRP and _has_others(status.st_gid))
-    # In a sticky folder such as /tmp, users cannot rename or remove each other's files.
-    return "can be written to by others" if is_open and not status.st_mode & S_ISVTX else None
-
-
-def _problem_inside(status: os.stat_result) -> str | None:
-    if status.st_uid not in {0, os.geteuid()}:
-        return "belongs to another user"
-    is_open = S_ISDIR(status.st_mode) and status.st_mode & (S_IWGRP | S_IWOTH)
-    return "can be written to by others" if is_open else None
+def _is_open(status: os.stat_result) -> bool:
+    """Return whether others can replace what is in a folder. In a sticky one, such as /tmp, only its owner can."""
+    by_others = status.st_mode & S_IWOTH or (status.st_mode & S_IWGRP and _has_others(status.st_gid))
+    return bool(by_others) and not status.st_mode & S_ISVTX
 
 
 def _has_others(group: int) -> bool:

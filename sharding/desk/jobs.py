@@ -2,8 +2,8 @@
 
 import re
 import secrets
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,7 +144,7 @@ class JobStatus(JobRecord):
     seconds_until_start: float | None = None
     planned: PlanMade | None = None
     progress: Progress | None = None
-    shards: tuple[ShardFinished, ...] = ()
+    shards: Sequence[ShardFinished] = ()
     written: Mapping[str, int] = field(default_factory=dict)
     reread: Mapping[str, int] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class History:
         self.error: tuple[str, str] | None = None
         self.remedy: Remedy | None = None
         self.comparing_seconds = 0.0
-        self.log: deque[str] = deque(maxlen=LOG_LINES)
+        self.log: tuple[str, ...] = ()
         for seconds, event in events:
             self.take(event, seconds)
 
@@ -216,7 +216,7 @@ class History:
 
     def say(self, line: str, seconds: float) -> None:
         """Add a line to the log."""
-        self.log.append(f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} {line}")
+        self.log = (*self.log, f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} {line}")[-LOG_LINES:]
 
     def close(self, record: JobRecord) -> None:
         """Add to the log how the job ended, from its `record`, unless the job has logged it already."""
@@ -306,22 +306,9 @@ def status_of(
     record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None
 ) -> JobStatus:
     """Return the status of a job that its owner sees."""
-    return JobStatus(
-        **{kept.name: getattr(record, kept.name) for kept in fields(record)},
-        position=position,
-        seconds_until_start=seconds_until_start,
-        planned=history.planned,
-        progress=history.progress,
-        shards=tuple(history.shards),
-        written=dict(history.written),
-        reread=dict(history.reread),
-        times=dict(history.times),
-        log=tuple(history.log),
-        verification=history.verification,
-        loads=history.loads,
-        report=history.report,
-        published=history.published,
-    )
+    known = {one.name: copy(getattr(history, one.name)) for one in fields(JobStatus) if hasattr(history, one.name)}
+    known |= {one.name: getattr(record, one.name) for one in fields(record)}
+    return JobStatus(**known, position=position, seconds_until_start=seconds_until_start)
 
 
 _PHASES = {

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from sharding.core.errors import SourceError
-from sharding.core.made import phrase
+from sharding.core.made import agreed, phrase
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
 from sharding.core.verification import UNCHECKED
@@ -14,7 +14,7 @@ from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.desk.models import Models, fingerprint
-from sharding.planning.steps import names_asked
+from sharding.planning.adapters.merged import names_asked
 from sharding.report.files import Result, read_result
 from sharding.report.report import decided_by
 from sharding.report.schema import Report
@@ -73,8 +73,10 @@ class Results:
         if trust.level != "contradicted":
             for record in _decisive(self.shelf.records(), _read_for(report), copy):
                 own = _own(record, held.other_weights)
-                now = (*held.unreached, *(original.unreached if original else ()))
-                return lowered(own, (*record.unreached, *now))
+                # Without its source, nothing else tells whether the report is about what the job made.
+                if own.level == "contradicted" or agreed(report.plan.made, record.made) is not None:
+                    now = (*held.unreached, *(original.unreached if original else ()))
+                    return lowered(own, (*record.unreached, *now))
         return lowered(trust, report.verification.unreached)  # it may name commits, of its base for example
 
     def compare(

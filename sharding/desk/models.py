@@ -3,9 +3,8 @@
 import ctypes
 import time
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from threading import RLock
@@ -16,8 +15,6 @@ from sharding import job
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.hints import Hints
 from sharding.core.limits import (
-    CACHED_SECONDS,
-    CACHED_TENSORS,
     MAX_PAGE_TENSORS,
     MAX_PAGE_WEIGHT_BYTES,
     MAX_SHOWN_DIGESTS_VALUES,
@@ -30,7 +27,7 @@ from sharding.core.threads import readers
 from sharding.core.values import Content, Plan
 from sharding.desk.gauge import this_machine
 from sharding.desk.overview import Overview, ask_overview
-from sharding.desk.questions import Questions, answered, result_of
+from sharding.desk.questions import Kept, Questions, answered, forget_old, result_of
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import planned
@@ -45,16 +42,6 @@ PAGE_WEIGHT_BYTES = 10_000_000  # Bytes of such weights that a page reads for an
 CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    reading: Future[Content]
-    seconds: float
-
-    @property
-    def is_good(self) -> bool:
-        return self.reading.done() and self.reading.exception() is None
-
-
 class Headers:
     """A cache of checkpoints. One that was read with a token is only for callers with the same token."""
 
@@ -63,7 +50,7 @@ class Headers:
         self._endpoint = endpoint
         self._clock = clock
         self._lock = RLock()
-        self._entries: dict[tuple[Hashable, ...], _Entry] = {}
+        self._entries: dict[Hashable, Kept] = {}
 
     def read(
         self,
@@ -84,31 +71,28 @@ class Headers:
         with self._lock:
             self.forget()
             public = self._entries.get((*key[:-1], ""))  # what was read without a login
-            entry = public if public and public.is_good else self._entries.get(key)
+            entry = public if public and public.answer.done() else self._entries.get(key)
             if entry is None:
-                mine: Future[Content] = Future()
-                self._entries[key] = _Entry(mine, self._clock())
+                mine = self._entries[key] = Kept(self._clock())
         if entry:
-            return result_of(key, entry.reading)
+            return result_of(key, entry.answer)  # type: ignore[no-any-return]
         try:
             inputs = {"model": source, **(beside or {})}
             read = partial(job.inspect_inputs, inputs, variant, MAX_PAGE_TENSORS, most_bytes)
-            mine.set_result(read(endpoint=self._endpoint, token=token))
+            checkpoint = read(endpoint=self._endpoint, token=token)
         except BaseException as error:
-            mine.set_exception(error)
             with self._lock:
                 self._entries.pop(key, None)
-        return mine.result()
+            mine.answer.set_exception(error)
+            raise
+        mine.weight = checkpoint.input_tensors
+        mine.answer.set_result(checkpoint)
+        return checkpoint
 
     def forget(self) -> None:
         """Drop entries that are too old, and the oldest ones if they hold too much."""
         with self._lock:
-            now, kept = self._clock(), 0
-            for number, (key, entry) in enumerate(reversed(list(self._entries.items()))):
-                kept += entry.reading.result().input_tensors if entry.is_good else 0
-                old = now - entry.seconds > CACHED_SECONDS or number >= CACHED_CHECKPOINTS or kept > CACHED_TENSORS
-                if old and entry.reading.done():
-                    del self._entries[key]
+            forget_old(self._entries, self._clock(), CACHED_CHECKPOINTS)
 
 
 def fingerprint(token: str | None) -> str:

@@ -32,7 +32,6 @@ class Overview:
 Question = tuple[str, str, str, str, str | None]
 """The checkpoint to count: `source`, `variant`, `base`, `endpoint` and `token`, as `job.inspect` takes them."""
 
-_QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
 _ANSWER, _PROBLEM = TypeAdapter(Overview), TypeAdapter(Problem)
 
 
@@ -42,7 +41,7 @@ def ask_overview(question: Question) -> Overview:
     try:
         done = subprocess.run(
             command,
-            input=_QUESTION.dump_json(question),
+            input=json.dumps(question).encode(),
             capture_output=True,
             env=reading_variables(),
             timeout=OVERVIEW_SECONDS,
@@ -67,7 +66,7 @@ def main() -> int:
     from sharding.drawing.model_map import map_of_copy
 
     resource.setrlimit(resource.RLIMIT_AS, (OVERVIEW_BYTES, OVERVIEW_BYTES))
-    source, variant, base, endpoint, token = _QUESTION.validate_json(sys.stdin.buffer.read())
+    source, variant, base, endpoint, token = json.load(sys.stdin.buffer)
     try:
         checkpoint = job.inspect(source, variant=variant, base=base, endpoint=endpoint, token=token)
     except ShardingError as error:

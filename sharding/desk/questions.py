@@ -80,12 +80,29 @@ QUESTIONS_WAITING = 5
 
 
 @dataclass(slots=True)
-class _Question:
-    callers: set[str]
-    work: Callable[[], Any] | None
-    weight: int | None
+class Kept:
+    """An answer in a cache, and when it was asked for. `weight` is how many tensors it holds, None if too many."""
+
     asked: float
+    weight: int | None = 0
     answer: Future[Any] = field(default_factory=Future)
+
+
+def forget_old(kept: dict[Hashable, Any], now: float, most: int) -> None:
+    """Drop the answers in `kept` that are too old, and the oldest ones if they are more than `most` or too large."""
+    weight = 0
+    for number, (key, one) in enumerate(reversed(list(kept.items()))):
+        weight += one.weight or 0
+        too_much = number >= most or weight > CACHED_TENSORS
+        old = one.weight is None or now - one.asked > CACHED_SECONDS
+        if (old or too_much) and one.answer.done():
+            del kept[key]
+
+
+@dataclass(slots=True)
+class _Question(Kept):
+    callers: set[str] = field(default_factory=set)
+    work: Callable[[], Any] | None = None
 
 
 class Questions:
@@ -114,7 +131,7 @@ class Questions:
             question = self._questions.get(key)
             if question is None:
                 self._refuse_crowd(caller)
-                question = self._questions[key] = _Question({caller}, work, weight, self._clock())
+                question = self._questions[key] = _Question(self._clock(), weight, callers={caller}, work=work)
                 self._open.put(question)
             elif not question.answer.done() and caller not in question.callers:
                 self._refuse_crowd(caller)
@@ -149,10 +166,4 @@ class Questions:
     def forget(self) -> None:
         """Drop answers that are too old, and the oldest ones if they are too many or too large."""
         with self._lock:
-            now, kept = self._clock(), 0
-            for number, (key, question) in enumerate(reversed(list(self._questions.items()))):
-                kept += question.weight or 0
-                too_much = number >= CACHED_ANSWERS or kept > CACHED_TENSORS
-                old = question.weight is None or now - question.asked > CACHED_SECONDS
-                if (old or too_much) and question.answer.done():
-                    del self._questions[key]
+            forget_old(self._questions, self._clock(), CACHED_ANSWERS)

@@ -158,26 +158,25 @@ class Runner:
 
     def end(self, job: ActiveJob, state: State, error: tuple[str, str] | None = None, remark: str = "") -> None:
         """Record how `job` ended, and forget its token."""
-        resumed = any(shard.kept for shard in job.history.shards)
-        cost = job.history.report.resources if job.history.report and not resumed else None
-        ended = self.clock()
+        told, proof, ended = job.history, job.history.verification, self.clock()
+        resumed = any(shard.kept for shard in told.shards)
+        cost = told.report.resources if told.report and not resumed else None
+        proved = {name: getattr(proof, name) for name in ("unstated", "outcome", "made")} if proof else {}
         with self.lock:
             job.token = ""
             record = replace(
                 job.record,
+                **proved,
                 state=state,
                 ended=ended,
                 process=None,
                 error=error,
-                remedy=job.history.remedy if error and error == job.history.error else None,
+                remedy=told.remedy if error and error == told.error else None,
                 remark=remark,
-                result=_result(job) if state == "done" else _differing(job) if state == "failed" else "",
-                seconds=ended - (job.record.started or ended) - job.history.comparing_seconds if cost else None,
+                result=_result(job) if state == "done" else _compared(job, equal=False) if state == "failed" else "",
+                seconds=ended - (job.record.started or ended) - told.comparing_seconds if cost else None,
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
-                unstated=bool(job.history.verification and job.history.verification.unstated),
-                outcome=job.history.verification.outcome if job.history.verification else None,
-                made=job.history.verification.made if job.history.verification else (),
             )
             self.shelf.clear(record.id)
             self.shelf.save(record)
@@ -262,18 +261,15 @@ def command_of(request: JobRequest) -> list[str]:
 
 def _result(job: ActiveJob) -> str:
     """Return the commit that a job has published or found equal, or "" if there is none."""
-    published, proof = job.history.published, job.history.verification
-    if published:
-        return f"{published.ref.repo_id}@{published.ref.revision}"
-    is_proved = job.record.request.kind == "verify" and proof and proof.holds
-    return job.record.request.destination if is_proved else ""
+    published = job.history.published
+    return published.ref.text if published else _compared(job, equal=True)
 
 
-def _differing(job: ActiveJob) -> str:
-    """Return the commit that a job has compared and found different, or "" if there is none."""
+def _compared(job: ActiveJob, equal: bool) -> str:
+    """Return the commit that a job has compared and found `equal` or not, or "" if there is none."""
     proof = job.history.verification
-    is_compared = job.record.request.kind == "verify" and proof and not proof.holds
-    return job.record.request.destination if is_compared else ""
+    is_it = job.record.request.kind == "verify" and proof and proof.holds == equal
+    return job.record.request.destination if is_it else ""
 
 
 def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:

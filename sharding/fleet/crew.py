@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,25 +10,15 @@ from typing_extensions import override
 
 from sharding.core import errors
 from sharding.core.errors import Refused, ShardingError
-from sharding.core.events import AtWork, Phase, Progress
+from sharding.core.events import AtWork, Phase
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
-from sharding.core.protocols import Destination, Source
-from sharding.core.values import Outline, Shard, ShardRecord
-from sharding.fleet.parts import (
-    PartDone,
-    PartEvent,
-    PartFailed,
-    Spent,
-    Task,
-    UnderWay,
-    part_json,
-    tasks_to_make,
-    tasks_to_read,
-)
+from sharding.core.protocols import Source
+from sharding.core.values import Shard
+from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, part_json, part_of
 from sharding.fleet.ray_workers import RayWorkers
-from sharding.report.schema import FleetCost, NodeCost
-from sharding.transfer.lanes import Done, Pace, collected
-from sharding.transfer.stream import PiecesOf, Prepared, ReadingPhase, Transfer, in_plan_order
+from sharding.report.schema import FleetCost, NodeCost, Resources
+from sharding.transfer.lanes import Done, Pace
+from sharding.transfer.stream import Moving, PiecesOf, Target
 from sharding.verify.digests import Reader
 
 ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
@@ -39,12 +29,12 @@ WORKERS_SECONDS = 60.0
 class _Queue:
     """The parts of one phase: which are waiting, which are running, and how far they are."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = tasks
-        self.waiting = deque(range(len(tasks)))
-        self.begun = [0] * len(tasks)
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = shards
+        self.waiting = deque(range(len(shards)))
+        self.begun = [0] * len(shards)
         self.under_way: dict[Any, int] = {}
-        self.states: dict[int, UnderWay] = {}
+        self.states: dict[int, AtWork] = {}
         self.idle_since: float | None = None
         self._done: dict[int, int] = {}
         self._counted = 0
@@ -52,19 +42,14 @@ class _Queue:
 
     @property
     def at_work(self) -> tuple[AtWork, ...]:
-        known = ((self.tasks[number].file, self.states.get(number)) for number in self.under_way.values())
-        return tuple(
-            AtWork(state.worker.node, state.worker.pid, file, state.bytes_done, state.seconds, state.anon_bytes)
-            for file, state in known
-            if state
-        )
+        return tuple(self.states[number] for number in self.under_way.values() if number in self.states)
 
     def end(self, part: Any, *, is_done: bool) -> int:
         """Take a running part off, because it is done or must start again; return its number."""
         number = self.under_way.pop(part)
         self.states.pop(number, None)
         if is_done:
-            self._done[number] = self.tasks[number].bytes
+            self._done[number] = self.shards[number].bytes
         else:
             self.waiting.appendleft(number)
         return number
@@ -82,20 +67,20 @@ class _Queue:
         for number, size in done.items():
             before = self._counted_of.get(number, 0)
             if size > before and len(files) < PROGRESS_FILES:
-                files[self.tasks[number].file] = size - before
+                files[self.shards[number].file] = size - before
                 self._counted_of[number] = size
         return files
 
 
 class Crew(Reader):
-    """The workers of one job. It yields and returns the same as one machine: see `transfer` and `verify`."""
+    """The workers of one job. It yields and returns the same as one machine."""
 
     def __init__(self, workers: RayWorkers) -> None:
         """Lead `workers`."""
         self._workers = workers
         self._nodes: dict[str, NodeCost] = {}
         self._repeated: list[str] = []
-        self.spent = Spent()
+        self.spent = Resources(0, 0.0, 0, 0, 0, 0, 0)
 
     @property
     def cost(self) -> FleetCost:
@@ -103,41 +88,31 @@ class Crew(Reader):
         nodes = sorted(self._nodes.values(), key=lambda cost: cost.node)
         return FleetCost(self._workers.name, tuple(nodes), tuple(self._repeated))
 
-    def transfer(self, prepared: Prepared, target: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-        """Write every shard that is not in `kept`, as `transfer` does."""
-
-        def moving(todo: list[Shard]) -> Iterator[Progress | Done[ShardRecord]]:
-            for event in self._run("transfer", tasks_to_make(todo, prepared, target)):
-                if isinstance(event, Progress):
-                    yield event
-                else:
-                    target.note(event.result.record)
-                    yield Done(event.number, event.result.record)
-
-        return in_plan_order(prepared.plan, kept, moving)
-
     @override
-    def digest_shards(
+    def move(
         self,
-        shards: Sequence[Outline],
+        phase: Phase,
+        shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
-    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        done = yield from collected(self._run(phase, tasks_to_read(phase, shards, pieces, sources)))
-        return {part.record.file: part.record for part in done}
+        sink: Target,
+        may_overflow: bool = True,
+    ) -> Moving:
+        """Do what `move_shards` does, a part for each shard. The first error ends all of them."""
 
-    def _run(self, phase: Phase, tasks: Sequence[Task]) -> Iterator[Progress | Done[PartDone]]:
-        """Yield progress, and the result of each of `tasks`. The first error ends all of them."""
-        pace = Pace(phase, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
-        queue = _Queue(tasks)
+        def part_of_shard(shard: Shard) -> Part:
+            return part_of(shard, phase, pieces, sources, sink, may_overflow)
+
+        pace = Pace(phase, sum(shard.bytes for shard in shards), time.monotonic(), TOLD_SECONDS)
+        queue = _Queue(shards)
         try:
             while queue.waiting or queue.under_way:
-                has_room = self._send(queue)
+                has_room = self._send(queue, part_of_shard)
                 for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
                     if done := self._heard(queue, part, event):
-                        self._add(done.result, tasks[done.number], of_source=phase == "transfer")
-                        yield done
+                        self._add(done.result, shards[done.number].bytes, of_source=phase == "transfer")
+                        sink.note(done.result.record)
+                        yield Done(done.number, done.result.record)
                 if progress := pace.add(queue.more_bytes(), time.monotonic()):
                     sent, there = self.spent.bytes_uploaded, self.spent.bytes_deduplicated
                     # A part that reads may be put together from several files.
@@ -148,13 +123,13 @@ class Crew(Reader):
             for part in queue.under_way:
                 self._workers.stop(part)
 
-    def _send(self, queue: _Queue) -> bool:
+    def _send(self, queue: _Queue, part_of_shard: Callable[[Shard], Part]) -> bool:
         """Send out one part if a processor is free; return whether one was. Others may have news meanwhile."""
         count, now = self._workers.count, time.monotonic()
         if queue.waiting and len(queue.under_way) < count:
             number = queue.waiting.popleft()
             queue.begun[number] += 1
-            queue.under_way[self._workers.start(part_json(queue.tasks[number].make()))] = number
+            queue.under_way[self._workers.start(part_json(part_of_shard(queue.shards[number])))] = number
             queue.idle_since = None
             return True
         if not queue.under_way:
@@ -165,22 +140,21 @@ class Crew(Reader):
 
     def _heard(self, queue: _Queue, part: Any, event: PartEvent | None) -> Done[PartDone] | None:
         """Return a finished part, or queue a failed one again. Raises the part's error if that is no use."""
-        if isinstance(event, UnderWay):
+        if isinstance(event, AtWork):
             queue.states[queue.under_way[part]] = event
             return None
         number = queue.end(part, is_done=isinstance(event, PartDone))
         if isinstance(event, PartDone):
             return Done(number, event)
-        _refuse_hopeless(queue.tasks[number].file, event, queue.begun[number])
-        self._repeated.append(queue.tasks[number].file)
+        _refuse_hopeless(queue.shards[number].file, event, queue.begun[number])
+        self._repeated.append(queue.shards[number].file)
         return None
 
-    def _add(self, done: PartDone, task: Task, of_source: bool) -> None:
+    def _add(self, done: PartDone, size: int, of_source: bool) -> None:
         self.spent += done.spent if of_source else replace(done.spent, bytes_read=0, read_requests=0)
-        node = done.worker.node
-        before = self._nodes.get(node, NodeCost(node, 0, 0, 0.0, 0))
+        before = self._nodes.get(done.node, NodeCost(done.node, 0, 0, 0.0, 0))
         seconds, peak = before.seconds + done.spent.seconds, max(before.peak_anon_bytes, done.spent.peak_anon_bytes)
-        self._nodes[node] = NodeCost(node, before.parts + 1, before.bytes + task.bytes, seconds, peak)
+        self._nodes[done.node] = NodeCost(done.node, before.parts + 1, before.bytes + size, seconds, peak)
 
 
 def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
@@ -190,7 +164,7 @@ def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
         raise Refused(f"The worker for {file} has died {begun} times.", hint)
     if failure and (not failure.again or begun >= ATTEMPTS):
         kind = _KINDS.get(failure.kind, ShardingError)
-        hint = f"{failure.hint} It failed on node {failure.worker.node}.".lstrip()
+        hint = f"{failure.hint} It failed on node {failure.node}.".lstrip()
         raise kind(failure.message, hint, failure.remedy)
 
 

@@ -4,21 +4,21 @@ A part is one file: a shard of the result to write, or a file to read once more.
 and nobody's login. Its access to a store is for this part alone, and expires.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Base64Bytes, TypeAdapter
 
 import sharding.recipes  # noqa: F401 - every kind, so that it can be read from text
-from sharding.core.bounds import Count, Line, Seconds
+from sharding.core.bounds import Line
 from sharding.core.errors import Remedy
-from sharding.core.events import Phase
-from sharding.core.protocols import Destination, LentDestination, LentSource, Source
-from sharding.core.values import Outline, Piece, Shard, ShardRecord, Span, Tensor
-from sharding.formats.file_formats import format_of
-from sharding.transfer.stream import PiecesOf, Prepared, ReadingPhase
+from sharding.core.events import AtWork, Phase
+from sharding.core.protocols import LentDestination, LentSource, Source
+from sharding.core.values import Piece, Shard, ShardRecord, Tensor
+from sharding.report.schema import Resources
+from sharding.transfer.noting_source import NotingSource
+from sharding.transfer.stream import PiecesOf, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,62 +31,28 @@ class Part:
     """
 
     phase: Phase
-    shard: Outline
+    shard: Shard
     pieces: tuple[Base64Bytes | None, ...]
     sources: tuple[LentSource, ...]
     target: LentDestination | None = None
     notes: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A process that does parts, one after another."""
-
-    node: Line
-    pid: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """The cost of a part so far. The memory is the peak of the worker's process."""
-
-    seconds: Seconds = 0.0
-    peak_anon_bytes: Count = 0
-    bytes_read: Count = 0
-    read_requests: Count = 0
-    bytes_uploaded: Count = 0
-    bytes_deduplicated: Count = 0
-
-    def __add__(self, other: "Spent") -> "Spent":
-        """Return the cost of two parts together, with the larger of their peaks."""
-        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        return Spent(**sums | {"peak_anon_bytes": max(self.peak_anon_bytes, other.peak_anon_bytes)})
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """The progress of a part."""
-
-    worker: Worker
-    bytes_done: Count
-    seconds: Seconds
-    anon_bytes: Count
+    may_overflow: bool = True  # As in `move_shards`.
 
 
 @dataclass(frozen=True, slots=True)
 class PartDone:
-    """A part is done."""
+    """A part is done by a worker on `node`."""
 
-    worker: Worker
+    node: Line
     record: ShardRecord
-    spent: Spent
+    spent: Resources
 
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
     """A part is not done: the error's name, message and hint. With `again`, another try may help."""
 
-    worker: Worker
+    node: Line
     kind: str
     message: str
     hint: str
@@ -94,8 +60,8 @@ class PartFailed:
     remedy: Remedy | None = None
 
 
-PartEvent = UnderWay | PartDone | PartFailed
-_EVENTS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (UnderWay, PartDone, PartFailed)}
+PartEvent = AtWork | PartDone | PartFailed
+_EVENTS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (AtWork, PartDone, PartFailed)}
 _PART = TypeAdapter(Part)
 
 
@@ -122,47 +88,25 @@ def parse_event(line: str) -> PartEvent:
     return event
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A part that can be made several times. `make` gives it new access each time."""
+def part_of(
+    shard: Shard, phase: Phase, pieces: PiecesOf, sources: Sequence[Source], target: Target, may_overflow: bool
+) -> Part:
+    """Return the part that makes the `pieces` of `shard` from `sources` and writes them to `target`.
 
-    file: str
-    bytes: int
-    make: Callable[[], Part]
-
-
-def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destination) -> list[Task]:
-    """Return a task for each of `shards`, to be made as in `prepared` and written to `target`."""
-
-    def part(shard: Shard) -> Part:
-        pieces, lent = format_of(prepared.plan).pieces(prepared.plan, shard), _lent(shard, prepared.sources)
-        return Part("transfer", shard, _in_order(pieces), lent, target.lend(), bool(prepared.noted))
-
-    return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
-
-
-def tasks_to_read(
-    phase: ReadingPhase, shards: Iterable[Outline], pieces: PiecesOf, sources: Sequence[Source]
-) -> list[Task]:
-    """Return a task for each of `shards`, which makes its tensors from `sources` without writing them."""
-
-    def part(shard: Outline) -> Part:
-        return Part(phase, shard, _in_order(pieces(shard)), _lent(shard, sources))
-
-    return [Task(shard.file, shard.bytes, partial(part, shard)) for shard in shards]
-
-
-def _in_order(pieces: Iterable[Piece]) -> tuple[bytes | None, ...]:
-    return tuple(piece if isinstance(piece, bytes) else None for piece in pieces)
+    It can be made several times, with new access each time.
+    """
+    held = tuple(piece if isinstance(piece, bytes) else None for piece in pieces(shard))
+    notes = any(isinstance(source, NotingSource) for source in sources)
+    return Part(phase, shard, held, _lent(shard, sources), target.lend(), notes, may_overflow)
 
 
 def pieces_of(part: Part) -> Iterator[Piece]:
     """Yield what the shard of a part consists of."""
-    tensors: Iterator[Tensor | Span] = iter(part.shard.tensors)
+    tensors: Iterator[Tensor] = iter(part.shard.tensors)
     return (next(tensors) if piece is None else piece for piece in part.pieces)
 
 
-def _lent(shard: Outline, sources: Sequence[Source]) -> tuple[LentSource, ...]:
+def _lent(shard: Shard, sources: Sequence[Source]) -> tuple[LentSource, ...]:
     """Return access to the files that a part reads, for each source up to the last one that it uses."""
     files = {place: None for tensor in shard.tensors for place in sorted(tensor.recipe.files())}
     last = max((number for number, _ in files), default=0)

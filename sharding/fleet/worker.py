@@ -10,22 +10,13 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sharding.core.errors import GrantExpired, ShardingError, unforeseen
+from sharding.core.events import AtWork
 from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
 from sharding.core.protocols import LentDestination, LentSource, ShardSink, Source
 from sharding.core.values import FileEntry
-from sharding.fleet.parts import (
-    Part,
-    PartDone,
-    PartEvent,
-    PartFailed,
-    Spent,
-    UnderWay,
-    Worker,
-    event_line,
-    parse_part,
-    pieces_of,
-)
+from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, event_line, parse_part, pieces_of
+from sharding.report.schema import Resources
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import FolderSink
 from sharding.storage.hub.client import Hub
@@ -39,42 +30,44 @@ from sharding.transfer.stream import NOWHERE, move_shards
 
 def work(text: str, node: str) -> Iterator[str]:
     """Do the part in `text` on the machine `node`; yield lines of its progress, its outcome last. It is idempotent."""
-    worker, part = Worker(node, os.getpid()), parse_part(text)
+    part = parse_part(text)
     try:
-        for event in _do(part, worker):
+        for event in _do(part, node):
             yield event_line(event)
     except ShardingError as error:
         again = _is_worth_another_try(error, part)
-        yield event_line(PartFailed(worker, type(error).__name__, error.message, error.hint, again, error.remedy))
+        yield event_line(PartFailed(node, type(error).__name__, error.message, error.hint, again, error.remedy))
     except Exception as error:
         fault = unforeseen(error)
-        yield event_line(PartFailed(worker, type(fault).__name__, fault.message, fault.hint))
+        yield event_line(PartFailed(node, type(fault).__name__, fault.message, fault.hint))
 
 
-def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
+def _do(part: Part, node: str) -> Iterator[PartEvent]:
     with Meter() as meter, ExitStack() as stack:
         origins = [open_lent(source) for source in part.sources]
         reading = [NotingSource(origin, number) for number, origin in enumerate(origins)] if part.notes else origins
         sink = stack.enter_context(closing(open_lent_destination(part.target) if part.target else NOWHERE))
         record = sink.finished(part.shard.file)
         reported = -TOLD_SECONDS
-        for event in () if record else move_shards(part.phase, [part.shard], lambda _: pieces_of(part), reading, sink):
+        what = part.phase, [part.shard], lambda _: pieces_of(part), reading, sink
+        for event in () if record else move_shards(*what, may_overflow=part.may_overflow):
             if isinstance(event, Done):
                 record = event.result
             elif meter.seconds >= reported + TOLD_SECONDS:
                 reported = meter.seconds
-                yield UnderWay(worker, event.bytes_done, reported, meter.anon_bytes)
+                yield AtWork(node, os.getpid(), part.shard.file, event.bytes_done, reported, meter.anon_bytes)
         assert record, "moving ends with a record, or is refused"
         seconds = meter.seconds
-    spent = Spent(
-        seconds,
+    spent = Resources(
         meter.peak_anon_bytes,  # after the meter has stopped: its last sample shows the process at the end
+        seconds,
         sum(origin.bytes_read for origin in origins),
         sum(origin.requests for origin in origins),
         sink.bytes_uploaded,
         sink.bytes_deduplicated,
+        disk_bytes_written=0,  # nobody counts it here
     )
-    yield PartDone(worker, record, spent)
+    yield PartDone(node, record, spent)
 
 
 def _is_worth_another_try(error: ShardingError, part: Part) -> bool:

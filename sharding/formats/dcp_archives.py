@@ -37,26 +37,24 @@ def find_boxes(
 
     Raises SourceError if a file is missing or too short, pieces overlap, or a file does not match the metadata.
     """
-    chunks = [chunk for entry in entries for chunk in entry.chunks]
-    named = sorted({chunk.file for chunk in chunks})
-    if missing := [name for name in named if name not in files]:
-        message = f"{len(missing)} of the {len(named)} files that .metadata names are missing: {name_some(missing)}."
-        raise SourceError(message, _HINT)
-    for chunk in chunks:
-        if (end := chunk.start_byte + chunk.bytes) > files[chunk.file].bytes:
-            raise SourceError(f"{files[chunk.file].path} is too short. It ends before byte {end}.", _HINT)
-    inside: dict[str, list[tuple[SavedEntry, SavedChunk]]] = {name: [] for name in named}
+    inside: dict[str, list[tuple[SavedEntry, SavedChunk]]] = {}
     for entry in entries:
         for chunk in entry.chunks:
-            inside[chunk.file].append((entry, chunk))
-    for name, pieces in inside.items():
+            inside.setdefault(chunk.file, []).append((entry, chunk))
+    if missing := sorted(inside.keys() - files.keys()):
+        message = f"{len(missing)} of the {len(inside)} files that .metadata names are missing: {name_some(missing)}."
+        raise SourceError(message, _HINT)
+    for name, pieces in sorted(inside.items()):
+        ends = (chunk.start_byte + chunk.bytes for _, chunk in pieces)
+        if end := next((end for end in ends if end > files[name].bytes), 0):
+            raise SourceError(f"{files[name].path} is too short. It ends before byte {end}.", _HINT)
         pieces.sort(key=lambda piece: piece[1].start_byte)
         for (entry, before), (other, after) in pairwise(pieces):  # torch writes them one after another
             if after.start_byte < before.start_byte + before.bytes:
                 both = name_some(list(dict.fromkeys((entry.name[:100], other.name[:100]))))
                 raise SourceError(f"Two pieces of {both} overlap in {files[name].path}.", _HINT)
     boxes_of: dict[str, list[Box]] = {entry.name: [] for entry in entries}
-    for name, pieces in inside.items():
+    for name, pieces in sorted(inside.items()):
         for first in range(0, len(pieces), _PIECES_AT_ONCE):
             some = pieces[first : first + _PIECES_AT_ONCE]
             edges = _Edges(source, files[name], (chunk for _, chunk in some))

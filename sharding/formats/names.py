@@ -195,13 +195,9 @@ def likely(path: str) -> str:
 
 POINTER_BYTES = 1024  # A pointer of Git LFS is shorter (its specification, "The Pointer").
 USUAL_POINTER = range(120, 200)  # The bytes of a pointer with nothing but version, SHA-256 and size.
-_POINTER = rb"version https?://[\w.-]+/spec/"
+POINTER = "a pointer of Git LFS, and not the file itself"
 _STARTS = (
-    (
-        _POINTER,
-        "a pointer of Git LFS, and not the file itself",
-        "Run `git lfs pull` in its folder, or download the file.",
-    ),
+    (rb"version https?://[\w.-]+/spec/", POINTER, "Run `git lfs pull` in its folder, or download the file."),
     (rb"GGUF", "a GGUF file", "Give it the ending .gguf. To get safetensors, use the repo that it was made from."),
     (rb"PK\x03\x04", "a file of torch.save", "Give it the ending .bin, as in pytorch_model.bin."),
     (rb"\s*<(?i:!doctype|html|\?xml)", "a web page", "Download the file again. Sign in, if its repo needs that."),
@@ -220,8 +216,3 @@ def what_is(start: bytes, expected: str = "safetensors") -> tuple[str, str]:
     """
     kinds = ((what, hint) for form, what, hint in _STARTS if re.match(form, start))
     return next((kind for kind in kinds if expected not in kind[0]), ("", ""))
-
-
-def is_pointer(start: bytes) -> bool:
-    """Return whether a file that starts with these bytes is a pointer of Git LFS."""
-    return re.match(_POINTER, start) is not None

@@ -52,7 +52,7 @@ _REFUSED = {
 """Keys that make an adapter one that a sum of its base and low-rank updates does not equal."""
 _HARMLESS_KEYS = {
     # Of PEFT 0.21. A merge does not read them, or they say only how the training started or ran.
-    *("auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "fan_in_fan_out", "bias"),
+    *("peft_type", "peft_version", "revision", "inference_mode", "lora_dropout", "fan_in_fan_out", "bias"),
     *("lora_bias", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
     *("qalora_group_size", "runtime_config", "velora_config", "monteclora_config"),
     "merge_weights",  # of older versions of PEFT: a module is merged as it is loaded, or not
@@ -169,7 +169,6 @@ class LoraConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    peft_type: Any = None
     r: Positive = 8
     lora_alpha: Number = 8
     target_modules: Pattern | Many | None = None

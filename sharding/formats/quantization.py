@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sharding.core.dtypes import BY_NAME, CASTABLE, NUMBERS
-from sharding.core.text import parsed_json
+from sharding.core.text import objects_in, parsed_json
 from sharding.core.values import Tensor
 
 WEIGHTS_NAMED = "transformers_weights"
@@ -83,11 +83,6 @@ def _needs_scales(tensor: Tensor, beside: Sequence[Tensor]) -> bool:
 
 def _may_be_scale(tensor: Tensor) -> bool:
     return tensor.dtype in CASTABLE or tensor.dtype == "F8_E8M0"
-
-
-def may_be_quantized(tensor: Tensor) -> bool:
-    """Return whether a tensor is quantized or has bytes. MXFP4 and most other methods store numbers as bytes."""
-    return is_quantized(tensor) or tensor.dtype in ("U8", "I8")
 
 
 def ordinary_name(name: str) -> str:
@@ -206,14 +201,10 @@ def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:
     if "model_type" in document and not {"dtype", "torch_dtype"} & document.keys():
         document["dtype"] = torch_dtype
     numbers = {BY_NAME[dtype].torch for dtype in NUMBERS}
-    waiting: list[Any] = [document]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            for key in ("dtype", "torch_dtype"):
-                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in numbers:
-                    value[key] = torch_dtype
-        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for section in objects_in(document):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(section.get(key), str) and section[key].removeprefix("torch.") in numbers:
+                section[key] = torch_dtype
     return document
 
 

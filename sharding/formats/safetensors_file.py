@@ -33,11 +33,10 @@ _HINT = "The file is damaged, or safetensors did not write it. Download it again
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed safetensors header. `tensors` are in stored order, and their bytes start at `data_start`."""
+    """A parsed safetensors header. `tensors` are in stored order."""
 
     tensors: tuple[Tensor, ...]
     metadata: Mapping[str, str] | None
-    data_start: int
 
 
 def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
@@ -83,7 +82,7 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
         Tensor(folder + name, dtype, shape, Stored(0, file, end + a, end + b), folder)
         for name, dtype, shape, a, b in tensors
     )
-    return Header(tuple(read), metadata, end)
+    return Header(tuple(read), metadata)
 
 
 def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:

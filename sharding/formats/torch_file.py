@@ -260,18 +260,18 @@ def _read_pickles(data: bytes, file: FileEntry) -> tuple[Any, Locate]:
     magic = read_pickle(data)
     if magic.value != _MAGIC:
         raise PickleRefused("torch did not write it")
-    protocol = read_pickle(data, magic.end)
-    machine = read_pickle(data, protocol.end)
+    protocol = read_pickle(data, magic.position)
+    machine = read_pickle(data, protocol.position)
     if protocol.value != _PROTOCOL or not isinstance(machine.value, dict):
         raise PickleRefused("no known version of torch wrote it")
     if machine.value.get("little_endian") is not True:
         raise _unstreamable(file, "it was written on a big-endian machine")
-    pickle = read_pickle(data, machine.end, id_parts=6)
-    keys = read_pickle(data, pickle.end)
+    pickle = read_pickle(data, machine.position, id_parts=6)
+    keys = read_pickle(data, pickle.position)
     listed = keys.value if isinstance(keys.value, list) else []
     if not all(isinstance(key, str) for key in listed) or sorted(listed) != sorted(pickle.storages):
         raise PickleRefused("its list of storages does not match the storages that its tensors use")
-    places, end = dict[str, Place](), keys.end
+    places, end = dict[str, Place](), keys.position
     for key in listed:
         size = pickle.storages[key].count * item_bytes(pickle.storages[key].dtype)
         places[key] = Place(end + 8, size)  # the number of elements stands before each storage

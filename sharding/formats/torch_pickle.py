@@ -8,7 +8,7 @@ text and small numbers. Nobody can make the hashes of such keys collide.
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from sharding.core.limits import MAX_PICKLE_MARKS, MAX_PICKLE_STEPS
 from sharding.formats import torch_globals
@@ -19,26 +19,22 @@ class PickleCut(PickleRefused):
     """The pickle continues after the end of its bytes."""
 
 
-class Pickle(NamedTuple):
-    """The value of a pickle, the storages that it names (by key), and the byte where it ends."""
-
-    value: Any
-    storages: Mapping[str, Storage]
-    end: int
-
-
-def read_pickle(data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> Pickle:
-    """Return the pickle at `data[start:]`. The name of a storage in it has `id_parts` parts.
+def read_pickle(data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> "Machine":
+    """Return what has read the pickle at `data[start:]`. The name of a storage in it has `id_parts` parts.
 
     Dictionaries, lists, tuples, texts and numbers are themselves. Tensors are `StoredTensor`, and everything else is
     `Other`. Time and memory grow with the number of instructions, at most `MAX_PICKLE_STEPS`. Raises PickleRefused.
     """
     machine = Machine(data, start, id_parts)
-    return Pickle(machine.run(), machine.storages, machine.position)
+    machine.run()
+    return machine
 
 
 class Machine:
-    """One run through a pickle, with the stack of its instructions. `run` raises PickleRefused."""
+    """One run through a pickle, with the stack of its instructions. `run` raises PickleRefused.
+
+    It has the `storages` that the pickle names (by key) and, at the end, the `value` and the `position` behind it.
+    """
 
     steps: ClassVar[Mapping[int, Callable[[Any], Any]]] = {}
     most_steps: ClassVar[int] = MAX_PICKLE_STEPS
@@ -47,6 +43,7 @@ class Machine:
     def __init__(self, data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> None:
         """Start at `data[start:]`, where the name of a storage has `id_parts` parts."""
         self.position = start
+        self.value: Any = None
         self.storages: dict[str, Storage] = {}
         self._data = data
         self._id_parts = id_parts
@@ -67,9 +64,10 @@ class Machine:
                 step(self)
                 self._spend(1)
             self._take(1)
-            return self._stack.pop()
+            self.value = self._stack.pop()
         except (IndexError, KeyError) as error:
             raise PickleRefused("it uses a value that does not exist") from error
+        return self.value
 
     def _spend(self, steps: int) -> None:
         self._steps_left -= steps

@@ -47,7 +47,7 @@ def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: P
             "The stream engine keeps only a small part of it in memory. Leave --engine out to use it.",
             _STREAM,
         )
-    free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
+    free_bytes = free_disk_bytes(folder)
     if needed_disk_bytes > free_bytes:
         raise SourceError(
             f"The classic engine needs {format_bytes(needed_disk_bytes)} on the disk for its copies, but only "
@@ -55,6 +55,11 @@ def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: P
             "The stream engine needs no such copies. Leave --engine out to use it.",
             _STREAM,
         )
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Return how many bytes the disk of `folder` takes now, beside those that stay free for others."""
+    return shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
 
 
 def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
@@ -144,15 +149,6 @@ def _cast(origin: Files, saved: Content, dtype: str) -> Iterator[Change]:
 def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
     """Return how many bytes `lay_out` downloads."""
     return sum(file.bytes for file in files if source.path(file.path) is None)
-
-
-def refuse_without_room(folder: Path, needed_bytes: int) -> None:
-    """Raise SourceError if the disk of `folder` has no room for `needed_bytes`."""
-    free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
-    if needed_bytes > free_bytes:
-        needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
-        message = f"The download needs {needed}, but the disk has only {free} free."
-        raise SourceError(message, "Free some disk space, or compare folders on this machine.")
 
 
 def lay_out(

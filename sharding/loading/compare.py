@@ -18,7 +18,7 @@ from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Content, Plan, ShardRecord
 from sharding.formats.file_formats import format_of
 from sharding.formats.names import is_weights
-from sharding.loading.classic import download_bytes, lay_out, refuse_too_large, refuse_without_room, run_classic
+from sharding.loading.classic import download_bytes, free_disk_bytes, lay_out, refuse_too_large, run_classic
 from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Probed, Side
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, is_loaded, measure, predict_load
 from sharding.loading.verdict import judge, judge_predicted
@@ -62,10 +62,9 @@ def compare_loads(
         disk_bytes = download_bytes(*sides["original"]) + held
         expected = ClassicCost(None, predicted["original"].peak_anon_bytes, disk_bytes, mapped_bytes=held)
     with TemporaryDirectory(prefix="compare-") as scratch:
-        try:
-            refuse_without_room(Path(scratch), sum(download_bytes(*one) for one in sides.values()))
-        except SourceError as error:
-            reason = reason or error.message
+        download, room = sum(download_bytes(*one) for one in sides.values()), free_disk_bytes(Path(scratch))
+        if not reason and download > room:
+            reason = f"The download needs {format_bytes(download)}, but the disk has only {format_bytes(room)} free."
         if not reason:
             folders = {
                 side: lay_out(source, files, Path(scratch) / side, written if side == "sharded" else None)

@@ -11,7 +11,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -64,16 +64,13 @@ def measure(folders: Mapping[Side, Path], load: Load, rounds: int) -> Iterator[P
                 return
 
 
-def probes(folders: Sequence[Path], load: Load, timeout_seconds: float = 3600.0) -> Generator[LoadCost]:
+def probes(folders: Sequence[Path], load: Load) -> Generator[LoadCost]:
     """Load each of `folders` in a process of its own, one after another, and yield what it cost.
 
     Several are loaded in forks of one process, which imports the libraries once. Closing ends the load under way.
     Raises ShardingError if the probe itself fails.
     """
-    limits = {"memory-limit": load.memory_limit_bytes, "max-memory": load.max_memory_bytes, "timeout": timeout_seconds}
-    command = child_command("sharding.loading.probe", *map(str, folders), "--method", load.method)
-    command += [f"--{name}={value}" for name, value in {"dtype": load.dtype, **limits}.items() if value is not None]
-    command += ["--no-mmap"] * (not load.with_mapping) + ["--cold"] * load.cold
+    command = child_command("sharding.loading.probe", *map(str, folders), json.dumps(asdict(load)))
     with TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_variables()
@@ -97,7 +94,7 @@ def _cost(said: Mapping[str, Any]) -> LoadCost:
     known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
     known |= {"tokens": tuple(said.get("tokens", ())), "base_anon_bytes": said.get("base_anon_bytes") or 0}
     known["curve"] = thin([Moment(*row) for row in said["curve"]])
-    return LoadCost(**known, memory_limited_by=said["memory_limit"] and said["memory_limit"]["by"])
+    return LoadCost(**known)
 
 
 def free_memory_bytes() -> int:

@@ -61,10 +61,8 @@ def judge_predicted(predicted: Mapping[Side, Prediction], alone: str = "") -> Ve
     kind: Kind = "gain" if now < was else "loss"
     what = f"the sharded copy needs about {format_bytes(now)} of anonymous memory instead of {format_bytes(was)}."
     if abs(was - now) < _LEAST_MEMORY_SHARE * was:
-        kind, what = (
-            "no-difference",
-            f"no meaningful difference, about {format_bytes(was)} of anonymous memory for both.",
-        )
+        kind = "no-difference"
+        what = f"no meaningful difference, about {format_bytes(was)} of anonymous memory for both."
     return Verdict(kind, None, f"Predicted, not measured: {what}")
 
 

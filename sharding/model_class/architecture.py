@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 from typing import Any
@@ -18,6 +18,7 @@ from sharding.core.extras import is_installed
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
+from sharding.core.text import objects_in, parsed_json
 from sharding.core.values import Content
 from sharding.formats.quantization import (
     NEEDS_KERNELS,
@@ -244,7 +245,8 @@ def refuse_contradiction(config: str, shapes: Iterable[tuple[int, ...]], folder:
     """
     dimensions = [max(shape, default=1) for shape in shapes]
     count, widest = len(dimensions), max(dimensions, default=0)
-    for key, number in _numbers(config):
+    sections = objects_in(parsed_json(config))
+    for key, number in (entry for section in sections for entry in section.items() if type(entry[1]) is int):
         if key in _LAYERS and number > max(count, _LAYERS_TAKEN):
             held = "the weights have only 1 tensor" if count == 1 else f"the weights have only {count:,} tensors"
         elif number > max(widest, _WORDS_TAKEN if key == "vocab_size" else _WIDTH_TAKEN) and key in _DIMENSIONS:
@@ -254,16 +256,3 @@ def refuse_contradiction(config: str, shapes: Iterable[tuple[int, ...]], folder:
         written = f"{number:,}" if number < 10**15 else "a number of more than 15 digits"
         message = f"{folder}config.json sets {key} to {written}, but {held}."
         raise ModelRefused(message, "Use the config.json that belongs to these weights.")
-
-
-def _numbers(config: str) -> Iterator[tuple[str, int]]:
-    """Yield every key of `config` that has a whole number, at any depth."""
-    try:
-        waiting: list[Any] = [json.loads(config)]
-    except (ValueError, RecursionError):  # the code that uses the configuration reports this
-        return
-    while waiting:
-        section = waiting.pop()
-        waiting += section.values() if isinstance(section, dict) else section if isinstance(section, list) else ()
-        if isinstance(section, dict):
-            yield from ((key, value) for key, value in section.items() if type(value) is int)

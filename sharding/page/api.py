@@ -12,15 +12,15 @@ from gradio.events import api
 
 from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
 from sharding.core.options import OPTIONS, Option, Options, of_tool
-from sharding.desk import Desk, JobRequest
+from sharding.desk import JobRequest
 from sharding.desk.questions import patient
 from sharding.page.links import Wish, query_of
-from sharding.page.site import Site, person
+from sharding.page.site import Asked, Refusal
 from sharding.report.report import summarize_plan, summarize_source
 from sharding.report.schema import Json, to_json
-from sharding.storage.hub.answers import Person
 
 _MOST_MISMATCHES = 1_000
+_NO_LOGIN: Refusal = ("Jobs need a login.", "Send your token in the header `Authorization: Bearer hf_...`.", None)
 _KEPT_BACK = (
     *("written", "reread", "times", "bytes", "process", "result", "read", "expected_seconds", "seconds"),
     *("peak_anon_bytes", "disk_bytes_written", "unstated", "outcome", "made"),
@@ -74,11 +74,8 @@ def _value(option: Option, given: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoints:
+class Endpoints(Asked):
     """The endpoints. Programs and language models read the docstrings of the methods."""
-
-    desk: Desk
-    site: Site
 
     def add(self) -> None:
         """Add the endpoints to the page that is being built."""
@@ -145,8 +142,9 @@ class Endpoints:
             destination: the repo to write, as "owner/name". It is created if it does not exist.
         """
         with _api_errors(source, destination, *_texts(chosen)):
-            caller, token = self._caller(request)
-            job = self.desk.submit(JobRequest.of(source, destination, chosen), caller, token)
+            job = self.desk.submit(
+                JobRequest.of(source, destination, chosen), *self.signed_in(request, None, _NO_LOGIN)
+            )
             return {"job": job, "link": self.site.address(request) + query_of(Wish(job=job))}
 
     def status(self, job: str, request: gr.Request) -> Json:
@@ -165,7 +163,7 @@ class Endpoints:
             job: the id that `shard` answered with
         """
         with _api_errors(job):
-            status = self.desk.status(job, self._caller(request)[0].name)
+            status = self.desk.status(job, self.signed_in(request, None, _NO_LOGIN)[0].name)
             if status is None:
                 hint = "Send a token of the account that started it. Jobs are kept for a day."
                 raise Refused("You have no job with this id.", hint)
@@ -229,13 +227,6 @@ class Endpoints:
             likeness, trust = self.desk.results.compare(original, copy, token, _session(request), variant)
             shown = replace(likeness, mismatches=likeness.mismatches[:_MOST_MISMATCHES])
             return {**to_json(shown), "mismatched": len(likeness.mismatches), "trust": to_json(trust)}
-
-    def _caller(self, request: gr.Request) -> tuple[Person, str]:
-        token = self.site.token(request)
-        who = person(self.desk, token)
-        if who is None or token is None:
-            raise Refused("Jobs need a login.", "Send your token in the header `Authorization: Bearer hf_...`.")
-        return who, token
 
 
 def _session(request: gr.Request) -> str | None:

@@ -178,11 +178,7 @@ def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running
 
 
 def _follow(form: Form, after: Dependency, running: Running) -> None:
-    after.then(
-        None,
-        [form.query, form.job],
-        js=_SHOW_JOB,
-    )
+    after.then(None, [form.query, form.job], js=_SHOW_JOB)
     after.then(running.follow, form.job, _job_parts(form), **_QUIET)
 
 

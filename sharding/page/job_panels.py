@@ -24,12 +24,20 @@ _READING, _NUMBERS = 9, 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase of a job: "done", "current" or "ahead". It has its seconds once it is done."""
+    """A phase that a job passes: "done", "current" or "ahead". It has its `seconds` once it is done.
+
+    It takes `work` in bytes, has `ended` at a time, and its progress events have these `stages`. If it is not
+    `certain`, it only has its part of the bar.
+    """
 
     title: str
     headline: str
-    state: str
-    seconds: float | None
+    ended: float | None
+    work: float = 0.0
+    stages: tuple[str, ...] = ()
+    certain: bool = True
+    state: str = "ahead"
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +55,6 @@ class Timeline:
         return next((step.headline for step in self.steps if step.state == "current"), "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """A phase that a job will pass: its `work` in bytes, when it `ended`, and the `stages` of its progress events.
-
-    If it is not `certain`, it only has its part of the bar.
-    """
-
-    title: str
-    headline: str
-    ended: float | None
-    work: float = 0.0
-    stages: tuple[str, ...] = ()
-    certain: bool = True
-
-
 def timeline_of(status: JobStatus) -> Timeline:
     """Return the timeline of a job that has been started."""
     phases = _of_check(status) if status.request.kind == "verify" else _of_copy(status)
@@ -75,7 +68,7 @@ def timeline_of(status: JobStatus) -> Timeline:
         seconds = ended - began if number < passed and ended and began else None
         state = "done" if number < passed else "current" if number == passed else "ahead"
         if phase.certain:
-            steps.append(Step(phase.title, phase.headline, state, seconds))
+            steps.append(replace(phase, state=state, seconds=seconds))
         began = ended if number < passed else None
     works = [phase.work for phase in phases]
     done = sum(works[:passed])
@@ -88,50 +81,50 @@ def timeline_of(status: JobStatus) -> Timeline:
     return Timeline(tuple(steps), percent, _left(status, now, ahead), _numbers(status, now, ahead))
 
 
-def _of_copy(status: JobStatus) -> list[_Phase]:
+def _of_copy(status: JobStatus) -> list[Step]:
     times, asked = status.times, status.request
     size = status.planned.plan.total_bytes if status.planned else 1
     again = size
     if status.planned and not keeps_sizes(status.planned.plan.made):
         again += status.planned.source.total_bytes  # to prove the reads, the source is read whole
-    phases = [_Phase("Plan", "Reading the headers", times.get("planned"))]
+    phases = [Step("Plan", "Reading the headers", times.get("planned"))]
     if "check" in times:
         checking = "Checking the files that an earlier run finished"
-        phases += [_Phase("Check the files of an earlier run", checking, times.get("transfer"), size, ("check",))]
+        phases += [Step("Check the files of an earlier run", checking, times.get("transfer"), size, ("check",))]
     written = times.get("written", times.get("verify"))
     phases += [
-        _Phase("Write the files", "Writing the files", written, size, ("transfer",)),
-        _Phase("Read them again", "Reading the copy again to verify it", times.get("verified"), again, ("verify",)),
+        Step("Write the files", "Writing the files", written, size, ("transfer",)),
+        Step("Read them again", "Reading the copy again to verify it", times.get("verified"), again, ("verify",)),
     ]
     if asked.compare_rounds:
         loading = "Loading the original and the copy in turn, to compare"
-        phases += [_Phase("Load both", loading, times.get("compared"), size + again)]
-    return [*phases, _Phase("Publish", "Publishing the copy", times.get("published"))]
+        phases += [Step("Load both", loading, times.get("compared"), size + again)]
+    return [*phases, Step("Publish", "Publishing the copy", times.get("published"))]
 
 
-def _of_check(status: JobStatus) -> list[_Phase]:
+def _of_check(status: JobStatus) -> list[Step]:
     times = status.times
     begun = min((times[phase] for phase in ("check", "verify") if phase in times), default=None)
     read = times.get("numbers", times.get("verified"))
     phases = [
-        _Phase("Read the headers", "Reading the headers", begun),
-        _Phase("Read every byte of both", "Reading every byte of both repos", read, _READING, ("check", "verify")),
+        Step("Read the headers", "Reading the headers", begun),
+        Step("Read every byte of both", "Reading every byte of both repos", read, _READING, ("check", "verify")),
     ]
     comparing, happens = "Comparing the numbers that differ", "numbers" in times
     if happens or "verified" not in times:
         ended, title = times.get("verified"), "Compare the numbers that differ"
-        phases += [_Phase(title, comparing, ended, _NUMBERS, ("numbers",), happens)]
+        phases += [Step(title, comparing, ended, _NUMBERS, ("numbers",), happens)]
     return phases
 
 
-def _share_done(status: JobStatus, phase: _Phase) -> float:
+def _share_done(status: JobStatus, phase: Step) -> float:
     progress = status.progress
     if progress and progress.phase in phase.stages and progress.bytes_total:
         return progress.bytes_done / progress.bytes_total
     return status.loads[0] / status.loads[1] if status.loads and not phase.stages else 0.0
 
 
-def _left(status: JobStatus, progress: Progress, ahead: Sequence[_Phase]) -> str:
+def _left(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> str:
     """Return the time left by the rate that was measured last. `ahead` begins with the current phase."""
     if status.loads and "loaded" in status.times and not ahead[0].stages and ahead[0].work:
         done, total = status.loads
@@ -147,7 +140,7 @@ def _in_words(seconds: float) -> str:
     return f"{about(*range_around(seconds))} left"
 
 
-def _numbers(status: JobStatus, progress: Progress, ahead: Sequence[_Phase]) -> tuple[tuple[str, str], ...]:
+def _numbers(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> tuple[tuple[str, str], ...]:
     rate = [("Speed", f"{format_bytes(progress.bytes_per_second)}/s")] if progress.bytes_per_second else []
     rate += [("Memory", format_bytes(progress.anon_bytes))]
     there = f"{format_bytes(progress.bytes_done)} of {format_bytes(progress.bytes_total)}"

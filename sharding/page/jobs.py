@@ -210,16 +210,9 @@ class Running(Events):
             wanted = self._interrupted(job, who, token)
             if wanted is None:
                 raise Refused(_NOT_YOURS[0], _NOT_YOURS[1])
-            if wanted.kind == "verify" and wanted.of_result:
-                again = self.desk.submit_check(wanted.destination, who, token)
-            elif wanted.kind == "verify":
-                places = wanted.source, wanted.destination, wanted.options.variant
-                again = self.desk.submit_comparison(*places, who, token)
-            else:
-                again = self.desk.submit(wanted, who, token)
+            shown = self.taken(self.desk.submit(wanted, who, token))
         except ShardingError as error:
             return {self.form.run_message: problem(error)}
-        shown = self.taken(again)
         del shown[self.form.run]
         return {**shown, self.form.resume: gr.Button(visible=False), self.form.run_message: ""}
 
@@ -232,14 +225,14 @@ class Running(Events):
 
     def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
         """Show what to do about a job that the desk does not know, or that is not this visitor's."""
-        form, repo_id = self.form, destination_of(job) or ""
+        form = self.form
         if who is None or token is None:
             hint = "Only the account that started it can see it."
             text = message("You are not signed in, so you cannot see this job.", hint, remedy=SIGN_IN)
             return {form.progress: text}
-        if repo_id.partition("/")[0] in who.namespaces and self.desk.unfinished(repo_id, token):
+        if self._interrupted(job, who, token):
             text = message(
-                f"The job for {repo_id} was interrupted because this Space was restarted.",
+                f"The job for {destination_of(job)} was interrupted because this Space was restarted.",
                 "Its finished shards are kept on the Hub. Resume it to go on from there.",
                 "warning",
             )

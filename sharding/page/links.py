@@ -110,6 +110,8 @@ _OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}
 _ASKED = {option.name: option for option in of_tool("shard") if option.name in _OF_A_COPY}
 _USUAL = {name: option.default for name, option in _ASKED.items() if not option.is_switch}
 _SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
+_AS_IT_IS = {"to": "to", "job": "job", "result": "result", "compare": "compare", "against": "with"}
+"""The fields of a `Wish` that a link has as they are, each with its name there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +157,8 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         options=options,
         goal=goal if goal in {*GOALS, SAME} else "",
         sized="max_shard_size" in taken,
-        to=fields.get("to", ""),
         private=fields.get("private") == "true",
-        job=fields.get("job", ""),
-        result=fields.get("result", ""),
-        compare=fields.get("compare", ""),
-        against=fields.get("with", ""),
+        **{field: fields.get(name, "") for field, name in _AS_IT_IS.items()},
     )
 
 
@@ -190,13 +188,11 @@ def query_of(wish: Wish) -> str:
     elif wish.compare or wish.against:
         pairs = {"compare": wish.compare, "with": wish.against}
     else:
-        source = wish.repo
-        pairs = {"repo": source} if source else {}
-        pairs |= {"goal": wish.goal} if wish.goal else {}
-        pairs |= {"size": str(wish.options.max_shard_size)} if source and wish.sized else {}
-        asked = {name: getattr(wish.options, name) for name in _USUAL}
-        pairs |= {name: value for name, value in asked.items() if source and value != _USUAL[name]}
-        pairs |= {name: "true" for name in _SWITCHES if source and getattr(wish.options, name)}
-        pairs |= {"to": wish.to} if source and wish.to else {}
-        pairs |= {"private": "true"} if source and wish.private else {}
+        asked = {name: getattr(wish.options, name) for name in _ASKED}
+        named = {"size": str(wish.options.max_shard_size)} if wish.sized else {}
+        named |= {name: asked[name] for name, usual in _USUAL.items() if asked[name] != usual}
+        named |= {name: "true" for name in _SWITCHES if asked[name]}
+        named |= ({"to": wish.to} if wish.to else {}) | ({"private": "true"} if wish.private else {})
+        goal = {"goal": wish.goal} if wish.goal else {}
+        pairs = {"repo": wish.repo, **goal, **named} if wish.repo else goal
     return f"?{urlencode(pairs, safe='/@:', quote_via=quote)}" if pairs else "?"

@@ -17,7 +17,7 @@ from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, parameters, time_range
 from sharding.core.values import Component, Content, FileEntry, Finding, Plan, Tensor
 from sharding.desk import JobStatus
-from sharding.desk.forecast import ClassicForecast, Forecast
+from sharding.desk.forecast import Forecast
 from sharding.desk.overview import Overview
 from sharding.drawing.map_svg import script_data, stretches
 from sharding.drawing.model_map import ModelMap, map_of_plan, today_of
@@ -201,7 +201,7 @@ def changes_nothing(checkpoint: Content, plan: Plan) -> bool:
     }
 
 
-def shards_panel(plan: Plan, forecast: Forecast, classic: ClassicForecast | None = None) -> str:
+def shards_panel(plan: Plan, forecast: Forecast, classic: Forecast | None = None) -> str:
     """Return the cost of the job on this machine beside that of loading and saving, and the table of shards."""
     return render(
         "plan",

@@ -67,13 +67,9 @@ class Site:
         """The address of the picture in previews of links, "" off a Space."""
         return f"{PUBLIC_HUB}/spaces/{self.space}/resolve/main/assets/result.png" if self.space else ""
 
-    def badge(self, place: str) -> str:
-        """Return the address of the badge of the result in `place`, "" if other sites cannot reach this page."""
-        return f"{self.origin}{BADGE}{query_of(Wish(result=place))}" if self.origin else ""
-
-    def certificate(self, place: str) -> str:
-        """Return the address of the picture of the result in `place`, "" if other sites cannot reach this page."""
-        return f"{self.origin}{CERTIFICATE}{query_of(Wish(result=place))}" if self.origin else ""
+    def drawn(self, path: str, place: str) -> str:
+        """Return the address of the result in `place` as a BADGE or CERTIFICATE, "" if no other site can reach it."""
+        return f"{self.origin}{path}{query_of(Wish(result=place))}" if self.origin else ""
 
     def examples(self, desk: Desk) -> tuple[str, ...]:
         """Return a few models to try: well-known ones, or samples on a Hub that is not huggingface.co."""
@@ -90,12 +86,11 @@ Refusal = tuple[str, str, Remedy | None]  # A message, a hint and a remedy.
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """Handlers of events: they ask `desk`, and show its answers in `form`."""
+class Asked:
+    """What answers visitors and programs: it asks `desk`."""
 
     desk: Desk
     site: Site
-    form: Form
 
     def signed_in(self, request: gr.Request, login: Login, refusal: Refusal) -> tuple[Person, str]:
         """Return the visitor and their token. Raises Refused with the words of `refusal` if nobody is signed in."""
@@ -104,10 +99,17 @@ class Events:
             raise Refused(*refusal)
         return self.desk.lookup.who(token), token
 
+
+@dataclass(frozen=True, slots=True)
+class Events(Asked):
+    """Handlers of events: they show the answers of the desk in `form`."""
+
+    form: Form
+
     def places(self, repo_id: str, revision: str, request: gr.Request, is_pinned: bool = False) -> Places:
         """Return where the result in `repo_id` is. If it `is_pinned`, its links name the `revision`."""
         endpoint, place = self.site.endpoint, f"{repo_id}@{revision}" if is_pinned else repo_id
-        link, badge = self.site.address(request) + query_of(Wish(result=place)), self.site.badge(place)
+        link, badge = self.site.address(request) + query_of(Wish(result=place)), self.site.drawn(BADGE, place)
         return Places(repo_id, endpoint, link, revision, badge)
 
     def taken(self, job: str) -> Update:

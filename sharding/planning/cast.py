@@ -17,13 +17,11 @@ from sharding.planning.schemes import can_help
 from sharding.recipes.cast import Cast
 
 
-def cast_tensors(
-    tensors: Iterable[Tensor], dtype: str, hints: Hints, *, may_overflow: bool = False
-) -> tuple[Tensor, ...]:
+def cast_tensors(tensors: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Tensor, ...]:
     """Return `tensors`, none of them quantized, as they are after a cast to `dtype`.
 
     Each gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it: they keep some modules in fp32. A
-    tensor that `hints` do not know gets `dtype`. With `may_overflow`, the cast may make finite numbers infinite.
+    tensor that `hints` do not know gets `dtype`.
 
     >>> from sharding.recipes.stored import Stored
     >>> [after] = cast_tensors([Tensor("w", "F32", (3,), Stored(0, "f", 8, 20))], "bf16", {})
@@ -36,7 +34,7 @@ def cast_tensors(
         target = kept.get(tensor.name, "")
         target = target if target in CASTABLE else BY_OPTION[dtype].name
         if tensor.dtype in NUMBERS and target != tensor.dtype:
-            recipe = Cast(tensor.recipe, tensor.dtype, target, may_overflow)
+            recipe = Cast(tensor.recipe, tensor.dtype, target)
             tensor = Tensor(tensor.name, target, tensor.shape, recipe, tensor.folder)
         after.append(tensor)
     return tuple(after)

@@ -116,7 +116,8 @@ def offer(checkpoint: Content) -> Offer | None:
 def ordinary(checkpoint: Content) -> Draft | None:
     """Return what a copy with ordinary weights would hold: as it is, or dequantized to bf16. None if it cannot be."""
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
-    if not says_so or not any(map(quantization.may_be_quantized, checkpoint.tensors)):
+    of_bytes = any(tensor.dtype in ("U8", "I8") for tensor in checkpoint.tensors)  # as MXFP4 and others store numbers
+    if not says_so or not (of_bytes or any(map(quantization.is_quantized, checkpoint.tensors))):
         return draft_of(checkpoint, Options())
     try:
         return dequantized(draft_of(checkpoint, Options(dequantize=True)))

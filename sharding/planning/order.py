@@ -158,11 +158,6 @@ def _is_quantized(tensor: Tensor) -> bool:
     return is_quantized(tensor) or holds_quantized(tensor) or tensor.name.endswith("_qdata")
 
 
-def known_blocks(hints: ModelHints | None) -> dict[str, str]:
-    """Return tensor name to block for the blocks that transformers knows."""
-    return {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
-
-
 def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:
     """Return the blocks around a tensor, the outermost first: its `known` block, then the numbered modules inside it.
 

@@ -24,6 +24,7 @@ from sharding.planning import order
 from sharding.planning.cast import stated_dtypes
 from sharding.planning.draft import Draft
 from sharding.planning.steps import ASKS, Asks, drafted
+from sharding.recipes.dora import is_dora
 
 
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
@@ -32,8 +33,8 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
     Raises UsageError, SourceError, and Refused if a library is missing.
     """
     draft = drafted(content, options, asks)
-    for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
-        require(what)
+    if any(is_dora(tensor.recipe) for tensor in draft.tensors):
+        require("Merging a DoRA")
     plan: Plan = asks.run("plan", partial(_laid_out, draft))
     return plan
 
@@ -125,7 +126,7 @@ def plan_shards(
     queue, findings = order.in_order(tensors, options.order, component.folder, hints)
     is_whole = component.is_whole or options.is_single_file
     limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
-    known = order.known_blocks(hints)
+    known = {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
     units: Mapping[str, object] = {}
     if options.strategy != "size":
         units = order.whole_blocks(queue, limit_bytes, known)

@@ -41,24 +41,11 @@ def drafted(content: Content, options: Options, asks: Asks = NO_CLASS) -> Draft:
     return draft
 
 
-def names_asked(content: Content) -> Content | None:
-    """Return the model of which a step needs the names in memory (see `Asks.names`), None if no step needs them."""
-    return merged.names_asked(content)
-
-
-def _plain(draft: Draft, asks: Asks) -> Draft:
-    return without_left_over(draft)
-
-
-def _dequantized(draft: Draft, asks: Asks) -> Draft:
-    return dequantized(draft) if draft.options.dequantize else draft
-
-
 def _merged(draft: Draft, asks: Asks) -> Draft:
     content = draft.content
     if content.of("adapter") is None:
         return draft
-    asked = asks.run("names", partial(names_asked, content))
+    asked = asks.run("names", partial(merged.names_asked, content))
     known = asks.names(asked) if asked else {}
     merge: Draft = asks.run("merge", partial(merged.merged, draft, known))
     return merge
@@ -70,13 +57,17 @@ def _cast(draft: Draft, asks: Asks) -> Draft:
     if dtype == "keep":
         return draft
     refuse_cast(draft)
-    cast = partial(cast_tensors, draft.tensors, dtype, draft.hints, may_overflow=draft.options.allow_overflow)
-    tensors = asks.run("cast", cast)
+    tensors = asks.run("cast", partial(cast_tensors, draft.tensors, dtype, draft.hints))
     changed = sum(one.dtype != other.dtype for one, other in zip(draft.tensors, tensors, strict=True))
     made = (*draft.made, *([cast_change(dtype, changed, len(tensors))] if changed else []))
     findings = (*draft.findings, *cast_findings(tensors, dtype, draft.hints))
     return replace(draft, tensors=tensors, made=made, findings=findings)
 
 
-STEPS: tuple[Callable[[Draft, Asks], Draft], ...] = (_plain, _dequantized, _merged, _cast)
+STEPS: tuple[Callable[[Draft, Asks], Draft], ...] = (
+    lambda draft, _: without_left_over(draft),
+    lambda draft, _: dequantized(draft) if draft.options.dequantize else draft,
+    _merged,
+    _cast,
+)
 """All that can be done to the numbers of a copy, in order."""

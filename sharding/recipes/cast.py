@@ -47,13 +47,12 @@ class _Fields(NamedTuple):
     of: Recipe
     stored: str
     dtype: str
-    may_overflow: bool = False
 
 
 class Cast(_Fields, Recipe):
     """A cast of the numbers that `of` makes, from dtype `stored` to `dtype`. Dtypes are named as in safetensors.
 
-    With `may_overflow`, finite numbers may become infinite. A cast is a tuple, because a plan has a hundred thousand.
+    A cast is a tuple, because a plan has a hundred thousand of them.
     """
 
     __slots__ = ()
@@ -83,15 +82,6 @@ class Cast(_Fields, Recipe):
         message = f"{name} has {infinite:,} finite {numbers} too large for {BY_NAME[dtype].torch}. The cast would make "
         instead = "Choose bf16, which has the range of fp32." if dtype == "F16" else "Keep the dtype."
         return f"{message}{them} infinite.", instead
-
-    @override
-    def tolerance(self, dtype: str) -> Recipe | None:
-        return self.of.tolerance(dtype)
-
-    @property
-    @override
-    def needs(self) -> str:
-        return self.of.needs
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:

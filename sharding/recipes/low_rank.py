@@ -1,7 +1,7 @@
 """Add the low-rank updates of a LoRA to a weight, as PEFT merges them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -87,7 +87,6 @@ class LowRank(Recipe):
     updates: tuple[Update, ...]
     is_stacked: bool = False
     rounds_twice: bool = False
-    may_overflow: bool = field(default=False, repr=False)
     kind: Literal["low_rank"] = "low_rank"
 
     @override
@@ -168,15 +167,6 @@ class LowRank(Recipe):
         return 1, self.shape[0], prod(self.shape[1:])
 
     @override
-    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        return of_merge(name, infinite)
-
-    @override
-    def tolerance(self, dtype: str) -> Recipe:
-        made: Recipe = Recipe.kinds["Tolerance"](self, dtype)  # it knows this kind
-        return made
-
-    @override
     def words(self, shape: tuple[int, ...]) -> str:
         first = self.updates[0]
         more = f" and {count(len(self.updates) - 1, 'more update')}" if len(self.updates) > 1 else ""
@@ -210,13 +200,6 @@ class _Change:
             change = product(b, a)
             change *= scale
             return Term(weight, change, 1.0, Spread(a, b, self.update.scale))
-
-
-def of_merge(name: str, infinite: int) -> tuple[str, str]:
-    """Return the message and the hint for a merge that would make finite numbers infinite."""
-    numbers = f"{infinite:,} finite {'number' if infinite == 1 else 'numbers'}"
-    message = f"The merge would make {numbers} of {name} infinite, or no number at all."
-    return message, "Check the adapter: its weights may be broken."
 
 
 def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple[int, int]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing_extensions import override
 
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
-from sharding.core.values import Span, Tensor
+from sharding.core.values import Tensor
 
 
 class Stored(Extent, Recipe):
@@ -66,7 +66,7 @@ def made_by(recipe: Recipe, inputs: Feed, kept: Kept) -> Feed:
     return feed
 
 
-def place_of(tensor: Tensor | Span) -> Stored:
+def place_of(tensor: Tensor) -> Stored:
     """Return where the bytes of a tensor are in their file. The tensor comes from a header, and is not computed."""
     assert isinstance(tensor.recipe, Stored), tensor
     return tensor.recipe

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
-from sharding.recipes.cast import np
+from sharding.recipes.cast import Cast, np
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
 from sharding.recipes.product import MOST_UNITS, last_place
@@ -33,19 +33,19 @@ class Tolerance(Recipe):
     its column if the weight is stored transposed.
     """
 
-    of: Recipe
+    of: LowRank | Dora
     dtype: str
     kind: Literal["tolerance"] = "tolerance"
 
     @property
     @override
     def size_bytes(self) -> int:
-        return self.of.size_bytes * 64 // BY_NAME[_merged(self.of).dtype].bits
+        return self.of.size_bytes * 64 // BY_NAME[self.of.dtype].bits
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         most = np.finfo(np.float32).max
-        for term in _merged(self.of).terms(inputs, kept):
+        for term in self.of.terms(inputs, kept):
             pairs = np.zeros((term.weight.size, 2), np.float32)
             if term.change is not None:
                 with np.errstate(all="ignore"):
@@ -54,7 +54,7 @@ class Tolerance(Recipe):
             yield Chunk(pairs.view(np.uint8).reshape(-1).data.cast("B"))
 
     def _allowed(self, term: Term) -> Iterator[Any]:
-        merged = _merged(self.of)
+        merged = self.of
         largest = np.maximum(np.abs(term.weight), np.abs(term.change))
         total, factor = term.weight + term.change, np.abs(term.factor)
         spread = term.spread.numbers() if term.spread else np.zeros_like(largest)
@@ -78,9 +78,14 @@ class Tolerance(Recipe):
         return f"tolerance of {self.of.words(shape)}"
 
 
-def _merged(recipe: Recipe) -> LowRank | Dora:
-    assert isinstance(recipe, LowRank | Dora)
-    return recipe
+def tolerance_of(recipe: Recipe, dtype: str) -> Tolerance | None:
+    """Return the recipe for how far the numbers of `recipe`, as `dtype`, may be from another machine's.
+
+    Returns None if they must be the same, as those of all recipes must that are no merge.
+    """
+    while isinstance(recipe, Cast):
+        recipe = recipe.of
+    return Tolerance(recipe, dtype) if isinstance(recipe, LowRank | Dora) else None
 
 
 def _of_length(spread: Any, total: Any, axis: int) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sharding.checkpoint.documents import read_small
 from sharding.core.environment import result_page
@@ -58,12 +59,10 @@ def write_beside(
 def _card(report: Report, original: ModelCard, origin: Inputs, hub: Hub) -> str:
     target = report.destination
     result = result_page(target.repo_id) if target.is_pinned else None
-    card = write_card(report, original, hub.endpoint, result, is_private=bool(origin.is_private))
-    if target.is_pinned and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
-        return write_card(
-            report, original, hub.endpoint, result, is_private=bool(origin.is_private), keeps_metadata=False
-        )
-    return card
+    write = partial(write_card, report, original, hub.endpoint, result, is_private=bool(origin.is_private))
+    card = write()
+    is_fit = not target.is_pinned or hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card))
+    return card if is_fit else write(keeps_metadata=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from pydantic import ValidationError
 
 from sharding import __version__
-from sharding.core.bounds import Blake3, Count, Sha256
+from sharding.core.bounds import Count, Sha256
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.options import SINGLE_FILE, Engine, Options, Order, naming
@@ -25,6 +25,7 @@ from sharding.recipes.stored import are_stored
 from sharding.report import schema
 from sharding.report.comparison import ComparisonSummary, summarize_comparison
 from sharding.report.schema import Inspection, Json, PlannedShard, PlanSummary, Report, Resources, WrittenShard
+from sharding.transfer.stream import expected_digests
 
 
 def summarize_source(checkpoint: Content) -> Inspection:
@@ -150,31 +151,20 @@ class _FileDigest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
-    dtype: str
-    shape: tuple[Count, ...]
-    blake3: Blake3
-
-
-@dataclass(frozen=True, slots=True)
 class _Digests:
     """The content of `sharding_digests.json`. `made` says how each tensor was made that was not copied."""
 
     schema: Literal[1]
     plan_id: str
     shards: Mapping[str, _FileDigest]
-    tensors: dict[str, _Tensor]
+    tensors: Mapping[str, TensorDigest]
     made: Mapping[str, str] = field(default_factory=dict)
 
 
 def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -> Json:
     """Return the digests of the shards of `plan` for JSON, in the order of the plan."""
     shards = {one.file: _FileDigest(records[one.file].bytes, records[one.file].sha256) for one in plan.shards}
-    tensors = {
-        tensor.name: _Tensor(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
-        for shard in plan.shards
-        for tensor in shard.tensors
-    }
+    tensors = expected_digests(plan.shards, records)
     sentences = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
     document = schema.to_json(_Digests(1, plan_id, shards, tensors, sentences))
     return document if sentences else {key: value for key, value in document.items() if key != "made"}
@@ -188,7 +178,7 @@ def parse_digests(text: bytes, name: str) -> Mapping[str, TensorDigest]:
         message = f"{DIGESTS_NAME} of {name} is not valid: {schema.first_problem(error)}."
         hint = "Leave out --quick to read and compare the weights."
         raise SourceError(message, hint, Remedy("read_every_byte")) from error
-    return {name: TensorDigest(one.dtype, one.shape, one.blake3) for name, one in digests.tensors.items()}
+    return digests.tensors
 
 
 # --- Events ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ schema. A document that fits may still lie, so a page that shows it must say who
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cache
 from itertools import pairwise
@@ -65,6 +65,11 @@ class Resources:
     bytes_uploaded: Count
     bytes_deduplicated: Count
     disk_bytes_written: Count
+
+    def __add__(self, other: "Resources") -> "Resources":
+        """Return what two parts of a job used together, with the larger of their peaks."""
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return Resources(**sums | {"peak_anon_bytes": max(self.peak_anon_bytes, other.peak_anon_bytes)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ from sharding.storage.folder_names import (
     by_removal,
     forget_names,
     is_inside,
-    is_last,
     leads_inside,
     refuse_overlap,
     remove,
@@ -177,7 +176,7 @@ class FolderDestination(FolderSink, Destination):
             self._put(parts, REPORT_NAME.__eq__)
             for folder in sorted(folders):
                 folder.mkdir(exist_ok=True)
-            self._put(parts, lambda path: not is_last(path))
+            self._put(parts, lambda path: not (is_index(path) or path in ENTRANCES))
             sync_folders(folders)
             for shard in records:
                 os.replace(self._place(shard), self._folder / shard)

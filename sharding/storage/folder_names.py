@@ -95,11 +95,6 @@ def leads_inside(folder: Path, path: str) -> bool:
     return is_inside(path) and not is_reserved(path) and not any(map(os.path.islink, map(folder.joinpath, between)))
 
 
-def is_last(path: str) -> bool:
-    """Return whether a file makes a result visible, and so comes last."""
-    return path in ENTRANCES or is_index(path)
-
-
 def by_removal(path: str) -> int:
     """Return the rank of a file in the order of removal: files that show the result first, the report last."""
     kinds = (path in ENTRANCES, is_index(path), is_weights(path), path != REPORT_NAME)

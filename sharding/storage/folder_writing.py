@@ -22,7 +22,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import ShardRecord
 from sharding.formats.names import SAFETENSORS, STAGING_FOLDER
 from sharding.storage.journal import Journal
-from sharding.storage.records import parse_record, record_line
+from sharding.storage.records import line_of, parse_record
 
 FLUSH_BYTES = 32 << 20
 """Unwritten bytes that start a write-back to the disk, so that the sync at the end of a shard is short."""
@@ -140,7 +140,7 @@ class FolderSink(ShardSink):
                     os.replace(self._own(record.file), part_path(self._folder, record.file))
                     sync_folders([self._staging])
                 self._put_record(record)
-            self.disk_bytes_written += record.bytes + len(record_line(record))
+            self.disk_bytes_written += record.bytes + len(line_of(record))
 
     @override
     def close(self) -> None:
@@ -152,20 +152,14 @@ class FolderSink(ShardSink):
                 own.unlink(missing_ok=True)
 
     def _put_record(self, record: ShardRecord) -> int:
-        place = record_path(self._folder, record.file, self._plan_id)
-        written = write_whole(place, [record_line(record)], self._own(record.file))
+        own = self._own(record.file)
+        written = write_synced(own, [line_of(record)])
+        os.replace(own, record_path(self._folder, record.file, self._plan_id))
         sync_folders([self._staging])
         return written
 
     def _own(self, file: str) -> Path:
         return part_path(self._folder, file).with_suffix(f".{self._mark}{PART}")
-
-
-def write_whole(place: Path, chunks: Iterable[bytes], part: Path) -> int:
-    """Write a file under the name `part`, rename it to `place` once it is on the disk, and return its bytes."""
-    written = write_synced(part, chunks)
-    os.replace(part, place)
-    return written
 
 
 def write_synced(place: Path, chunks: Iterable[bytes]) -> int:

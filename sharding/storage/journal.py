@@ -15,7 +15,7 @@ import psutil
 from sharding.core.limits import LEASE_SECONDS
 from sharding.core.text import shown_name
 from sharding.core.values import StagedJob
-from sharding.storage.records import job_line, parse_job
+from sharding.storage.records import line_of, parse_job
 
 LEASE_NAME = "sharding_lease.part"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -189,7 +189,7 @@ class Journal:
         if self.job() == job:  # a job that was killed has left it
             return 0
         self._stream.truncate(0)
-        view = memoryview(line := job_line(job))
+        view = memoryview(line := line_of(job))
         while view:
             view = view[self._stream.write(view) :]
         os.fsync(self._stream.fileno())

@@ -39,7 +39,8 @@ def open_inputs(named: Mapping[Role, str], hub: Hub) -> Inputs:
             raise SourceError(f"{text[:200]!r} is not the complete name of an adapter.", hint)
         if role == "base":
             _refuse_base(named["model"], text, sources["model"])
-        sources[role] = _open(text, hub)
+        _refuse_gguf(text)
+        sources[role] = open_folder(text) if is_folder(text) else open_repo(hub, parse_address(text, hub.endpoint))
     folder = trained_folder([*(file.path for file in sources["model"].files), *sources["model"].links_out])
     return Inputs(sources) if folder is None or not (folder or "base" in sources) else trained(sources, folder)
 
@@ -55,11 +56,6 @@ def _refuse_base(text: str, base: str, source: Source) -> None:
         message = f"{text} has a configuration of its own, or is not the output of a training run."
         hint = "Only a rank-sharded checkpoint without a configuration needs a base model. Leave out --base."
         raise UsageError(message, hint, Remedy("leave_base_out"))
-
-
-def _open(text: str, hub: Hub) -> Source:
-    _refuse_gguf(text)
-    return open_folder(text) if is_folder(text) else open_repo(hub, parse_address(text, hub.endpoint))
 
 
 def open_destination(request: Request, hub: Hub, inputs: Inputs, private: bool | None) -> Destination:

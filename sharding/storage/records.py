@@ -14,18 +14,13 @@ _JOB = TypeAdapter(StagedJob)
 _RECORD = TypeAdapter(ShardRecord)
 
 
-def job_line(job: StagedJob) -> bytes:
-    """Return `job` as one line of JSON."""
-    return json.dumps(asdict(job)).encode()
-
-
-def record_line(record: ShardRecord) -> bytes:
-    """Return `record` as one line of JSON."""
-    return json.dumps(asdict(record)).encode()
+def line_of(value: StagedJob | ShardRecord) -> bytes:
+    """Return a job or a record as one line of JSON."""
+    return json.dumps(asdict(value)).encode()
 
 
 def parse_job(text: bytes) -> StagedJob | None:
-    """Return the job that `job_line` wrote. None for any other text: a kill may have cut it short."""
+    """Return the job that `line_of` wrote. None for any other text: a kill may have cut it short."""
     try:
         return _JOB.validate_json(text)
     except (ValidationError, UsageError):
@@ -33,7 +28,7 @@ def parse_job(text: bytes) -> StagedJob | None:
 
 
 def parse_record(text: bytes) -> ShardRecord | None:
-    """Return the record that `record_line` wrote, None for any other text."""
+    """Return the record that `line_of` wrote, None for any other text."""
     try:
         return _RECORD.validate_json(text)
     except ValidationError:

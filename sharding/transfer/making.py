@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple
 
 from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Extent, Feed
 from sharding.core.threads import Threads
-from sharding.core.values import Outline, Span, Tensor
+from sharding.core.values import Shard, Tensor
 from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
 
@@ -28,20 +27,15 @@ FETCHED_BYTES = 48 << 20
 """Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
 
 
-class Slice(NamedTuple):
-    """Bytes `[start_byte, end_byte)` within range number `range_index` of a batch."""
-
-    range_index: int
-    start_byte: int
-    end_byte: int
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Ranges to fetch together, one request each, and the `pieces` of them in the order of use."""
+    """Ranges to fetch together, one request each, and the `pieces` of them in the order of use.
+
+    A piece is the index of its range, and its bytes in there.
+    """
 
     ranges: tuple[Extent, ...]
-    pieces: tuple[Slice, ...]
+    pieces: tuple[tuple[int, slice], ...]
 
     @property
     def fetched_bytes(self) -> int:
@@ -50,8 +44,8 @@ class Batch:
 
     def used(self, buffers: Sequence[bytes]) -> Iterator[memoryview]:
         """Yield the pieces in the order of use. `buffers` are the bytes of the ranges."""
-        for index, start, end in self.pieces:
-            yield memoryview(buffers[index])[start:end]
+        for index, part in self.pieces:
+            yield memoryview(buffers[index])[part]
 
 
 def read_batches(extents: Iterable[Extent], batch_bytes: int, join_gap_bytes: int) -> Iterator[Batch]:
@@ -81,7 +75,7 @@ def read_batches(extents: Iterable[Extent], batch_bytes: int, join_gap_bytes: in
 
 def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch:
     ranges: list[Extent] = []
-    pieces: dict[int, Slice] = {}
+    pieces: dict[int, tuple[int, slice]] = {}
     for index in sorted(range(len(wanted)), key=wanted.__getitem__):
         source, file, start, end = wanted[index]
         last = ranges[-1] if ranges and ranges[-1][:2] == (source, file) else None
@@ -92,7 +86,7 @@ def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch
         else:
             ranges.append(Extent(source, file, start, end))
         offset = start - ranges[-1].start_byte
-        pieces[index] = Slice(len(ranges) - 1, offset, offset + end - start)
+        pieces[index] = len(ranges) - 1, slice(offset, offset + end - start)
     return Batch(tuple(ranges), tuple(pieces[index] for index in range(len(wanted))))
 
 
@@ -124,7 +118,7 @@ class Making:
     def __init__(
         self,
         lanes: Lanes,
-        shards: Sequence[Outline],
+        shards: Sequence[Shard],
         sources: Sequence[Source],
         room: Room | None = None,
         fetches_at_once: int = THREADS,
@@ -141,7 +135,7 @@ class Making:
         self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
         self._fetching = Threads(fetches_at_once, thread_name_prefix="fetch")
 
-    def made(self, shard: Outline) -> Iterator[tuple[Tensor | Span, Iterator[Chunk]]]:
+    def made(self, shard: Shard) -> Iterator[tuple[Tensor, Iterator[Chunk]]]:
         """Yield the tensors of a shard, each with its bytes. Take all bytes of one first. Raises SourceError."""
         inputs = Feed(self._fetched(shard))
         for tensor in shard.tensors:
@@ -152,7 +146,7 @@ class Making:
         for pool in (self._fetching, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _fetched(self, shard: Outline) -> Iterator[memoryview]:
+    def _fetched(self, shard: Shard) -> Iterator[memoryview]:
         """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
         batch_bytes = max(source.batch_bytes for source in self._sources) * _narrowing(shard)
@@ -185,7 +179,7 @@ class Making:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _narrowing(shard: Outline) -> int:
+def _narrowing(shard: Shard) -> int:
     """Return how many bytes a shard takes for each that it makes, at least 1. Batches are larger by it."""
     before = sum(tensor.recipe.extra_bytes for tensor in shard.tensors)
     return 1 + before // max(1, shard.bytes)

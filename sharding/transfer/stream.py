@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 from blake3 import blake3
 from typing_extensions import override
@@ -18,9 +18,9 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Content, Outline, Piece, Plan, Shard, ShardRecord, Tensor
+from sharding.core.values import Content, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.formats.file_formats import format_of
-from sharding.transfer.lanes import Done, Lanes, collected
+from sharding.transfer.lanes import Done, Lanes
 from sharding.transfer.making import Making
 from sharding.transfer.noting_source import NotingSource
 
@@ -48,27 +48,73 @@ class Prepared:
 
 PiecesOf = Callable[[Any], Iterable[Piece]]
 """What each shard consists of, in order: bytes as they are, and all of its tensors."""
-ReadingPhase = Literal["check", "verify"]  # Phases that only read: they hash the shards and write nothing.
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
+Moving = Iterator[Progress | Done[ShardRecord]]
 
 
-def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-    """Write every shard that is not in `kept`; return the records of all. Finished shards stay, whatever happens."""
+class _Forgotten(ShardWriter):
+    """A shard that keeps only its SHA-256."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    @override
+    def write(self, data: bytes | memoryview) -> None:
+        self._sha256.update(data)
+
+    @override
+    def finish(self) -> str:
+        return self._sha256.hexdigest()
+
+    @override
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+class _Nowhere(ShardSink):
+    """A sink that keeps nothing, for shards that are only read."""
+
+    shards_at_once = THREADS
+    bytes_uploaded = bytes_deduplicated = 0
+
+    @override
+    def finished(self, file: str) -> None:
+        """Return None."""
+
+    @override
+    def open_shard(self, file: str) -> ShardWriter:
+        return _Forgotten()
+
+    @override
+    def note(self, record: ShardRecord) -> None:
+        """Do nothing."""
+
+    @override
+    def close(self) -> None:
+        """Do nothing."""
+
+    def lend(self) -> None:
+        """Return None: another machine keeps nothing either."""
+
+
+NOWHERE = _Nowhere()
+Target = Destination | _Nowhere
+Move = Callable[[Phase, Sequence[Shard], PiecesOf, Sequence[Source], Target, bool], Moving]
+"""What makes shards, and writes them to a target: `move_shards` on this machine, or a fleet."""
+
+
+def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord], move: Move) -> Transfer:
+    """Let `move` write every shard that is not in `kept`; return the records of all.
+
+    Yields an event for each shard, in the order of the plan. Finished shards stay, whatever happens.
+    """
     plan = prepared.plan
-    pieces = partial(format_of(plan).pieces, plan)
-    return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, pieces, prepared.sources, destination))
-
-
-def in_plan_order(
-    plan: Plan, kept: Mapping[str, ShardRecord], moving: Callable[[list[Shard]], Iterator[Progress | Done[ShardRecord]]]
-) -> Transfer:
-    """Yield an event for each shard of `plan`, in order; `moving` writes those not in `kept`. Return all records."""
     numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
     for record in kept.values():
         yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)
     records, reported = dict(kept), 0
-    todo = [shard for shard in plan.shards if shard.file not in kept]
-    for event in moving(todo):
+    todo, pieces = [shard for shard in plan.shards if shard.file not in kept], partial(format_of(plan).pieces, plan)
+    for event in move("transfer", todo, pieces, prepared.sources, destination, plan.options.allow_overflow):
         if not isinstance(event, Done):
             yield event
             continue
@@ -80,26 +126,23 @@ def in_plan_order(
     return {shard.file: records[shard.file] for shard in plan.shards}
 
 
-def only_tensors(shard: Outline) -> Iterable[Piece]:
+def only_tensors(shard: Shard) -> Iterable[Piece]:
     """Return the tensors of a shard alone, as the pieces of what is only read."""
     return shard.tensors
 
 
-def digest_shards(
-    shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], phase: ReadingPhase = "verify"
-) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Make `shards` as if to write their `pieces`; return only their records. Raises SourceError."""
-    records = yield from collected(move_shards(phase, shards, pieces, sources, NOWHERE))
-    return {record.file: record for record in records}
-
-
 def move_shards(
-    phase: Phase, shards: Sequence[Outline], pieces: PiecesOf, sources: Sequence[Source], sink: ShardSink
-) -> Iterator[Progress | Done[ShardRecord]]:
+    phase: Phase,
+    shards: Sequence[Shard],
+    pieces: PiecesOf,
+    sources: Sequence[Source],
+    sink: ShardSink,
+    may_overflow: bool = True,
+) -> Moving:
     """Write the `pieces` of `shards` to `sink`; yield progress, and the record of each shard.
 
     The records include the reads that sources have recorded. Raises SourceError and DestinationError, and
-    OverflowRefused if a finite number becomes infinite and the cast may not overflow.
+    OverflowRefused if a finite number becomes infinite, unless they `may_overflow`.
     """
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
     making = Making(lanes, shards, sources)
@@ -107,7 +150,7 @@ def move_shards(
     one_note = Lock() if noting else nullcontext()
     in_work: set[ShardWriter] = set()
 
-    def move(shard: Outline) -> ShardRecord:
+    def move(shard: Shard) -> ShardRecord:
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
         output = _Output(writer)
@@ -126,14 +169,13 @@ def move_shards(
             for data, count, is_same, is_odd in chunks:
                 infinite += count
                 same, odd = same and is_same, odd or is_odd
-                if infinite and not tensor.recipe.may_overflow:
+                if infinite and not may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
                 output.write(data)
                 size += len(data)
                 lanes.count(len(data), file)
-            if infinite and not tensor.recipe.may_overflow:
-                assert isinstance(tensor, Tensor), "only numbers overflow"
+            if infinite and not may_overflow:
                 raise _refusal(tensor, infinite)
             digests[tensor.name] = digest.hexdigest()
             if infinite:
@@ -158,49 +200,13 @@ def move_shards(
     return lanes.run([partial(move, shard) for shard in shards], stop)
 
 
-class _Nowhere(ShardSink):
-    """A sink that keeps nothing."""
-
-    shards_at_once = THREADS
-    bytes_uploaded = bytes_deduplicated = 0
-
-    @override
-    def finished(self, file: str) -> None:
-        """Return None."""
-
-    @override
-    def open_shard(self, file: str) -> ShardWriter:
-        return _Forgotten()
-
-    @override
-    def note(self, record: ShardRecord) -> None:
-        """Do nothing."""
-
-    @override
-    def close(self) -> None:
-        """Do nothing."""
-
-
-NOWHERE = _Nowhere()
-
-
-class _Forgotten(ShardWriter):
-    """A shard that keeps only its SHA-256."""
-
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
-
-    @override
-    def write(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
-
-    @override
-    def finish(self) -> str:
-        return self._sha256.hexdigest()
-
-    @override
-    def abort(self) -> None:
-        """Do nothing."""
+def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
+    """Return the digests that `shards` must have, by name of the tensor, as taken while the source's bytes passed."""
+    return {
+        tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
+        for shard in shards
+        for tensor in shard.tensors
+    }
 
 
 class _Output:

@@ -10,16 +10,16 @@ from blake3 import blake3
 from typing_extensions import override
 
 from sharding.core.errors import HeaderError
-from sharding.core.events import Progress
+from sharding.core.events import Phase, Progress
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent
-from sharding.core.values import Extract, FileEntry, Outline, Plan, Shard, ShardRecord, Span, Tensor, TensorDigest
+from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.stream import PiecesOf, ReadingPhase, digest_shards, only_tensors
+from sharding.transfer.stream import NOWHERE, Moving, PiecesOf, Target, expected_digests, move_shards, only_tensors
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
@@ -32,17 +32,26 @@ class WholeFile(NamedTuple):
 
 
 class Reader(ABC):
-    """A reader for verification: this machine, or a crew of other machines."""
+    """What makes and reads shards: this machine, or a crew of other machines."""
 
     @abstractmethod
-    def digest_shards(
+    def move(
         self,
-        shards: Sequence[Outline],
+        phase: Phase,
+        shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
+        sink: Target,
+        may_overflow: bool = True,
+    ) -> Moving:
+        """Do what `move_shards` does."""
+
+    def digest_shards(
+        self, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], phase: Phase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Make `shards` as if to write their `pieces`; yield progress; return their records."""
+        """Make `shards` as if to write their `pieces`; yield progress; return their records. Raises SourceError."""
+        records = yield from collected(self.move(phase, shards, pieces, sources, NOWHERE))
+        return {record.file: record for record in records}
 
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         """Read `tensors` (in stored order); yield progress; return their digests by name. Raises SourceError."""
@@ -57,7 +66,7 @@ class Reader(ABC):
         sources: Sequence[Source],
         files: Collection[FileEntry],
         ranges: Mapping[str, Collection[tuple[int, int]]] | None = None,
-        phase: ReadingPhase = "check",
+        phase: Phase = "check",
     ) -> Generator[Progress, None, dict[str, WholeFile]]:
         """Read `files` of `sources` whole; yield progress; return the SHA-256 of each, and the BLAKE3 of its `ranges`.
 
@@ -77,15 +86,7 @@ class Reader(ABC):
 class ThisMachine(Reader):
     """A reader on this machine: two shards at a time, and tensors in long streams, two at a time."""
 
-    @override
-    def digest_shards(
-        self,
-        shards: Sequence[Outline],
-        pieces: PiecesOf,
-        sources: Sequence[Source],
-        phase: ReadingPhase = "verify",
-    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        return digest_shards(shards, pieces, sources, phase)
+    move = staticmethod(move_shards)
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
@@ -94,15 +95,6 @@ class ThisMachine(Reader):
         work = [partial(digest_span, source, span, partial(lanes.count, file=span[0].file)) for span in parts]
         by_span = yield from collected(lanes.run(work))
         return {name: digest for digests in by_span for name, digest in digests.items()}
-
-
-def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
-    """Return the digests that the result must have, by name, as taken while the source's bytes passed."""
-    return {
-        tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
-        for shard in shards
-        for tensor in shard.tensors
-    }
 
 
 def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
@@ -119,7 +111,7 @@ def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDig
         elif (planned.dtype, planned.shape) != (written.dtype, written.shape):
             was, now = f"{planned.dtype} {list(planned.shape)}", f"{written.dtype} {list(written.shape)}"
             mismatches.append(Mismatch(name, f"it is {now} and should be {was}"))
-        elif planned.digest != written.digest:
+        elif planned.blake3 != written.blake3:
             mismatches.append(Mismatch(name, "its bytes differ"))
     return tuple(mismatches)
 
@@ -169,8 +161,8 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
     return digests
 
 
-def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Extract]:
-    """Yield extracts that hold `ranges` of a file, so that none in an extract overlap.
+def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
+    """Yield shards that hold `ranges` of a file as tensors, so that none in a shard overlap.
 
     The first has the name of the file, and also the bytes between the ranges. The others hold the remaining ranges.
     """
@@ -184,8 +176,8 @@ def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Ex
             taken += [(position, start)] * (not depth and start > position) + [(start, end)]
             position = end
         taken += [(position, file.bytes)] * (not depth and position < file.bytes)
-        spans = [Span(f"{a}-{b}", Stored(file.source, file.at, a, b)) for a, b in taken]
-        yield Extract(f"{file.path}//{depth}" if depth else file.path, tuple(spans), sum(one.bytes for one in spans))
+        tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(file.source, file.at, a, b)) for a, b in taken]
+        yield shard_of(f"{file.path}//{depth}" if depth else file.path, tensors)
         left, depth = later, depth + 1
 
 

@@ -22,8 +22,8 @@ from sharding.formats.file_formats import format_of
 from sharding.formats.names import SAFETENSORS
 from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part
-from sharding.transfer.stream import Prepared, Transfer
-from sharding.verify.digests import Reader, ThisMachine, check_structure, digest_span, expected_digests, spans
+from sharding.transfer.stream import Prepared, Transfer, expected_digests
+from sharding.verify.digests import Reader, ThisMachine, check_structure, digest_span, spans
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.stated import digest_as_stored, prove_reads, read_from_hub, stated_files, stated_of
 from sharding.verify.verify import Side
@@ -196,8 +196,8 @@ def compare_with_original(
         return verification
     digests, side = expected_digests(plan.shards, records), Side(origin, read_checkpoint(origin))
     yield from side.read()
-    kept = {digest.digest for digest in digests.values()}
-    wanted = {name: one for name, one in side.digests.items() if name in digests or one.digest not in kept}
+    kept = {digest.blake3 for digest in digests.values()}
+    wanted = {name: one for name, one in side.digests.items() if name in digests or one.blake3 not in kept}
     before, reread, weights = verification.evidence, side.reread, side.weights
     evidence = replace(before, original=True, rebuilt=side.rebuilt, reread=reread, weights=weights)
     mismatches = (*verification.mismatches, *compare_digests(wanted, digests), *side.wrong)

@@ -13,13 +13,14 @@ from sharding.checkpoint.readers.safetensors import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
 from sharding.core.protocols import Inputs, Source
-from sharding.core.values import BytesRead, Content, FileEntry, Plan, Shard, Span, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Content, FileEntry, Piece, Plan, Shard, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.names import RANK_SHARD_NAME, SAFETENSORS
 from sharding.formats.safetensors_file import Header, parse_header
 from sharding.recipes.stored import are_stored, place_of
 from sharding.transfer.noting_source import NotingSource
-from sharding.verify.digests import Reader, expected_digests, shard_of
+from sharding.transfer.stream import expected_digests
+from sharding.verify.digests import Reader, shard_of
 
 
 def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
@@ -86,7 +87,7 @@ def digest_as_stored(
     for tensor in checkpoint.tensors:
         originals[tensor.file].append(tensor)
 
-    def pieces(shard: Shard) -> Iterator[bytes | Tensor | Span]:
+    def pieces(shard: Shard) -> Iterator[Piece]:
         original = originals[shard.file]
         end = min((place_of(tensor).start_byte for tensor in original), default=files[shard.file].bytes)
         text = b"".join(origin.read(shard.file, 0, end))

@@ -10,7 +10,6 @@ from sharding.core.environment import hub_endpoint
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.core.made import is_exact
 from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.protocols import Inputs
@@ -26,9 +25,9 @@ from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_inputs
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.stream import only_tensors
+from sharding.transfer.stream import expected_digests, only_tensors
 from sharding.verify.differences import Numbers, compare_numbers, compare_within
-from sharding.verify.digests import ThisMachine, expected_digests, first_read, in_groups
+from sharding.verify.digests import ThisMachine, first_read, in_groups
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.stated import digest_as_stored, noting, prove_reads, read_from_hub, stated_files, stated_of
 
@@ -82,7 +81,7 @@ def verify(
     others = yield from progress_of_part(compare_beside(sources, checkpoints), done, total)
     wrong = (mismatch for side in sides for mismatch in side.wrong)
     of_tensors, within, undecided = compare_digests(sides[0].digests, sides[1].digests), 0, 0
-    if of_tensors and not is_exact(made):
+    if of_tensors and not all(change.is_exact for change in made):
         of_tensors, within, undecided = yield from compare_within(of_tensors, sides[0].numbers, sides[1].numbers)
     differences = None
     if numeric:

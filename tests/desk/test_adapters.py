@@ -244,18 +244,24 @@ def test_a_merged_result_is_held_to_base_and_adapter_also_for_visitors_who_ask_a
         found = list(pool.map(lambda place: desk.results.judge(place, None), (merged, name, merged)))
     for result, trust in found:
         (merge,) = result.report.plan.made
-        assert trust.level == "fits" and f", {merge.done}: names, shapes and dtypes agree" in " ".join(trust.reasons)
+        assert trust.level == "fits" and trust.made == (merge,)
+        assert f", with the adapter {adapter} merged: names, shapes and dtypes agree" in " ".join(trust.reasons)
 
 
 def test_a_report_of_another_merge_is_contradicted(hub: InHouse, desk: Desk, base: str, adapter: str) -> None:
     shard(hub, base, "bob/lies", Options(SIZE, adapter=adapter), BOB)
     report = json.loads(hub.ask("GET", f"/bob/lies/resolve/main/{REPORT_NAME}").body)
     (merge,) = report["plan"]["made"]
-    lies = {"changed": 5}, {"how": "It is what its author wanted."}, {"evidence": "a" * 64}, {"is_exact": True}
-    for lie in lies:
+
+    def trust_in(lie: dict[str, Any]) -> Trust:
         report["plan"]["made"] = report["verification"]["made"] = [{**merge, **lie}]
         rewrite(hub, "bob/lies", report, BOB)
-        trust = desk.results.judge("bob/lies", None)[1]
+        return desk.results.judge("bob/lies", None)[1]
+
+    in_other_words = trust_in({"how": "It is what its author wanted.", "caveat": "Trust it."})
+    assert (in_other_words.level, to_json(in_other_words.made[0])) == ("fits", merge), "the page shows its own words"
+    for lie in ({"changed": 5}, {"evidence": "a" * 64}, {"is_exact": True}):
+        trust = trust_in(lie)
         assert trust.level == "contradicted", lie
         said = f"The report describes another copy than the headers, which give one that is {merge['done']}."
         assert trust.reasons == (said,)

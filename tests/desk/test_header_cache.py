@@ -119,12 +119,13 @@ def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("bound", "value"), [("CACHED_CHECKPOINTS", 3), ("CACHED_TENSORS", 30), ("CACHED_TENSORS", 39)]
+    ("bound", "value"),
+    [("models.CACHED_CHECKPOINTS", 3), ("questions.CACHED_TENSORS", 30), ("questions.CACHED_TENSORS", 39)],
 )
 def test_the_newest_headers_stay_where_they_are_too_many_or_too_large(
     readings: Readings, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
-    monkeypatch.setattr(f"sharding.desk.models.{bound}", value)
+    monkeypatch.setattr(f"sharding.desk.{bound}", value)
     headers, names = Headers("http://hub"), [f"a/{letter}" for letter in "abcde"]
     for name in names:
         headers.read(name, None)

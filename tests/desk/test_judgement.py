@@ -130,9 +130,8 @@ def test_a_report_of_anything_else_gets_no_record_of_this_job(
     judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
 ) -> None:
     """Also where its source is away, so that nothing but the record is there to tell."""
-    odd = replace(CAST, done="approved by everybody"), replace(CAST, caveat="Trust it."), replace(CAST, changed=99)
     others = [
-        *(claiming(result, (change,), {"dtype": "bf16"}) for change in (*odd, DEQUANTIZED, MERGE)),
+        *(claiming(result, (change,), {"dtype": "bf16"}) for change in (replace(CAST, changed=99), DEQUANTIZED, MERGE)),
         *(claiming(result, made, {"dtype": "bf16"}) for made in ((), (DEQUANTIZED, CAST), (CAST, CAST))),
         *(claiming(result, (CAST,), asked) for asked in ({}, {"dtype": "fp16"})),
         *(claiming(result, (CAST,), {"dtype": "bf16"}, **more) for more in ({"variant": "fp16"}, {"inside": "sub/"})),
@@ -149,7 +148,9 @@ def test_a_report_of_anything_else_gets_no_record_of_this_job(
             # The headers of a copy with the dtypes of its source are those of a cast that made nothing.
             known = "contradicted" if told.report.plan.made else "fits"
             assert judged(cast, told=told).level == known, told.report
-        assert judged(cast, told=claiming(result, (CAST,), {"dtype": "bf16"}), unread=True).level == level
+        boasting = replace(CAST, done="approved by everybody", caveat="Trust it.")
+        trust = judged(cast, told=claiming(result, (boasting,), {"dtype": "bf16"}), unread=True)
+        assert (trust.level, trust.made) == (level, (CAST,)), "the page shows its own words"
 
 
 @promise("docs/security.md#what-a-result-proves")

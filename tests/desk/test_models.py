@@ -221,8 +221,7 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
     models.tidy()
     gc.collect()
     assert len(made) == 3 and all(ref() for ref in made)
-    for room in ("questions", "models"):
-        monkeypatch.setattr(f"sharding.desk.{room}.CACHED_SECONDS", -1)
+    monkeypatch.setattr("sharding.desk.questions.CACHED_SECONDS", -1)
     models.tidy()
 
     def is_dropped() -> bool:

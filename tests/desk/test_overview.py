@@ -48,7 +48,7 @@ def count_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[Question], tuple[in
         bounds: list[object] = []
         written = io.BytesIO()
         text = io.TextIOWrapper(written, write_through=True)
-        asked = io.BytesIO(overview._QUESTION.dump_json(question))
+        asked = io.BytesIO(json.dumps(question).encode())
         with monkeypatch.context() as context:
             context.setattr(sys, "stdin", SimpleNamespace(buffer=asked))
             context.setattr(sys, "stdout", text)

@@ -9,12 +9,12 @@ import pytest
 from sharding.core.events import Progress
 from sharding.core.values import FileEntry
 from sharding.fleet.crew import Crew
-from sharding.fleet.parts import Part, PartEvent, Spent, UnderWay
-from sharding.report.schema import NodeCost
+from sharding.fleet.parts import Part, PartEvent
+from sharding.report.schema import NodeCost, Resources
 from sharding.storage.folder_source import open_folder
 from sharding.verify.digests import ThisMachine
 from tests.fleet.hands import Hands
-from tests.fleet.told import FILES, HERE, Told, done, source
+from tests.fleet.told import FILES, NOTHING, Told, done, source, working
 from tests.folders import result_of
 
 __all__ = ["source"]
@@ -27,7 +27,7 @@ def test_bytes_of_a_lost_part_are_counted_once_and_never_beyond_the_total(
 
     def answer(part: Part, attempt: int) -> list[PartEvent | None]:
         size = part.shard.bytes
-        half, most = (UnderWay(HERE, bytes_done, 1.0, 7) for bytes_done in (size // 2, size - 1))
+        half, most = (working(part, bytes_done) for bytes_done in (size // 2, size - 1))
         return [half, most, *([None] if attempt < 3 else [half, done(part)])]
 
     workers = Told(answer)
@@ -50,12 +50,12 @@ def test_each_byte_of_a_file_is_counted_once_while_a_fleet_writes(source: Any, m
     monkeypatch.setattr("sharding.fleet.crew.TOLD_SECONDS", 0)
 
     def answer(part: Part, attempt: int) -> list[PartEvent | None]:
-        most, less = (UnderWay(HERE, part.shard.bytes // share, 1.0, 7) for share in (2, 4))
+        most, less = (working(part, part.shard.bytes // share) for share in (2, 4))
         return [most, None] if attempt < 2 else [less, done(part)]
 
     for phase, counted in (("transfer", FILES), ("verify", {})):
         told = Counter[str]()
-        for event in Crew(Told(answer)).digest_files([source], source.files, phase=phase):  # type: ignore[arg-type]
+        for event in Crew(Told(answer)).digest_files([source], source.files, phase=phase):
             told.update(event.files)
         assert told == counted
 
@@ -74,13 +74,13 @@ def test_what_each_node_took_is_added_up_and_of_memory_the_peak(source: Any) -> 
     assert crew.cost.engine == "told 1" and crew.cost.repeated == ()
     assert crew.cost.nodes == (NodeCost("a", 2, 900, 3.0, 200), NodeCost("b", 3, 600, 4.5, 900))
     # What is read to prove something is no part of what the job has read of its source.
-    assert crew.spent == Spent(7.5, 900, 0, 0, 25, 15)
+    assert crew.spent == Resources(900, 7.5, 0, 0, 25, 15, 0)
 
 
 def test_what_two_parts_have_cost_is_added_up_and_the_peak_is_the_larger() -> None:
-    one, other = Spent(1.0, 500, 10, 1, 100, 7), Spent(2.0, 300, 20, 2, 200, 8)
-    assert one + other == other + one == Spent(3.0, 500, 30, 3, 300, 15)
-    assert one + Spent() == Spent() + one == one
+    one, other = Resources(500, 1.0, 10, 1, 100, 7, 3), Resources(300, 2.0, 20, 2, 200, 8, 4)
+    assert one + other == other + one == Resources(500, 3.0, 30, 3, 300, 15, 7)
+    assert one + NOTHING == NOTHING + one == one
 
 
 @pytest.mark.parametrize("loses", [False, True])

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from sharding import job
 from sharding.core.errors import DestinationError, Refused
-from sharding.core.events import Progress
-from sharding.fleet.parts import Part, PartDone, PartEvent, UnderWay
+from sharding.core.events import AtWork, Progress
+from sharding.fleet.parts import Part, PartDone, PartEvent
 from sharding.report.schema import Report
 from sharding.storage.journal import JOURNAL_NAME
 from tests.casts import save_mixed
@@ -76,7 +76,7 @@ def test_what_a_worker_leaves_undone_is_begun_again_and_what_it_has_done_is_not(
 ) -> None:
     def first_time(part: Part, said: PartEvent, attempt: int) -> bool:
         # One dies at its first words, one when it is done, before that is heard.
-        return attempt == 1 and isinstance(said, UnderWay if "00001" in part.shard.file else PartDone)
+        return attempt == 1 and isinstance(said, AtWork if "00001" in part.shard.file else PartDone)
 
     hands = led(Hands(first_time))
     reshard(checkpoint, tmp_path / "one")

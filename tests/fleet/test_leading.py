@@ -8,16 +8,16 @@ from sharding.core import errors
 from sharding.core.errors import GrantExpired, Refused, ShardingError, SourceError
 from sharding.core.protocols import LentSource
 from sharding.fleet.crew import Crew
-from sharding.fleet.parts import Part, PartEvent, UnderWay
+from sharding.fleet.parts import Part, PartEvent
 from sharding.transfer.noting_source import NotingSource
-from tests.fleet.told import FILES, HASHES, HERE, Answer, Told, done, failed, read, sha256_of, source
+from tests.fleet.told import FILES, HASHES, Answer, Told, done, failed, read, sha256_of, source, working
 from tests.folders import result_of
 
 __all__ = ["source"]
 
 
 def test_as_many_parts_are_under_way_as_there_are_processors_and_more_once_there_are_more(source: Any) -> None:
-    slow: Answer = lambda part, _: [*[UnderWay(HERE, 1, 0.0, 0)] * 20, done(part)]  # noqa: E731
+    slow: Answer = lambda part, _: [*[working(part)] * 20, done(part)]  # noqa: E731
     for count in (1, 2, 5, 9):
         workers = Told(slow)
         workers.count_now = count
@@ -26,7 +26,7 @@ def test_as_many_parts_are_under_way_as_there_are_processors_and_more_once_there
     growing = Told(slow, iter([1] * 5 + [3] * 5))
     read(growing, source)
     assert growing.at_once[:5] == [1] * 5 and max(growing.at_once) == 3
-    shrinking = Told(lambda part, _: [*[UnderWay(HERE, 1, 0.0, 0)] * 4, done(part)], iter([3] * 3 + [1] * 100))
+    shrinking = Told(lambda part, _: [*[working(part)] * 4, done(part)], iter([3] * 3 + [1] * 100))
     read(shrinking, source)
     assert shrinking.at_once[:3] == [1, 2, 3] and shrinking.at_once[-3:] == [1, 1, 1]
 
@@ -66,15 +66,12 @@ def test_an_error_of_a_part_is_raised_as_it_was_and_names_the_node(kind: type[Sh
         assert (raised.value.hint, raised.value.remedy) == (f"{hint} It failed on node here.".strip(), remedy)
 
 
-def under_way(part: Part, _: int) -> list[PartEvent | None]:
-    return [UnderWay(HERE, 50, 1.0, 7)] * 99
-
-
 @pytest.mark.parametrize("how", ["error", "death", "closed", "interrupted"])
 def test_whatever_ends_the_job_ends_all_parts_that_are_under_way(how: str, source: Any) -> None:
+    under_way: Answer = lambda part, _: [working(part, 50)] * 99  # noqa: E731
     end: dict[str, Answer] = {
-        "error": lambda part, _: [UnderWay(HERE, 1, 0.0, 0), failed("SourceError", again=False)],
-        "death": lambda part, _: [UnderWay(HERE, 1, 0.0, 0), None],
+        "error": lambda part, _: [working(part), failed("SourceError", again=False)],
+        "death": lambda part, _: [working(part), None],
     }
     workers = Told(
         lambda part, attempt: (end.get(how, under_way) if "0" in part.shard.file else under_way)(part, attempt)
@@ -130,7 +127,7 @@ def test_a_processor_is_waited_for_a_minute_each_time_that_nothing_is_under_way(
 
 def test_a_long_part_under_way_needs_no_further_processor(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Told(
-        lambda part, _: [*[UnderWay(HERE, 1, 1.0, 0)] * (900 if part.shard.file == "file0" else 0), done(part)],
+        lambda part, _: [*[working(part)] * (900 if part.shard.file == "file0" else 0), done(part)],
         iter([1] + [0] * 901 + [1] * 9),
     )
     monkeypatch.setattr("sharding.fleet.crew.time", Clock(workers))

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from sharding.core.errors import DestinationError, SourceError
+from sharding.core.events import AtWork
 from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.protocols import Grant, LentDestination, LentSource
 from sharding.core.values import Shard, StagedJob
-from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_event, part_json
+from sharding.fleet.parts import Part, PartDone, PartFailed, parse_event, part_json
 from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource, open_folder
@@ -64,7 +65,7 @@ def test_a_node_without_that_folder_is_refused(lent: LentSource, tmp_path: Path)
     with pytest.raises(SourceError):
         open_lent(replace(lent, files=elsewhere))
     outcome = outcome_of(replace(lent, files=elsewhere), None)
-    assert (outcome.kind, outcome.again) == ("SourceError", False) and outcome.worker.node == "far away"
+    assert (outcome.kind, outcome.again) == ("SourceError", False) and outcome.node == "far away"
 
 
 def outcome_of(source: LentSource, target: LentDestination | None) -> PartFailed:
@@ -108,7 +109,7 @@ def test_a_worker_says_how_far_it_is_and_its_outcome_last(
     for every in (3600.0, 0.0):
         *under_way, done = said(every)
         assert isinstance(done, PartDone) and done.record.bytes == 10 and done.spent.bytes_read == 10
-        assert all(isinstance(one, UnderWay) and one.worker == done.worker for one in under_way)
+        assert all(isinstance(one, AtWork) and one.node == done.node for one in under_way)
         figures = [one.bytes_done for one in under_way]
         assert figures == sorted(figures) and all(figure <= 10 for figure in figures)
         assert len(under_way) <= 1 or not every

@@ -6,24 +6,22 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharding.core.events import AtWork
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Grant, LentDestination, LentFile, LentSource
 from sharding.core.recipe import Recipe
-from sharding.core.values import BytesRead, Extract, Shard, ShardRecord, Span, Tensor
+from sharding.core.values import BytesRead, Shard, ShardRecord, Tensor
 from sharding.fleet.parts import (
     Part,
     PartDone,
     PartEvent,
     PartFailed,
-    Spent,
-    UnderWay,
-    Worker,
     event_line,
     parse_event,
     parse_part,
     part_json,
+    part_of,
     pieces_of,
-    tasks_to_read,
 )
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
@@ -32,7 +30,9 @@ from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.quantized import Fp8, Mxfp4
 from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
+from sharding.report.schema import Resources
 from sharding.storage.folder_source import open_folder
+from sharding.transfer.stream import NOWHERE
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20)
 NUMBERS = st.integers(0, 2**62)
@@ -48,24 +48,18 @@ UNCAST = st.one_of(
 UPDATES = st.builds(
     Update, st.none() | LYING, LYING, *[WORDS] * 2, NUMBERS, st.floats(-1e6, 1e6), *[NUMBERS] * 4, st.booleans()
 )
-MERGED = st.one_of(
-    st.builds(
-        LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 3
-    ),
-    st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS, st.booleans()),
-    st.builds(Rows, UNCAST, LYING, st.lists(NUMBERS, max_size=3).map(tuple), NUMBERS),
-)
+UPDATED = st.builds(
+    LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 2
+) | st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS)
+MERGED = UPDATED | st.builds(Rows, UNCAST, LYING, st.lists(NUMBERS, max_size=3).map(tuple), NUMBERS)
 RECIPES = st.one_of(
-    UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS, st.booleans()), st.builds(Tolerance, MERGED, WORDS)
+    UNCAST, MERGED, st.builds(Cast, UNCAST | MERGED, WORDS, WORDS), st.builds(Tolerance, UPDATED, WORDS)
 )
 ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
 ROLES = st.sampled_from(get_args(Role))
 REFS = st.builds(Place, st.sampled_from(["folder", "hub"]), WORDS, WORDS, st.sampled_from(["", "a/b/"]), ROLES)
-SPANS = st.lists(st.builds(Span, WORDS, STORED), min_size=1, max_size=3).map(tuple)
-SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS) | st.builds(
-    Extract, WORDS, SPANS, NUMBERS
-)
+SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS)
 SOURCES = st.builds(
     LentSource, REFS, st.lists(st.builds(LentFile, WORDS, NUMBERS), max_size=3).map(tuple), WORDS, st.none() | GRANTS
 )
@@ -76,17 +70,16 @@ PARTS = st.builds(
     st.lists(st.none() | st.binary(max_size=40), max_size=3).map(tuple),
     st.lists(SOURCES, max_size=2).map(tuple),
     st.none() | st.builds(LentDestination, REFS, WORDS, WORDS, WORDS, st.none() | GRANTS),
-    st.booleans(),
+    *[st.booleans()] * 2,
 )
-WORKERS = st.builds(Worker, WORDS, NUMBERS)
 SECONDS = st.floats(0, 1e8)
 READS = st.lists(st.builds(BytesRead, WORDS, NUMBERS, NUMBERS, WORDS), max_size=2).map(tuple)
 COUNTS = st.dictionaries(WORDS, NUMBERS, max_size=3)
 RECORDS = st.builds(ShardRecord, WORDS, NUMBERS, WORDS, st.dictionaries(WORDS, WORDS, max_size=3), READS, COUNTS)
 SAID: st.SearchStrategy[PartEvent] = st.one_of(
-    st.builds(UnderWay, WORKERS, NUMBERS, SECONDS, NUMBERS),
-    st.builds(PartDone, WORKERS, RECORDS, st.builds(Spent, SECONDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)),
-    st.builds(PartFailed, WORKERS, WORDS, WORDS, WORDS, st.booleans()),
+    st.builds(AtWork, WORDS, NUMBERS, WORDS, NUMBERS, SECONDS, NUMBERS),
+    st.builds(PartDone, WORDS, RECORDS, st.builds(Resources, NUMBERS, SECONDS, *[NUMBERS] * 5)),
+    st.builds(PartFailed, WORDS, WORDS, WORDS, WORDS, st.booleans()),
 )
 
 
@@ -107,7 +100,7 @@ def test_what_is_said_of_it_is_the_same_after_its_journey(said: PartEvent) -> No
 
 
 def test_every_kind_of_word_and_of_recipe_is_tried() -> None:
-    assert set(get_args(PartEvent)) == {UnderWay, PartDone, PartFailed}
+    assert set(get_args(PartEvent)) == {AtWork, PartDone, PartFailed}
     assert set(Recipe.kinds.values()) == {Stored, Laid, Fp8, Mxfp4, Cast, LowRank, Dora, Rows, Tolerance}
 
 
@@ -137,8 +130,9 @@ def test_a_worker_is_lent_the_files_that_its_shard_is_made_of_and_no_more(tmp_pa
     source = open_folder(str(tmp_path))
     tensors = [Tensor(name, "F32", shape, recipe) for name, recipe in recipes.items()]
     one, other = Shard("one", tuple(tensors[:-1]), 56), Shard("other", tuple(tensors[-1:]), 16)
-    tasks = tasks_to_read("verify", [one, other], lambda shard: (shard.file.encode(), *shard.tensors, b""), [source])
-    parts = {task.file: parse_part(part_json(task.make())) for task in tasks}
+    pieces = lambda shard: (shard.file.encode(), *shard.tensors, b"")  # noqa: E731
+    made = [part_of(shard, "verify", pieces, [source], NOWHERE, may_overflow=True) for shard in (one, other)]
+    parts = {part.shard.file: parse_part(part_json(part)) for part in made}
     for shard in (one, other):
         assert parts[shard.file].shard == shard
         assert [*pieces_of(parts[shard.file])] == [shard.file.encode(), *shard.tensors, b""]

@@ -2,30 +2,37 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sharding.core.errors import Remedy
+from sharding.core.events import AtWork
 from sharding.core.values import ShardRecord
 from sharding.fleet.crew import Crew
-from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, Spent, Worker, parse_part
+from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, parse_part
+from sharding.report.schema import Resources
 from sharding.storage.folder_source import open_folder
 from tests.folders import result_of
 
 FILES = {f"file{number}": 100 * (number + 1) for number in range(5)}
-HERE = Worker("here", 1)
+NOTHING = Resources(0, 0.0, 0, 0, 0, 0, 0)
 Answer = Callable[[Part, int], list[PartEvent | None]]
 
 
 def done(part: Part, node: str = "here", **spent: Any) -> PartDone:
     record = ShardRecord(part.shard.file, part.shard.bytes, f"hash of {part.shard.file}", {})
-    return PartDone(Worker(node, 1), record, Spent(**spent))
+    return PartDone(node, record, replace(NOTHING, **spent))
+
+
+def working(part: Part, bytes_done: int = 1) -> AtWork:
+    return AtWork("here", 1, part.shard.file, bytes_done, 1.0, 7)
 
 
 def failed(kind: str = "GrantExpired", *, again: bool, hint: str = "", remedy: Remedy | None = None) -> PartFailed:
-    return PartFailed(HERE, kind, "It has ended.", hint, again, remedy)
+    return PartFailed("here", kind, "It has ended.", hint, again, remedy)
 
 
 class Told:

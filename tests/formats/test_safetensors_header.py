@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import HeaderError
-from sharding.formats.safetensors_file import Safetensors, build_header, parse_header
+from sharding.formats.safetensors_file import Safetensors, build_header, header_end, parse_header
 from tests.promises import promise
 from tests.tensors import stored_tensor
 
@@ -195,7 +195,7 @@ def test_a_header_is_written_byte_for_byte_as_safetensors_writes_it(
 ) -> None:
     data = save(tensors, metadata)
     header = parse_header(data, len(data), "x")
-    assert build_header(Safetensors().order(header.tensors), metadata) == data[: header.data_start]
+    assert build_header(Safetensors().order(header.tensors), metadata) == data[: header_end(data, len(data), "f")]
 
 
 def test_every_dtype_has_the_width_that_safetensors_gives_it(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def sharding_info(data: bytes) -> None:
             stored_tensor(name, "U8", shape, path, 100 * number, 100 * number + prod(shape))
             for number, (name, shape) in enumerate(shapes.items())
         )
-        headers.append(Header(tensors, {"DCP_SHARDING_INFO": text.decode(errors="replace")}, 0))
+        headers.append(Header(tensors, {"DCP_SHARDING_INFO": text.decode(errors="replace")}))
         files.append(FileEntry(path, end))
     for tensor in assemble_headers(files, headers):
         assert tensor.bytes == prod(tensor.shape)

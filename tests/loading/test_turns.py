@@ -139,7 +139,7 @@ def test_where_both_do_not_fit_into_memory_a_prediction_is_made_and_marked(
     reason = found.reason_not_measured
     assert reason.startswith("Loading needs about") and "only 1.0 MB are free" in reason
     assert found.verdict.sentence.startswith("Predicted, not measured: ")
-    assert all(side.peak_anon_bytes > 0 for side in found.predicted)
+    assert all(side.peak_anon_bytes > 0 for side in found.predicted.values())
     limited = job.how_to_load(memory_limit="4GB")  # whether it loads under that is what is asked
     assert last(job.compare(*pair, load=limited, rounds=1)).comparison.is_measured
 

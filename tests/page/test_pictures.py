@@ -24,7 +24,7 @@ from sharding.drawing.certificate import paint_certificate
 from sharding.page.results import Showing
 from sharding.page.serving.guard import guarded
 from sharding.page.serving.pictures import Judge, Pictures, certificate_of
-from sharding.page.site import Site
+from sharding.page.site import BADGE, CERTIFICATE, Site
 from sharding.report.files import Result
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_a_loop, random_tensors
@@ -300,10 +300,10 @@ def test_the_details_of_a_result_offer_its_badge_only_where_other_sites_can_open
 
 def test_the_origin_of_a_space_is_its_first_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPACE_HOST", "carol-shard-my-repo.hf.space, models.example")
-    assert Site.from_environment().badge(COPY) == Site.from_environment().certificate(COPY) == ""
+    assert Site.from_environment().drawn(BADGE, COPY) == ""
     monkeypatch.setenv("SPACE_ID", "carol/shard-my-repo")
-    assert Site.from_environment().badge(f"{COPY}@v2") == f"{ORIGIN}/badge.svg?result={COPY}@v2"
-    assert Site.from_environment().certificate(COPY) == f"{ORIGIN}/certificate.png?result={COPY}"
+    assert Site.from_environment().drawn(BADGE, f"{COPY}@v2") == f"{ORIGIN}/badge.svg?result={COPY}@v2"
+    assert Site.from_environment().drawn(CERTIFICATE, COPY) == f"{ORIGIN}/certificate.png?result={COPY}"
 
 
 def test_everything_else_is_passed_on(rooms: Rooms) -> None:

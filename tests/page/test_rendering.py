@@ -16,7 +16,7 @@ from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Component, Content, FileEntry, Finding
-from sharding.desk.forecast import ClassicForecast, Forecast
+from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.drawing.model_map import map_of_plan
 from sharding.page import job_panels, panels
@@ -236,7 +236,8 @@ def test_the_weights_of_each_device_are_drawn_within_its_budget_and_the_table_is
 
 def test_a_plan_is_drawn_beside_the_usual_way_with_what_that_maps() -> None:
     plan = plan_shards([stored_tensor("w", "U8", (1,), "f", 0, 1)], Options(1))
-    html = panels.shards_panel(plan, FORECAST, ClassicForecast("load and save", 600, 1200, 4 * 10**8, 10**9, 2 * 10**9))
+    classic = Forecast(600, 1200, 4 * 10**8, 2 * 10**9, mapped_bytes=10**9, way="load and save")
+    html = panels.shards_panel(plan, FORECAST, classic)
     text = shown_first(html)
     assert "The usual way is load and save." in text and "As measured." in text and "was not run" in text
     assert "Memory This job 100.0 MB The usual way 400.0 MB + 1.0 GB mapped Time" in text

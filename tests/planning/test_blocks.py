@@ -12,7 +12,7 @@ from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.values import Component, Content, Tensor
 from sharding.model_class.architecture import hints_for
-from sharding.planning.order import blocks_around, known_blocks, natural_key
+from sharding.planning.order import blocks_around, natural_key
 from sharding.planning.plan import plan_shards
 from tests import models
 from tests.planning.tensors import STRATEGIES, TENSORS, in_ranks, planned, tensor
@@ -97,7 +97,7 @@ def test_a_scale_is_in_the_block_of_its_weight() -> None:
 def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")
     checkpoint, options = job.inspect(str(source)), Options("60kB", strategy="blocks")
-    known = known_blocks(hints_for(checkpoint, options)[""])
+    known = {saved.name: saved.block for saved in hints_for(checkpoint, options)[""].saved if saved.block}
     numbered = {name: block for name, block in known.items() if block.rpartition(".")[2].isdecimal()}
     by_name = {tensor.name: blocks_around(tensor.name, {})[:1] for tensor in checkpoint.tensors}
     assert {name: [block] for name, block in numbered.items()} == {n: blocks for n, blocks in by_name.items() if blocks}

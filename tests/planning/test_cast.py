@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from sharding import job
-from sharding.core.dtypes import BY_NAME, CASTABLE
+from sharding.core.dtypes import BY_OPTION, CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.planning.cast import cast_tensors, may_overflow
@@ -32,15 +32,15 @@ def test_integers_and_booleans_stay_and_the_plan_counts_what_is_written(tmp_path
     assert [finding.code for finding in report.plan.findings] == ["no-known-loader", "cast-without-class"]
 
 
-@pytest.mark.parametrize("target", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("target", BY_OPTION)
 @pytest.mark.parametrize("stored", CASTABLE)
 def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhere_else(
     stored: str, target: str
 ) -> None:
-    before, after = (getattr(torch, CASTABLE[dtype].torch) for dtype in (stored, target))
+    before, after = (getattr(torch, dtype.torch) for dtype in (CASTABLE[stored], BY_OPTION[target]))
     largest = torch.tensor(torch.finfo(before).max, dtype=before)
     one, steps = (stored_tensor(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, "I64"))
-    tensors = cast_tensors([one, steps], BY_NAME[target].option, {})
+    tensors = cast_tensors([one, steps], target, {})
     assert may_overflow(tensors) == bool(largest.to(after).isinf())
     assert not may_overflow([one, steps])
 

@@ -68,17 +68,21 @@ def shard_of(tensors: Sequence[Tensor], file: str = "out") -> Shard:
     return Shard(file, tuple(tensors), sum(tensor.bytes for tensor in tensors))
 
 
-def moved(shards: Sequence[Shard], *sources: Source) -> tuple[dict[str, bytes], dict[str, ShardRecord]]:
+def moved(
+    shards: Sequence[Shard], *sources: Source, may_overflow: bool = True
+) -> tuple[dict[str, bytes], dict[str, ShardRecord]]:
     """The bytes of shards without headers, and their records, by file."""
     sink = CollectingSink()
-    events = move_shards("transfer", shards, only_tensors, sources, sink)
+    events = move_shards("transfer", shards, only_tensors, sources, sink, may_overflow=may_overflow)
     records = {event.result.file: event.result for event in events if isinstance(event, Done)}
     return {file: bytes(writer.data) for file, writer in sink.writers.items()}, records
 
 
-def outcome(tensors: Sequence[Tensor], *sources: Source) -> tuple[dict[str, bytes], ShardRecord]:
+def outcome(
+    tensors: Sequence[Tensor], *sources: Source, may_overflow: bool = True
+) -> tuple[dict[str, bytes], ShardRecord]:
     """The bytes of `tensors`, made one after another as one shard, by name; and its record."""
-    files, records = moved([shard_of(tensors)], *sources)
+    files, records = moved([shard_of(tensors)], *sources, may_overflow=may_overflow)
     data, at = dict[str, bytes](), 0
     for tensor in tensors:
         data[tensor.name] = files["out"][at : at + tensor.bytes]

@@ -64,7 +64,7 @@ def test_every_kind_of_number_is_cast_as_torch_does_whatever_comes_at_a_time(sto
     expected = numbers.to(torch_dtype(after))
     count = int((expected.isinf() & numbers.double().isfinite()).sum())
     data = bits(numbers)[2]
-    tensor = tensor_of(Cast(whole(data), stored, after, may_overflow=True), after)
+    tensor = tensor_of(Cast(whole(data), stored, after), after)
     for chunk, batch in ((1 << 20, 1 << 20), (10_007, 1 << 20), (1 << 20, 70_001)):
         found, record = outcome([tensor], ShortChunks(data, chunk, batch))
         assert found["w"] == bits(expected.masked_fill(expected.isnan(), float("nan")))[2]
@@ -90,13 +90,13 @@ def numbers(count: int, *large: int) -> np.ndarray:
     return array
 
 
-def casting(arrays: dict[str, np.ndarray], *, may_overflow: bool = True) -> tuple[dict[str, Tensor], ShortChunks]:
+def casting(arrays: dict[str, np.ndarray]) -> tuple[dict[str, Tensor], ShortChunks]:
     """`arrays` one after another in a file, as fp16; and the file, of which what lies between is read too."""
     stored, end = [], 0
     for name, array in arrays.items():
         stored.append(stored_tensor(name, "F32", array.shape, FILE, end, end + array.nbytes))
         end += array.nbytes
-    after = cast_tensors(stored, "fp16", {}, may_overflow=may_overflow)
+    after = cast_tensors(stored, "fp16", {})
     source = ShortChunks(b"".join(array.tobytes() for array in arrays.values()), 1001, batch_bytes=4096)
     source.join_gap_bytes = 4096
     return {tensor.name: tensor for tensor in after}, source
@@ -129,10 +129,10 @@ def test_what_lies_between_the_tensors_of_a_shard_is_counted_with_its_own_shard(
     ids=["one", "all", "far apart"],
 )
 def test_a_refusal_says_how_many_the_whole_tensor_has(count: int, large: list[int], words: str) -> None:
-    tensors, source = casting({"a": numbers(9), "b": numbers(count, *large), "c": numbers(9, 1)}, may_overflow=False)
+    tensors, source = casting({"a": numbers(9), "b": numbers(count, *large), "c": numbers(9, 1)})
     source.batch_bytes = 1 << 20
     with pytest.raises(OverflowRefused, match=f"^b has {words} large for float16") as refusal:
-        outcome(list(tensors.values()), source)
+        outcome(list(tensors.values()), source, may_overflow=False)
     assert "bf16" in refusal.value.hint and "--allow-overflow" in refusal.value.hint
     assert outcome([tensors["a"]], source)[1].overflowed == {}
 

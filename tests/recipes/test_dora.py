@@ -41,7 +41,7 @@ def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
     norm = torch.linalg.norm((weight.T if transposed else weight) + change, dim=1)
     factors = (magnitude.float() / norm).view(-1, 1)
     total = factors.T * (weight + change.T) if transposed else factors * (weight + change)
-    recipe = Dora(of, dtype, (rows, columns), update, of_m, adapter, may_overflow=True)
+    recipe = Dora(of, dtype, (rows, columns), update, of_m, adapter)
     expected = bits(with_one_nan(total.to(weight.dtype)))[2]
     assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == expected
     assert recipe.is_whole == transposed

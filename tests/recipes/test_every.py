@@ -46,7 +46,7 @@ EVERY: dict[str, Recipe] = {
     "mxfp4": Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 1, 3, 2),
     "mxfp4 of more experts": Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 3, 1, 2),
     "cast": Cast(Stored(0, "a", 0, 32), "F32", "BF16"),
-    "cast further": Cast(Stored(0, "a", 0, 32), "F32", "F16", may_overflow=True),
+    "cast further": Cast(Stored(0, "a", 0, 32), "F32", "F16"),
     "cast of a view": Cast(TURNED, "F32", "BF16"),
     "cast of fp8": Cast(Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"), "F32", "BF16"),
     "cast of mxfp4": Cast(Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 1, 3, 2), "F32", "BF16"),
@@ -60,10 +60,8 @@ EVERY: dict[str, Recipe] = {
     ),
     "updated fp8": LowRank(Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "BF16"), "BF16", (4, 8), (UPDATE,)),
     "cast of updated": Cast(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "F32", "BF16"),
-    "dora": Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32", may_overflow=True),
-    "dora, transposed": Dora(
-        NUMBERS, "F32", (8, 4), replace(UPDATE, last_row=8, transposed=True), LENGTHS, "F32", may_overflow=True
-    ),
+    "dora": Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32"),
+    "dora, transposed": Dora(NUMBERS, "F32", (8, 4), replace(UPDATE, last_row=8, transposed=True), LENGTHS, "F32"),
     "tolerance": Tolerance(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "F32"),
     "tolerance of a cast": Tolerance(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "BF16"),
     "tolerance of a dora": Tolerance(Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32"), "F32"),
@@ -115,13 +113,6 @@ def test_it_says_in_words_what_it_does() -> None:
         assert LowRank(NUMBERS, "F32", (4, 8), (UPDATE,) * count).words((4, 8)).endswith(more)
     one = Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 8), (3,), 8)
     assert "; 2 rows from " in words["rows"] and "; 1 row from " in one.words((4, 8))
-
-
-def test_that_numbers_may_overflow_makes_no_other_bytes_and_no_other_key() -> None:
-    cast = Cast(Stored(0, "a", 0, 32), "F32", "BF16")
-    assert cast._replace(may_overflow=True).key() == cast.key()
-    for kind in ("updated", "dora"):
-        assert replace(EVERY[kind], may_overflow=True).key() == replace(EVERY[kind], may_overflow=False).key()  # type: ignore[type-var]
 
 
 def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:

@@ -26,7 +26,7 @@ from tests.inhouse import InHouse
 def transfer_of(finished: int) -> Callable[..., Iterator[Progress]]:
     """A transfer that has finished so many shards, is at the next, and gets no further."""
 
-    def transfer(prepared: Any, target: Any, kept: Any) -> Iterator[Progress]:
+    def transfer(prepared: Any, target: Any, kept: Any, _: Any) -> Iterator[Progress]:
         for number, one in enumerate(prepared.plan.shards[: finished + 1]):
             writer = target.open_shard(one.file)
             writer.write(b"bytes")

@@ -17,7 +17,7 @@ from sharding.job import Event
 from sharding.localhub import records
 from sharding.report.schema import Report
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
-from sharding.storage.records import record_line
+from sharding.storage.records import line_of
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, kept, until_shard
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
@@ -54,13 +54,13 @@ def run_again(hub: InHouse, name: str, source: str = SOURCE) -> int:
 @pytest.mark.parametrize(
     ("vanish", "says"),
     [
-        (lambda hub, source: hub.api().super_squash_history(source), "has no revision '"),
+        (lambda hub, source: [hub.api().delete_repo(source), hub.api().create_repo(source)], "has no revision '"),
         (lambda hub, source: hub.api().delete_repo(source), "does not exist"),
     ],
-    ids=["rewritten history", "deleted repo"],
+    ids=["repo made anew", "deleted repo"],
 )
 def test_a_source_that_vanishes_ends_the_job_and_keeps_what_was_moved(
-    hub: InHouse, name: str, folder: Path, vanish: Callable[[InHouse, str], None], says: str
+    hub: InHouse, name: str, folder: Path, vanish: Callable[[InHouse, str], object], says: str
 ) -> None:
     source = push(hub, folder, f"{name}-source")
     events, _ = begun(hub, name, source)
@@ -179,7 +179,7 @@ def test_a_record_of_what_is_no_part_of_the_job_is_passed_over(hub: InHouse, nam
     (stored,) = [file for file in hub.api().list_repo_tree(name, revision=STAGING_BRANCH) if file.path == shown.file]
     foreign = ShardRecord("model-00099-of-00099.safetensors", stored.size, stored.lfs.sha256, {})  # type: ignore[union-attr]
     wrong = ShardRecord(shown.file, stored.size, stored.lfs.sha256, {"no.such.tensor": "0" * 64})  # type: ignore[union-attr]
-    notes = [(f"{RECORDS}{one.file}.json", record_line(one)) for one in (foreign, wrong)]
+    notes = [(f"{RECORDS}{one.file}.json", line_of(one)) for one in (foreign, wrong)]
     commit(hub, name, *notes, (f"{RECORDS}nonsense.json", b'{"file": 3'), ("notes.bin", b"anything" * 100))
     commit(hub, name, (foreign.file, staged(hub, name, shown.file, tmp_path)))
     run_again(hub, name)

@@ -93,7 +93,7 @@ def test_what_cannot_be_noted_names_the_folder(checkpoint: Path, out: Path, monk
     def full(*_: object) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr("sharding.storage.folder_writing.write_whole", full)
+    monkeypatch.setattr("sharding.storage.folder_writing.write_synced", full)
     with pytest.raises(DestinationError, match=f"disk of {out} is full"):
         finish(job.shard(str(checkpoint), str(out), "60kB"))
 

@@ -13,9 +13,10 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.options import Options
+from sharding.core.values import ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_writing import explained, part_path, record_path, sync_folders, write_synced, write_whole
+from sharding.storage.folder_writing import FolderSink, explained, part_path, record_path, sync_folders, write_synced
 from tests.conftest import listing
 from tests.folders import staged
 from tests.storage.publications import begun, written
@@ -163,8 +164,9 @@ def test_a_file_is_written_once_it_and_its_name_are_on_disk(tmp_path: Path, monk
     assert write_synced(tmp_path / "one", [b"abc", b"", b"defg"]) == 7
     assert deeds == [("one", 7)] and (tmp_path / "one").read_bytes() == b"abcdefg"
     deeds.clear()
-    assert write_whole(tmp_path / "two", [b"abc", b"d"], tmp_path / "two.part") == 4
-    assert deeds == [("two.part", 4), ("named", "two")] and not (tmp_path / "two.part").exists()
+    staged(tmp_path).mkdir()
+    size = FolderSink(tmp_path, "plan")._put_record(ShardRecord("two", 4, "", {}))
+    assert [deed[1] for deed in deeds[:2]] == [size, record_path(tmp_path, "two", "plan").name]
     deeds.clear()
     for name in ("b", "a"):
         (tmp_path / name).mkdir()

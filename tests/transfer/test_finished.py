@@ -5,14 +5,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sharding import job
 from sharding.core.events import Progress, ShardFinished
-from sharding.core.values import Plan, Shard, ShardRecord
+from sharding.core.options import Options
+from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.lanes import Done
-from sharding.transfer.stream import in_plan_order
+from sharding.transfer.stream import NOWHERE, transfer
+from tests.folders import all_of
 
 
 def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: Path, tmp_path: Path) -> None:
@@ -31,39 +34,29 @@ def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: 
         assert event.file == f"model-{event.number:05d}-of-{event.shards:05d}.safetensors"
 
 
-def plan_of(shards: list[Shard]) -> Plan:
-    return SimpleNamespace(shards=tuple(shards))  # type: ignore[return-value]
+def prepared_of(shards: list[Shard]) -> Any:
+    plan = SimpleNamespace(shards=tuple(shards), format="safetensors", options=Options())
+    return SimpleNamespace(plan=plan, sources=())
 
 
 @pytest.mark.parametrize("kept", [(), (1,), (0, 4)])
 def test_finished_shards_are_told_once_in_the_order_of_the_plan_as_soon_as_that_can_be(kept: tuple[int, ...]) -> None:
     shards = [Shard(f"out{n}", (), n) for n in range(6)]
     records = [ShardRecord(shard.file, n, f"{n}" * 64, {}) for n, shard in enumerate(shards)]
-    still, told_when = Progress("transfer", 1, 9, "", 1.0, 8.0), dict[str, int]()
+    still = Progress("transfer", 1, 9, "", 1.0, 8.0)
     order = [n for n in (3, 2, 0, 5, 4, 1) if n not in kept]
 
-    def moving(todo: list[Shard]) -> Iterator[Progress | Done[ShardRecord]]:
+    def move(_: str, todo: list[Shard], *others: Any) -> Iterator[Progress | Done[ShardRecord]]:
         assert todo == [shard for n, shard in enumerate(shards) if n not in kept]
         for n in order:
             yield Done(0, records[n])
             yield still
 
-    told: list[ShardFinished] = []
-    work = in_plan_order(plan_of(shards), {shards[n].file: records[n] for n in reversed(kept)}, moving)
-    steps = 0
-    while True:
-        try:
-            event = next(work)
-        except StopIteration as end:
-            found = end.value
-            break
-        if event is still:
-            steps += 1
-        else:
-            assert isinstance(event, ShardFinished)
-            told_when[event.file] = steps
-            told.append(event)
-    assert steps == len(order)
+    before = {shards[n].file: records[n] for n in reversed(kept)}
+    events, found = all_of(transfer(prepared_of(shards), NOWHERE, before, move))  # type: ignore[arg-type]
+    told = [event for event in events if event is not still]
+    told_when = {event.file: events[: events.index(event)].count(still) for event in told}
+    assert events.count(still) == len(order)
     assert list(found.items()) == [(record.file, record) for record in records]
     assert {event for event in told if event.kept} == {
         ShardFinished(f"out{n}", n, f"{n}" * 64, n + 1, 6, kept=True) for n in kept

@@ -10,11 +10,12 @@ from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.protocols import Source
-from sharding.core.values import Outline, Piece, Shard, ShardRecord
+from sharding.core.values import Piece, Shard, ShardRecord
 from sharding.transfer.lanes import Done
 from sharding.transfer.making import BATCHES_AHEAD
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.stream import digest_shards, move_shards
+from sharding.transfer.stream import move_shards
+from sharding.verify.digests import ThisMachine
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
 from tests.promises import promise
@@ -92,7 +93,7 @@ def some_shards(count: int, size: int = 64) -> tuple[Memory, list[Shard]]:
     return Memory(b"", files), shards
 
 
-def pieces_of(shard: Outline) -> Iterator[Piece]:
+def pieces_of(shard: Shard) -> Iterator[Piece]:
     yield HEADER
     yield from shard.tensors
 
@@ -113,7 +114,7 @@ def test_a_shard_is_its_header_and_its_tensors_and_its_record_says_what_it_is() 
         sha256 = hashlib.sha256(HEADER + data).hexdigest()
         assert records[shard.file] == ShardRecord(shard.file, 64 + len(HEADER), sha256, digests)
     assert {record.file: record for record in sink.records} == records and len(sink.records) == 3
-    assert result_of(digest_shards(shards, pieces_of, [source])) == records
+    assert result_of(ThisMachine().digest_shards(shards, pieces_of, [source])) == records
     assert sink.aborted == []
 
 

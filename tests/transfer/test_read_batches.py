@@ -27,10 +27,10 @@ def extents(draw: st.DrawFn) -> list[Extent]:
 def absolute(batch: Batch) -> list[Extent]:
     """Where the pieces of a batch lie in the source."""
     places = []
-    for piece in batch.pieces:
-        source, file, start, end = batch.ranges[piece.range_index]
-        assert start + piece.end_byte <= end
-        places.append(Extent(source, file, start + piece.start_byte, start + piece.end_byte))
+    for index, part in batch.pieces:
+        source, file, start, end = batch.ranges[index]
+        assert start + part.stop <= end
+        places.append(Extent(source, file, start + part.start, start + part.stop))
     return places
 
 
@@ -52,7 +52,7 @@ def test_a_batch_is_used_in_the_order_asked_for_and_bytes_wanted_twice_are_fetch
 @given(extents())
 def test_a_batch_is_bounded_with_the_gaps_that_it_reads_through(wanted: list[Extent]) -> None:
     for batch in read_batches(wanted, BATCH, GAP):
-        assert sum(piece.end_byte - piece.start_byte for piece in batch.pieces) <= BATCH
+        assert sum(part.stop - part.start for _, part in batch.pieces) <= BATCH
         assert batch.fetched_bytes == sum(end - start for _, _, start, end in batch.ranges) <= 2 * BATCH
 
 
@@ -99,7 +99,7 @@ def test_a_batch_is_filled_to_its_last_byte_and_no_further() -> None:
         ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
         wanted = [stretch(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         batches = list(read_batches(wanted, BATCH, GAP))
-        assert [sum(piece.end_byte - piece.start_byte for piece in batch.pieces) for batch in batches] == filled
+        assert [sum(part.stop - part.start for _, part in batch.pieces) for batch in batches] == filled
 
 
 def test_what_lies_at_one_place_of_two_files_or_sources_is_not_joined() -> None:

@@ -88,7 +88,7 @@ def test_tensors_have_their_digests_wherever_pieces_end(tmp_path: Path, size: in
     for tensor in TENSORS:
         digest = found[tensor.name]
         assert (digest.dtype, digest.shape) == (tensor.dtype, tensor.shape)
-        assert digest.digest == b3(DATA[tensor.file][place_of(tensor).start_byte : place_of(tensor).end_byte])
+        assert digest.blake3 == b3(DATA[tensor.file][place_of(tensor).start_byte : place_of(tensor).end_byte])
     assert source.given == 4 * 5000, "each byte is read once"
 
 

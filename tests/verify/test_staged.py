@@ -25,7 +25,7 @@ from sharding.transfer.stream import only_tensors
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import ReadBack, compare_with_original, read_back_meanwhile
 from tests.conftest import Tensors, write_checkpoint
-from tests.folders import result_of
+from tests.folders import all_of, result_of
 from tests.tensors import plan_of
 
 ELEMENTS = XET_LEAST_BYTES // 4
@@ -75,12 +75,8 @@ def reading_back(moving: Moving, plan: Plan, stores: dict[str, Store]) -> Any:
 
 
 def outcome(moving: Moving, plan: Plan, stores: dict[str, Store]) -> tuple[list[Any], ReadBack]:
-    events, reading = [], reading_back(moving, plan, stores)
-    while True:
-        try:
-            events.append(next(reading))
-        except StopIteration as end:
-            return events, end.value[1]
+    events, (_, read) = all_of(reading_back(moving, plan, stores))
+    return events, read
 
 
 def test_what_is_read_back_are_the_tensors_where_they_lie(copy: Copy) -> None:

@@ -17,17 +17,18 @@ READERS: tuple[Reader, ...] = (RankSafetensors(), Dcp(), Safetensors(), TorchBin
 
 def reader_of(paths: Sequence[str], *, of_run: bool) -> Reader:
     """Return the reader for these files. Only `of_run`, a name that the ranks of a training run use means anything."""
-    return next(reader for reader in READERS if reader.takes(paths) and any(map(reader.is_of_run, paths)) == of_run)
+    readers = (reader for reader in READERS if reader.of_run == of_run)
+    return next(reader for reader in readers if all(map(reader.names.fullmatch, paths)))
 
 
 def files_of_run(inside: Sequence[str]) -> list[str]:
     """Return what the ranks of a training run saved among the files `inside` a folder. Raises SourceError."""
-    return next(filter(None, (reader.finds(inside) for reader in READERS)), [])
+    return next(filter(None, (reader.finds(inside) for reader in READERS if reader.of_run)), [])
 
 
 def is_of_run(name: str) -> bool:
     """Return whether the ranks of a training run saved a file of this name (without its folder)."""
-    return any(reader.is_of_run(name) for reader in READERS)
+    return any(reader.of_run and reader.names.fullmatch(name) for reader in READERS)
 
 
 def trained_folder(paths: Collection[str]) -> str | None:

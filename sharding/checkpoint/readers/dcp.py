@@ -1,12 +1,12 @@
 """Read a checkpoint of torch.distributed.checkpoint: `.metadata`, and the pieces that it locates in `.distcp` files."""
 
-from collections.abc import Sequence
+import re
 
 from typing_extensions import override
 
 from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import refuse_long
-from sharding.checkpoint.state_dict import final_names, left_out_of, model_names, pieces_joined, renamed, state_in
+from sharding.checkpoint.state_dict import final_names, findings_on_run, model_names, state_in
 from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DCP_BYTES
@@ -21,17 +21,8 @@ from sharding.formats.torch_globals import PickleRefused
 class Dcp(Reader):
     """A folder that torch.distributed.checkpoint saved."""
 
-    @override
-    def is_of_run(self, name: str) -> bool:
-        return name == DCP_METADATA_NAME
-
-    @override
-    def finds(self, inside: Sequence[str]) -> list[str]:
-        return [path for path in inside if path == DCP_METADATA_NAME]
-
-    @override
-    def takes(self, paths: Sequence[str]) -> bool:
-        return list(paths) == [DCP_METADATA_NAME]
+    names = re.compile(re.escape(DCP_METADATA_NAME))
+    of_run = True
 
     @override
     def read(self, found: Found) -> Weights:
@@ -64,5 +55,4 @@ class Dcp(Reader):
         files = [by_path[name] for name in sorted({chunk.file for entry in weights for chunk in entry.chunks})]
         sizes = {entry.name: sum(chunk.bytes for chunk in entry.chunks) for entry in metadata.entries}
         left_out = {name: size for name, size in sizes.items() if name in state}
-        findings = [pieces_joined(files, tensors), *left_out_of(left_out, metadata.others), *renamed(names)]
-        return Weights(files, tensors, findings)
+        return Weights(files, tensors, list(findings_on_run(files, tensors, left_out, metadata.others, names)))

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import merge_metadata, read_headers
-from sharding.checkpoint.state_dict import final_names, left_out_of, pieces_joined, renamed, state_in
+from sharding.checkpoint.state_dict import final_names, findings_on_run, state_in
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Finding
@@ -19,21 +19,16 @@ from sharding.formats.rank_boxes import assemble_headers, missing_names, without
 class RankSafetensors(Reader):
     """Files of torch's HuggingFaceStorageWriter: `shard-00001-model-00001-of-00002.safetensors`."""
 
-    @override
-    def is_of_run(self, name: str) -> bool:
-        return RANK_SHARD_NAME.fullmatch(name) is not None
+    names = RANK_SHARD_NAME
+    of_run = True
 
     @override
     def finds(self, inside: Sequence[str]) -> list[str]:
-        ranks = {path: match["count"] for path in inside if (match := RANK_SHARD_NAME.fullmatch(path))}
-        if len(counts := sorted({*ranks.values()})) > 1:
+        counts = sorted({match["count"] for path in inside if (match := self.names.fullmatch(path))})
+        if len(counts) > 1:
             message = f"The folder has rank files of several saves, with {' and '.join(counts)} files each."
             raise SourceError(message, "Keep the files of each save in their own folder.")
-        return sorted(ranks)
-
-    @override
-    def takes(self, paths: Sequence[str]) -> bool:
-        return all(map(RANK_SHARD_NAME.fullmatch, paths))
+        return super().finds(inside)
 
     @override
     def read(self, found: Found) -> Weights:
@@ -49,7 +44,7 @@ class RankSafetensors(Reader):
             of_model.append(replace(header, tensors=tuple(tensor for tensor in header.tensors if tensor.name in names)))
             left_out.update({tensor.name: tensor.bytes for tensor in header.tensors if tensor.name in state})
         tensors = [tensor._replace(name=names[tensor.name]) for tensor in assemble_headers(files, of_model)]
-        findings = [pieces_joined(files, tensors), *left_out_of(left_out, ()), *renamed(names)]
+        findings = list(findings_on_run(files, tensors, left_out, (), names))
         missing, number = missing_names(files)
         if number:
             message = f"Some ranks saved fewer files than others. Missing files: {name_some(missing, total=number)}."

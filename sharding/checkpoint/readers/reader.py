@@ -1,5 +1,6 @@
 """The protocol of a reader: how weights of one kind are recognised and read."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -42,18 +43,17 @@ class Found:
 
 
 class Reader(Protocol):
-    """A kind of weight files."""
+    """A kind of weight files: those whose path matches `names`. With `of_run`, the ranks of a training run saved them.
 
-    def is_of_run(self, name: str) -> bool:
-        """Return whether the ranks of a training run saved a file of this name (without its folder) in this form."""
-        return False
+    A file of a run lies at the top of its source.
+    """
+
+    names: re.Pattern[str]
+    of_run: bool = False
 
     def finds(self, inside: Sequence[str]) -> list[str]:
-        """Return the files of a run among those `inside` a folder, as the reader wants them. Raises SourceError."""
-        return []
-
-    def takes(self, paths: Sequence[str]) -> bool:
-        """Return whether it reads these files."""
+        """Return its files among those `inside` a folder, in the order in which it reads them. Raises SourceError."""
+        return sorted(filter(self.names.fullmatch, inside))
 
     def read(self, found: Found) -> Weights:
         """Return the weights in these files, without their bytes. Raises SourceError, HeaderError, TooManyTensors."""

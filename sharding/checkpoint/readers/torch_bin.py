@@ -1,6 +1,6 @@
 """Read the files of torch.save, each with its pickle, by no other means than torch's weights-only reader allows."""
 
-from collections.abc import Sequence
+import re
 
 from typing_extensions import override
 
@@ -14,9 +14,7 @@ from sharding.model_class.class_table import ties
 class TorchBin(Reader):
     """Files of torch.save: `pytorch_model.bin` and its shards."""
 
-    @override
-    def takes(self, paths: Sequence[str]) -> bool:
-        return all(path.endswith(".bin") for path in paths)
+    names = re.compile(r".*\.bin", re.DOTALL)
 
     @override
     def read(self, found: Found) -> Weights:

@@ -5,7 +5,6 @@ the fork. A process that starts anew is for a single one, for a memory limit, wh
 systems on which a fork of a process with these libraries may fail.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -26,58 +25,51 @@ from sharding.loading.probe import child
 from sharding.loading.probe.memory import Cap, drop, memory_cap
 
 _SAMPLE_SECONDS = 0.015
+_LONGEST_SECONDS = 3600.0
 _WEIGHTS = (".safetensors", ".bin")
 
 
 def main() -> None:
-    """Probe each folder. The exit status is 0 for every outcome, because a load that fails is an answer too."""
-    parser = argparse.ArgumentParser(prog="python -m sharding.loading.probe", description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--method", choices=child.METHODS, default="from_pretrained")
-    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], help="default: as it is stored")
-    parser.add_argument("--no-mmap", action="store_true", help="switch memory mapping off")
-    parser.add_argument("--max-memory", type=int, metavar="BYTES", help="offload: limit for weights kept in memory")
-    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="limit for the whole process")
-    parser.add_argument("--limit-by", choices=["cgroup", "rlimit"], help="default: a cgroup if one can be created")
-    parser.add_argument("--cold", action="store_true", help="drop the weights from the page cache first")
-    parser.add_argument("--tokens", type=int, default=4, help="how many tokens to generate (default: 4)")
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the process that loads ends too
-    in_forks = len(arguments.folders) > 1 and not arguments.memory_limit and sys.platform == "linux"
-    started = time.monotonic()
-    if in_forks:
-        child.import_libraries()
-    import_seconds = time.monotonic() - started if in_forks else None
-    for folder in arguments.folders:
-        said = watch(folder, arguments, import_seconds)
-        sys.stdout.write(json.dumps(said) + "\n")
-        sys.stdout.flush()
+    """Probe the folders in all arguments but the last, which says how: the fields of `measure.Load` as JSON.
 
-
-def watch(folder: Path, arguments: argparse.Namespace, import_seconds: float | None) -> dict[str, Any]:
-    """Load `folder` in a new process; return its facts, its cost and its memory over time.
-
-    The process is a fork of this one if `import_seconds`, the time that imports took here, is given.
+    The exit status is 0 for every outcome, because a load that fails is an answer too.
     """
-    cache = drop(path for path in folder.iterdir() if path.name.endswith(_WEIGHTS)) if arguments.cold else "warm"
+    *folders, how = sys.argv[1:]
+    asked: dict[str, Any] = json.loads(how)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the process that loads ends too
+    import_seconds, started = None, time.monotonic()
+    if len(folders) > 1 and not asked["memory_limit_bytes"] and sys.platform == "linux":
+        child.import_libraries()
+        import_seconds = time.monotonic() - started
+    for folder in folders:
+        print(json.dumps(watch(Path(folder), asked, import_seconds)), flush=True)
+
+
+def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = None) -> dict[str, Any]:
+    """Load `folder` as `asked` in a new process; return its facts, its cost and its memory over time.
+
+    The process is a fork of this one if `import_seconds` is given, the time that imports took here. A limit of memory
+    can be `limit_by` a "cgroup" or an "rlimit". Without that it is a cgroup if one can be created.
+    """
+    cache = drop(path for path in folder.iterdir() if path.name.endswith(_WEIGHTS)) if asked["cold"] else "warm"
     with ExitStack() as stack:
         cap = None
-        if arguments.memory_limit:
-            cap = stack.enter_context(memory_cap(arguments.memory_limit, arguments.limit_by))
+        if asked["memory_limit_bytes"]:
+            cap = stack.enter_context(memory_cap(asked["memory_limit_bytes"], asked.get("limit_by")))
         errors = stack.enter_context(TemporaryFile())
         reading, writing = os.pipe()
-        asked = json.dumps({**vars(arguments), "folders": [], "folder": folder, "said": writing}, default=str)
+        order = json.dumps({**asked, "folder": str(folder), "said": writing})
         started = time.monotonic()
-        process = (
-            _Fresh(asked, writing, errors.fileno(), cap) if import_seconds is None else _Fork(asked, errors.fileno())
-        )
+        if import_seconds is None:
+            process: _Fresh | _Fork = _Fresh(order, writing, errors.fileno(), cap)
+        else:
+            process = _Fork(order, errors.fileno())
         os.close(writing)
-        samples, timed_out = _Samples(process.pid, started, cap), False
+        samples, timed_out = _Samples(process.pid, started), False
         try:
             while process.is_running():
                 samples.take()
-                timed_out = time.monotonic() - started > arguments.timeout
+                timed_out = time.monotonic() - started > _LONGEST_SECONDS
                 if timed_out:
                     process.kill()
                 time.sleep(_SAMPLE_SECONDS)
@@ -104,10 +96,10 @@ def watch(folder: Path, arguments: argparse.Namespace, import_seconds: float | N
             facts["message"] = f"It used too much memory in the phase {phase}, so the kernel killed it."
     return {
         **facts,
-        "method": arguments.method,
-        "dtype_asked": arguments.dtype,
+        "method": asked["method"],
+        "dtype_asked": asked["dtype"],
         "cache": cache,
-        "memory_limit": {"bytes": arguments.memory_limit, "by": cap.by} if cap else None,
+        "memory_limited_by": cap.by if cap else None,
         "seconds": {"start": first - started if phases else samples.last, **spans, "total": samples.last},
         **samples.results(phases.get("load", started)),
     }
@@ -116,9 +108,9 @@ def watch(folder: Path, arguments: argparse.Namespace, import_seconds: float | N
 class _Fresh:
     """A new process that imports the libraries and loads."""
 
-    def __init__(self, asked: str, writing: int, errors: int, cap: Cap | None) -> None:
+    def __init__(self, order: str, writing: int, errors: int, cap: Cap | None) -> None:
         self._process = subprocess.Popen(
-            child_command("sharding.loading.probe.child", asked),
+            child_command("sharding.loading.probe.child", order),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -135,8 +127,8 @@ class _Fresh:
 class _Fork:
     """A fork of this process, which has imported the libraries."""
 
-    def __init__(self, asked: str, errors: int) -> None:
-        self._process = ForkProcess(target=_load, args=(asked, errors))
+    def __init__(self, order: str, errors: int) -> None:
+        self._process = ForkProcess(target=_load, args=(order, errors))
         self._process.start()
         assert self._process.pid, "it has started"
         self.pid, self.kill, self.is_running = self._process.pid, self._process.kill, self._process.is_alive
@@ -147,23 +139,22 @@ class _Fork:
         return self._process.exitcode
 
 
-def _load(asked: str, errors: int) -> None:
+def _load(order: str, errors: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
         os.dup2(errors, number)
-    child.load(json.loads(asked))
+    child.load(json.loads(order))
 
 
 class _Samples:
     """The memory of one process over time."""
 
-    def __init__(self, pid: int, started: float, cap: Cap | None) -> None:
+    def __init__(self, pid: int, started: float) -> None:
         self._process, self._status = psutil.Process(pid), Path(f"/proc/{pid}/status")
-        self._has_proc, self._started, self._cap = self._status.exists(), started, cap
+        self._has_proc, self._started = self._status.exists(), started
         self._curve: list[tuple[float, int, int, int]] = []
-        self._peak_cgroup = self._peak_kernel = 0
-        self.last = 0.0
+        self._peak_kernel, self.last = 0, 0.0
 
     def take(self) -> None:
         """Record the current anonymous, file-mapped and total memory."""
@@ -173,22 +164,16 @@ class _Samples:
             return
         self.last = time.monotonic() - self._started
         self._curve.append((round(self.last, 4), anon, file, total))
-        if self._cap:
-            self._peak_cgroup = max(self._peak_cgroup, self._cap.anon_bytes or 0)
 
     def results(self, since: float) -> dict[str, Any]:
         """Return the peaks, and the curve from `since` on: seconds, anonymous, file-mapped and total bytes."""
-        anon, file, total = (max((row[column] for row in self._curve), default=0) for column in (1, 2, 3))
         late = since - self._started
-        curve = [(round(at - late, 4), *sizes) for at, *sizes in self._curve if at >= late]
+        anon, file, total = (max((row[column] for row in self._curve), default=0) for column in (1, 2, 3))
         return {
             "peak_anon_bytes": anon,
             "peak_file_bytes": file,
             "peak_total_bytes": max(total, self._peak_kernel),
-            "cgroup_peak_anon_bytes": self._peak_cgroup or None,
-            "memory_by": "/proc/PID/status" if self._has_proc else "psutil: unique and resident set size",
-            "samples_per_second": round(len(self._curve) / self.last, 1) if self.last else 0.0,
-            "curve": curve,
+            "curve": [(round(at - late, 4), *sizes) for at, *sizes in self._curve if at >= late],
         }
 
     def _from_proc(self) -> tuple[int, int, int]:

@@ -57,7 +57,7 @@ def load(asked: dict[str, Any]) -> None:
         say(outcome="out-of-memory", message=str(error) or "No memory was left.")
     except Exception as error:  # any error of a library is an answer of this probe
         refused = any(words in str(error) for words in ("memory", "Cannot allocate"))
-        outcome = "out-of-memory" if refused and asked["memory_limit"] else "failed"
+        outcome = "out-of-memory" if refused and asked["memory_limit_bytes"] else "failed"
         say(outcome=outcome, message=f"{type(error).__name__}: {error}"[:1000])
 
 
@@ -98,15 +98,17 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
         model.eval()
         say(phase="forward", at=time.monotonic(), **_weights(model, files))
         with torch.inference_mode():
-            inputs, new = _fixed_inputs(model), asked["tokens"]
+            inputs = _fixed_inputs(model)
             output = model(**inputs)[0].contiguous()
             data = f"{output.dtype} {tuple(output.shape)} ".encode() + output.view(torch.uint8).numpy().tobytes()
             say(logits_sha256=hashlib.sha256(data).hexdigest())
             del output, data  # they are no part of what generating costs
             say(phase="tokens", at=time.monotonic())
-            if model.can_generate() and model.main_input_name == "input_ids" and new:
+            if model.can_generate() and model.main_input_name == "input_ids":
                 text = inputs["input_ids"]
-                made = model.generate(input_ids=text, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+                made = model.generate(
+                    input_ids=text, max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False
+                )
                 say(tokens=made[0].tolist())
         say(disk_bytes_read=None if read_bytes is None else (_proc_number(*_READ_BYTES) or 0) - read_bytes)
 
@@ -117,11 +119,12 @@ _Loaded = tuple[Any, Collection[str]]  # A model, and the names of its weights t
 
 
 def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> _Loaded:
-    options: dict[str, Any] = {"disable_mmap": asked["no_mmap"] or None}
+    options: dict[str, Any] = {"disable_mmap": not asked["with_mapping"] or None}
     if asked["method"] == "offload":
-        if not asked["max_memory"]:
+        if not asked["max_memory_bytes"]:
             raise Unsupported("Offloading needs a limit for the weights that stay in memory.")
-        options = {"device_map": "auto", "max_memory": {"cpu": asked["max_memory"]}, "offload_folder": asked["offload"]}
+        limits = {"cpu": asked["max_memory_bytes"]}
+        options = {"device_map": "auto", "max_memory": limits, "offload_folder": asked["offload"]}
     options |= {"low_cpu_mem_usage": True, "output_loading_info": True, "local_files_only": True}
     model, info = cls.from_pretrained(folder, dtype=dtype or "auto", **options)
     return model, info["missing_keys"]
@@ -160,7 +163,7 @@ def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str
 
     model = _empty(cls, config, dtype)
     for file in weight_files(folder, asked["method"]):
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=not asked["no_mmap"])
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=asked["with_mapping"])
         if dtype is not None:
             state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
         model.load_state_dict(state, strict=False, assign=True)
@@ -194,16 +197,13 @@ def _on_meta(model: Any) -> list[str]:
 
 
 def _weights(model: Any, files: list[Path]) -> dict[str, Any]:
-    """Return the weights of a model: bytes, dtypes, and how many bytes are still in the mapped files."""
+    """Return the bytes of the weights of a model, and how many of them are still in the mapped files."""
     tensors = {tensor.data_ptr(): tensor for tensor in model.parameters() if not tensor.is_meta}
-    dtypes: Counter[str] = Counter()
-    for tensor in tensors.values():
-        dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
     mapped_bytes = None
     if (mapped := _mapped_ranges(files)) is not None:
         among = (tensor for at, tensor in tensors.items() if any(start <= at < end for start, end in mapped))
         mapped_bytes = sum(tensor.nbytes for tensor in among)
-    return {"loaded_dtypes": dict(dtypes), "loaded_bytes": dtypes.total(), "mapped_bytes": mapped_bytes}
+    return {"loaded_bytes": sum(tensor.nbytes for tensor in tensors.values()), "mapped_bytes": mapped_bytes}
 
 
 def _mapped_ranges(files: list[Path]) -> list[tuple[int, int]] | None:
@@ -271,6 +271,7 @@ def _proc_number(path: str, key: str) -> int | None:
 # --- The fixed input of a forward pass, for models of text, pictures and sound -----------------------------
 
 _TOKENS, _FIRST_TOKEN = 12, 3
+_NEW_TOKENS = 4
 _SOUND_SAMPLES = 4000
 
 

@@ -41,7 +41,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if not self._on_space and not self._is_here(headers.get("host", "")):
+        if not self._on_space and not self._is_named(headers.get("host", "")):
             await self._refuse(
                 f"This page is not served as {headers.get('host', 'nothing')[:100]!r}. To serve it under that name, "
                 "add it to SHARD_HOSTS.", 421, scope, receive, send,
@@ -71,12 +71,8 @@ class Guard:
         if not is_own:
             del headers["Set-Cookie"]
 
-    def _is_here(self, host: str) -> bool:
-        name = _name(host)
-        return name in self._hosts or _is_loopback(name)
-
     def _is_named(self, host: str) -> bool:
-        """Return whether a proxy may report this name as the page's own. The links of the page would lead there."""
+        """Return whether this is a name of the page. One that a proxy reports is where its links lead."""
         return _name(host) in self._hosts or (not self._on_space and _is_loopback(_name(host)))
 
     def _is_own(self, scope: Scope, headers: Headers) -> bool:

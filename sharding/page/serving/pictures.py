@@ -53,7 +53,7 @@ class Preview:
             return
         wish = read_wish(dict(QueryParams(scope["query_string"])))
         result = name_in(wish.result)
-        image = (result and self.site.certificate(result)) or self.site.picture
+        image = (result and self.site.drawn(CERTIFICATE, result)) or self.site.picture
         await self.app(scope, receive, _rewriting(send, lambda page: opening(page, wish, image)))
 
 

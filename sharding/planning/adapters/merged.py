@@ -189,7 +189,7 @@ def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds)
         raise work.other_shape(old, magnitude)
     merging.refuse_odd(old, magnitude)
     of = old.recipe, old.dtype, old.shape
-    return Dora(*of, update, magnitude.recipe, magnitude.dtype, work.may_overflow)
+    return Dora(*of, update, magnitude.recipe, magnitude.dtype)
 
 
 def _refuse_pattern(work: Merging, module: str) -> None:

@@ -124,7 +124,7 @@ class Merging:
         `patterns` matches the adapter's expressions. Raises SourceError if the configuration or the names of the
         adapter are not those of a LoRA of PEFT.
         """
-        checkpoint, self.may_overflow = draft.content, draft.options.allow_overflow
+        checkpoint = draft.content
         adapter = self.adapter = adapter_of(checkpoint)
         self.draft, self.checkpoint, self.known = draft, checkpoint, known
         document = parsed_json(draft.configs[""])
@@ -210,7 +210,7 @@ class Merging:
             return new.recipe
         if not {new.dtype, old.dtype} <= CASTABLE.keys():
             raise SourceError(f"{new.name} is {new.dtype}, but {old.name} of the base is {old.dtype}.", WITH_PEFT)
-        return Cast(new.recipe, new.dtype, old.dtype, self.may_overflow)
+        return Cast(new.recipe, new.dtype, old.dtype)
 
     def rank_and_scale(self, module: str, a: Tensor, experts: int = 1) -> tuple[int, float]:
         """Return rank and scale of an update. Raises SourceError if the file and the configuration disagree."""
@@ -229,7 +229,7 @@ class Merging:
     ) -> LowRank:
         """Return the recipe of a tensor with updates. Raises SourceError if it holds no floating-point numbers."""
         refuse_odd(old)
-        return LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, rounds_twice, self.may_overflow)
+        return LowRank(old.recipe, old.dtype, old.shape, updates, is_stacked, rounds_twice)
 
     def other_base(self, name: str, by: str) -> SourceError:
         """Return the error for a tensor `by` of the adapter that needs a tensor `name`, which the model lacks."""

@@ -57,7 +57,6 @@ class HubDestination(StoreSink, Destination):
         self._asked_to_show = private is False
         self._job: StagedJob | None = None
         self._created = self._is_prepared = self._may_be_ours = self._is_public = False
-        self.ref = Place("hub", name, "")
         if not hub.is_signed_in:
             hint = f"Sign in first. {SIGN_IN} To write to a folder, name it ./{name}."
             message = f"You are not signed in, so you cannot push to {name}."
@@ -129,7 +128,7 @@ class HubDestination(StoreSink, Destination):
     ) -> None:
         """Create the repo and the staging branch if they do not exist yet."""
         self._is_prepared = True
-        self._staging.go_on(keep)
+        self._staging.finished = {record.file for record in keep}
         self._main.refuse_names(list(ours), list(beside))
         if self._main.head:
             self._main.look_again()

@@ -1,7 +1,7 @@
 """Keep finished shards on a staging branch until they are published, so that any machine can continue the job."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
@@ -15,7 +15,7 @@ from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
 from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, small, stored
-from sharding.storage.records import job_line, parse_job, parse_staged, staged_line, whole
+from sharding.storage.records import line_of, parse_job, parse_staged, staged_line, whole
 
 COMMIT_SECONDS = 60.0
 """Shortest time between two commits that note finished shards on the staging branch. The first shard is noted at once,
@@ -88,11 +88,7 @@ class StagingBranch:
         self._repo.ask(lambda: create(repo_id, branch=STAGING_BRANCH, revision=parent, exist_ok=True))
         self.head, self._job, self._is_at_work = parent, job, True
         inherited = [deleted(path) for path in self._repo.files(parent) if self._is_record(path)]
-        self._commit("Begin", inherited, {_JOB: job_line(job)})
-
-    def go_on(self, kept: Iterable[ShardRecord]) -> None:
-        """Count the shards `kept` from an earlier run as finished."""
-        self.finished = {record.file for record in kept}
+        self._commit("Begin", inherited, {_JOB: line_of(job)})
 
     def is_own(self, head: str) -> bool:
         """Return whether the branch at commit `head` belongs to this job."""
@@ -128,12 +124,16 @@ class StagingBranch:
 
     def note(self) -> None:
         """Commit the shards that were added and not committed yet; return when that is done."""
+        self._await_commit()
+        self._note()  # also what that commit has not noted, if it failed
+
+    def _await_commit(self) -> None:
+        """Return once no commit is under way, whether it has succeeded or not."""
         with self._lock:
             going, self._noting = self._noting, None
         if going:
-            with suppress(DestinationError):  # the call below tries again what it has not committed
+            with suppress(DestinationError):
                 going.result()
-        self._note()
 
     def _note(self) -> None:
         noted = list(self._unnoted)
@@ -148,10 +148,8 @@ class StagingBranch:
     def forget(self) -> None:
         """Drop the shards that were added and not committed yet."""
         with self._lock:
-            going, self._noting, self._unnoted = self._noting, None, []
-        if going:
-            with suppress(DestinationError):
-                going.result()
+            self._unnoted = []
+        self._await_commit()
 
     def delete(self) -> None:
         """Delete the branch if it exists. Ask `is_own` first: another job may use it."""

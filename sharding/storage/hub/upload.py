@@ -60,11 +60,9 @@ class XetShardWriter(ShardWriter):
         self.stored: FileEntry | None = None
         self._file = file
         self._bytes = 0
-        self._commit: Any = None
-        self._stream: Any = None
         with self._explained():
-            self._commit = start()
-            self._stream = self._commit.start_upload_stream(name=file)
+            self._commit: Any = start()
+            self._stream: Any = self._commit.start_upload_stream(name=file)
 
     @override
     def write(self, data: bytes | memoryview) -> None:
