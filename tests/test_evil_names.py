@@ -233,7 +233,7 @@ def test_names_in_a_picture_are_no_markup_and_it_stays_xml(name: str) -> None:
     assert list(map(elements, pictures_of(name))) == usual_pictures()
 
 
-LOADED, ONE = ("from_pretrained", None, True, None), Prediction(1, 1)
+LOADED, ONE = ("from_pretrained", None, True, None), {"sharded": Prediction(1, 1)}
 FAILED = ("from_pretrained", None, None, "cold", dict[str, float](), 1, 1, 1)
 
 
@@ -254,7 +254,7 @@ def test_names_at_a_terminal_cannot_steer_it(name: str) -> None:
         lambda view: view.findings([Finding("warning", "x", name, name)]),
         lambda view: view.discarded(Discarded(True, False, name)),
         lambda view: view.devices(DevicePlan(name, (name,), 3, (), {name: "cpu"}, f"# {name}", name)),
-        lambda view: view.comparison(Comparison(*LOADED, (), (), Verdict("gain", None, name), (ONE, ONE), name, name)),
+        lambda view: view.comparison(Comparison(*LOADED, (), (), Verdict("gain", None, name), ONE, name, name)),
         lambda view: view.event(Probed("original", 1, 1, LoadCost("failed", name, *FAILED))),
     ]
     shown_there = [terminal(show).replace("\n", "") for show in lines]

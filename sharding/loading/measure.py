@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import psutil
 
-from sharding.checkpoint.documents import read_json
+from sharding.checkpoint.documents import config_text
 from sharding.checkpoint.readers.safetensors import read_headers
 from sharding.core.dtypes import BY_NAME, BY_TORCH, NUMBERS
 from sharding.core.environment import child_command, child_variables
@@ -28,9 +28,10 @@ from sharding.core.errors import ShardingError
 from sharding.core.limits import CURVE_MOMENTS
 from sharding.core.meter import stand_in
 from sharding.core.protocols import Files
-from sharding.core.text import format_bytes
+from sharding.core.text import format_bytes, parsed_json
 from sharding.core.values import FileEntry, Tensor
 from sharding.formats.names import LOADED
+from sharding.formats.quantization import NEEDS_KERNELS, method_of, quantization_of
 from sharding.loading.costs import LoadCost, Moment, Prediction, Probed, Side
 
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
@@ -123,9 +124,16 @@ _BASE_ANON_BYTES, _BASE_FILE_BYTES = 275_000_000, 110_000_000
 
 
 def predict(
-    dtypes: Mapping[str, int], largest_file_bytes: int, dtype_asked: str | None, *, with_mapping: bool = True
+    dtypes: Mapping[str, int],
+    largest_file_bytes: int,
+    dtype_asked: str | None,
+    *,
+    with_mapping: bool = True,
+    dequantized_bytes: int = 0,
 ) -> Prediction:
     """Return the predicted cost of loading a checkpoint with `dtypes` (safetensors' name to bytes).
+
+    `dequantized_bytes` are the weights that transformers makes of quantized ones.
 
     >>> predict({"BF16": 14_500_000_000}, 10_000_000_000, "float16").peak_anon_bytes
     14775000000
@@ -136,9 +144,10 @@ def predict(
         for dtype, size in dtypes.items()
         if dtype_asked and dtype in NUMBERS and BY_NAME[dtype].torch != dtype_asked
     )
+    made = cast + dequantized_bytes
     if with_mapping:
-        return Prediction(_BASE_ANON_BYTES + cast, _BASE_FILE_BYTES + stored)
-    return Prediction(_BASE_ANON_BYTES + (cast or stored) + largest_file_bytes, _BASE_FILE_BYTES)
+        return Prediction(_BASE_ANON_BYTES + made, _BASE_FILE_BYTES + stored)
+    return Prediction(_BASE_ANON_BYTES + (made or stored) + largest_file_bytes, _BASE_FILE_BYTES)
 
 
 def stored_dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
@@ -156,13 +165,24 @@ def is_loaded(path: str) -> bool:
 
 def predict_load(source: Files, files: Sequence[FileEntry], load: Load) -> Prediction:
     """Return the predicted cost of loading `files` of `source`, from headers and configuration."""
-    weights = [file for file in files if is_loaded(file.path)]
+    weights, dequantized = [file for file in files if is_loaded(file.path)], 0
+    text = config_text(source, next((file for file in source.files if file.path == "config.json"), None)) or b""
+    config = text.decode(errors="replace")
     if weights[0].path.endswith(".bin"):
-        document = read_json(source, next((file for file in source.files if file.path == "config.json"), None))
+        document = parsed_json(config)
         name = (document.get("dtype") or document.get("torch_dtype")) if isinstance(document, dict) else None
         dtype = BY_TORCH[name].name if isinstance(name, str) and name in BY_TORCH else "F32"
         dtypes = {dtype: sum(file.bytes for file in weights)}
     else:
-        dtypes = stored_dtypes(tensor for header in read_headers(source, weights) for tensor in header.tensors)
+        tensors = [tensor for header in read_headers(source, weights) for tensor in header.tensors]
+        dtypes, how = stored_dtypes(tensors), quantization_of(config)
+        if how is not None and method_of(how) in NEEDS_KERNELS:
+            dequantized = sum(map(_dequantized_bytes, tensors))
     largest = max(file.bytes for file in weights)
-    return predict(dtypes, largest, load.dtype, with_mapping=load.with_mapping)
+    return predict(dtypes, largest, load.dtype, with_mapping=load.with_mapping, dequantized_bytes=dequantized)
+
+
+def _dequantized_bytes(tensor: Tensor) -> int:
+    """Return the size of what transformers makes of FP8 numbers, or of the two MXFP4 numbers in a byte; else 0."""
+    per_byte = 2 if tensor.dtype.startswith("F8_E4M3") else 4 if tensor.name.endswith("_blocks") else 0
+    return tensor.bytes * per_byte

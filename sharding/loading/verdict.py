@@ -47,7 +47,7 @@ def _alone(costs: Sequence[LoadCost], why: str) -> Verdict:
     """Return the verdict on loads of the copy, because the original cannot be loaded: `why`."""
     if failed := next((cost for cost in costs if cost.outcome != "loaded"), None):
         return Verdict("not-loaded", None, f"The copy does not load: {failed.message}")
-    needs = f"It needs {_bytes(costs)} of anonymous memory, and {_seconds(costs)} to load and compute."
+    needs = f"The copy needs {_bytes(costs)} of anonymous memory, and {_seconds(costs)} to load and compute."
     return Verdict("copy-alone", None, f"Only the copy was loaded, because the original cannot be. {why} {needs}")
 
 

@@ -209,7 +209,8 @@ def _comparison(comparison: ComparisonSummary) -> Iterable[str]:
     if not comparison.table:
         yield f"Not measured here: {_plain(comparison.reason_not_measured)}\n"
         return
-    yield f"![Memory over time while the original and this copy load and compute]({PICTURE_NAME})\n"
+    shown = "the original and this copy load and compute" if comparison.original else "this copy loads and computes"
+    yield f"![Memory over time while {shown}]({PICTURE_NAME})\n"
     headings, *sides = comparison.table
     lines = ("---", "---", *["---:"] * (len(headings) - 2))
     rows = (row + ("",) * (len(headings) - len(row)) for row in (headings, lines, *sides))

@@ -162,7 +162,10 @@ win."""
 
 
 def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
-    """Return an SVG of the memory of both loads. The line is anonymous memory, the dashed one adds mapped files."""
+    """Return an SVG of the memory of the loads, of which one may have no moments.
+
+    The line is anonymous memory, the dashed one adds mapped files.
+    """
     seconds = _nice(max((moment.seconds for moment in (*original, *sharded)), default=1.0))
     size = _nice(max((moment.total_bytes for moment in (*original, *sharded)), default=1.0))
     drawn = [
@@ -181,6 +184,8 @@ def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
 
     x = _LEFT
     for (name, colour), moments in zip(_COLOURS.items(), (original, sharded), strict=True):
+        if not moments:
+            continue
         peak = max((moment.anon_bytes for moment in moments), default=0)
         text = f"{name}: {format_bytes(peak)} anonymous at peak"
         drawn.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
@@ -188,12 +193,11 @@ def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
         x += 40 + 7 * len(text)
         anon = path((moment.seconds, moment.anon_bytes) for moment in moments)
         total = path((moment.seconds, moment.total_bytes) for moment in moments)
-        if moments:
-            area = f"M{path([(moments[0].seconds, 0)])} L{anon} L{path([(moments[-1].seconds, 0)])} Z"
-            drawn.append(f'<path d="{area}" fill="{colour}" fill-opacity="0.12"/>')
-            line = f'fill="none" stroke="{colour}" stroke-width'
-            drawn.append(f'<path d="M{total}" {line}="1.2" stroke-dasharray="4 3"/>')
-            drawn.append(f'<path d="M{anon}" {line}="2.2"/>')
+        area = f"M{path([(moments[0].seconds, 0)])} L{anon} L{path([(moments[-1].seconds, 0)])} Z"
+        drawn.append(f'<path d="{area}" fill="{colour}" fill-opacity="0.12"/>')
+        line = f'fill="none" stroke="{colour}" stroke-width'
+        drawn.append(f'<path d="M{total}" {line}="1.2" stroke-dasharray="4 3"/>')
+        drawn.append(f'<path d="M{anon}" {line}="2.2"/>')
     return "\n".join([*drawn, "</svg>", ""])
 
 

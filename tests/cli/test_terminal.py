@@ -21,7 +21,7 @@ from tests.tensors import stored_tensor
 SAME = Verification(3, 12, 0.5, Evidence("both"), ())
 COMPARED = Comparison(
     *("from_pretrained", None, True, None, (), (), Verdict("gain", None, "It is better.")),
-    *((Prediction(1, 1), Prediction(1, 1)), "a machine", "there is no room."),
+    *({"original": Prediction(1, 1), "sharded": Prediction(1, 1)}, "a machine", "there is no room."),
 )
 
 

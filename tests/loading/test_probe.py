@@ -204,13 +204,15 @@ def test_a_fork_of_a_warm_process_says_what_a_process_that_starts_anew_says(opti
 
 
 def test_a_load_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
-    folder = models.save("llama", tmp_path / "in", layers=1)
+    def running() -> set[psutil.Process]:
+        return set(psutil.Process().children(recursive=True))
+
+    folder, others = models.save("llama", tmp_path / "in", layers=1), running()
     costs = probes([folder] * 50, Load())
     next(costs)
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    assert before
+    assert (started := running() - others)
     costs.close()
-    assert not before & {process.pid for process in psutil.Process().children(recursive=True)}
+    assert not started & running()
 
 
 @pytest.mark.thorough

@@ -13,7 +13,7 @@ from rich.console import Console
 from sharding.cli.terminal import Terminal
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Planned, Published, Verified
-from sharding.core.options import Options
+from sharding.core.options import Engine, Options
 from sharding.core.protocols import Discarded
 from sharding.core.recipe import Recipe
 from sharding.core.values import Finding, Tensor, TiedTensor
@@ -21,8 +21,9 @@ from sharding.core.verification import UNCHECKED, Difference, Evidence, Mismatch
 from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
 from sharding.formats.model_card import parse_card
-from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Prediction
+from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Prediction, Side
 from sharding.loading.costs import Verdict as Costs
+from sharding.loading.verdict import judge
 from sharding.page.comparison_panels import differences_panel, likeness_panel, outcome_panel
 from sharding.page.panels import devices_panel, findings_panel, problem
 from sharding.page.result_panels import Places, details_panel, result_panel
@@ -131,15 +132,18 @@ def loads() -> Parts:
     verdict, half = Costs("gain", "file-size", "The copy takes less memory: 4 GB."), Prediction(10**9, 10**9)
     classic = ClassicCost(60.0, 8 * 10**9, 4 * 10**9)
     runs = (cost, replace(cost, seconds={"load": 9.0}, peak_anon_bytes=10**9), replace(cost, peak_file_bytes=0))
-    predicted = verdict, (half, half)
-    measured = Comparison("from_pretrained", None, True, None, runs, (cost,) * 3, *predicted, "a machine", "", classic)
+    how, sides = ("from_pretrained", None, True, None), dict[Side, Prediction](original=half, sharded=half)
+    measured = Comparison(*how, runs, (cost,) * 3, verdict, sides, "a machine", "", classic)
     lost = replace(measured, sharded=(cost, replace(cost, outcome="out-of-memory"), cost), with_mapping=False)
     lost = replace(lost, dtype_asked="float16", memory_limit_bytes=4 * 10**9)
     none = replace(measured, original=(), sharded=(), reason_not_measured="The disk is full.", dtype_asked="bf16")
     none = replace(none, classic=ClassicCost(None, 10**9, 10**9, "The disk is full."))
-    for comparison in (measured, none):
+    alone = replace(measured, original=(), verdict=judge((), (cost,) * 3, "It is in the pieces of a training run."))
+    alone = replace(alone, predicted={"sharded": half}, classic=None)
+    for comparison in (measured, none, alone):
         yield "terminal", terminal(lambda view, comparison=comparison: view.comparison(comparison))  # type: ignore[misc]
-        yield from of_job(made(engine="classic", comparison=comparison), "read-now")
+        engine: Engine = "classic" if comparison.classic else "stream"
+        yield from of_job(made(engine=engine, comparison=comparison), "read-now")
     yield "terminal", terminal(lambda view: view.comparison(lost))
 
 

@@ -1,14 +1,18 @@
 """What loading cost is told of all runs, the failed ones among them."""
 
+import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sharding.loading.costs import Comparison, LoadCost, Moment, Prediction, Spread, Verdict
+from sharding.formats.model_card import parse_card
+from sharding.loading.costs import Comparison, LoadCost, Moment, Prediction, Side, Spread, Verdict
+from sharding.report.card import write_card
 from sharding.report.comparison import ComparisonSummary, LoadSummary, summarize_comparison
 from sharding.report.report import files_written
+from sharding.report.schema import parse_report, to_json
 from tests.report.results import made
 
 
@@ -25,8 +29,8 @@ RUNS = (cost(3, 10), cost(1, 30), cost(2, 50))
 
 def compared(original: tuple[LoadCost, ...], sharded: tuple[LoadCost, ...]) -> Comparison:
     verdict = Verdict("no-difference", None, "About the same.")
-    predicted = (Prediction(1, 2), Prediction(3, 4))
-    why = "" if original else "The disk is full."
+    predicted: dict[Side, Prediction] = {"original": Prediction(1, 2), "sharded": Prediction(3, 4)}
+    why = "" if sharded else "The disk is full."
     return Comparison("from_pretrained", None, True, None, original, sharded, verdict, predicted, "a machine", why)
 
 
@@ -70,15 +74,25 @@ def test_one_run_of_all_that_failed_is_told(at: int, outcome: str) -> None:
     assert (found.runs, found.outcome, found.message) == (3, outcome, "It is too large.")
 
 
-def test_there_is_a_picture_only_where_both_were_loaded_and_it_holds_nothing_but_numbers() -> None:
+def test_there_is_a_picture_only_where_something_was_loaded_and_it_holds_nothing_but_numbers() -> None:
     evil = {"architecture": "<script>evil", "message": "<script>evil", "format": "<script>evil"}
     picture = summed(tuple(replace(one, **evil) for one in RUNS)).picture
     assert picture and "evil" not in picture
     ET.fromstring(picture)
-    for one, other in (((), ()), (RUNS, ()), ((), RUNS)):
-        found = summed(one, other)
-        assert found.picture is None
-        assert ((found.original is None), (found.sharded is None)) == (not one, not other)
+    found = summed((), ())
+    assert (found.picture, found.original, found.sharded) == (None, None, None)
+
+
+def test_where_only_the_copy_was_loaded_nothing_is_said_of_a_load_of_the_original() -> None:
+    report = made(comparison=compared((), RUNS)).report
+    found = report.comparison
+    assert found and found.measured and found.original is None and found.sharded
+    assert [row[0] for row in found.table] == ["", "sharded copy"]
+    assert found.picture and found.how.startswith("Medians of 3 runs each")
+    assert "original" not in found.picture and "sharded copy: 50 B anonymous at peak" in found.picture
+    card = write_card(report, parse_card(""), "https://hub", None, is_private=False)
+    assert "![Memory over time while this copy loads and computes]" in card
+    assert parse_report(json.dumps(to_json(report))).comparison == found
 
 
 @pytest.mark.parametrize("measured", [None, False, True])

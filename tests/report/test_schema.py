@@ -16,7 +16,7 @@ from sharding.core.origin import Place
 from sharding.core.text import json_file
 from sharding.core.values import Component, Content, FileEntry, Finding, Library, ShardRecord, Stage, TiedTensor
 from sharding.core.verification import Evidence, Mismatch, Read, Verification
-from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
+from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Side, Verdict
 from sharding.report.report import make_report
 from sharding.report.schema import Report, Resources, parse_report, to_json
 from tests.report.results import LIMIT, MERGE, made, of
@@ -101,8 +101,8 @@ COMPARISONS = st.builds(
     Comparison,
     *[TEXT, st.none() | TEXT, st.booleans(), st.none() | COUNTS, SIDES, SIDES],
     st.builds(Verdict, st.sampled_from(get_args(Kind)), st.none() | st.sampled_from(get_args(Cause)), TEXT),
-    *[st.tuples(PREDICTIONS, PREDICTIONS), TEXT, TEXT],
-    st.none() | st.builds(ClassicCost, st.none() | SECONDS, COUNTS, COUNTS, TEXT),
+    *[st.dictionaries(st.sampled_from(get_args(Side)), PREDICTIONS), TEXT, TEXT],
+    st.none() | st.builds(ClassicCost, st.none() | SECONDS, COUNTS, COUNTS, TEXT, COUNTS, TEXT),
 )
 
 
