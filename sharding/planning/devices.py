@@ -177,7 +177,8 @@ class Need:
 
     - `weights`: the weights as they are held: dequantized to bf16 if transformers does so without the method's kernels.
     - `loading`: the largest file. A processor holds it beside the weights while it loads them, unless it maps files,
-      which it cannot do on mounted drives. Nothing of it stays on a card.
+      which it cannot do on mounted drives. If weights are dequantized, it is all files: what is left of them as it is,
+      such as norms, keeps each in memory. Nothing of it stays on a card.
     - `context`: the keys and values of `CONTEXT_TOKENS` tokens in two bytes each, once they are loaded.
     - `packed`: the weights where the kernels are there, 0 if that is the same.
     """
@@ -200,7 +201,9 @@ def needed(content: Content, plan: Plan | None = None) -> Need:
             draft = drafted(content, Options(dequantize=True))
             ordinary = sum(tensor.bytes for tensor in draft.tensors)
     weights, context = max(ordinary, stored), context_bytes(config)
-    return Need(weights, max(files, default=0), context, stored if weights > stored else 0)
+    if weights > stored:
+        return Need(weights, stored, context, packed=stored)
+    return Need(weights, max(files, default=0), context)
 
 
 def context_bytes(config: str, tokens: int = CONTEXT_TOKENS) -> int:
@@ -216,7 +219,7 @@ def context_bytes(config: str, tokens: int = CONTEXT_TOKENS) -> int:
         )
         head, kept = level.get("head_dim") or (hidden // heads if heads > 0 else 0), level.get("num_key_value_heads")
         if layers and isinstance(head, int):
-            return int(2 * layers * (kept if isinstance(kept, int) else heads) * head * 2 * tokens)
+            return max(2 * layers * (kept if isinstance(kept, int) else heads) * head * 2 * tokens, 0)
     return 0
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Place
 from sharding.core.values import Component, Content, FileEntry, Plan, Tensor
-from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_caption, outline
+from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_caption, outline, position
 from sharding.drawing.model_map import (
     HEIGHT,
     MOST_CELLS,
@@ -180,6 +180,29 @@ def test_quantized_weights_lie_today_where_their_numbers_and_scales_do() -> None
     drawn = map_of_plan(source, plan_shards(made, Options("1kB")))
     (today,), (after,) = drawn.today, drawn.after
     assert (today.bytes, today.tensors, after.bytes) == (174, 2, 644)
+
+
+@pytest.mark.parametrize(
+    ("today", "after", "widths"),
+    [
+        (600, 600, (WIDTH, WIDTH)),
+        (800, 400, (WIDTH, WIDTH / 2)),
+        (300, 1200, (WIDTH / 4, WIDTH)),
+        (9000, 9, (WIDTH, 60)),
+    ],
+)
+def test_both_strips_are_in_one_scale_of_bytes_and_the_smaller_stays_visible(
+    today: int, after: int, widths: tuple[float, float]
+) -> None:
+    source = checkpoint({f"h.{n}.weight": today // 3 for n in range(3)}, files=3)
+    made = [stored_tensor(f"h.{n}.weight", "U8", (after // 3,), "f", 0, after // 3) for n in range(3)]
+    drawn = map_of_plan(source, plan_shards(made, Options("1GB")))
+    ends = [max(column.x + column.width for column in strip) for strip in (drawn.today, drawn.after)]
+    assert ends == pytest.approx(widths)
+    for strip, end in zip(("today", "after"), ends, strict=True):
+        boxes = [getattr(cell, strip) for cell in drawn.cells]
+        assert max(box.x + box.width for box in boxes) <= end + 1e-6 and len(boxes) == 3
+    assert position(drawn.after, after) == pytest.approx(widths[1]), "where a budget that holds all of it ends"
 
 
 @pytest.mark.parametrize("files", [1, MOST_COLUMNS, MOST_COLUMNS + 1, 2 * MOST_COLUMNS + 1])

@@ -1,9 +1,11 @@
 """Which loads a comparison makes, in what turns and processes, and which of them its figures are of."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import Published, Verified
 from sharding.core.options import Options
 from sharding.job import Event
-from sharding.loading.costs import Compared, LoadCost, Moment, Probed, middle_run
+from sharding.loading.costs import Compared, Comparison, LoadCost, Moment, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.report.comparison import draw_memory
 from sharding.report.schema import Report
-from tests import models
-from tests.conftest import in_two_files, listing
+from tests import models, quantized
+from tests.conftest import in_two_files, listing, options_of
+from tests.folders import write_ranks
 from tests.hubs import TOKEN, push
 from tests.inhouse import hub_in_house
+from tests.lora import Case, save_both
 
 MB = 1_000_000
 LOADED = {
@@ -40,12 +44,14 @@ class Probes:
         self.answers: Iterator[dict[str, Any]] = iter(lambda: {}, None)
         self.loaded: list[str] = []
         self.folders: list[Path] = []
+        self.configs: dict[str, str] = {}
 
     def load(self, folders: Sequence[Path], load: Load) -> Iterator[LoadCost]:
         for folder in folders:
             assert next(folder.glob("*.safetensors")).stat().st_size  # what is to be loaded is there
             self.loaded.append(folder.name)
             self.folders.append(folder)
+            self.configs[folder.name] = (folder / "config.json").read_text()
             yield LoadCost(**LOADED | {"peak_anon_bytes": next(self.peaks)} | next(self.answers))
 
 
@@ -144,13 +150,16 @@ def test_where_both_do_not_fit_into_memory_a_prediction_is_made_and_marked(
     assert last(job.compare(*pair, load=limited, rounds=1)).comparison.is_measured
 
 
-def test_a_job_that_compares_publishes_only_after_the_loads_and_shows_them(
-    tmp_path: Path, probes: Probes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_classic(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_here(*_: object) -> None:
         raise SourceError("It has tests of its own.", "")
 
     monkeypatch.setattr("sharding.loading.compare.run_classic", not_here)
+
+
+@pytest.mark.usefixtures("no_classic")
+def test_a_job_that_compares_publishes_only_after_the_loads_and_shows_them(tmp_path: Path, probes: Probes) -> None:
     probes.peaks = iter([500 * MB, 100 * MB, 100 * MB, 900 * MB])
     source, out = models.save("llama", tmp_path / "in", layers=1), tmp_path / "out"
     kinds = []
@@ -163,6 +172,64 @@ def test_a_job_that_compares_publishes_only_after_the_loads_and_shows_them(
     card = " ".join((out / "README.md").read_text().split())
     assert event.comparison.verdict.sentence in card and "100.0 MB" in card and "900.0 MB" in card
     assert (out / "sharding_comparison.svg").exists()
+
+
+def compared(source: Path, out: Path, probes: Probes, **choices: Any) -> Comparison:
+    """What a job with a comparison finds if no two loads compute the same."""
+    probes.answers = ({"logits_sha256": f"{number:064}"} for number in count())
+    options, more = options_of("1GB", choices)
+    report = list(job.shard(str(source), str(out), options, compare_rounds=1, **more))
+    found = next(event.comparison for event in report if isinstance(event, Compared))
+    assert json.loads((out / "sharding_report.json").read_text())["comparison"]["verdict"]["kind"] == found.verdict.kind
+    return found
+
+
+@pytest.mark.usefixtures("no_classic")
+def test_outputs_decide_for_a_copy_and_a_cast_and_not_where_other_numbers_are_meant(
+    tmp_path: Path, probes: Probes
+) -> None:
+    """The usual way of making the copy is run only where it would be the same way for all."""
+    plain = models.save("llama", tmp_path / "plain", layers=1)
+    base, adapter = save_both(Case(), tmp_path / "lora")
+    packed = quantized.save_fp8("qwen3", tmp_path / "fp8")
+    same = [compared(plain, tmp_path / dtype, probes, dtype=dtype) for dtype in ("keep", "bf16")]
+    assert [(found.verdict.kind, found.classic is None) for found in same] == [("outputs-differ", False)] * 2
+    merged = compared(base, tmp_path / "merged", probes, adapter=str(adapter))
+    dequantized = compared(packed, tmp_path / "dequantized", probes, dequantize=True)
+    assert "quantization_config" in probes.configs["original"]
+    assert "quantization_config" not in probes.configs["sharded"]
+    for found in (merged, dequantized):
+        assert found.verdict.kind not in ("outputs-differ", "copy-alone", "not-loaded")
+        assert (len(found.original), len(found.sharded), found.classic) == (1, 1, None)
+        assert found.predicted.keys() == {"original", "sharded"}
+    assert found.predicted["original"].peak_anon_bytes > found.predicted["sharded"].peak_anon_bytes, "it is dequantized"
+
+
+@pytest.mark.parametrize("is_predicted", [False, True])
+def test_where_the_original_cannot_be_loaded_the_copy_is_alone_and_why_is_said(
+    is_predicted: bool, tmp_path: Path, probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_predicted:
+        monkeypatch.setattr("sharding.loading.compare.free_memory_bytes", lambda: MB)
+    base, run = in_two_files(tmp_path / "base"), write_ranks(tmp_path / "run")
+    (base / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "of": "the base"}')
+    named = models.save("llama", tmp_path / "named", layers=1)
+    (named / "model.safetensors").rename(named / "weights.safetensors")
+    reasons = {
+        run: "It is in the pieces of a training run.",
+        named: "transformers does not find weights named weights.safetensors.",
+    }
+    for source, reason in reasons.items():
+        found = compared(
+            source, tmp_path / f"{source.name}-out", probes, **{"base": str(base)} if source == run else {}
+        )
+        assert (found.verdict.kind, found.verdict.cause, found.original) == ("copy-alone", None, ())
+        assert reason in found.verdict.sentence and (found.classic, found.predicted.keys()) == (None, {"sharded"})
+        assert found.verdict.sentence.startswith("Predicted, not measured: ") == is_predicted
+        assert found.is_measured != is_predicted == bool(found.reason_not_measured)
+        if source == run and not is_predicted:
+            assert json.loads(probes.configs["sharded"])["of"] == "the base", "a run saves none of its own"
+    assert probes.loaded == [] if is_predicted else ["sharded"] * 4
 
 
 class NotStarted(Exception):

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from sharding.loading.costs import LoadCost, Verdict
+from sharding.loading.costs import LoadCost, Prediction, Verdict
 from sharding.loading.verdict import judge as judge_runs
+from sharding.loading.verdict import judge_predicted
 
 GB = 1_000_000_000
 BASE = LoadCost(
@@ -85,6 +86,24 @@ def test_what_is_better_in_one_and_worse_in_another_is_mixed_and_what_does_not_l
     assert judge(KILLED, KILLED).kind == "not-loaded"
     assert judge(BASE, KILLED).kind == judge(BASE, CAST).kind == "loss"
     assert judge(CAST, replace(BASE, logits_sha256="1" * 64)).kind == "outputs-differ"
+
+
+def test_other_outputs_are_no_fault_where_they_are_meant_and_the_costs_are_judged_as_ever() -> None:
+    other = replace(BASE, logits_sha256="1" * 64)
+    assert judge_runs([CAST], [other], computes_the_same=False) == judge_runs([CAST], [BASE])
+    assert judge_runs([KILLED], [other], computes_the_same=False).cause == "dtype"
+
+
+def test_a_copy_alone_is_told_with_its_own_figures_and_why_it_is_alone() -> None:
+    why = "It is in the pieces of a training run."
+    verdict = judge_runs([], [BASE, replace(BASE, peak_anon_bytes=GB), replace(BASE, peak_anon_bytes=GB // 2)], why)
+    assert (verdict.kind, verdict.cause) == ("copy-alone", None)
+    assert f"{why} The copy needs 500.0 MB of anonymous memory, and 3.0 s to load and compute." in verdict.sentence
+    broken = judge_runs([], [BASE, replace(UNSUPPORTED, message="It has holes.")], why)
+    assert (broken.kind, broken.sentence) == ("not-loaded", "The copy does not load: It has holes.")
+    predicted = judge_predicted({"sharded": Prediction(2 * GB, GB)}, why)
+    assert (predicted.kind, predicted.sentence.startswith("Predicted, not measured: ")) == ("copy-alone", True)
+    assert "2.0 GB of anonymous memory" in predicted.sentence and predicted.sentence.endswith(why)
 
 
 def test_a_difference_of_a_tenth_of_the_memory_counts_and_a_smaller_one_does_not() -> None:

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,18 @@ from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.model_class.architecture import ARCHITECTURE, Architecture
 from sharding.model_class.meta_model import describe
-from sharding.planning.devices import PRESETS, DevicePlan, Fit, Need, needed, parse_budgets, plan_devices, where_it_fits
+from sharding.planning.devices import (
+    CONTEXT_TOKENS,
+    PRESETS,
+    DevicePlan,
+    Fit,
+    Need,
+    context_bytes,
+    needed,
+    parse_budgets,
+    plan_devices,
+    where_it_fits,
+)
 from sharding.planning.plan import planned
 from sharding.planning.steps import NO_CLASS
 from sharding.storage.folder_source import open_folder
@@ -130,6 +140,19 @@ def test_quantized_weights_take_the_room_of_their_files(save: Callable[[Path], P
     assert sum(load.bytes for load in whole.devices) == sum(load.bytes for load in less.devices) == total
 
 
+@pytest.mark.parametrize("save", [partial(quantized.save_fp8, "qwen3"), quantized.save_mxfp4])
+def test_weights_that_a_processor_dequantizes_take_the_room_of_ordinary_ones_where_there_is_one(
+    save: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    folder = str(save(tmp_path / "in"))
+    content = read_checkpoint(open_folder(folder))
+    packed, ordinary = content.total_bytes, planned(content, Options(dequantize=True), NO_CLASS).total_bytes
+    for budget, held in (("cuda:0=1GB", packed), ("cpu=1GB", ordinary), ("cuda:0=1GB,cpu=1GB", ordinary)):
+        plan = job.devices(folder, budget)
+        assert (plan.fits, sum(load.bytes for load in plan.devices)) == (True, held), budget
+    assert not job.devices(folder, f"cpu={ordinary - 1}").fits
+
+
 def test_a_model_that_only_its_own_code_can_build_is_refused(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}')
     with pytest.raises(SourceError, match="never run"):
@@ -207,12 +230,68 @@ def test_weights_that_transformers_dequantizes_without_kernels_count_as_it_holds
     content = read_checkpoint(open_folder(str(quantized.save_fp8("qwen3", tmp_path / "in"))))
     need, ordinary = needed(content), planned(content, Options(dequantize=True), NO_CLASS)
     assert (need.weights, need.packed) == (ordinary.total_bytes, content.total_bytes)
-    assert needed(content, planned(content, Options(20_000), NO_CLASS)) == replace(
-        need, loading=needed(content, planned(content, Options(20_000), NO_CLASS)).loading
-    )
+    assert need.loading == content.total_bytes, "each file is held as long as something in it is"
+    assert needed(content, planned(content, Options(20_000), NO_CLASS)) == need
     assert (needed(content, ordinary).weights, needed(content, ordinary).packed) == (ordinary.total_bytes, 0)
     card = {fit.place: fit.words for fit in where_it_fits(Need(26 * GB, packed=14 * GB))}["24 GB card"]
     assert card == "too small: holds 23.0 GB of 26.0 GB; with kernels for it, fits, 9.0 GB to spare"
+
+
+@pytest.mark.parametrize(
+    ("save", "options", "is_dequantized"),
+    [
+        (partial(quantized.build, "qwen3"), Options("1GB"), False),
+        (partial(quantized.build, "qwen3"), Options("300kB", dtype="fp16"), False),
+        (partial(quantized.build, "qwen3"), Options("300kB", dtype="fp32"), False),
+        (partial(quantized.save_fp8, "qwen3"), Options("300kB"), True),
+        (partial(quantized.save_fp8, "qwen3"), Options("300kB", dequantize=True), False),
+        (quantized.save_mxfp4, Options("100kB"), True),
+        (quantized.save_mxfp4, Options("100kB", dequantize=True), False),
+        (partial(quantized.save_beside, "bitsandbytes 4-bit", "qwen3"), Options("30kB"), False),
+    ],
+)
+def test_a_copy_needs_its_weights_as_they_are_held_its_largest_file_and_the_context_of_its_configuration(
+    save: Callable[[Path], object], options: Options, is_dequantized: bool, tmp_path: Path
+) -> None:
+    save(tmp_path)
+    content = read_checkpoint(open_folder(str(tmp_path)))
+    plan, config = planned(content, options, NO_CLASS), json.loads((tmp_path / "config.json").read_text())
+    ordinary = planned(content, Options(dequantize=True), NO_CLASS).total_bytes if is_dequantized else 0
+    stored, need = plan.total_bytes, needed(content, plan)
+    assert (need.weights, need.packed) == ((ordinary, stored) if is_dequantized else (stored, 0))
+    assert need.loading == (stored if is_dequantized else max(shard.bytes for shard in plan.shards))
+    heads = config["num_key_value_heads"] * config["head_dim"]
+    assert need.context == 2 * config["num_hidden_layers"] * heads * 2 * CONTEXT_TOKENS
+    unchanged = needed(content)
+    if options == Options(options.max_shard_size):
+        assert (unchanged.weights, unchanged.context, unchanged.packed) == (need.weights, need.context, need.packed)
+
+
+LAYERS = {"num_hidden_layers": 3, "num_attention_heads": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        (LAYERS | {"num_key_value_heads": 2, "head_dim": 40, "hidden_size": 64}, 3 * 2 * 40),
+        (LAYERS | {"num_key_value_heads": 2, "hidden_size": 64}, 3 * 2 * 8),
+        (LAYERS | {"num_key_value_heads": None, "head_dim": None, "hidden_size": 64}, 3 * 64),
+        ({"n_layer": 5, "n_head": 4, "n_embd": 32}, 5 * 32),
+        ({"num_layers": 5, "num_heads": 4, "d_model": 32}, 5 * 32),
+        ({"vision_config": {}, "text_config": LAYERS | {"hidden_size": 64}}, 3 * 64),
+        ({}, 0),
+        (LAYERS, 0),
+        (LAYERS | {"num_attention_heads": 0, "hidden_size": 64}, 0),
+        (LAYERS | {"num_hidden_layers": "many", "hidden_size": 64}, 0),
+        (LAYERS | {"num_hidden_layers": -3, "hidden_size": 64}, 0),
+        (LAYERS | {"head_dim": "wide"}, 0),
+        ([], 0),
+    ],
+    ids=str,
+)
+def test_the_room_for_a_context_follows_from_the_configuration_or_is_none(config: object, numbers: int) -> None:
+    """A key and a value of two bytes for each number, of each token."""
+    assert context_bytes(json.dumps(config), 100) == 2 * 2 * 100 * numbers
 
 
 @given(total=SIZES, stages=st.lists(SIZES, max_size=5))

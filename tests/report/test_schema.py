@@ -59,7 +59,7 @@ def test_a_report_has_these_keys_in_this_order(document: dict[str, Any]) -> None
     merged = to_json(made(made=(MERGE,)).report)
     cast = to_json(made(Options(LIMIT, dtype="bf16")).report)["plan"]
     assert cast["asked"] == {"dtype": "bf16"} and list(cast)[2:6] == ["order", "asked", "made", "total_bytes"]
-    change = "kind done called how then changed of by is_exact keeps_size relation evidence caveat"
+    change = "kind done called how then changed of by is_exact keeps_size relation evidence caveat peer"
     assert [*cast["made"][0]] == [*merged["plan"]["made"][0]] == change.split()
     lora = {"store": "hub", "repo_id": "bob/lora", "revision": "b" * 40, "inside": "sub/", "role": "adapter"}
     assert [*merged["source"]["beside"], merged["plan"]["made"][0]["by"]] == [lora] * 2
