@@ -97,11 +97,9 @@ CLASSIC, COMPARED, MERGED = {"engine": "classic"}, {"compare_rounds": 1}, {"adap
         ({"strategy": "pp:2"}, CLASSIC, "can only cut by size"),
         ({"dequantize": True}, CLASSIC, "cannot dequantize"),
         ({}, CLASSIC | {"workers": "ray"}, "on one machine"),
-        ({"dequantize": True}, COMPARED, "quantized original"),
         (MERGED | {"base": "alice/x"}, {}, "not a base for an adapter"),
         (MERGED | {"dequantize": True}, {}, "ordinary weights"),
         (MERGED, CLASSIC, "merges no adapters"),
-        (MERGED, COMPARED, "other numbers than its base"),
     ],
     ids=str,
 )
