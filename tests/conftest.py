@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -44,12 +45,15 @@ settings.load_profile("untimed")
 LONGEST_SECONDS = 300
 """A command that takes as long hangs."""
 ROOT = Path(__file__).parent.parent
-HOME = Path(tempfile.mkdtemp(prefix="home-"))
-# Before huggingface_hub is imported, which reads it once: no login and no cache of this machine's own.
+# huggingface_hub reads it once, at its import: no login and no cache of this machine's own. What has imported it already,
+# as the process has that tries faults, has chosen a folder too.
+CHOSEN = os.environ.get("HF_HOME", "") if "huggingface_hub" in sys.modules else ""
+HOME = Path(CHOSEN or tempfile.mkdtemp(prefix="home-"))
 os.environ["HF_HOME"] = str(HOME)
 # From anywhere, `sharding` is that of this tree.
 os.environ["PYTHONPATH"] = str(ROOT)
-atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+if not CHOSEN:
+    atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 # Two processes run tests side by side, and their models are small: threads of torch would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On some processors MKL adds up in another order where weights lie at another offset in their file: the last bit of

@@ -14,7 +14,7 @@ from sharding.core.limits import MAX_OVERVIEW_BYTES
 from sharding.report.report import Problem, summarize_source
 from sharding.report.schema import Inspection
 
-OVERVIEW_SECONDS = 30.0
+OVERVIEW_SECONDS = 90.0
 """Longest time to count a checkpoint that is too large for the page. A million tensors take half of it."""
 
 OVERVIEW_BYTES = 4_000_000_000
