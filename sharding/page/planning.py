@@ -70,7 +70,9 @@ class Planning(Events):
             update |= {form.goal: wish.goal, form.goal_hint: _hint(wish.goal), form.aim: aim}
         owner, _, name = wish.to.partition("/")
         if wish.repo and name:
-            update |= {form.name: name, **({form.namespace: gr.Dropdown([owner], value=owner)} if owner else {})}
+            update |= {form.name: name}
+        if wish.repo and name and owner:
+            update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner)}
         if wish.repo:
             chosen = {form.visibility: wish.private and PRIVATE, form.measure: wish.measure, form.engine: wish.engine}
             update |= {field: value for field, value in chosen.items() if value}

@@ -208,11 +208,8 @@ def _axes(seconds: float, size: float) -> list[str]:
         label = f"{seconds * step / 4:g} s"
         anchor = "end" if step == 4 else "middle"
         drawn.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}">{label}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    note = f'y="{_HEIGHT - 8}" font-size="11" text-anchor="middle">time {_SINCE}'
-    drawn.append(f'<text x="{middle}" {note}</text>')
-    note = "filled: anonymous memory; dashed: plus mapped files"
-    drawn.append(f'<text x="{_LEFT}" y="94" font-size="11">{note}</text>')
+    notes = {94: "filled: anonymous memory; dashed: plus mapped files", _HEIGHT - 8: f"time {_SINCE}"}
+    drawn += [f'<text x="{_LEFT}" y="{y}" font-size="11">{note}</text>' for y, note in notes.items()]
     return drawn
 
 

@@ -21,7 +21,7 @@ from tests.page.sources import save_fp8, save_layered, save_long, save_one, save
 
 Publish = Callable[[Callable[[Path], Path], str], str]
 Visit = Callable[..., Page]
-PATIENCE_MS = 40_000
+PATIENCE_MS = 1000 * LONGEST_SECONDS
 """How long a browser waits for what must come; nothing is asserted about time."""
 
 expect.set_options(timeout=PATIENCE_MS)
