@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.inhouse import InHouse
-from tests.page.conftest import STYLE, Visit, cancel, enter, fits, held_job, size, where
+from tests.page.conftest import STYLE, Visit, advanced, cancel, enter, fits, held_job, size, where
 from tests.page.site import Site, copy_name
 from tests.page.test_for_everybody import axe, tab_to, violations
 from tests.page.test_pushing import asked_for
@@ -153,3 +153,20 @@ def test_a_repo_that_is_there_keeps_its_visibility_and_the_bar_says_so_and_what_
     private.check()
     told(genuine, f"to {genuine}, which {there} and public", "a private copy is refused there")
     expect(private).to_be_checked()  # nobody shows what a visitor wants to hide
+
+
+# --- The tutorials' way ---------------------------------------------------------------------------------
+
+
+def test_to_load_and_save_is_a_choice_that_says_what_it_takes_where_the_classic_engine_can_do_it(
+    home: Site, visit: Visit, small: str
+) -> None:
+    page = advanced(visit(home, f"?repo={small}&size=90kB&engine=classic"))
+    classic = page.get_by_label("Load the model and save it again")
+    expect(classic).to_be_checked()
+    said = r"takes about [\d.]+ MB of memory, 240\.1 kB of mapped files and [\d.]+ kB on the disk of this machine"
+    expect(page.locator("#engine")).to_contain_text(re.compile(said))
+    page.get_by_label("Between layers").check()
+    expect(page.locator("#engine")).to_be_hidden()
+    page.get_by_label("Wherever a file is full").check()
+    expect(page.get_by_label("Move its bytes")).to_be_checked()
