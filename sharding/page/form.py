@@ -173,8 +173,9 @@ class Form:
             self.namespace = gr.Dropdown([], label="Owner of the copy", elem_id="namespace", scale=1, min_width=120)
             self.name = gr.Textbox("", label="Name of the new repo", elem_id="name", scale=2, min_width=160)
             self.visibility = gr.Radio(
-                [PUBLIC, PRIVATE], value=PUBLIC, label="Visibility", elem_id="visibility", scale=1, min_width=200
-            )
+                [PUBLIC, PRIVATE], value=PUBLIC, label="Visibility", elem_id="visibility", scale=1, min_width=200,
+                info="A private copy can be made public later, on the Hub.",
+            )  # fmt: skip
         self.name_message = _panel("name-message")
         self.measure = gr.Checkbox(
             label="Measure loading too",

@@ -122,7 +122,7 @@ def test_owner_name_visibility_and_measuring_are_changed_on_the_bar_by_keyboard_
     page.keyboard.press("ArrowRight")
     tab_to(page, "Measure loading too")
     page.keyboard.press("Space")
-    expect(page.locator("#target")).to_contain_text(f"to acme/{name}, private. To load both as well takes")
+    expect(page.locator("#target")).to_contain_text(f"to acme/{name}, private. Loading both takes half a minute")
     expect(page.locator("#start")).to_be_in_viewport(ratio=1)
     assert fits(page)
     assert violations(page, axe()) == []
@@ -144,14 +144,14 @@ def test_a_repo_that_is_there_keeps_its_visibility_and_the_bar_says_so_and_what_
         for part in words:
             expect(page.locator("#target")).to_contain_text(part)
 
-    there = "is there already"
-    told(hidden, f"to {hidden}, which {there} and private", "gets a new commit")
+    there = "there already"
+    told(hidden, f"to {hidden}, {there}, private", "gets a new commit")
     expect(private).to_be_checked()
     told(f"alice/{copy_name('free')}", "to alice/free", ", public")
     expect(public).to_be_checked()  # as it was chosen
     expect(page.locator("#target")).not_to_contain_text(there)
     private.check()
-    told(genuine, f"to {genuine}, which {there} and public", "a private copy is refused there")
+    told(genuine, f"to {genuine}, {there}, public", "A private copy is refused there")
     expect(private).to_be_checked()  # nobody shows what a visitor wants to hide
 
 
