@@ -14,7 +14,7 @@ window.shardMyRepo = {
     }
   },
 
-  // Sign in or out, and come back to the choices in `query`. If the visitor wanted to start, that is kept in this tab.
+  // Sign in or out, and come back to the choices in `query`. If the visitor wanted to start, this tab keeps that.
   leave(query) {
     this.address(query);
     if (wantsStart) sessionStorage.setItem("start", JSON.stringify([window.location.search, Date.now()]));
@@ -24,12 +24,13 @@ window.shardMyRepo = {
   // A proposal may arrive while the visitor writes a name.
   ownName(proposed) { return writtenName || proposed; },
 
-  // Start what a visitor wanted to start before signing in: the same choices, in the same tab, lately.
-  goOn() {
-    const [search, at] = JSON.parse(sessionStorage.getItem("start") ?? "[]"), start = document.querySelector("#start");
-    if (!search || start.disabled || start.textContent.includes("Sign in")) return;
-    sessionStorage.removeItem("start");
-    if (search === ARRIVED && Date.now() - at < 600_000) start.click();
+  // Start what the visitor wanted to start before signing in, with the first plan of this page, or never.
+  goOn(looks = 60) {
+    if (!goesOn) return;
+    const start = document.querySelector("#start"), canStart = start && !start.disabled && !signsIn(start);
+    goesOn = !canStart && looks > 0;
+    if (canStart) start.click();
+    else if (goesOn) setTimeout(() => this.goOn(looks - 1), 50); // the button may be a moment later than its words
   },
 
   // If a start was refused, show the visitor the reason. Otherwise scroll to the top, where the progress is.
@@ -81,8 +82,15 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
 }, true);
 
-let writtenName = "", door = "", wantsStart = false;
-const ARRIVED = window.location.search;
+// What a visitor wanted to start before signing in: the same choices, in the same tab, lately. A link alone is no wish.
+function wantedStart() {
+  const [search, at] = JSON.parse(sessionStorage.getItem("start") ?? "[]");
+  sessionStorage.removeItem("start");
+  return search === window.location.search && Date.now() - at < 600_000;
+}
+
+const signsIn = (start) => start.textContent.includes("Sign in");
+let writtenName = "", door = "", wantsStart = false, goesOn = wantedStart();
 document.addEventListener("input", (event) => {
   if (event.target.closest("#name")) writtenName = event.target.value;
 });
@@ -305,7 +313,7 @@ document.addEventListener("click", async (event) => {
 // Gradio's own login button loses all but the first part of the address. The server first writes the choices into it.
 document.addEventListener("click", (event) => {
   const start = event.target.closest("#start:not([disabled])");
-  wantsStart = Boolean(start?.textContent.includes("Sign in"));
+  wantsStart = Boolean(start && signsIn(start));
   const button = wantsStart ? start : event.target.closest("#sign-in, [data-press='#sign-in']");
   if (!button) return;
   event.stopPropagation();

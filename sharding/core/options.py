@@ -395,6 +395,8 @@ class Request:
         "stream (move bytes) or classic (load the model and save it)",
         metavar="ENGINE",
         tools=(),
+        title="How to make it",
+        labels={"stream": "Move its bytes", "classic": "Load the model and save it again"},
         remedy="use_stream_engine",
         needs={"classic": "load"},
     )

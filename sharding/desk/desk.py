@@ -13,11 +13,12 @@ from typing import Any, cast
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
-from sharding.core.limits import MAX_ACTIVE_JOBS
+from sharding.core.limits import MAX_ACTIVE_JOBS, MEMORY_SHARE
 from sharding.core.options import Options, naming
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import (
+    CLASSIC_TIMES,
     Forecast,
     Rates,
     correction,
@@ -43,6 +44,8 @@ from sharding.desk.jobs import (
 from sharding.desk.judgement import Results
 from sharding.desk.models import Models
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
+from sharding.loading.classic import free_disk_bytes
+from sharding.loading.measure import free_memory_bytes
 from sharding.planning.plan import identify_plan
 from sharding.report.report import decided_by
 from sharding.storage.hub.answers import Person
@@ -115,6 +118,11 @@ class Desk(AbstractContextManager["Desk"]):
             finished = list(self._finished)
         return forecast(work_of(original, made), self._rates(original, made), finished)
 
+    def has_room(self, needs: Forecast) -> bool:
+        """Return whether this machine has the memory and the disk that a job `needs` now."""
+        memory, disk = MEMORY_SHARE * free_memory_bytes(), free_disk_bytes(self._settings.folder)
+        return needs.peak_anon_bytes <= memory and needs.disk_bytes <= disk
+
     def _rates(self, original: Content, made: Plan | Content) -> Rates:
         repo_id = (original if isinstance(made, Plan) else made).source.repo_id
         return Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)
@@ -126,6 +134,7 @@ class Desk(AbstractContextManager["Desk"]):
         """
         if request.kind == "verify":
             return self._submit_reading(request, who, token)
+        request.refuse_contradictions()
         if not token:
             hint = "Sign in first. The copy goes into a repo of your own."
             raise Refused("You are not signed in.", hint, Remedy("sign_in"))
@@ -142,19 +151,24 @@ class Desk(AbstractContextManager["Desk"]):
         linked = replace(request, source=self.lookup.link(pinned), options=replace(request.options, **links))
         job.check(replace(linked, destination=destination), endpoint=self._settings.endpoint, token=token)
         options = replace(request.options, **beside)
-        request = replace(request, source=pinned, destination=destination, options=options)
+        # The classic engine plans once more, from what it has saved.
+        expect = request.expect if request.engine == "stream" else ""
+        request = replace(request, source=pinned, destination=destination, options=options, expect=expect)
         return self._queue_up(request, checkpoint, plan, who, token)
 
     def _queue_up(self, request: JobRequest, original: Content, made: Plan | Content, who: Person, token: str) -> str:
         """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
         options = made.options if isinstance(made, Plan) else request.options
+        seconds = expected_seconds(work_of(original, made), self._rates(original, made))
+        if seconds and request.engine == "classic":
+            seconds *= CLASSIC_TIMES
         record = JobRecord(
             new_job_id(request.destination.partition("@")[0]),
             who.name,
             request,
             made.total_bytes,
             self._clock(),
-            expected_seconds=expected_seconds(work_of(original, made), self._rates(original, made)),
+            expected_seconds=seconds,
             unreached=tuple(dict.fromkeys((*original.unreached, *(() if isinstance(made, Plan) else made.unreached)))),
             read=reading_of(original.inputs, original.variant, options.deciding),
         )

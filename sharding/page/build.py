@@ -117,7 +117,8 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
     plan: set[Block] = {*form.of_a_plan, form.goal, form.aim, form.shown}
-    target: set[Block] = {*name, form.visibility, form.measure}
+    target: set[Block] = {*name, form.visibility, form.measure, form.engine, form.own}
+    place: list[Block] = [form.target, form.visibility, form.own]
     order = {*plan, *target, form.permitted, form.replace, form.replaced}
 
     def propose(after: Dependency) -> None:
@@ -126,7 +127,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, shown, **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
         kept = proposed.then(None, form.name, form.name, js="(name) => window.shardMyRepo.ownName(name)")
-        told = kept.then(pushing.tell_target, target, form.target, **_QUIET)
+        told = kept.then(patient(pushing.tell_target), target, place, **_QUIET)
         told.then(None, js="() => window.shardMyRepo.goOn()")
 
     typed: dict[str, Any] = {"inputs": form.found, "outputs": [form.repo, form.found], "trigger_mode": "always_last"}
@@ -157,7 +158,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(patient(pushing.check_name), [*name, form.shown], [form.name_message, form.start], **_QUIET)
     for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input, form.measure.input):
-        trigger(pushing.tell_target, target, form.target, **_QUIET)
+        trigger(patient(pushing.tell_target), target, place, trigger_mode="always_last", **_QUIET)
     started = form.start.click(patient(pushing.start), order, form.parts, **_QUIET)
     started.then(None, js="() => window.shardMyRepo.started()")
     _follow(form, started, running)
@@ -187,7 +188,7 @@ def _plan_parts(form: Form) -> list[Block]:
     shown += [form.facts, form.variants, form.variant, form.plan, form.push, form.advanced, form.sizes, form.size]
     shown += [form.size_message, form.dequantize, form.picture, form.tensors, form.findings, form.summary, form.shards]
     shown += [form.strategy, form.machines, form.dtype, form.overflow, form.visibility, form.permitted, form.measure]
-    return [*shown, form.machine, form.devices, form.start, form.query, form.aim, form.shown]
+    return [*shown, form.engine, form.machine, form.devices, form.start, form.query, form.aim, form.shown]
 
 
 def _job_parts(form: Form) -> list[Block]:

@@ -38,7 +38,7 @@ _PRESETS = {
     "24gb": "a card of 24 GB",
     "laptop-16gb": "a laptop with 16 GB",
 }
-_PLACED = ("strategy", "order", "dtype", "allow_overflow")
+_PLACED = ("strategy", "order", "dtype", "allow_overflow", "engine")
 _MORE = tuple(name for name, one in OPTIONS.items() if one.title and not one.role and name not in _PLACED)
 """Options that have a title but no place of their own. They stand below the others."""
 _INPUTS: Mapping[Role, Option] = {option.role: option for option in OPTIONS.values() if option.role}
@@ -123,6 +123,7 @@ class Form:
         self.variant, self.job, self.wanted, self.query = (gr.Textbox("", visible=False) for _ in range(4))
         self.shown, self.aim = gr.State(Shown()), gr.State(Aim())
         self.proposed, self.replaced = gr.State(("", "")), gr.State(("", ""))
+        self.own = gr.State("")  # The visibility that the visitor chose, while the field shows that of a private repo.
         self.found, self.compared = gr.State(()), gr.State(())
 
     def _lay_out_choice(self) -> None:
@@ -172,8 +173,9 @@ class Form:
             self.namespace = gr.Dropdown([], label="Owner of the copy", elem_id="namespace", scale=1, min_width=120)
             self.name = gr.Textbox("", label="Name of the new repo", elem_id="name", scale=2, min_width=160)
             self.visibility = gr.Radio(
-                [PUBLIC, PRIVATE], value=PUBLIC, label="Visibility", elem_id="visibility", scale=1, min_width=200
-            )
+                [PUBLIC, PRIVATE], value=PUBLIC, label="Visibility", elem_id="visibility", scale=1, min_width=200,
+                info="A private copy can be made public later, on the Hub.",
+            )  # fmt: skip
         self.name_message = _panel("name-message")
         self.measure = gr.Checkbox(
             label="Measure loading too",
@@ -198,6 +200,8 @@ class Form:
         self.dtype = _control("dtype")
         self.overflow = _control("allow_overflow", visible=False, elem_id="overflow")
         self.more = {name: _control(name) for name in _MORE}
+        # No plan depends on it, so nobody waits for one.
+        self.engine = _control("engine", visible=False, elem_classes="")
         with gr.Column(elem_id="machine") as self.machine:
             with gr.Row(elem_classes="fields"):
                 self.budget = gr.Dropdown(
@@ -318,8 +322,7 @@ def size_label(size: str) -> str:
 def _control(name: str, **more: Any) -> Any:
     """Return the field for an option, with the title and words that the option declares."""
     option = OPTIONS[name]
-    words = {"label": option.title, "info": option.info, "elem_id": name, **more}
-    words["elem_classes"] = "choice"
+    words = {"label": option.title, "info": option.info, "elem_id": name, "elem_classes": "choice", **more}
     if option.is_switch:
         return gr.Checkbox(value=option.default, **words)
     choices = option.labels if option.name == "strategy" else dict.fromkeys(option.choices)

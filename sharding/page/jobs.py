@@ -29,7 +29,6 @@ from sharding.storage.names import new_repo_id
 from sharding.verify.trust import Trust, lowered
 
 _SIGN_IN_AND_START = "Sign in and start"
-_WHERE = '<p class="target">to your namespace on the Hub, public or private</p>'
 _NEEDS_LOGIN = ("Sign in to push.", "Your choices are kept.", SIGN_IN)
 
 
@@ -43,7 +42,7 @@ class Pushing(Events):
         off: Update = {form.start: gr.Button(interactive=False)}
         if not token and self.site.space:
             can_start = bool(values[form.shown].plan_id)
-            return {form.start: gr.Button(_SIGN_IN_AND_START, interactive=can_start), form.target: _WHERE}
+            return {form.start: gr.Button(_SIGN_IN_AND_START, interactive=can_start)}
         if not token:
             words, hint, remedy = _NEEDS_LOGIN
             return {**off, form.target: "", form.start_message: message(words, hint, remedy=remedy)}
@@ -71,17 +70,32 @@ class Pushing(Events):
             form.name_message: message(*taken, "warning") if free != wanted else "",
         }
 
-    def tell_target(self, values: Values) -> Update:
-        """Show where the copy goes, who can see it, and whether a comparison of loads takes more."""
-        form, owner, name = self.form, values[self.form.namespace], (values[self.form.name] or "").strip()
-        whole = f"{owner}/{name}" if owner and name else ""
-        private, loads = values[form.visibility] == PRIVATE, bool(values[form.measure])
-        return {form.target: render("target", repo_id=whole, private=private, loads=loads)}
+    def tell_target(self, values: Values, request: gr.Request, login: Login) -> Update:
+        """Show where the copy goes, who can see it, what is there, and whether a comparison of loads takes more.
+
+        A repo that is there keeps its visibility. The choice follows a private one, and goes back after it.
+        """
+        form, token = self.form, self.site.token(request, login)
+        owner, name, chosen = values[form.namespace], (values[form.name] or "").strip(), values[form.visibility]
+        place, there, own = f"{owner}/{name}" if owner and name and token else "", None, values[form.own]
+        with suppress(ShardingError):
+            there = self.desk.lookup.card(place, token) if place else None
+        is_hidden = there is not None and there.private
+        wanted = PRIVATE if is_hidden else own or chosen
+        loads, private = bool(values[form.measure]), there.private if there else wanted == PRIVATE
+        named = place
+        if not token and self.site.space:  # it will be in the namespace of whoever signs in
+            named = f"{owner}/{name}" if owner and name else name or "your namespace"
+        told = {"repo_id": named, "private": private, "there": there, "loads": loads, "chosen": wanted == PRIVATE}
+        follows: Update = {form.visibility: wanted} if wanted != chosen else {}
+        return {**follows, form.target: render("target", **told), form.own: (own or chosen) if is_hidden else ""}
 
     def check_name(self, namespace: str | None, name: str, shown: Shown, request: gr.Request, login: Login) -> Update:
         """Show a message if the name is taken. Without a name that the Hub accepts, nothing can start."""
         form, token = self.form, self.site.token(request, login)
         wanted = f"{namespace}/{name.strip()}"
+        if not token and self.site.space:
+            return {form.name_message: "", form.start: gr.Button(interactive=bool(shown.plan_id))}
         if not (namespace and name.strip() and token):
             words = message("Give the new repo a name.") if namespace and token else ""
             return {form.name_message: words, form.start: gr.Button(interactive=False)}
@@ -109,6 +123,7 @@ class Pushing(Events):
                 confirmed=values[form.permitted],
                 # The permission to replace one copy does not hold for another.
                 overwrite=values[form.replace] and values[form.replaced] == (source, destination),
+                engine=values[form.engine],
                 compare_rounds=ROUNDS if values[form.measure] else 0,
                 expect=values[form.shown].plan_id,
             )

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import UsageError
-from sharding.core.options import SINGLE_FILE, Options, of_tool
+from sharding.core.options import SINGLE_FILE, Engine, Options, of_tool
 from sharding.core.origin import Role
 from sharding.core.values import Content
 from sharding.formats.names import SINGLE_NAME
@@ -119,7 +119,8 @@ class Wish:
     """What a link opens: the form filled in, a job, the result in a repo, or a comparison of two repos.
 
     `goal` is a name in GOALS, or "". `repo` can name a revision ("owner/name@v2"). `sized` is false if the link
-    gives no size. `to` is the repo to write, or "" if the page is to propose one.
+    gives no size. `to` is the repo to write, or "" if the page is to propose one. `measure` also loads both.
+    `engine` makes the copy.
     """
 
     repo: str = ""
@@ -128,6 +129,8 @@ class Wish:
     sized: bool = True
     to: str = ""
     private: bool = False
+    measure: bool = False
+    engine: Engine = "stream"
     job: str = ""
     result: str = ""
     compare: str = ""
@@ -158,6 +161,8 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         goal=goal if goal in {*GOALS, SAME} else "",
         sized="max_shard_size" in taken,
         private=fields.get("private") == "true",
+        measure=fields.get("measure") == "true",
+        engine="classic" if fields.get("engine") == "classic" else "stream",
         **{field: fields.get(name, "") for field, name in _AS_IT_IS.items()},
     )
 
@@ -192,7 +197,9 @@ def query_of(wish: Wish) -> str:
         named = {"size": str(wish.options.max_shard_size)} if wish.sized else {}
         named |= {name: asked[name] for name, usual in _USUAL.items() if asked[name] != usual}
         named |= {name: "true" for name in _SWITCHES if asked[name]}
-        named |= ({"to": wish.to} if wish.to else {}) | ({"private": "true"} if wish.private else {})
+        named |= {"to": wish.to} if wish.to else {}
+        named |= {name: "true" for name in ("private", "measure") if getattr(wish, name)}
+        named |= {"engine": wish.engine} if wish.engine != "stream" else {}
         goal = {"goal": wish.goal} if wish.goal else {}
         pairs = {"repo": wish.repo, **goal, **named} if wish.repo else goal
     return f"?{urlencode(pairs, safe='/@:', quote_via=quote)}" if pairs else "?"

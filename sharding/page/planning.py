@@ -14,7 +14,7 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Role
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
-from sharding.desk.forecast import classic_forecast
+from sharding.desk.forecast import Forecast, classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
 from sharding.page.job_panels import jobs_panel
@@ -69,10 +69,13 @@ class Planning(Events):
             aim = Aim(wish.goal if wish.sized else "")
             update |= {form.goal: wish.goal, form.goal_hint: _hint(wish.goal), form.aim: aim}
         owner, _, name = wish.to.partition("/")
-        if wish.repo and owner and name:
-            update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner), form.name: name}
-        if wish.repo and wish.private:
-            update |= {form.visibility: PRIVATE}
+        if wish.repo and name:
+            update |= {form.name: name}
+        if wish.repo and name and owner:
+            update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner)}
+        if wish.repo:
+            chosen = {form.visibility: wish.private and PRIVATE, form.measure: wish.measure, form.engine: wish.engine}
+            update |= {field: value for field, value in chosen.items() if value}
         if wish.job or wish.result:
             update |= {
                 form.choose: gr.Column(visible=False),
@@ -118,6 +121,8 @@ class Planning(Events):
             sized=bool(size),
             to=f"{values[form.namespace] or ''}/{name}" if name not in ("", values[form.proposed][1]) else "",
             private=values[form.visibility] == PRIVATE,
+            measure=bool(values[form.measure]),
+            engine=values[form.engine],
             job=values[form.job],
             result=values[form.wanted],
             compare=(values[form.original] or "").strip(),
@@ -300,6 +305,7 @@ class Planning(Events):
             **({form.sizes: sizes_panel(stops, chosen)} if stops != shown.stops else {}),
             form.overflow: _possible(may),
             form.measure: _possible(loads),
+            form.engine: self._engine(classic if "engine" not in options.contradicted else None),
             form.picture: map_panel(
                 map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen), needed(checkpoint, plan)
             ),
@@ -310,6 +316,15 @@ class Planning(Events):
             form.query: query_of(wish),
             form.shown: Shown(stops=stops, plan_id=identify_plan(plan)),
         }
+
+    def _engine(self, classic: Forecast | None) -> gr.Radio:
+        """Return the choice of the engine with what the `classic` one takes. Hide it if this machine has not that."""
+        if classic is None or not self.desk.has_room(classic):
+            return gr.Radio(value="stream", visible=False)
+        memory, disk = (format_bytes(size) for size in (classic.peak_anon_bytes, classic.disk_bytes))
+        mapped = f", {format_bytes(classic.mapped_bytes)} of mapped files" if classic.mapped_bytes else ""
+        words = f"takes about {memory} of memory{mapped} and {disk} on the disk of this machine"
+        return gr.Radio(visible=True, info=f"To load the model and save it again, as tutorials do, {words}.")
 
     def _unplanned(self, values: Values, words: str) -> Update:
         """Hide the plan and leave the facts about the model: `words` say what is wrong with another input."""

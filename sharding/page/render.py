@@ -115,6 +115,7 @@ _HELP: dict[RemedyKind, Help] = {
     "overwrite": Help("", "Replace it", "#replace input"),
     "discard_unfinished": Help("To give it up, cancel the unfinished job."),
     "leave_comparison_out": Help('Untick "Measure loading too" below the plan.'),
+    "use_stream_engine": Help("", "Move its bytes", "#engine input[value=stream]"),
     "use_classic_engine": Help("The command line can do it: it loads the model in its own process and saves it again."),
 }
 _OF_FINDINGS = {

@@ -22,6 +22,7 @@ from sharding.loading.costs import (
     middle_run,
 )
 
+_SINCE = "since the libraries were imported"
 _PHASES = ("import", "load", "forward", "tokens")
 _FIGURES = ("working_seconds", "base_anon_bytes", "peak_anon_bytes", "peak_file_bytes", "peak_total_bytes")
 _OF_THE_MIDDLE = (
@@ -100,7 +101,7 @@ class ComparisonSummary:
             settings.append(f"limited to {format_bytes(self.memory_limit_bytes)}{by and f' by {by}' or ''}")
         runs, imports = count(self.sharded.runs, "run"), self.sharded.seconds.get("import")
         how = f"Medians of {runs} each, in processes of their own ({', '.join(settings)}; {self.machine})."
-        return how + (f" Time begins after the imports, which took {imports.median:.1f} s." if imports else "")
+        return how + (f" Times are {_SINCE}, which took {imports.median:.1f} s." if imports else "")
 
 
 def summarize_comparison(comparison: Comparison) -> ComparisonSummary:
@@ -149,7 +150,7 @@ def _cells(loads: LoadSummary) -> tuple[str, ...]:
 
 
 _WIDTH, _HEIGHT = 760, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 84, 48
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 108, 48
 _COLOURS = {"original": "#c2571a", "sharded copy": "#2563eb"}
 _TITLE = "Memory while loading and computing"
 _STYLE = (
@@ -182,15 +183,15 @@ def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
         places = (_place(*point, seconds, size) for point in points)
         return " L".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
-    x = _LEFT
-    for (name, colour), moments in zip(_COLOURS.items(), (original, sharded), strict=True):
+    # One below the other, so that a phone shows them whole.
+    for row, ((name, colour), moments) in enumerate(zip(_COLOURS.items(), (original, sharded), strict=True)):
         if not moments:
             continue
         peak = max((moment.anon_bytes for moment in moments), default=0)
         text = f"{name}: {format_bytes(peak)} anonymous at peak"
-        drawn.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
-        drawn.append(f'<text x="{x + 18}" y="53">{text}</text>')
-        x += 40 + 7 * len(text)
+        y = 42 + 20 * row
+        drawn.append(f'<rect x="{_LEFT}" y="{y}" width="12" height="12" rx="2" fill="{colour}"/>')
+        drawn.append(f'<text x="{_LEFT + 18}" y="{y + 11}">{text}</text>')
         anon = path((moment.seconds, moment.anon_bytes) for moment in moments)
         total = path((moment.seconds, moment.total_bytes) for moment in moments)
         area = f"M{path([(moments[0].seconds, 0)])} L{anon} L{path([(moments[-1].seconds, 0)])} Z"
@@ -211,11 +212,8 @@ def _axes(seconds: float, size: float) -> list[str]:
         label = f"{seconds * step / 4:g} s"
         anchor = "end" if step == 4 else "middle"
         drawn.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}">{label}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    note = "time since the libraries were imported"
-    drawn.append(f'<text x="{middle}" y="{_HEIGHT - 8}" font-size="11" text-anchor="middle">{note}</text>')
-    note = "filled: anonymous memory; dashed: plus mapped files, which the system can drop and read again"
-    drawn.append(f'<text x="{_LEFT}" y="72" font-size="11">{note}</text>')
+    notes = {94: "filled: anonymous memory; dashed: plus mapped files", _HEIGHT - 8: f"time {_SINCE}"}
+    drawn += [f'<text x="{_LEFT}" y="{y}" font-size="11">{note}</text>' for y, note in notes.items()]
     return drawn
 
 

@@ -11,9 +11,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.core.errors import DestinationError, Refused, Remedy
+from sharding.core.errors import DestinationError, Refused, Remedy, UsageError
 from sharding.core.options import Options
 from sharding.desk.desk import Desk
+from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import JobRequest, Settings
 from sharding.planning.plan import identify_plan
 from sharding.storage.hub.answers import Person
@@ -52,6 +53,27 @@ def test_a_job_runs_the_plan_that_was_shown_or_is_refused(desk: Desk, stage: Sta
     assert desk.jobs_of("alice") == []
     desk.submit(JobRequest(small, name, SIZE, expect=shown), *AS_ALICE)
     assert len(desk.jobs_of("alice")) == 1
+
+
+def test_the_classic_engine_is_held_to_the_choices_that_were_shown_and_plans_once_more(
+    desk: Desk, stage: Stage, small: str, name: str
+) -> None:
+    """Its own plan has another id, because it is one of the files that it has saved."""
+    shown = identify_plan(desk.models.plan(small, SIZE)[1])
+    request = JobRequest(small, name, SIZE, engine="classic", expect=shown)
+    with pytest.raises(Refused, match="have changed since this plan was made"):
+        desk.submit(replace(request, options=Options("90kB")), *AS_ALICE)
+    with pytest.raises(UsageError, match="can only cut by size") as refusal:
+        desk.submit(replace(request, options=Options("60kB", strategy="blocks")), *AS_ALICE)
+    assert refusal.value.remedy == Remedy("use_stream_engine")
+    taken = seen(desk, desk.submit(request, *AS_ALICE), "alice")
+    assert (taken.request.engine, taken.request.expect) == ("classic", "")
+
+
+@pytest.mark.parametrize("needs", [{}, {"peak_anon_bytes": 10**15}, {"disk_bytes": 10**18}])
+def test_a_machine_has_room_for_what_its_memory_and_its_disk_hold(desk: Desk, needs: dict[str, int]) -> None:
+    usual = {"lower_seconds": 1.0, "upper_seconds": 2.0, "peak_anon_bytes": 1000, "disk_bytes": 1000}
+    assert desk.has_room(Forecast(**(usual | needs))) is not bool(needs)
 
 
 def test_who_has_a_job_gets_no_second_one_until_it_has_ended(

@@ -64,13 +64,13 @@ def test_a_goal_that_is_linked_sets_the_plan_and_arrow_keys_move_it(home: Site, 
     first = page.locator("input:visible, textarea:visible").first
     expect(first).to_have_attribute("aria-label", "Model")
     enter(first, small)
-    expect(page.locator("#summary")).to_contain_text("2 files → 1,")
+    expect(page.locator("#summary")).to_contain_text("2 → 1 file,")
     expect(page).to_have_url(re.compile(f"repo={small}&goal=one-file&size=single-file$"))
     page.get_by_role("radio", name="One file").focus()
     page.keyboard.press("ArrowLeft")
     expect(page.get_by_role("radio", name="Slow connection")).to_be_checked()
     expect(size(page)).to_have_value("50kB")
-    expect(page.locator("#summary")).to_contain_text("2 files → 6,")
+    expect(page.locator("#summary")).to_contain_text("2 → 6 files,")
     # One stop of Tab for the whole group, which has a name.
     expect(page.get_by_role("group", name="What is it for?")).to_be_visible()
     page.keyboard.press("Tab")

@@ -18,9 +18,8 @@ def test_a_plan_is_shown_at_once_without_a_login_and_what_is_wrong_stands_beside
     for words in ("LlamaForCausalLM", "apache-2.0", "not gated"):
         expect(facts).to_contain_text(words)
     expect(page.locator("#picture .sheet")).to_contain_text("Today 2 files, 240.1 kB")
-    expect(page.locator("#summary")).to_contain_text("2 files → 6, largest 40.1 kB")
-    expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator("#start-message").get_by_role("button", name="Sign in")).to_be_visible()
+    expect(page.locator("#summary")).to_contain_text("2 → 6 files, largest 40.1 kB")
+    expect(page.get_by_role("button", name="Sign in and start")).to_be_enabled()
     # Links can be pasted, and names are suggested as one types.
     enter(model(page), "not a repo")
     expect(named).to_have_count(0)

@@ -16,7 +16,7 @@ from tests.conftest import in_a_loop
 from tests.hubs import push, shard
 from tests.localhub.conftest import Server
 from tests.messages import KINDS, Message, every_message
-from tests.page.conftest import Visit, advanced, enter, model
+from tests.page.conftest import Visit, advanced, enter, model, where
 from tests.page.rooms import form
 from tests.page.site import Site, copy_name
 from tests.page.sources import save_one
@@ -88,7 +88,7 @@ def test_each_button_works_a_field_of_the_form() -> None:
     fields = {block.elem_id: block for block in in_a_loop(form()).parts}
     helps = [help_with(Remedy(kind)) for kind in KINDS]
     controls = {each.control for each in helps if each.control} - {"#sign-in"}
-    assert len(controls) == 7
+    assert len(controls) == 8
     for control in controls:
         match = re.fullmatch(r"#(\w+) input(?:\[value=(\w+)\])?", control)
         assert match, control
@@ -145,8 +145,8 @@ def test_who_pushes_at_home_is_helped_by_buttons_for_the_fields_of_the_page_and_
     enter(model(page), hidden)
     expect(page.locator("#facts")).to_contain_text(hidden)
     expect(private).to_be_checked()
-    page.get_by_label("Public", exact=True).check()
-    page.locator("#advanced > button").click()
+    where(page).get_by_label("Public", exact=True).check()
+    page.locator("#where > button").click()
     refusal = page.locator("#start-message").get_by_role("alert")
     page.locator("#start:not([disabled])").click()
     expect(refusal).to_contain_text("A public copy would show it to everybody")

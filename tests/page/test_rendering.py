@@ -260,10 +260,10 @@ def test_the_files_of_a_result_are_counted_and_their_table_is_folded() -> None:
 
 
 def test_a_long_name_breaks_after_its_separators_and_within_no_number() -> None:
-    html = render("target", repo_id="acme/<it>-7B_v0.1.safetensors", private=True, loads=False)
+    more = dict.fromkeys(("private", "there", "loads", "chosen"), False)
+    html = render("target", repo_id="acme/<it>-7B_v0.1.safetensors", **more)
     assert "<b>acme/&lt;it&gt;-7B_<wbr>v0.1.<wbr>safetensors</b>" in html
-    html = render("target", repo_id="acme/it-7B", private=True, loads=False)
-    assert "<b>acme/<wbr>it-<wbr>7B</b>" in html
+    assert "<b>acme/<wbr>it-<wbr>7B</b>" in render("target", repo_id="acme/it-7B", **more)
 
 
 def test_the_map_of_hundreds_of_layers_of_experts_is_no_burden() -> None:

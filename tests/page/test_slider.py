@@ -72,7 +72,7 @@ def test_the_plan_is_that_of_the_slider_although_an_earlier_question_arrives_lat
     page.locator("#size-slider").focus()  # leaves the field, which asks
     page.keyboard.press("ArrowLeft")
     for _ in range(2):
-        expect(page.locator("#summary")).to_contain_text("1 file → 10")
+        expect(page.locator("#summary")).to_contain_text("1 → 10 files")
         expect(page.locator("#size-slider")).to_have_attribute("aria-valuetext", "50kB")
         page.wait_for_timeout(500)
     assert late
