@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
@@ -132,7 +132,7 @@ class Desk(AbstractContextManager["Desk"]):
 
         Raises Refused if it must wait or is too large, and ShardingError if it would fail before any byte moves.
         """
-        if request.kind == "verify":
+        if request.kind != "shard":
             return self._submit_reading(request, who, token)
         request.refuse_contradictions()
         if not token:
@@ -186,12 +186,19 @@ class Desk(AbstractContextManager["Desk"]):
 
     def submit_check(self, place: str, who: Person, token: str) -> str:
         """Accept a job that reads every byte of the result in `place` and of its source. Raises as `submit`."""
+        return self._submit_about("verify", place, who, token)
+
+    def submit_loads(self, place: str, who: Person, token: str) -> str:
+        """Accept a job that loads the result in `place` and its source in turn. Raises as `submit`."""
+        return self._submit_about("compare", place, who, token)
+
+    def _submit_about(self, kind: Literal["verify", "compare"], place: str, who: Person, token: str) -> str:
         result = self.results.read(place, token)
         if result.report.needs_folder:
-            hint = "Run `shard-my-repo verify` on the machine that has the folder."
+            hint = f"Run `shard-my-repo {kind}` on the machine that has the folder."
             raise Refused("The result was made from a folder, which is not on this machine.", hint)
         (original, options), copy = decided_by(result.report), f"{result.repo_id}@{result.revision}"
-        return self.submit(JobRequest(original, copy, options, kind="verify", of_result=True), who, token)
+        return self.submit(JobRequest(original, copy, options, kind=kind, of_result=True), who, token)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
         """Accept a job that compares every tensor of two repos, read as `Models.compare` does. Raises as `submit`."""
@@ -202,6 +209,9 @@ class Desk(AbstractContextManager["Desk"]):
     def _submit_reading(self, request: JobRequest, who: Person, token: str) -> str:
         original = self.models.inspect(request.source, request.options.variant, token, request.options.inputs)
         copy = self.models.inspect(request.destination, "", token)
+        if request.kind == "compare" and not (original.is_plain_model and copy.is_plain_model):
+            hint = "Its form is for another library, a variant, or in the pieces of a training run."
+            raise Refused("transformers does not load both the original and the copy.", hint)
         self._refuse_large(max(original.input_bytes, copy.input_bytes), who)
         return self._queue_up(request, original, copy, who, token)
 

@@ -50,12 +50,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest(Request):
-    """What a visitor asks for, with repos of the Hub only. A "verify" reads two, the second at a commit.
+    """What a visitor asks for, with repos of the Hub only.
+
+    A "verify" reads two, the second at a commit, and a "compare" loads them in turn.
 
     `of_result` says that the second is a result, whose report names the first.
     """
 
-    kind: Literal["shard", "verify"] = "shard"
+    kind: Literal["shard", "verify", "compare"] = "shard"
     of_result: bool = False
 
 
@@ -151,6 +153,7 @@ class JobStatus(JobRecord):
     log: tuple[str, ...] = ()
     verification: Proof | None = None
     loads: tuple[int, int] | None = None
+    costs: ComparisonSummary | None = None
     report: Report | None = None
     published: Published | None = None
 
@@ -160,7 +163,8 @@ def newest_of(records: Iterable[JobRecord]) -> list[JobRecord]:
     newest: dict[tuple[str, ...], JobRecord] = {}
     for record in records:
         copy, source = (without_revision(name) for name in (record.request.destination, record.request.source))
-        newest.setdefault((copy, source) if record.request.kind == "verify" else (copy,), record)
+        kind = record.request.kind
+        newest.setdefault((copy,) if kind == "shard" else (kind, copy, source), record)
     return [*newest.values()]
 
 
@@ -196,6 +200,7 @@ class History:
         self._sizes: dict[str, int] = {}
         self.verification: Verification | None = None
         self.loads: tuple[int, int] | None = None
+        self.costs: ComparisonSummary | None = None
         self.report: Report | None = None
         self.published: Published | None = None
         self.error: tuple[str, str] | None = None
@@ -269,6 +274,7 @@ class History:
                 size = format_bytes(event.cost.peak_anon_bytes)
                 return f"Loaded {name}, {event.cost.outcome}: at most {size} of anonymous memory."
             case ComparisonSummary():
+                self.costs = event
                 return f"Compared: {event.verdict.sentence}"
             case Published():
                 self.published = event

@@ -204,11 +204,11 @@ class Runner:
             job.problem = f"sent an invalid event ({error})"
             child.kill()
         status = child.wait()
-        if _result(job):
+        if _result(job) or (job.record.request.kind == "compare" and job.history.costs):
             return "done", None, job.history.published.remark if job.history.published else ""
         if job.record.state == "cancelling":
             # A job without a plan has staged nothing: staged files there belong to another job.
-            has_staged = job.record.request.kind != "verify" and job.history.planned
+            has_staged = job.record.request.kind == "shard" and job.history.planned
             return "cancelled", None, self._discard(job) if has_staged else ""
         if self.closing.is_set():
             return "interrupted", INTERRUPTED, ""
@@ -255,8 +255,10 @@ class Runner:
 
 def command_of(request: JobRequest) -> list[str]:
     """Return the command line of a job."""
-    numeric = ["--numeric"] if request.kind == "verify" else []
-    return [request.kind, *request.words(request.kind), *numeric, "--events", "--", request.source, request.destination]
+    more = ["--numeric"] if request.kind == "verify" else []
+    if request.kind == "compare" and request.options.dtype != "keep":  # the original is cast while it is loaded
+        more = ["--dtype", request.options.dtype]
+    return [request.kind, *request.words(request.kind), *more, "--events", "--", request.source, request.destination]
 
 
 def _result(job: ActiveJob) -> str:

@@ -91,7 +91,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         page.load(planning.welcome, None, form.hero, **_QUIET)
         page.load(patient(planning.greet), None, [form.account, form.jobs, form.examples], **_QUIET)
         showing = Showing(desk, site, form)
-        result = [form.result, form.result_map, form.result_details, form.check, form.check_message]
+        result = [form.result, form.result_map, form.result_details, form.check, form.load, form.check_message]
         arrived.then(showing.show, form.wanted, result, **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
@@ -100,8 +100,9 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         listed.then(None, js=_SHOW_LIST)
         form.cancel.click(patient(running.cancel), form.job, _job_parts(form), **_QUIET)
         _follow(form, form.resume.click(patient(running.resume), form.job, _job_parts(form), **_QUIET), running)
-        checking = [form.check, form.check_message, form.outcome, form.run, form.job, form.query]
-        _follow(form, form.check.click(patient(showing.check), form.wanted, checking, **_QUIET), running)
+        checking = [form.check, form.load, form.check_message, form.outcome, form.run, form.job, form.query]
+        for button, start in ((form.check, showing.check), (form.load, showing.load)):
+            _follow(form, button.click(patient(start), form.wanted, checking, **_QUIET), running)
         _compare(form, page, Comparing(desk, site, form), running)
         Endpoints(desk, site).add()
     for function in page.fns.values():

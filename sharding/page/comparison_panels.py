@@ -14,6 +14,7 @@ from sharding.drawing.heat import distance_of, draw_heat, level_of
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.result_panels import CLAIMED, FITS, READ, READ_HERE, Rung, named
+from sharding.report.comparison import ComparisonSummary
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust
 
@@ -72,6 +73,12 @@ def outcome_panel(status: JobStatus) -> str:
         first=phrase(proof.made, named) if proof else "",
         rung=Rung(READ),
     )
+
+
+def loads_panel(costs: ComparisonSummary, place: str) -> str:
+    """Return what loading the result in `place` and its source costs, as a job has measured it."""
+    picture = Markup(costs.picture) if costs.picture else ""
+    return render("loads", costs=costs, picture=picture, link=query_of(Wish(result=place)))
 
 
 def differences_panel(status: JobStatus, names: Iterable[str]) -> str:

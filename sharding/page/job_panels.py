@@ -57,7 +57,7 @@ class Timeline:
 
 def timeline_of(status: JobStatus) -> Timeline:
     """Return the timeline of a job that has been started."""
-    phases = _of_check(status) if status.request.kind == "verify" else _of_copy(status)
+    phases = {"verify": _of_check, "compare": _of_loads, "shard": _of_copy}[status.request.kind](status)
     ends = [phase.ended for phase in phases]
     passed = max((number for number, end in enumerate(ends, 1) if end), default=0)
     # What was published last is still to be reported.
@@ -76,6 +76,9 @@ def timeline_of(status: JobStatus) -> Timeline:
         done += works[passed] * _share_done(status, phases[passed])
     percent = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT)
     ahead, now = phases[passed:], status.progress
+    if status.loads and status.request.kind == "compare" and ahead and status.state == "running":
+        numbers = (("Loads", "{} of {}".format(*status.loads)),)
+        return Timeline(tuple(steps), percent, _left_of_loads(status), numbers)
     if now is None or not ahead or status.state != "running":
         return Timeline(tuple(steps), percent, "", ())
     return Timeline(tuple(steps), percent, _left(status, now, ahead), _numbers(status, now, ahead))
@@ -117,6 +120,15 @@ def _of_check(status: JobStatus) -> list[Step]:
     return phases
 
 
+def _of_loads(status: JobStatus) -> list[Step]:
+    begun = min((status.times[name] for name in ("loaded", "compared") if name in status.times), default=None)
+    loading = "Loading the original and the copy in turn"
+    return [
+        Step("Fetch both", "Fetching both, and importing the libraries", begun),
+        Step("Load both", loading, status.times.get("compared"), 1.0),
+    ]
+
+
 def _share_done(status: JobStatus, phase: Step) -> float:
     progress = status.progress
     if progress and progress.phase in phase.stages and progress.bytes_total:
@@ -127,13 +139,18 @@ def _share_done(status: JobStatus, phase: Step) -> float:
 def _left(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> str:
     """Return the time left by the rate that was measured last. `ahead` begins with the current phase."""
     if status.loads and "loaded" in status.times and not ahead[0].stages and ahead[0].work:
-        done, total = status.loads
-        return _in_words((total - done) * (status.times["loaded"] - status.times.get("verified", 0.0)) / done)
+        return _left_of_loads(status)
     if progress.phase not in ahead[0].stages or not progress.bytes_per_second:
         return ""
     later = sum(phase.work for phase in ahead[1:] if phase.stages and phase.certain)
     words = _in_words((progress.bytes_total - progress.bytes_done + later) / progress.bytes_per_second)
     return f"{words}, without the loads" if status.request.compare_rounds else words
+
+
+def _left_of_loads(status: JobStatus) -> str:
+    assert status.loads, "something was loaded"
+    (done, total), begun = status.loads, status.times.get("verified", status.started or 0.0)
+    return _in_words((total - done) * (status.times["loaded"] - begun) / done)
 
 
 def _in_words(seconds: float) -> str:
@@ -165,7 +182,9 @@ _LATER = "You can close this page and come back with the link of the job."
 def heading_of(status: JobStatus) -> str:
     """Return the heading of a job."""
     is_over = status.state == "done" or differs(status)
-    if status.request.kind != "verify":
+    if status.request.kind == "compare":
+        title = "Loads compared" if is_over else "Measuring what loading costs"
+    elif status.request.kind == "shard":
         title = "The copy was not published" if status.state == "failed" else "Making the copy"
         title = "Your copy" if is_over else title
     elif status.request.of_result:
@@ -179,7 +198,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
     """Return the panel with the status of a job. `link` leads back to it."""
     timeline = timeline_of(status) if status.started and status.state not in ("failed", "cancelled") else None
     headline, detail = _headline(status, timeline)
-    is_check = status.request.kind == "verify"
+    is_check = status.request.kind != "shard"
     return render(
         "job",
         status=status,
@@ -228,7 +247,9 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
         case "running":
             return timeline.headline if timeline else "Starting", _LATER
         case "cancelling":
-            return "Cancelling", "" if status.request.kind == "verify" else "Its staged files are being discarded."
+            return "Cancelling", "" if status.request.kind != "shard" else "Its staged files are being discarded."
+        case "cancelled" if status.request.kind == "compare":
+            return "Cancelled", "Nothing was measured to the end."
         case "cancelled" if status.request.kind == "verify":
             return "Cancelled", "The check did not finish, so it proves nothing."
         case "cancelled":

@@ -15,7 +15,7 @@ from sharding.desk.jobs import ACTIVE
 from sharding.desk.judgement import BESIDE
 from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.comparison_panels import differences_panel, outcome_panel
+from sharding.page.comparison_panels import differences_panel, loads_panel, outcome_panel
 from sharding.page.form import HIDDEN, PRIVATE, START, Shown, Update, Values
 from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
@@ -272,6 +272,9 @@ class Running(Events):
                 visible=status.state in ("interrupted", "failed") and not differs(status),
             ),
         }
+        if status.costs and status.request.kind == "compare" and status.state == "done":
+            shown = {form.result: loads_panel(status.costs, status.request.destination), form.result_details: ""}
+            return {**update, form.outcome: gr.Column(visible=True), **shown}
         if status.request.kind == "verify" and status.state == "done":
             shown = {form.result: outcome_panel(status), form.result_details: ""}
             return {**update, form.outcome: gr.Column(visible=True), **shown}

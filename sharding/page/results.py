@@ -1,6 +1,6 @@
 """Show the result in any repo, or how alike any two repos are. Only reading every byte needs a login."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import gradio as gr
@@ -22,6 +22,7 @@ from sharding.page.site import Events, Login
 from sharding.planning.devices import needed
 from sharding.report.files import Result
 from sharding.report.report import asked_of, decided_by
+from sharding.storage.hub.answers import Person
 from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
 
@@ -34,7 +35,8 @@ class Showing(Events):
     async def show(self, wanted: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
         """Show the result that a link names: first what its report claims, then what the headers of both repos show."""
         form, token = self.form, self.site.token(request, login)
-        hidden: Update = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
+        hidden: Update = {part: gr.Button(visible=False) for part in (form.check, form.load)}
+        hidden |= {form.result_map: "", form.result_details: ""}
         if not wanted:
             yield {form.result: "", **hidden}
             return
@@ -57,6 +59,7 @@ class Showing(Events):
             return {form.result: _certificate(result, trust, places)}
         copy, original, changed = self._both(result, token)
         checkable = trust.level == "fits" and not report.needs_folder
+        loadable = bool(original and original.is_plain_model and copy.is_plain_model and not report.needs_folder)
         reading = self.desk.forecast(original, copy) if checkable and original else None
         drawn = map_of_copy(copy, original, report.plan.stages, changed)
         return {
@@ -64,17 +67,28 @@ class Showing(Events):
             form.result_details: details_panel(report, places, trust, self.desk.results.seconds_of(result)),
             form.result_map: map_panel(drawn, result.repo_id, need=needed(copy), sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
+            form.load: gr.Button(visible=loadable and token is not None),
             form.check_message: message(_CHECK_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }
 
     def check(self, wanted: str, request: gr.Request, login: Login) -> Update:
         """Start the job that reads every byte of the result and of its source."""
-        form, refusal = self.form, ("Checking every byte needs a login.", _CHECK_LOGIN, SIGN_IN)
+        return self._submit(self.desk.submit_check, wanted, request, login)
+
+    def load(self, wanted: str, request: gr.Request, login: Login) -> Update:
+        """Start the job that loads the result and its source in turn."""
+        return self._submit(self.desk.submit_loads, wanted, request, login)
+
+    def _submit(
+        self, submit: Callable[[str, Person, str], str], wanted: str, request: gr.Request, login: Login
+    ) -> Update:
+        form, refusal = self.form, ("This needs a login.", _CHECK_LOGIN, SIGN_IN)
         try:
-            taken = self.desk.submit_check(wanted, *self.signed_in(request, login, refusal))
+            taken = submit(wanted, *self.signed_in(request, login, refusal))
         except ShardingError as error:
             return {form.check_message: problem(error)}
-        return {form.check: gr.Button(visible=False), form.outcome: gr.Column(visible=False), **self.taken(taken)}
+        hidden = {part: gr.Button(visible=False) for part in (form.check, form.load)}
+        return {**hidden, form.outcome: gr.Column(visible=False), **self.taken(taken)}
 
     def list_tensors(self, wanted: str, chosen: gr.EventData, request: gr.Request, login: Login) -> str:
         """List the tensors in the chosen column of the map."""
