@@ -139,7 +139,8 @@ class JobStatus(JobRecord):
 
     `position` counts the jobs before it, running ones included. `written` and `reread` are the bytes of each file that
     are written, and read again. `times` says when a phase began first, or the job was "planned", "written",
-    "verified", "compared" or "published". "loaded" is the time of the last load, and `loads` are those done and all.
+    "verified", "compared" or "published". "loading" is the time of the first load and "loaded" that of the last, and
+    `loads` are those done and all.
     """
 
     position: int = 0
@@ -301,6 +302,7 @@ class History:
 
     def _time(self, event: JobEvent, seconds: float) -> None:
         if isinstance(event, Probed):
+            self.times.setdefault("loading", seconds)
             self.times["loaded"] = seconds
         elif name := event.phase if isinstance(event, Progress) else _NOTED.get(type(event)):
             self.times.setdefault(name, seconds)

@@ -121,7 +121,7 @@ def _of_check(status: JobStatus) -> list[Step]:
 
 
 def _of_loads(status: JobStatus) -> list[Step]:
-    begun = min((status.times[name] for name in ("loaded", "compared") if name in status.times), default=None)
+    begun = status.times.get("loading", status.times.get("compared"))
     loading = "Loading the original and the copy in turn"
     return [
         Step("Fetch both", "Fetching both, and importing the libraries", begun),
@@ -149,8 +149,8 @@ def _left(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> str:
 
 def _left_of_loads(status: JobStatus) -> str:
     assert status.loads, "something was loaded"
-    (done, total), begun = status.loads, status.times.get("verified", status.started or 0.0)
-    return _in_words((total - done) * (status.times["loaded"] - begun) / done)
+    (done, total), times = status.loads, status.times
+    return _in_words((total - done) * (times["loaded"] - times["loading"]) / (done - 1)) if done > 1 else ""
 
 
 def _in_words(seconds: float) -> str:
