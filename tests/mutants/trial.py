@@ -64,7 +64,8 @@ class Trial:
         self._output = folder / "output"
         environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
         environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(self.tree)}
-        environment |= dict.fromkeys(("TMPDIR", "HF_HOME"), str(temporary))
+        (home := temporary / "home").mkdir()
+        environment |= {"TMPDIR": str(temporary), "HF_HOME": str(home)}
         command = [sys.executable, "-m", "tests.forks", *HEAVY]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self._forks = subprocess.Popen(command, cwd=self.tree, env=environment, **pipes)
