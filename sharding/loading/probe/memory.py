@@ -1,8 +1,8 @@
 """Limit the memory of one process, and drop the files of a checkpoint from the page cache.
 
 A limit is a memory cgroup (v1) if one can be created, else RLIMIT_DATA. The cgroup counts the page cache too, which the
-kernel drops before it kills. RLIMIT_DATA counts private writable mappings, even those that nobody touches, such as
-weights that torch maps: a load that passes under it fits into memory, and one that fails might still fit.
+kernel drops before it kills. RLIMIT_DATA counts private writable mappings, such as weights that torch maps, even if
+nobody touches them. So a load that passes under it fits into memory, and one that fails might still fit.
 """
 
 import ctypes
