@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from sharding.core.environment import child_command, child_variables
-from sharding.loading.probe.memory import drop, memory_cap
+from sharding.loading.probe.memory import Cap, drop, memory_cap
 
 _SAMPLE_SECONDS = 0.015
 _LONGEST_SECONDS = 3600.0
@@ -55,7 +55,7 @@ def watch(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
             preexec_fn=cap.enter if cap else None,
         )
         os.close(writing)
-        samples, timed_out = _Samples(process.pid, started), False
+        samples, timed_out = _Samples(process.pid, started, cap), False
         try:
             while process.poll() is None:
                 samples.take()
@@ -96,11 +96,12 @@ def watch(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 class _Samples:
     """The memory of one process over time."""
 
-    def __init__(self, pid: int, started: float) -> None:
+    def __init__(self, pid: int, started: float, cap: Cap | None) -> None:
         self._process, self._status = psutil.Process(pid), Path(f"/proc/{pid}/status")
-        self._has_proc, self._started = self._status.exists(), started
+        self._has_proc, self._started, self._cap = self._status.exists(), started, cap
         self._curve: list[tuple[float, int, int, int]] = []
-        self._peak_kernel, self.last = 0, 0.0
+        self._peak_cgroup = self._peak_kernel = 0
+        self.last = 0.0
 
     def take(self) -> None:
         """Record the current anonymous, file-mapped and total memory."""
@@ -110,6 +111,8 @@ class _Samples:
             return
         self.last = time.monotonic() - self._started
         self._curve.append((round(self.last, 4), anon, file, total))
+        if self._cap:
+            self._peak_cgroup = max(self._peak_cgroup, self._cap.anon_bytes or 0)
 
     def results(self) -> dict[str, Any]:
         """Return the peaks and the curve: seconds, and bytes of anonymous, file-mapped and total memory."""
@@ -118,6 +121,7 @@ class _Samples:
             "peak_anon_bytes": anon,
             "peak_file_bytes": file,
             "peak_total_bytes": max(total, self._peak_kernel),
+            "cgroup_peak_anon_bytes": self._peak_cgroup or None,
             "curve": self._curve,
         }
 

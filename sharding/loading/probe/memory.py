@@ -24,6 +24,13 @@ class Cap(NamedTuple):
 
     by: str
     enter: Callable[[], object]
+    folder: Path | None = None
+
+    @property
+    def anon_bytes(self) -> int | None:
+        """Anonymous memory that the cgroup counts now; None without a cgroup."""
+        lines = (self.folder / "memory.stat").read_text().splitlines() if self.folder else []
+        return next((int(line.split()[1]) for line in lines if line.startswith("rss ")), None)
 
 
 @contextmanager
@@ -42,7 +49,7 @@ def memory_cap(limit_bytes: int, by: str | None) -> Iterator[Cap]:
         return
     try:
         tasks = folder / "cgroup.procs"
-        yield Cap("memory cgroup", lambda: tasks.write_text(str(os.getpid())))
+        yield Cap("memory cgroup", lambda: tasks.write_text(str(os.getpid())), folder)
     finally:
         for _ in range(100):  # a killed process may still be leaving
             with suppress(OSError):
