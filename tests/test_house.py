@@ -149,3 +149,8 @@ def test_no_field_is_named_after_one_ability_outside_its_folder() -> None:
         fields = [one.target for each in classes for one in each.body if isinstance(one, ast.AnnAssign)]
         names = [field.id for field in fields if isinstance(field, ast.Name)]
         assert not [field for field in names if re.search(r"adapter|merge|dequanti", field)], name
+
+
+def test_only_the_list_of_steps_knows_the_folder_of_an_ability() -> None:
+    for name, module in _others("planning.adapters.", "planning.steps").items():
+        assert not [other for other in ours(module) if other.startswith("planning.adapters")], name

@@ -123,13 +123,17 @@ class Recipe:
         return False
 
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite.
+        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite."""
+        return self.of.refusal(name, dtype, infinite)
 
-        They are those of a merge.
-        """
-        numbers = f"{infinite:,} finite {'number' if infinite == 1 else 'numbers'}"
-        message = f"The merge would make {numbers} of {name} infinite, or no number at all."
-        return message, "Check the adapter: its weights may be broken."
+    def tolerance(self, dtype: str) -> "Recipe | None":
+        """Return the recipe for how far its numbers, as `dtype`, may be from another machine's. None: not at all."""
+        return None
+
+    @property
+    def needs(self) -> str:
+        """What of it needs an extra of this package, for a sentence, or ""."""
+        return ""
 
     def files(self) -> frozenset[tuple[int, str]]:
         """Return the files that it reads, each with the number of its source."""

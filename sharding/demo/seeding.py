@@ -64,7 +64,7 @@ def _add(hub: Hub, repo_id: str, folder: Path) -> int:
             else:
                 entries.append(records.Entry(name, hub.blobs.put(path.read_bytes()), size, None, 0))
         head = records.find_head(db, repo, "main")
-        commits.write_commit(db, repo, "main", head, owner, commits.Draft("Add the sample", entries))
+        commits.write_commit(db, repo, "main", head, "Add the sample", owner, entries)
     return sum(entry.size_bytes for entry in entries)
 
 

@@ -14,7 +14,7 @@ from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.desk.models import Models, fingerprint
-from sharding.planning.adapters.merged import names_asked
+from sharding.planning.steps import names_asked
 from sharding.report.files import Result, read_result
 from sharding.report.report import decided_by
 from sharding.report.schema import Report

@@ -1,7 +1,7 @@
 """Measure loads of an original and its sharded copy in turn, or predict how much memory a load takes.
 
-A prediction reads headers only, and predicts no time. It follows how transformers 5.23 loads: memory-mapped weights
-cost page cache only, a cast makes a second set in anonymous memory, and without mapping each whole file passes through
+A prediction reads headers only, and predicts no time. It follows how transformers 5.23 loads. Memory-mapped weights
+cost page cache only. A cast makes a second set in anonymous memory. Without mapping, each whole file passes through
 memory. We measured its two constants. `bench/loading.py` prints predictions beside measurements.
 """
 

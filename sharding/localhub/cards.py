@@ -78,6 +78,16 @@ def find_errors(card: str) -> list[str]:
     return errors
 
 
+def card_tags(metadata: dict[str, Any]) -> list[str]:
+    """Return the tags that the Hub shows for this metadata, such as `license:apache-2.0`."""
+    tags: list[str] = []
+    prefixes = {"datasets": "dataset:", "base_model": "base_model:", "license": "license:"}
+    for key in ("library_name", "pipeline_tag", "tags", "language", *prefixes):
+        prefix, value = prefixes.get(key, ""), metadata.get(key)
+        tags += [f"{prefix}{tag}" for tag in (value if isinstance(value, list) else [value]) if isinstance(tag, str)]
+    return list(dict.fromkeys(tags))
+
+
 def _text_list_error(key: str, value: object) -> str | None:
     if value is None or isinstance(value, str):
         return None

@@ -2,13 +2,13 @@
 
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharding.localhub.blobs import Blobs, read_file
 from sharding.localhub.records import Commit, Entry, Repo, State, find_entry
-from sharding.localhub.refusals import Refusal
+from sharding.localhub.refusals import Refusal, forbidden
 from sharding.localhub.store import RANGE_BYTES, Grants, XetFile, XetStore
 
 
@@ -16,7 +16,7 @@ from sharding.localhub.store import RANGE_BYTES, Grants, XetFile, XetStore
 class Settings:
     """How this Hub behaves. The default numbers are those of the real Hub."""
 
-    users: Sequence[str] = ("alice", "bob")
+    users: tuple[str, ...] = ("alice", "bob")
     orgs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Organisations, each with the members who may write."""
     xet: bool = True
@@ -60,6 +60,10 @@ class Hub:
         grants = Grants(f"{address}/cas", settings.xet_seconds, key) if settings.xet_over_http else None
         xet = XetStore(folder, state, grants) if settings.xet else None
         return cls(address, settings, state, Blobs(folder / "blobs"), xet, key)
+
+    def close(self) -> None:
+        """Close the files."""
+        self.state.close()
 
     def xet_file(self, entry: Entry) -> XetFile | None:
         """Return the file in the Xet store, or None if it is not there."""
@@ -121,4 +125,4 @@ class Hub:
         sizes = {entry.sha256: entry.size_bytes for entry in entries or () if entry.sha256 and entry.sha256 not in here}
         used = sum(row[0] for row in stored)
         if used + sum(sizes.values()) > quota or (used == quota and (sizes or entries is None)):
-            raise Refusal(403, f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")
+            raise forbidden(f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")

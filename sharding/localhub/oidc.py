@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from sharding.localhub import accounts
 from sharding.localhub.hub import Hub
 from sharding.localhub.pages import document
-from sharding.localhub.refusals import Refusal
+from sharding.localhub.refusals import Refusal, bad_request
 from sharding.localhub.web import Answer, Call, Json, iso, link, stable_id
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ def authorize(call: Call) -> Answer:
     wish = {**dict(call.query.items()), **fields}
     for name in ("client_id", "redirect_uri"):
         if not wish.get(name):
-            raise Refusal(400, f'"{name}" is required')
+            raise bad_request(f'"{name}" is required')
     if wish.get("response_type") != "code":
-        raise Refusal(400, '"response_type" must be "code"')
+        raise bad_request('"response_type" must be "code"')
     target = urlsplit(wish["redirect_uri"])
     if target.scheme not in ("http", "https") or target.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise Refusal(400, "This Hub signs users in only to applications on this machine.")
+        raise bad_request("This Hub signs users in only to applications on this machine.")
     wish["scope"] = " ".join(scope for scope in wish.get("scope", "openid").split() if scope in SCOPES)
     with call.hub.state.reading() as db:
         users = [row[0] for row in db.execute("SELECT name FROM accounts WHERE type = 'user' ORDER BY rowid")]
@@ -74,7 +74,7 @@ def authorize(call: Call) -> Answer:
     if user is None:
         return _consent_page(users, wish)
     if user not in users:
-        raise Refusal(400, f"There is no user {user}.")
+        raise bad_request(f"There is no user {user}.")
     code = secrets.token_urlsafe(24)
     now = time.time()
     grant = {**wish, "user": user, "at": int(now)}

@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS files (
 
 CREATE TABLE IF NOT EXISTS refs (
     repo INTEGER NOT NULL REFERENCES repos ON DELETE CASCADE, type TEXT NOT NULL, name TEXT NOT NULL,
-    "commit" INTEGER NOT NULL, PRIMARY KEY (repo, type, name)
+    "commit" INTEGER NOT NULL, message TEXT, PRIMARY KEY (repo, type, name)
 ) WITHOUT ROWID;
 
 -- LFS and Xet files that a repo may point to. Once a commit points to one, it is referenced.
@@ -257,7 +257,7 @@ def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
 
 
 def add_commit(
-    db: sqlite3.Connection, repo: Repo, parent: Commit | None, title: str, author: str, message: str
+    db: sqlite3.Connection, repo: Repo, parent: Commit | None, title: str, author: str, message: str = ""
 ) -> Commit:
     """Add a commit with the files of its parent. No branch points to it yet."""
     row = db.execute(
@@ -267,11 +267,17 @@ def add_commit(
     ).fetchone()
     commit = _commit(row)
     if parent:
-        db.execute(
-            'INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, changed_in FROM files WHERE "commit" = ?',
-            (commit.number, parent.number),
-        )
+        copy_files(db, parent, commit)
     return commit
+
+
+def copy_files(db: sqlite3.Connection, source: Commit, target: Commit, touched: bool = False) -> None:
+    """Copy the files of `source` to `target`. `touched` makes `target` the commit that last changed them."""
+    db.execute(
+        "INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, iif(?, ?, changed_in)"
+        ' FROM files WHERE "commit" = ?',
+        (target.number, touched, target.number, source.number),
+    )
 
 
 def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
@@ -284,10 +290,9 @@ def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
     )
 
 
-def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit) -> None:
+def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit, message: str | None = None) -> None:
     """Point a ref (kind "branch", "tag" or "pull") to a commit."""
-    query = 'INSERT OR REPLACE INTO refs (repo, type, name, "commit") VALUES (?, ?, ?, ?)'
-    db.execute(query, (repo.number, kind, name, commit.number))
+    db.execute("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?)", (repo.number, kind, name, commit.number, message))
 
 
 def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes: int) -> None:

@@ -11,7 +11,7 @@ from sharding.localhub import accounts, records
 from sharding.localhub.blobs import CHUNK_BYTES, lfs_pointer
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Repo
-from sharding.localhub.refusals import Refusal, entry_not_found, revision_not_found
+from sharding.localhub.refusals import Refusal, bad_request, entry_not_found, revision_not_found
 from sharding.localhub.web import Answer, Call, Json, is_true, iso, link, page, text_of
 
 _COMMITS, _MOST_COMMITS = 50, 1000
@@ -19,7 +19,7 @@ _PREFIXES = {"branch": "refs/heads/", "tag": "refs/tags/", "pull": ""}
 
 
 def resolve(call: Call) -> Answer:
-    """Answer HEAD and GET for a file, with ranges."""
+    """Answer HEAD and GET for a file, with ranges and `If-None-Match`."""
     hub, path = call.hub, call.parameters["path"]
     with hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "read")
@@ -28,7 +28,10 @@ def resolve(call: Call) -> Answer:
     if entry is None:
         raise entry_not_found(path, commit.id)
     headers = _headers(hub, repo, commit, entry)
-    span = parse_range(call.headers.get("range"), entry.size_bytes)
+    if headers["ETag"] in [tag.strip() for tag in call.headers.get("if-none-match", "").split(",")]:
+        return Response(status_code=304, headers=headers)
+    range_holds = call.headers.get("if-range", headers["ETag"]) == headers["ETag"]
+    span = parse_range(call.headers.get("range"), entry.size_bytes) if range_holds else None
     start, end = span or (0, entry.size_bytes)
     status = 206 if span else 200
     if span:
@@ -122,7 +125,7 @@ def commits(call: Call) -> Answer:
     """List the commits of a revision, newest first. A page has 50 of them, or `limit`, at most 1000."""
     limit = call.query.get("limit", str(_COMMITS))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_COMMITS):
-        raise Refusal(400, f'"limit" must be a number from 1 to {_MOST_COMMITS}')
+        raise bad_request(f'"limit" must be a number from 1 to {_MOST_COMMITS}')
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         line = records.history(db, records.find_commit(db, repo, call.parameters["revision"]))
@@ -151,9 +154,7 @@ def _list_items(hub: Hub, entries: list[Entry], folder: str, recursive: bool) ->
 
 def _file(hub: Hub, entry: Entry) -> Json:
     item: Json = {"type": "file", "oid": entry.oid, "size": entry.size_bytes, "path": entry.path}
-    if entry.sha256:
-        pointer = lfs_pointer(entry.sha256, entry.size_bytes)
-        item["lfs"] = {"oid": entry.sha256, "size": entry.size_bytes, "pointerSize": len(pointer)}
+    item |= lfs_part(entry, "oid")
     if file := hub.xet_file(entry):
         item["xetHash"] = file.hash
     return item
@@ -174,6 +175,14 @@ def _add_last_commits(db: sqlite3.Connection, items: list[Json], entries: list[E
         item["lastCommit"] = {"id": commit[0], "title": commit[1], "date": iso(commit[2])}
 
 
+def lfs_part(entry: Entry, name_of_sha256: str) -> Json:
+    """Return the part `lfs` of a file's description. It is empty for a regular file."""
+    if not entry.sha256:
+        return {}
+    pointer = lfs_pointer(entry.sha256, entry.size_bytes)
+    return {"lfs": {name_of_sha256: entry.sha256, "size": entry.size_bytes, "pointerSize": len(pointer)}}
+
+
 def list_refs(call: Call) -> Answer:
     """List the branches and tags, and with `include_prs` also the pull requests."""
     with call.hub.state.reading() as db:
@@ -191,28 +200,14 @@ def list_refs(call: Call) -> Answer:
 
 def create_branch(call: Call) -> Answer:
     """Create a branch at a revision, `main` by default."""
-    revision = text_of(call.json(), "startingPoint", "main")
-    return _create(call, "branch", call.parameters["branch"], revision, "Reference already exists: refs/heads/")
-
-
-def create_tag(call: Call) -> Answer:
-    """Create a tag at a revision."""
-    name = text_of(call.json(), "tag")
-    return _create(call, "tag", name, call.parameters["revision"], "Tag reference exists already: ")
-
-
-def _create(call: Call, kind: str, name: str, revision: str, there: str) -> Answer:
-    # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
-    wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
-    if not name or len(name) > 244 or re.search(wrong, name):
-        raise Refusal(400, f"Invalid reference name: {name}")
-    query = "SELECT 1 FROM refs WHERE repo = ? AND type = ? AND name = ?"
+    wish = call.json()
+    name = _new_name(call.parameters["branch"])
     with call.hub.state.writing() as db:
         repo, _ = accounts.reach(db, call, "write")
-        commit = records.find_commit(db, repo, revision)
-        if db.execute(query, (repo.number, kind, name)).fetchone():
-            raise Refusal(409, f"{there}{name}")
-        records.point(db, repo, kind, name, commit)
+        commit = records.find_commit(db, repo, text_of(wish, "startingPoint", "main"))
+        if _exists(db, repo.number, "branch", name):
+            raise Refusal(409, f"Reference already exists: refs/heads/{name}")
+        records.point(db, repo, "branch", name, commit)
     return None
 
 
@@ -230,8 +225,65 @@ def delete_branch(call: Call) -> Answer:
     return None
 
 
+def create_tag(call: Call) -> Answer:
+    """Create a tag at a revision."""
+    wish = call.json()
+    name = _new_name(text_of(wish, "tag"))
+    with call.hub.state.writing() as db:
+        repo, _ = accounts.reach(db, call, "write")
+        commit = records.find_commit(db, repo, call.parameters["revision"])
+        if _exists(db, repo.number, "tag", name):
+            raise Refusal(409, f"Tag reference exists already: {name}")
+        records.point(db, repo, "tag", name, commit, text_of(wish, "message", ""))
+    return None
+
+
+def super_squash(call: Call) -> Answer:
+    """Replace the history of a branch with one commit that has the same files."""
+    message = text_of(call.json(), "message", "")
+    branch = call.parameters["branch"]
+    with call.hub.state.writing() as db:
+        repo, caller = accounts.reach(db, call, "write")
+        head = records.find_head(db, repo, branch)
+        title = message or f"Super-squash branch '{branch}' using huggingface_hub"
+        commit = records.add_commit(db, repo, None, title, caller.name or "")
+        records.copy_files(db, head, commit, touched=True)
+        records.point(db, repo, "branch", branch, commit)
+        _forget_unreferenced(db, repo)
+    return None
+
+
+def _forget_unreferenced(db: sqlite3.Connection, repo: Repo) -> None:
+    """Delete the commits that no ref leads to, and stop counting the LFS files that only they point to."""
+    db.execute(
+        "DELETE FROM commits WHERE repo = ? AND number NOT IN (WITH RECURSIVE line(number) AS ("
+        'SELECT "commit" FROM refs WHERE repo = ? UNION SELECT parent FROM commits JOIN line USING (number))'
+        " SELECT number FROM line WHERE number IS NOT NULL)",
+        (repo.number, repo.number),
+    )
+    db.execute(
+        "UPDATE objects SET referenced = 0 WHERE repo = ? AND sha256 NOT IN"
+        ' (SELECT sha256 FROM files JOIN commits ON number = "commit" WHERE repo = ? AND sha256 IS NOT NULL)',
+        (repo.number, repo.number),
+    )
+
+
+def _exists(db: sqlite3.Connection, repo: int, kind: str, name: str) -> bool:
+    query = "SELECT 1 FROM refs WHERE repo = ? AND type = ? AND name = ?"
+    return db.execute(query, (repo, kind, name)).fetchone() is not None
+
+
+def _new_name(name: str) -> str:
+    # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
+    wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
+    if not name or len(name) > 244 or re.search(wrong, name):
+        raise bad_request(f"Invalid reference name: {name}")
+    return name
+
+
 RULES = (
     ("GET", "/{kind_prefix}/{owner}/{name}/resolve/{revision}/{path:path}", resolve),
+    ("GET", "/{kind_prefix}/{owner}/{name}/raw/{revision}/{path:path}", resolve),
     ("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}", tree),
     ("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}/{path:path}", tree),
     ("POST", "/api/{kind}s/{owner}/{name}/paths-info/{revision}", paths_info),
@@ -240,4 +292,5 @@ RULES = (
     ("POST", "/api/{kind}s/{owner}/{name}/branch/{branch}", create_branch),
     ("DELETE", "/api/{kind}s/{owner}/{name}/branch/{branch}", delete_branch),
     ("POST", "/api/{kind}s/{owner}/{name}/tag/{revision}", create_tag),
+    ("POST", "/api/{kind}s/{owner}/{name}/super-squash/{branch}", super_squash),
 )

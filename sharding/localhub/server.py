@@ -74,7 +74,7 @@ def serve(
                 signal.signal(number, lambda *_: None)
             _Server(config).run(sockets=[listener])
         finally:
-            hub.state.close()
+            hub.close()
 
 
 class _Server(uvicorn.Server):

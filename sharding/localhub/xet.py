@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from sharding.localhub import accounts, records
 from sharding.localhub.blobs import read_file
-from sharding.localhub.refusals import Refusal, bad_credentials
+from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
 from sharding.localhub.revisions import parse_range
 from sharding.localhub.store import VIEW_SECONDS, Right, XetFile, XetStore, name_of_grant, parse_shard
 from sharding.localhub.web import Answer, Call, Json, text_of
@@ -46,7 +46,7 @@ def duplicate(call: Call) -> Answer:
     wish = call.json()
     target, files = wish.get("target"), wish.get("files")
     if not isinstance(target, dict) or not isinstance(files, list):
-        raise Refusal(400, '"target" and "files" are required')
+        raise bad_request('"target" and "files" are required')
     failed, done = list[Json](), list[str]()
     with call.hub.state.writing() as db:
         source, _ = accounts.reach(db, call, "read")
@@ -80,9 +80,9 @@ def put_shard(call: Call) -> Answer:
     try:
         files = parse_shard(call.body)
     except ValueError as error:
-        raise Refusal(400, str(error)) from error
+        raise bad_request(str(error)) from error
     if missing := [part.xorb for file in files for part in file.segments if not store.xorb(part.xorb).exists()]:
-        raise Refusal(400, f"The xorb {missing[0]} has not arrived.")
+        raise bad_request(f"The xorb {missing[0]} has not arrived.")
     _keep(store.shards / f"{hashlib.sha256(call.body).hexdigest()}.mdb", call.body)
     return {"result": 1}
 
@@ -128,6 +128,12 @@ def get_xorb(call: Call) -> Answer:
     return StreamingResponse(read_file(path, start, end), 206, headers, media_type="application/octet-stream")
 
 
+def unknown_chunk(call: Call) -> Answer:
+    """Answer that a chunk is not known."""
+    _served(call, "read")
+    raise Refusal(404, "The store does not report known chunks.")
+
+
 def hear(call: Call) -> Answer:
     """Accept the telemetry of clients and discard it. They wait for an answer before they end."""
     return {}
@@ -145,7 +151,7 @@ def _served(call: Call, right: Right) -> XetStore:
 def _hash(call: Call) -> str:
     name = call.parameters["hash"]
     if len(name) != 64 or not name.isalnum():
-        raise Refusal(400, "The hash must have 64 digits.")
+        raise bad_request("The hash must have 64 digits.")
     return name
 
 
@@ -186,4 +192,5 @@ RULES = (
     ("POST", "/cas/v1/xorbs/default/{hash}", put_xorb),
     ("POST", "/cas/v1/shards", put_shard),
     ("POST", "/v1/telemetry", hear),
+    ("GET", "/cas/v1/chunks/default/{hash}", unknown_chunk),
 )

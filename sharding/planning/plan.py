@@ -24,7 +24,6 @@ from sharding.planning import order
 from sharding.planning.cast import stated_dtypes
 from sharding.planning.draft import Draft
 from sharding.planning.steps import ASKS, Asks, drafted
-from sharding.recipes.dora import is_dora
 
 
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
@@ -33,8 +32,8 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
     Raises UsageError, SourceError, and Refused if a library is missing.
     """
     draft = drafted(content, options, asks)
-    if any(is_dora(tensor.recipe) for tensor in draft.tensors):
-        require("Merging a DoRA")
+    for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
+        require(what)
     plan: Plan = asks.run("plan", partial(_laid_out, draft))
     return plan
 

@@ -41,11 +41,16 @@ def drafted(content: Content, options: Options, asks: Asks = NO_CLASS) -> Draft:
     return draft
 
 
+def names_asked(content: Content) -> Content | None:
+    """Return the model of which a step needs the names in memory (see `Asks.names`), None if no step needs them."""
+    return merged.names_asked(content)
+
+
 def _merged(draft: Draft, asks: Asks) -> Draft:
     content = draft.content
     if content.of("adapter") is None:
         return draft
-    asked = asks.run("names", partial(merged.names_asked, content))
+    asked = asks.run("names", partial(names_asked, content))
     known = asks.names(asked) if asked else {}
     merge: Draft = asks.run("merge", partial(merged.merged, draft, known))
     return merge

@@ -84,6 +84,15 @@ class Cast(_Fields, Recipe):
         return f"{message}{them} infinite.", instead
 
     @override
+    def tolerance(self, dtype: str) -> Recipe | None:
+        return self.of.tolerance(dtype)
+
+    @property
+    @override
+    def needs(self) -> str:
+        return self.of.needs
+
+    @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         source = made_by(self.of, inputs, kept)
         stored, dtype = BY_NAME[self.stored], CASTABLE[self.dtype]

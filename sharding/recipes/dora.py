@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
-from sharding.recipes.cast import Cast, np
-from sharding.recipes.low_rank import Term, Update, loaded, rounded, tiles, widened, words_of
+from sharding.recipes.cast import np
+from sharding.recipes.low_rank import Term, Update, loaded, of_merge, rounded, tiles, widened, words_of
 from sharding.recipes.product import Spread, product
 from sharding.recipes.stored import made_by
 
@@ -39,6 +39,20 @@ class Dora(Recipe):
     def is_whole(self) -> bool:
         """Whether all of it is in memory while it is made."""
         return self.update.transposed or len(self.shape) > 2
+
+    @override
+    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
+        return of_merge(name, infinite)
+
+    @override
+    def tolerance(self, dtype: str) -> Recipe:
+        made: Recipe = Recipe.kinds["Tolerance"](self, dtype)  # it knows this kind
+        return made
+
+    @property
+    @override
+    def needs(self) -> str:
+        return "Merging a DoRA"
 
     @override
     def reads(self) -> Iterator[Extent]:
@@ -89,8 +103,3 @@ class Dora(Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         sum_ = f"{self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(self.update)}"
         return f"dora({sum_}; lengths {self.magnitude.words(())})"
-
-
-def is_dora(recipe: Recipe) -> bool:
-    """Return whether a weight is a DoRA, cast or not. Then making it needs torch."""
-    return isinstance(recipe.of if isinstance(recipe, Cast) else recipe, Dora)

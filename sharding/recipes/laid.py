@@ -11,6 +11,7 @@ from typing_extensions import override
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.recipes.cast import np
+from sharding.recipes.low_rank import of_merge
 from sharding.recipes.stored import Stored, made_by
 
 TILE_BYTES = 16 << 20
@@ -200,6 +201,10 @@ class Rows(Recipe):
     places: tuple[int, ...]
     row_bytes: int
     kind: Literal["rows"] = "rows"
+
+    @override
+    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
+        return of_merge(name, infinite)
 
     @override
     def reads(self) -> Iterator[Extent]:

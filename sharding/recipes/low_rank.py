@@ -167,6 +167,15 @@ class LowRank(Recipe):
         return 1, self.shape[0], prod(self.shape[1:])
 
     @override
+    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
+        return of_merge(name, infinite)
+
+    @override
+    def tolerance(self, dtype: str) -> Recipe:
+        made: Recipe = Recipe.kinds["Tolerance"](self, dtype)  # it knows this kind
+        return made
+
+    @override
     def words(self, shape: tuple[int, ...]) -> str:
         first = self.updates[0]
         more = f" and {count(len(self.updates) - 1, 'more update')}" if len(self.updates) > 1 else ""
@@ -200,6 +209,13 @@ class _Change:
             change = product(b, a)
             change *= scale
             return Term(weight, change, 1.0, Spread(a, b, self.update.scale))
+
+
+def of_merge(name: str, infinite: int) -> tuple[str, str]:
+    """Return the message and the hint for a merge that would make finite numbers infinite."""
+    numbers = f"{infinite:,} finite {'number' if infinite == 1 else 'numbers'}"
+    message = f"The merge would make {numbers} of {name} infinite, or no number at all."
+    return message, "Check the adapter: its weights may be broken."
 
 
 def tiles(first: int, last: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple[int, int]]:

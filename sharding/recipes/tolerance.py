@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
-from sharding.recipes.cast import Cast, np
+from sharding.recipes.cast import np
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
 from sharding.recipes.product import MOST_UNITS, last_place
@@ -76,16 +76,6 @@ class Tolerance(Recipe):
     @override
     def words(self, shape: tuple[int, ...]) -> str:
         return f"tolerance of {self.of.words(shape)}"
-
-
-def tolerance_of(recipe: Recipe, dtype: str) -> Tolerance | None:
-    """Return the recipe for how far the numbers of `recipe`, as `dtype`, may be from another machine's.
-
-    Returns None if they must be the same, as those of all recipes must that are no merge.
-    """
-    while isinstance(recipe, Cast):
-        recipe = recipe.of
-    return Tolerance(recipe, dtype) if isinstance(recipe, LowRank | Dora) else None
 
 
 def _of_length(spread: Any, total: Any, axis: int) -> Any:

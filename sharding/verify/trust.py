@@ -90,7 +90,7 @@ def judge(
             asks = Asks(partial(_kept, copy), lambda _: known or {})
             held = original if report.engine == "stream" else _common(original, copy)
             missing = len(original.tensors) - len(held.tensors)
-            draft = drafted(held, replace(options, allow_overflow=True), asks)
+            draft = drafted(held, options, asks)
         except (SourceError, UsageError) as error:
             against.append(f"What the report says of its source does not fit: {error.message}")
         else:

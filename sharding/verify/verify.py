@@ -56,7 +56,7 @@ def verify(
       If the bits of a tensor that another machine may compute otherwise differ, its numbers are compared within a
       tolerance: see `recipes.tolerance`.
     """
-    options = Options(allow_overflow=True, **chosen)
+    options = Options(**chosen)
     request = Request(original, copy, options)
     request.refuse_contradictions()
     if quick and options.computing:

@@ -168,6 +168,7 @@ def test_the_figures_agree_with_the_kernels(measured: Measured) -> None:
     assert said["peak_anon_bytes"] > said["base_anon_bytes"] + 2 * said["weight_bytes"]
     if can_make_cgroups():
         assert said["memory_limited_by"] == "memory cgroup"
+        assert said["peak_anon_bytes"] == pytest.approx(said["cgroup_peak_anon_bytes"], rel=0.03)
 
 
 @pytest.mark.thorough

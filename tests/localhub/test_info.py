@@ -28,10 +28,13 @@ def model(hub: Server, repo: str) -> str:
 
 
 def test_a_model_is_described_down_to_its_files(hub: Server, model: str) -> None:
-    info = hub.api().model_info(model)
+    info = hub.api().model_info(model, files_metadata=True)
     assert info.card_data.license == "apache-2.0"
+    assert {"license:apache-2.0", "one", "base_model:acme/base"} <= set(info.tags)
     assert (info.private, info.gated, info.author) == (False, False, "alice")
-    assert {"m-1.safetensors", "m-2.safetensors"} < {file.rfilename for file in info.siblings}
+    sizes = {file.rfilename: file.size for file in info.siblings}
+    assert sizes["m-2.safetensors"] == len(save({"b": np.zeros(100)}))
+    assert [file.lfs is not None for file in info.siblings if file.rfilename.endswith("safetensors")] == [True, True]
     header = hub.api().parse_safetensors_file_metadata(model, "m-1.safetensors")
     assert header.parameter_count == {"F64": 3}, "the client reads it by ranges"
 

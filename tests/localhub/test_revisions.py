@@ -71,7 +71,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Server, repo: str) -> Non
     api = hub.api()
     first = api.model_info(repo).sha
     api.create_branch(repo, branch="feature/one", revision=first)
-    api.create_tag(repo, tag="v1")
+    api.create_tag(repo, tag="v1", tag_message="the first")
     last = hub.put(repo, "x")
     shas = {r: api.model_info(repo, revision=r).sha for r in ("feature/one", "v1", first, first[:7], "main", last)}
     assert shas == {"feature/one": first, "v1": first, first: first, first[:7]: first, "main": last, last: last}

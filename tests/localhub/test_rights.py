@@ -81,10 +81,13 @@ def test_a_name_is_taken_once_whatever_its_case(hub: Server, repo: str) -> None:
         assert hub.ask("POST", "/api/repos/create", {"name": name}).status == 400
 
 
-def test_a_deleted_repo_is_gone(hub: Server, repo: str) -> None:
+def test_a_repo_is_renamed_and_deleted(hub: Server, repo: str) -> None:
     api = hub.api()
-    api.delete_repo(repo)
+    api.move_repo(repo, f"{repo}-moved")
+    assert api.repo_exists(f"{repo}-moved")
     assert not api.repo_exists(repo)
+    api.delete_repo(f"{repo}-moved")
+    assert not api.repo_exists(f"{repo}-moved")
     assert status_of(lambda: api.delete_repo(repo)) == 404
 
 

@@ -65,8 +65,10 @@ def test_an_unchanged_file_makes_no_new_commit(hub: Server, repo: str) -> None:
 
 def test_a_commit_adds_and_deletes_at_once(hub: Server, repo: str) -> None:
     api = hub.api()
-    hub.put(repo, "d/a.txt")
-    operations = [CommitOperationDelete("d/a.txt"), CommitOperationAdd("e.txt", b"e")]
+    for path in ("a.txt", "d/b.txt", "d/c.txt"):
+        hub.put(repo, path)
+    gone = [CommitOperationDelete("a.txt"), CommitOperationDelete("d/", is_folder=True)]
+    operations = [*gone, CommitOperationAdd("e.txt", b"e")]
     info = api.create_commit(repo, operations, commit_message="second", commit_description="why")
     assert set(api.list_repo_files(repo)) == {".gitattributes", "e.txt"}
     first = api.list_repo_commits(repo)[0]
@@ -147,6 +149,13 @@ def test_files_of_a_repo_that_cannot_be_read_are_not_copied(hub: Server, repo: s
     files = [{"sha256": hashlib.sha256(content).hexdigest(), "xetHash": "0" * 64, "filename": "a.bin"}]
     body = {"target": {"type": "model", "name": f"bob/no-copy-of-{repo[6:]}"}, "files": files}
     assert hub.ask("POST", f"/api/models/{repo}/lfs-files/duplicate", body, token="hf_bob").status == 404
+
+
+def test_a_repo_is_duplicated_and_the_copy_is_its_own(hub: Server, repo: str) -> None:
+    hub.put(repo, "a.bin", payload(100_000, 8))
+    assert hub.api().duplicate_repo(repo, to_id=f"{repo}-twin").repo_id == f"{repo}-twin"
+    hub.api().delete_repo(repo)
+    assert fetch(hub, f"{repo}-twin", "a.bin") == payload(100_000, 8)
 
 
 def test_a_pull_request_leaves_main_alone(hub: Server, repo: str) -> None:

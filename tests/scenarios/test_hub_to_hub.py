@@ -83,8 +83,8 @@ def test_a_folder_goes_to_an_organisation_of_ones_own_and_back(hub: InHouse, fol
     verified(hub, str(folder), str(tmp_path / "back"))
 
 
-def test_a_pinned_source_may_move_on_meanwhile(hub: InHouse, folder: Path, name: str) -> None:
-    push(hub, folder, f"{name}-source")
+def test_a_pinned_source_may_move_on_meanwhile(hub: InHouse, name: str) -> None:
+    hub.api().duplicate_repo(SOURCE, f"{name}-source", private=False)
     events = job.shard(f"{name}-source", name, "20kB", endpoint=hub.address, token=TOKEN)
     until_shard(events)
     hub.api().delete_file("model-00002-of-00002.safetensors", f"{name}-source")

@@ -18,7 +18,7 @@ from sharding.storage.hub import source as hub_source
 from tests.clusters import wait_until
 from tests.conftest import environment
 from tests.folders import kept, until_shard
-from tests.hubs import TOKEN, branches, exists, files_of, push, shard
+from tests.hubs import TOKEN, branches, exists, files_of, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.conftest import SOURCE
 
@@ -125,11 +125,12 @@ def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_
     assert "model.safetensors.index.json" in files_of(hub, name)
 
 
-def test_a_login_without_the_scope_for_it_is_refused(hub: InHouse, folder: Path, name: str) -> None:
+def test_a_login_without_the_scope_for_it_is_refused(hub: InHouse, name: str) -> None:
     token = hub.login("alice", "openid read-repos")["access_token"]
     with pytest.raises(DestinationError, match="does not allow it.*scope"):
         shard(hub, SOURCE, name, token=token)
-    gated = push(hub, folder, f"{name}-gated")
+    gated = f"{name}-gated"
+    hub.api().duplicate_repo(SOURCE, gated, private=False)
     hub.api().update_repo_settings(gated, gated="auto")
     token = hub.login("alice", "openid contribute-repos")["access_token"]
     with pytest.raises(SourceError, match="gated"):

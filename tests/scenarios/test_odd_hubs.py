@@ -117,7 +117,8 @@ def test_json_that_a_repo_keeps_in_the_store_does_not_stand_in_the_way(hub: InHo
     events = list(job.shard(SOURCE, name, "60kB", endpoint=hub.address, token=TOKEN))
     assert kept(events)
     assert finish(iter(events)).verification.identical
-    assert hub.api().get_paths_info(name, "sharding_digests.json")[0].lfs  # type: ignore[union-attr]
+    stored = {file.rfilename: file.lfs for file in hub.api().model_info(name, files_metadata=True).siblings or []}
+    assert stored["sharding_digests.json"]
     assert branches(hub, name) == {"main"}
 
 

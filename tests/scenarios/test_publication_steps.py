@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import CommitOperationCopy
 
 from sharding import job
 from sharding.core.errors import DestinationError
@@ -69,10 +67,7 @@ class Place:
         if self.private:
             api.create_repo(MADE, private=True)
         if self._before == "a result":
-            api.create_repo(MADE)
-            place: Any = {"src_repo_id": "alice/earlier", "src_repo_type": "model"}
-            copies = [CommitOperationCopy(path, path, **place) for path in tree(self.hub, "alice/earlier")]
-            api.create_commit(MADE, copies, commit_message="Copy")
+            api.duplicate_repo("alice/earlier", MADE, private=False)
         self.old = tree(self.hub, MADE) if exists(self.hub, MADE) else {}
 
     def publish(self) -> None:

@@ -34,12 +34,6 @@ def show(hub: InHouse, repo_id: str) -> None:
     hub.log.clear()
 
 
-def rename(hub: InHouse, repo_id: str) -> None:
-    assert hub.hub
-    with hub.hub.state.writing() as db:
-        db.execute("UPDATE repos SET name = name || '-now' WHERE owner || '/' || name = ?", (repo_id,))
-
-
 def hide(hub: InHouse, repo_id: str) -> None:
     hub.api().update_repo_settings(repo_id, private=True)
     hub.log.clear()
@@ -152,7 +146,7 @@ def test_a_copy_of_what_is_not_public_any_more_is_not_shown(
     def branches(repo: HubRepo) -> dict[str, str]:
         """What is asked after the result is published: before that the source is closed."""
         monkeypatch.setattr(HubRepo, "branches", usual)
-        rename(hub, own) if closed == "renamed" else hide(hub, own)
+        hub.api().move_repo(own, f"{own}-now") if closed == "renamed" else hide(hub, own)
         return usual(repo)
 
     source, options = own, Options("9kB")

@@ -65,7 +65,7 @@ def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = No
         else:
             process = _Fork(order, errors.fileno())
         os.close(writing)
-        samples, timed_out = _Samples(process.pid, started), False
+        samples, timed_out = _Samples(process.pid, started, cap), False
         try:
             while process.is_running():
                 samples.take()
@@ -150,11 +150,12 @@ def _load(order: str, errors: int) -> None:
 class _Samples:
     """The memory of one process over time."""
 
-    def __init__(self, pid: int, started: float) -> None:
+    def __init__(self, pid: int, started: float, cap: Cap | None) -> None:
         self._process, self._status = psutil.Process(pid), Path(f"/proc/{pid}/status")
-        self._has_proc, self._started = self._status.exists(), started
+        self._has_proc, self._started, self._cap = self._status.exists(), started, cap
         self._curve: list[tuple[float, int, int, int]] = []
-        self._peak_kernel, self.last = 0, 0.0
+        self._peak_cgroup = self._peak_kernel = 0
+        self.last = 0.0
 
     def take(self) -> None:
         """Record the current anonymous, file-mapped and total memory."""
@@ -164,6 +165,8 @@ class _Samples:
             return
         self.last = time.monotonic() - self._started
         self._curve.append((round(self.last, 4), anon, file, total))
+        if self._cap:
+            self._peak_cgroup = max(self._peak_cgroup, self._cap.anon_bytes or 0)
 
     def results(self, since: float) -> dict[str, Any]:
         """Return the peaks, and the curve from `since` on: seconds, anonymous, file-mapped and total bytes."""
@@ -173,6 +176,7 @@ class _Samples:
             "peak_anon_bytes": anon,
             "peak_file_bytes": file,
             "peak_total_bytes": max(total, self._peak_kernel),
+            "cgroup_peak_anon_bytes": self._peak_cgroup or None,
             "curve": [(round(at - late, 4), *sizes) for at, *sizes in self._curve if at >= late],
         }
 

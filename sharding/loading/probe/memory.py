@@ -1,8 +1,8 @@
 """Limit the memory of one process, and drop the files of a checkpoint from the page cache.
 
 A limit is a memory cgroup (v1) if one can be created, else RLIMIT_DATA. The cgroup counts the page cache too, which the
-kernel drops before it kills. RLIMIT_DATA counts private writable mappings, even those that nobody touches, such as
-weights that torch maps: a load that passes under it fits into memory, and one that fails might still fit.
+kernel drops before it kills. RLIMIT_DATA counts private writable mappings, such as weights that torch maps, even if
+nobody touches them. So a load that passes under it fits into memory, and one that fails might still fit.
 """
 
 import ctypes
@@ -24,6 +24,13 @@ class Cap(NamedTuple):
 
     by: str
     enter: Callable[[], object]
+    folder: Path | None = None
+
+    @property
+    def anon_bytes(self) -> int | None:
+        """Anonymous memory that the cgroup counts now; None without a cgroup."""
+        lines = (self.folder / "memory.stat").read_text().splitlines() if self.folder else []
+        return next((int(line.split()[1]) for line in lines if line.startswith("rss ")), None)
 
 
 @contextmanager
@@ -42,7 +49,7 @@ def memory_cap(limit_bytes: int, by: str | None) -> Iterator[Cap]:
         return
     try:
         tasks = folder / "cgroup.procs"
-        yield Cap("memory cgroup", lambda: tasks.write_text(str(os.getpid())))
+        yield Cap("memory cgroup", lambda: tasks.write_text(str(os.getpid())), folder)
     finally:
         for _ in range(100):  # a killed process may still be leaving
             with suppress(OSError):

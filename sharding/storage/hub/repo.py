@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from huggingface_hub.utils.sha import git_hash
 from pydantic import BaseModel
 
 from sharding.core.errors import DestinationError
@@ -248,7 +247,9 @@ def has_content(file: FileEntry | None, data: bytes) -> bool:
     """Return whether a listed file is `data`, by its SHA-256 or its git hash."""
     if file and file.sha256:
         return file.sha256 == hashlib.sha256(data).hexdigest()
-    return file is not None and file.git_sha1 == git_hash(data)
+    # Git puts the kind and the length before the content (gitformat-loose, "blob").
+    git_sha1 = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    return file is not None and file.git_sha1 == git_sha1
 
 
 def is_alike(file: FileEntry, other: FileEntry | None) -> bool:
