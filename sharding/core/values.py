@@ -192,6 +192,11 @@ class Content:
         """Whether transformers loads it by the name of its repo alone: no pipeline, adapter, variant or ranks."""
         return self.library in ("transformers", "sentence-transformers") and not self.variant and not self.of_ranks
 
+    @property
+    def has_loadable_copy(self) -> bool:
+        """Whether transformers loads a copy of it. It loads no pieces of a training run, but loads their copy."""
+        return self.is_plain_model or (self.library == "transformers" and self.of_ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class TiedTensor:

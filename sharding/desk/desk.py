@@ -209,9 +209,9 @@ class Desk(AbstractContextManager["Desk"]):
     def _submit_reading(self, request: JobRequest, who: Person, token: str) -> str:
         original = self.models.inspect(request.source, request.options.variant, token, request.options.inputs)
         copy = self.models.inspect(request.destination, "", token)
-        if request.kind == "compare" and not (original.is_plain_model and copy.is_plain_model):
-            hint = "Its form is for another library, a variant, or in the pieces of a training run."
-            raise Refused("transformers does not load both the original and the copy.", hint)
+        if request.kind == "compare" and not (original.has_loadable_copy and copy.is_plain_model):
+            hint = "It is a variant, or has the form of another library."
+            raise Refused("transformers does not load the copy, so loading it cannot be measured here.", hint)
         self._refuse_large(max(original.input_bytes, copy.input_bytes), who)
         return self._queue_up(request, original, copy, who, token)
 

@@ -181,10 +181,10 @@ def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Forecas
     at once. All else is mapped from the files.
     """
     way = next((change.peer for change in reversed(plan.made) if change.peer), CLASSIC_WAY)
-    if checkpoint.of_ranks and checkpoint.library == "transformers":
-        way = "all ranks in memory, then save_pretrained"
-    elif not checkpoint.is_plain_model:
+    if not checkpoint.has_loadable_copy:
         return None
+    if checkpoint.of_ranks:
+        way = "all ranks in memory, then save_pretrained"
     tensors = [tensor for shard in plan.shards for tensor in shard.tensors]
     made = sum(tensor.bytes for tensor in tensors if checkpoint.of_ranks or not tensor.recipe.place)
     return Forecast(

@@ -269,8 +269,7 @@ class History:
                     case "different":
                         return f"Verification found {outcome.tensors:,} differences, so the copy is not published."
             case Probed():
-                # The first round only warms up both.
-                self.loads = ((self.loads or (0, 0))[0] + 1, 2 * (event.rounds + 1))
+                self.loads = ((self.loads or (0, 0))[0] + 1, event.loads)
                 name = "the original" if event.side == "original" else "the copy"
                 size = format_bytes(event.cost.peak_anon_bytes)
                 return f"Loaded {name}, {event.cost.outcome}: at most {size} of anonymous memory."

@@ -255,10 +255,8 @@ class Runner:
 
 def command_of(request: JobRequest) -> list[str]:
     """Return the command line of a job."""
-    more = ["--numeric"] if request.kind == "verify" else []
-    if request.kind == "compare" and request.options.dtype != "keep":  # the original is cast while it is loaded
-        more = ["--dtype", request.options.dtype]
-    return [request.kind, *request.words(request.kind), *more, "--events", "--", request.source, request.destination]
+    numeric = ["--numeric"] if request.kind == "verify" else []
+    return [request.kind, *request.words(request.kind), *numeric, "--events", "--", request.source, request.destination]
 
 
 def _result(job: ActiveJob) -> str:

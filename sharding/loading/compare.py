@@ -15,7 +15,7 @@ from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
 from sharding.core.protocols import Destination, Files
 from sharding.core.text import format_bytes, name_some, parse_bytes
-from sharding.core.values import Content, Plan, ShardRecord
+from sharding.core.values import Content, FileEntry, Plan, ShardRecord
 from sharding.formats.file_formats import format_of
 from sharding.formats.names import is_weights
 from sharding.loading.classic import download_bytes, free_disk_bytes, lay_out, refuse_too_large, run_classic
@@ -46,10 +46,13 @@ def compare_loads(
     - `computes_the_same`: whether both should compute the same logits.
 
     If the two do not fit on the disk or into memory, or if only code of the repo can load them, the comparison holds
-    predictions and the reason. Raises SourceError if there is nothing to compare.
+    predictions and the reason. Raises SourceError if transformers finds no weights in the copy.
     """
-    both: dict[Side, Files] = {"sharded": sharded} if alone else {"original": original, "sharded": sharded}
-    sides = {side: (source, loadable_files(source)) for side, source in both.items()}
+    sides: dict[Side, tuple[Files, list[FileEntry]]] = {"sharded": (sharded, loadable_files(sharded))}
+    try:
+        sides = sides if alone else {"original": (original, loadable_files(original)), **sides}
+    except SourceError as error:
+        alone = error.message
     predicted = {side: predict_load(*one, load) for side, one in sides.items()}
     costs: dict[Side, list[LoadCost]] = {side: [] for side in sides}
     needed, free = max(side.peak_anon_bytes for side in predicted.values()), free_memory_bytes()
@@ -57,7 +60,8 @@ def compare_loads(
     if load.memory_limit_bytes is None and needed > MEMORY_SHARE * free:
         reason = f"Loading needs about {format_bytes(needed)} of memory, but only {format_bytes(free)} are free."
     expected = classic = None
-    if max_shard_bytes is not None:  # the model is in memory then, and its copy and the downloads on the disk
+    if max_shard_bytes is not None and not alone:
+        # The model is in memory then, and its copy and the downloads are on the disk.
         held = sum(file.bytes for file in sides["original"][1] if is_loaded(file.path))
         disk_bytes = download_bytes(*sides["original"]) + held
         expected = ClassicCost(None, predicted["original"].peak_anon_bytes, disk_bytes, mapped_bytes=held)
@@ -126,13 +130,13 @@ def refuse_incomparable(checkpoint: Content, origin: Files) -> str:
     Raises UsageError, Refused or ModelRefused if it can load neither.
     """
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
-    if checkpoint.of_ranks and checkpoint.library == "transformers":
-        return "It is in the pieces of a training run."
-    if not checkpoint.is_plain_model:
+    if not checkpoint.has_loadable_copy:
         what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"
         what = f"is the variant {checkpoint.variant}" if checkpoint.variant else what
         name = checkpoint.source.words
         raise UsageError(f"A comparison cannot load {name}, which {what}.", "Leave --compare out.", _LEAVE_OUT)
+    if checkpoint.of_ranks:
+        return "It is in the pieces of a training run."
     try:
         loadable_files(origin)
     except SourceError:

@@ -147,12 +147,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """One load was measured. Round 0 is the warm-up and does not count."""
+    """One of all `loads` was measured. Round 0 is the warm-up and does not count."""
 
     side: Side
     round: int
     rounds: int
     cost: LoadCost
+    loads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

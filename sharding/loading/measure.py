@@ -59,7 +59,7 @@ def measure(folders: Mapping[Side, Path], load: Load, rounds: int) -> Iterator[P
     with closing(probes([folders[side] for _, side in turns], load)) as costs:
         for (number, side), cost in zip(turns, costs, strict=False):
             broken |= cost.outcome != "loaded"
-            yield Probed(side, number, rounds, cost)
+            yield Probed(side, number, rounds, cost, len(turns))
             had[number] += 1
             if broken and had[number] == len(folders):
                 return

@@ -181,7 +181,7 @@ class Form:
         self.measure = gr.Checkbox(
             label="Measure loading too",
             info="Load the original and the copy three times each, for a comparison of time and memory in the model "
-            "card. It takes half a minute and more, and disk space for both on this machine.",
+            "card. It takes 15 seconds or more, and disk space for both on this machine.",
             elem_id="measure",
         )
 

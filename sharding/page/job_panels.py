@@ -100,8 +100,8 @@ def _of_copy(status: JobStatus) -> list[Step]:
         Step("Read them again", "Reading the copy again to verify it", times.get("verified"), again, ("verify",)),
     ]
     if asked.compare_rounds:
-        loading = "Loading the original and the copy in turn, to compare"
-        phases += [Step("Load both", loading, times.get("compared"), size + again)]
+        loading = "Loading in turn what can be loaded, the original and the copy"
+        phases += [Step("Measure loading", loading, times.get("compared"), size + again)]
     return [*phases, Step("Publish", "Publishing the copy", times.get("published"))]
 
 
@@ -122,10 +122,10 @@ def _of_check(status: JobStatus) -> list[Step]:
 
 def _of_loads(status: JobStatus) -> list[Step]:
     begun = status.times.get("loading", status.times.get("compared"))
-    loading = "Loading the original and the copy in turn"
+    loading = "Loading in turn what can be loaded, the original and the copy"
     return [
-        Step("Fetch both", "Fetching both, and importing the libraries", begun),
-        Step("Load both", loading, status.times.get("compared"), 1.0),
+        Step("Fetch the files", "Fetching the files, and importing the libraries", begun),
+        Step("Measure loading", loading, status.times.get("compared"), 1.0),
     ]
 
 

@@ -285,7 +285,7 @@ class Planning(Events):
             return {form.size_message: problem(error), **gone, **update}
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
-        loads = checkpoint.is_plain_model and "compare_rounds" not in options.contradicted
+        loads = checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted
         parts = has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component

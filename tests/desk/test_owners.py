@@ -95,6 +95,8 @@ def test_a_copy_has_one_entry_and_each_original_it_was_compared_with_has_one() -
         kept("alice", "alice/other", 100.0),
     ]
     assert newest_of(jobs) == jobs[:3] + [jobs[4]]
+    loaded = [replace(jobs[0], request=replace(jobs[0].request, kind="compare"), created=at) for at in (800.0, 50.0)]
+    assert newest_of([loaded[0], *jobs, loaded[1]]) == [loaded[0], *newest_of(jobs)]
     assert [record.can_resume for record in newest_of(jobs)] == [True, False, False, True]
 
 

@@ -122,7 +122,7 @@ def test_owner_name_visibility_and_measuring_are_changed_on_the_bar_by_keyboard_
     page.keyboard.press("ArrowRight")
     tab_to(page, "Measure loading too")
     page.keyboard.press("Space")
-    expect(page.locator("#target")).to_contain_text(f"to acme/{name}, private. Loading both takes half a minute")
+    expect(page.locator("#target")).to_contain_text(f"to acme/{name}, private. Loading both takes 15 seconds more")
     expect(page.locator("#start")).to_be_in_viewport(ratio=1)
     assert fits(page)
     assert violations(page, axe()) == []

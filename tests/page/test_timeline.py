@@ -47,10 +47,10 @@ def finished(number: int) -> Event:
     return event_json(ShardFinished(f"{number}.safetensors", 10 * MB + 9, "0" * 64, number + 1, FILES))
 
 
-def probed(side: str, number: int) -> Event:
+def probed(side: str, number: int, loads: int = 4) -> Event:
     cost = {"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"}
     cost |= {"memory_limited_by": None, "seconds": {}} | {f"peak_{kind}_bytes": 1 for kind in ("anon", "file", "total")}
-    return {"event": "probed", "side": side, "round": number, "rounds": 1, "cost": cost}
+    return {"event": "probed", "side": side, "round": number, "rounds": 1, "cost": cost, "loads": loads}
 
 
 def status(*events: Event, state: str = "running", rounds: int = 0, kind: Any = "shard", **more: Any) -> JobStatus:
@@ -91,7 +91,7 @@ def test_all_phases_are_in_one_list_each_with_its_time_once_it_is_done() -> None
 def test_files_of_an_earlier_run_and_loads_are_phases_only_where_they_happen() -> None:
     checked = status(planned(), progress("check", 1), finished(0), rounds=1)
     assert [title for title, *_ in states(checked)] == [
-        "Plan", "Check the files of an earlier run", "Write the files", "Read them again", "Load both", "Publish",
+        "Plan", "Check the files of an earlier run", "Write the files", "Read them again", "Measure loading", "Publish",
     ]  # fmt: skip
     assert [step[1:] for step in states(checked)[1:3]] == [("done", 20), ("current", None)]
 
@@ -106,6 +106,20 @@ def test_a_check_reads_both_and_compares_numbers_only_where_they_differ() -> Non
     ]
     figures = [timeline_of(one).percent for one in (same, status(progress("verify", TOTAL), kind="verify"), differs)]
     assert figures == [0, 90, 90]
+
+
+def test_loads_alone_are_counted_and_end_with_their_costs_or_with_nothing() -> None:
+    begun = [probed("sharded", number, loads=3) for number in range(2)]
+    running = timeline_of(status(*begun, kind="compare"))
+    assert [(step.title, step.state) for step in running.steps] == [
+        ("Fetch the files", "done"),
+        ("Measure loading", "current"),
+    ]
+    assert (running.percent, running.left, running.numbers) == (66, "about 8 to 14 s left", (("Loads", "2 of 3"),))
+    assert timeline_of(status(kind="compare")).percent == 0
+    for ended, words in {"done": "Done", "cancelled": "Nothing was measured to the end."}.items():
+        said = panel(status(*begun, state=ended, kind="compare", ended=131.0))
+        assert words in said and "staged" not in said and "Publish" not in said
 
 
 @pytest.mark.parametrize(("dtype", "rounds"), [("keep", 0), ("bf16", 1)])

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.hubs import download, shard
+from tests import models
+from tests.hubs import download, push, shard
 from tests.localhub.conftest import Server
 from tests.page.conftest import Visit, become
 from tests.page.site import Site, answer_in, call, copy_name
@@ -45,6 +46,24 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
     assert "good" in (said.get_attribute("class") or "")
     trust = answer_in(call(space, "result", [name])[1])["trust"]
     assert trust["level"] == "read-now" and "the figures of a report for time" in " ".join(trust["reasons"])
+
+
+def test_what_loading_a_result_costs_is_measured_from_its_page(
+    space: Site, visit: Visit, hub: Server, tmp_path: Path
+) -> None:
+    name = f"alice/{copy_name('loaded')}"
+    shard(hub, push(hub, models.save("llama", tmp_path / "in", layers=1), f"{name}-in"), name, "20kB")
+    page = visit(space, f"?result={name}")
+    headline(page, "fits")
+    expect(page.locator("#load")).to_be_hidden()  # without a login
+    become(page, space, "bob")
+    page.locator("#load:not([disabled])").click()
+    expect(page.locator("#progress")).to_contain_text("Measure loading")
+    expect(page.locator("#result")).to_contain_text("What loading costs")
+    expect(page.locator("#result svg")).to_be_visible()
+    page.get_by_role("link", name="Show the result").click()
+    headline(page, "fits")
+    expect(page.locator("#load")).to_be_visible()
 
 
 def with_report(hub: Server, name: str, report: bytes) -> str:
