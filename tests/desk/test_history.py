@@ -101,19 +101,6 @@ def test_the_log_ends_with_how_the_job_ended_and_says_it_once(
     assert [line.partition(" ")[2] for line in history.log] == log
 
 
-def test_the_loads_of_a_comparison_are_counted_with_both_warm_ups() -> None:
-    for rounds in (1, 3):
-        history = History()
-        assert history.loads is None
-        seen = []
-        for number in range(2 * (rounds + 1)):
-            side = ("original", "sharded")[number % 2]
-            history.take({**PROBED, "side": side, "round": number // 2, "rounds": rounds}, NOON)
-            seen.append(history.loads)
-        assert seen == [(number, 2 * rounds + 2) for number in range(1, 2 * rounds + 3)]
-        assert status_of(record(1, None), history).loads == (2 * rounds + 2, 2 * rounds + 2)
-
-
 def planned_job(*sizes: int) -> History:
     """A history of a job that will write so many files of `sizes`, called 0.safetensors and so on."""
     tensors = [stored_tensor(f"t{number}", "U8", (size,), "f", 0, size) for number, size in enumerate(sizes)]
