@@ -17,7 +17,7 @@ from sharding.desk.jobs import LOG_LINES, History, JobRecord, JobRequest, status
 from sharding.planning.plan import plan_shards
 from sharding.report.report import event_json
 from sharding.report.schema import to_json
-from tests.desk.actors import PROBED, PROGRESS
+from tests.desk.actors import PROGRESS
 from tests.tensors import stored_tensor
 
 NOON = 12 * 3600.0
