@@ -47,6 +47,13 @@ window.shardMyRepo = {
     }
   },
 
+  // The first field of the form for a goal that was just chosen.
+  aimed() {
+    const fields = [...document.querySelectorAll("#choose .block :is(input, textarea)")];
+    const empty = fields.find((field) => field.checkVisibility() && !field.value);
+    if (empty) setTimeout(() => empty.focus(), 50); // after what is drawn anew
+  },
+
   showList() {
     const list = [...document.querySelectorAll(".tensors")].at(-1);
     list?.removeAttribute("hidden");
@@ -98,11 +105,25 @@ document.addEventListener("input", (event) => {
 // The panel around the part receives the event and asks the server.
 const tell = (part, detail) => part.dispatchEvent(new CustomEvent("chosen", { bubbles: true, detail }));
 
-// A link shows what it opens and nothing else, until the server has laid out the page for it. The class comes with
-// the page.
-const opens = document.body.className.match(/opens-\w+/)?.[0];
+// The first view comes with the page. It stands until Gradio has built what the link opens.
+const opens = document.body.className.match(/opens-\w+/)?.[0] ?? "opens-home";
+const BUILT = { home: "#goals .cards", goal: "#goals .goal", repo: "#goals .chips", job: "#run", result: "#outcome", same: "#same" };
 function arrived() {
-  if (opens && document.querySelector("#plan, #run, #outcome")) document.body.classList.remove(opens);
+  const first = document.getElementById("first"), field = document.querySelector("#repo input");
+  if (!first || !field || !document.querySelector(BUILT[opens.slice(6)])) return;
+  const { value, selectionStart } = document.getElementById("first-repo") ?? {};
+  const writes = document.activeElement.id === "first-repo";
+  first.remove();
+  document.body.classList.remove(opens);
+  document.documentElement.classList.remove("dark"); // Gradio has put it on the body
+  if (value) {
+    field.value = value;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+  if (writes) {
+    field.focus();
+    field.setSelectionRange(selectionStart, selectionStart);
+  }
 }
 
 window.addEventListener("popstate", () => window.location.reload());
@@ -114,6 +135,19 @@ document.addEventListener("change", (event) => event.target.closest(CHOICES) && 
 document.addEventListener("input", (event) => event.target.closest("#size, #machines") && window.shardMyRepo.busy());
 document.addEventListener("click", (event) => {
   if (event.target.closest("#show, #examples button, #examples .gallery-item")) window.shardMyRepo.busy();
+});
+
+// --- Goals
+
+// A link, so that it opens in a tab of its own too. In this one the form stays as it is filled in.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("#goals a[data-goal]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  const goal = new URLSearchParams(link.search).get("goal");
+  if (document.querySelector("#plan")) window.shardMyRepo.busy();
+  else window.history.pushState(window.history.state, "", link.search); // "Back" leads to all goals
+  tell(link, { goal });
 });
 
 // --- Groups of radios
@@ -251,7 +285,7 @@ function tellTrouble() {
   const trouble = document.getElementById("trouble"), failed = document.querySelector("[data-testid=status-tracker] > .error");
   if (!trouble || trouble.hidden === !failed) return;
   trouble.hidden = !failed;
-  if (failed) document.body.classList.remove("busy", opens);
+  if (failed) document.body.classList.remove("busy");
 }
 
 // --- Remedies

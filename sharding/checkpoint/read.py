@@ -72,7 +72,8 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
             raise too_many_tensors(source, most_tensors)
     _refuse_unusable(tensors)
     findings += remarks_on(tensors)
-    if all(weight_set.stem == "adapter_model" for weight_set in selection.sets):
+    is_adapter = all(weight_set.stem == "adapter_model" for weight_set in selection.sets)
+    if is_adapter:
         findings += _adapter_alone(documents.adapter, str(source.folder or source.ref.name))
     of_ranks = {path for weight_set in selection.sets for path in weight_set.ranks}
     indexes = {weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index}
@@ -84,6 +85,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
     _refuse_unreadable(source, side_files)
     configs = read_configs(source, by_path, [component.folder for component in components])
     _refuse_other_names(configs, taken)
+    card_base = read_card_base(source, by_path) if quantization_of(configs.get("", "")) else ""
     checkpoint = Content(
         source=source.ref,
         beside=source.places[1:],
@@ -101,7 +103,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
         has_twice=any(finding.code == "stored-twice" for finding in findings),
-        card_base=read_card_base(source, by_path) if quantization_of(configs.get("", "")) else "",
+        named_base=named_base(documents.adapter) if is_adapter else card_base,
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))

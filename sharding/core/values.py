@@ -133,7 +133,7 @@ class Content:
     unreached: tuple[str, ...] = ()
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
     has_twice: bool = False  # Whether its files hold a tensor twice, which is in `tensors` once.
-    card_base: str = ""  # The repo that the model card of a quantized checkpoint names as its base model.
+    named_base: str = ""  # The base that an adapter names, or the model card of a quantized checkpoint.
 
     @property
     def total_bytes(self) -> int:

@@ -88,8 +88,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         form = Form(on_space=site.space is not None)
         planning, running = Planning(desk, site, form), Running(desk, site, form)
         arrived = page.load(planning.arrive, None, form.parts, **_QUIET)
-        page.load(planning.welcome, None, form.hero, **_QUIET)
-        page.load(patient(planning.greet), None, [form.account, form.jobs, form.examples], **_QUIET)
+        page.load(patient(planning.greet), None, [form.account, form.jobs], **_QUIET)
         showing = Showing(desk, site, form)
         result = [form.result, form.result_map, form.result_details, form.check, form.load, form.check_message]
         arrived.then(showing.show, form.wanted, result, **_QUIET)
@@ -117,31 +116,36 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
-    plan: set[Block] = {*form.of_a_plan, form.goal, form.aim, form.shown}
     target: set[Block] = {*name, form.visibility, form.measure, form.engine, form.own}
+    plan: set[Block] = {*form.of_a_plan, *target, form.goal, form.aim, form.shown, form.proposed}
     place: list[Block] = [form.target, form.visibility, form.own]
-    order = {*plan, *target, form.permitted, form.replace, form.replaced}
+    order = {*plan, form.permitted, form.replace, form.replaced}
 
     def propose(after: Dependency) -> None:
         after.then(None, js="() => window.shardMyRepo.ready()")
         shown = [*name, form.name_message, form.proposed, form.target, form.start, form.start_message]
-        proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, shown, **_QUIET)
+        proposed = after.then(patient(pushing.propose), plan, shown, **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
         kept = proposed.then(None, form.name, form.name, js="(name) => window.shardMyRepo.ownName(name)")
         told = kept.then(patient(pushing.tell_target), target, place, **_QUIET)
         told.then(None, js="() => window.shardMyRepo.goOn()")
 
-    typed: dict[str, Any] = {"inputs": form.found, "outputs": [form.repo, form.found], "trigger_mode": "always_last"}
-    form.repo.key_up(patient(planning.suggest), **typed, **_QUIET)
+    for field in (form.repo, form.original, form.copied):
+        typed: dict[str, Any] = {"inputs": form.found, "outputs": [field, form.found], "trigger_mode": "always_last"}
+        field.key_up(patient(planning.suggest), **typed, **_QUIET)
     named = form.examples.click(lambda sample: sample[0], form.examples, form.repo, **_QUIET)
     # In the browser, because Gradio refuses a choice of a radio whose choices have changed in the meantime.
     picked = form.variants.input(None, form.variants, form.variant, js="(chosen) => chosen")
+    aimed = form.goals.select(planning.aim_at, form.repo, [form.goal, form.goals, form.repo], **_QUIET)
+    aimed.then(None, js="() => window.shardMyRepo.aimed()")
+    for begun in (arrived, aimed):
+        begun.then(patient(planning.exemplify), [form.goal, form.repo], form.examples, **_QUIET)
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
     beside = [trigger for field in form.inputs.values() for trigger in (field.submit, field.blur)]
     # A click on the button also leaves the field. Together they must ask once, not twice.
-    asked = gr.on([form.repo.input, form.show.click, form.goal.input, *beside], **begin)
-    for chosen in (arrived.then(**begin), named.then(**begin), picked.then(**begin), asked):
+    asked = gr.on([form.repo.input, form.show.click, *beside], **begin)
+    for chosen in (*(one.then(**begin) for one in (arrived, aimed, named, picked)), asked):
         propose(chosen.then(patient(planning.see), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # Only what the visitor does, not what a link fills in. They run one after another, so the last choice wins.
     changes = [form.size.submit, form.size.blur, form.order.input]
@@ -150,8 +154,8 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET).then(None, js=_SHOW_LIST)
 
-    opened: set[Block] = {form.proposed, form.job, form.wanted, form.original, form.copied}
-    leaving = form.account.select(planning.keep, {*plan, *target, *opened}, form.query, **_QUIET)
+    opened: set[Block] = {form.job, form.wanted, form.original, form.copied}
+    leaving = form.account.select(planning.keep, {*plan, *opened}, form.query, **_QUIET)
     leaving.then(None, form.query, js="(query) => window.shardMyRepo.leave(query)")
     form.place.click(lambda: message(_BUILDING), None, form.devices, **_QUIET).then(
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET
@@ -169,7 +173,7 @@ def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running
     names: list[Block] = [form.original, form.copied]
     shown: list[Block] = [form.likeness, form.read, form.read_message]
     opened = page.load(patient(comparing.arrive), None, [form.choose, form.same, *names, *shown], **_QUIET)
-    triggers = [form.compare.click, form.original.submit, form.copied.submit]
+    triggers = [form.compare.click, form.original.input, form.copied.input]
     asked = gr.on(triggers, comparing.begin, names, shown, trigger_mode="always_last", **_QUIET)
     verdict: list[Block] = [*shown, form.compare, form.compared, form.query]
     for chosen in (opened, asked):
@@ -185,7 +189,15 @@ def _follow(form: Form, after: Dependency, running: Running) -> None:
 
 
 def _plan_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [form.repo_message, form.goal_hint, *form.inputs.values(), form.examples, form.jobs]
+    shown: list[Block] = [
+        form.repo,
+        form.repo_message,
+        form.goal,
+        form.goals,
+        *form.inputs.values(),
+        form.examples,
+        form.jobs,
+    ]
     shown += [form.facts, form.variants, form.variant, form.plan, form.push, form.advanced, form.sizes, form.size]
     shown += [form.size_message, form.dequantize, form.picture, form.tensors, form.findings, form.summary, form.shards]
     shown += [form.strategy, form.machines, form.dtype, form.overflow, form.visibility, form.permitted, form.measure]

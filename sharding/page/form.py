@@ -1,6 +1,6 @@
 """Lay out the parts of the page, without their behaviour, and convert between its fields and options."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from sharding.core.options import OPTIONS, SINGLE_FILE, Option, Options
 from sharding.core.origin import Role
-from sharding.page.links import GOALS, SAME, goal_for, role_asked
+from sharding.page.goals import GOALS, SAME, fields_of, goal_for, role_asked
+from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
 from sharding.planning.sizes import SizeStop
@@ -20,7 +21,7 @@ ASSETS = Path(__file__).parent.parent.parent / "assets"
 PIPELINE = "pp"  # The strategy that needs a number of machines.
 PLAIN = "The plain weights"
 PRIVATE, PUBLIC = "Private", "Public"
-START = "Shard and push"
+START = "Start"
 ONE_FILE = "one file"  # The word for SINGLE_FILE on the page.
 HIDDEN: Literal["hidden"] = "hidden"
 """Hides fields that exist all the time.
@@ -43,7 +44,10 @@ _MORE = tuple(name for name, one in OPTIONS.items() if one.title and not one.rol
 """Options that have a title but no place of their own. They stand below the others."""
 _INPUTS: Mapping[Role, Option] = {option.role: option for option in OPTIONS.values() if option.role}
 _BY_GOAL = {goal.role for goal in GOALS.values() if goal.role}  # The roles of inputs that goals ask for.
+_DRAWINGS = {name: Markup((ASSETS / "goals" / f"{name}.svg").read_text()) for name in GOALS}
 _REPO = "owner/name, or a link to it; @name for a branch, tag or commit"
+_HEADER = render("header", logo=Markup((ASSETS / "logo.svg").read_text()))
+_STYLE = Markup((ASSETS / "style.css").read_text())
 _CHOSEN = "element.addEventListener('chosen', (event) => trigger('select', event.detail));"
 """Passes on what the script of the page reports: a choice on a map, or that the visitor goes to sign in."""
 
@@ -77,7 +81,6 @@ class Form:
         self.account = _masthead(on_space)
         with _step("choose") as self.choose:
             self._lay_out_choice()
-        self.hero = _panel("hero")  # as long as there is no plan
         self.jobs = _panel("jobs", elem_classes="step")
         with _step("same", visible=False) as self.same:
             self._lay_out_comparison()
@@ -121,13 +124,15 @@ class Form:
                 self.resume = _button("Resume", "resume", "primary", visible=False)
             self.run_message = _panel("run-message")
             self.log = _panel("log")
-        self.variant, self.job, self.wanted, self.query = (gr.Textbox("", visible=False) for _ in range(4))
+        hidden = (gr.Textbox("", visible=False) for _ in range(5))
+        self.goal, self.variant, self.job, self.wanted, self.query = hidden
         self.shown, self.aim = gr.State(Shown()), gr.State(Aim())
         self.proposed, self.replaced = gr.State(("", "")), gr.State(("", ""))
         self.own = gr.State("")  # The visibility that the visitor chose, while the field shows that of a private repo.
         self.found, self.compared = gr.State(()), gr.State(())
 
     def _lay_out_choice(self) -> None:
+        self.goals = _panel("goals", goals_panel(), js_on_load=_CHOSEN)
         with gr.Row(elem_classes="fields"):
             self.repo = gr.Dropdown(
                 [], value=None, label="Model", info=_REPO, allow_custom_value=True, elem_id="repo", scale=4,
@@ -137,22 +142,17 @@ class Form:
                 "", label="Maximum file size", info="such as 300MB, or: one file", placeholder="chosen for you",
                 elem_id="size", scale=1, min_width=210,
             )  # fmt: skip
+            self.machines = gr.Number(
+                _FEWEST_MACHINES, label="Machines", precision=0, minimum=1, elem_id="machines", scale=1, min_width=110
+            )
             self.show = _button("Show the plan", "show", min_width=170)
-        with gr.Row(elem_classes="goals"):
-            self.goal = gr.Radio(
-                [(goal.title, name) for name, goal in GOALS.items()], value=None, label="What is it for?",
-                elem_id="goal", elem_classes="chips",
-            )  # fmt: skip
-            _panel("compare", render("compare_link", link=f"?goal={SAME}"))
-        self.goal_hint = _panel("goal-hint")
-        self.repo_message = _panel("repo-message")
         self.inputs = {
             role: gr.Textbox(
-                "", label=option.title, info=option.info, visible=False, max_lines=1, elem_id=option.name,
-                placeholder="owner/name",
+                "", label=option.title, info=option.info, max_lines=1, elem_id=option.name, placeholder="owner/name"
             )
             for role, option in _INPUTS.items()
-        }  # fmt: skip
+        }
+        self.repo_message = _panel("repo-message")
         self.examples = gr.Dataset(
             components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples", visible=False
         )
@@ -161,9 +161,9 @@ class Form:
     def _lay_out_comparison(self) -> None:
         _panel("same-heading", render("heading", title="Is this copy the same?"))
         with gr.Row(elem_classes="fields"):
-            field: dict[str, Any] = {"info": _REPO, "max_lines": 1, "scale": 3}
-            self.original = gr.Textbox("", label="Original", elem_id="original", **field)
-            self.copied = gr.Textbox("", label="Copy", elem_id="copied", **field)
+            field: dict[str, Any] = {"info": _REPO, "value": None, "allow_custom_value": True, "scale": 3}
+            self.original = gr.Dropdown([], label="Original", elem_id="original", **field)
+            self.copied = gr.Dropdown([], label="Copy", elem_id="copied", **field)
             self.compare = _button("Compare", "compare", "primary", min_width=150)
         self.likeness = _panel("likeness")
         self.read = _button("Read every byte of both", "read", "primary", visible=False)
@@ -193,9 +193,6 @@ class Form:
         with gr.Row(elem_classes="fields tops"):
             with gr.Column():
                 self.strategy = _control("strategy")
-                self.machines = gr.Number(
-                    _FEWEST_MACHINES, label="Machines", precision=0, minimum=1, visible=False, elem_id="machines"
-                )
             with gr.Column():
                 self.order = _control("order")
         self.dtype = _control("dtype")
@@ -245,11 +242,6 @@ class Form:
         """Return options that only name these inputs."""
         return Options(**_named(self.inputs_in(values)))
 
-    def for_goal(self, goal: str | None) -> Update:
-        """Show the field of the input that a goal asks for, and hide those of other goals."""
-        asked = role_asked(goal)
-        return {self.inputs[role]: gr.Textbox(visible=role == asked) for role in _BY_GOAL}
-
     def size_in(self, values: Values) -> str:
         """Return the size in the form, or "" if there is none."""
         size = (values[self.size] or "").strip()
@@ -289,26 +281,46 @@ class Form:
 
     def filled_in(self, options: Options) -> Update:
         """Return the fields filled in for `options`, except the size."""
-        goal = goal_for(options)
-        asked = role_asked(goal)
-        aimed = self.aimed(options)
+        goal, aimed = goal_for(options), self.aimed(options)
         del aimed[self.size]
         return {
             **aimed,
-            self.machines: gr.Number(value=aimed[self.machines], visible=aimed[self.strategy] == PIPELINE),
             self.dtype: "keep" if options == replace(options, dtype="keep") else options.dtype,
             self.variant: options.variant,
             self.order: options.order,
             self.overflow: options.allow_overflow,
             **{field: options.inputs.get(role, "") for role, field in self.inputs.items()},
-            **{
-                self.inputs[role]: gr.Textbox(text, visible=True)
-                for role, text in options.inputs.items()
-                if role == asked
-            },
             **({self.goal: goal} if goal else {}),
             **{field: getattr(options, name) for name, field in self.more.items()},
         }
+
+
+def goals_panel(goal: str = "", fields: Iterable[str] = (), chips: Iterable[str] = (), **more: Any) -> str:
+    """Return what is said of goals above a form: all as cards, the chosen `goal`, or `chips` for the model in `source`.
+
+    `fields` are the ids of those that the form shows beside the model. A `remark` stands instead of the goal's words.
+    """
+    source = more.get("source", "")
+    links = [(name, GOALS[name].title, query_of(Wish(source, goal=name, sized=False))) for name in chips]
+    cards = [] if goal or source else [(name, one.title, one.line) for name, one in GOALS.items()]
+    values = {
+        "drawings": _DRAWINGS,
+        "same": SAME,
+        "chosen": goal,
+        "goal": GOALS.get(goal),
+        "source": "",
+        "remark": "",
+        **more,
+    }
+    return render("goals", cards=cards, chips=links, fields=list(fields), **values)
+
+
+def first_view(goal: str, is_home: bool) -> str:
+    """Return the HTML that stands until Gradio has built the page: `is_home` for all goals, or the form of one."""
+    goals = Markup(goals_panel(goal, fields_of(goal) if goal else ())) if is_home else ""
+    label = GOALS[goal].source if goal else "Model"
+    values = {"goals": goals, "goal": goal, "label": label, "skeleton": Markup(render("skeleton", repo_id=""))}
+    return render("first", masthead=Markup(_HEADER), style=_STYLE, **values)
 
 
 def _named(inputs: Mapping[Role, str]) -> dict[str, Any]:
@@ -333,7 +345,7 @@ def _control(name: str, **more: Any) -> Any:
 
 def _masthead(on_space: bool) -> gr.HTML:
     with gr.Row(elem_classes="masthead-row"):
-        _panel("masthead", render("header", logo=Markup((ASSETS / "logo.svg").read_text())))
+        _panel("masthead", _HEADER)
         with gr.Row(elem_classes="account", scale=0):
             account = _panel("account", js_on_load=_CHOSEN)
             if on_space:

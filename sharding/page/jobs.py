@@ -52,6 +52,10 @@ class Pushing(Events):
             can_start = bool(values[form.shown].plan_id)
             update: Update = {form.start: gr.Button(START, interactive=can_start), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
+            if namespace and namespace != space:
+                update |= {
+                    form.name_message: message(f"You cannot write to {namespace}.", f"{space} is taken.", "warning")
+                }
             with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, form.source_in(values), form.options_in(values))
             if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
@@ -67,7 +71,7 @@ class Pushing(Events):
             **update,
             form.name: short,
             form.proposed: (wanted, short),
-            form.name_message: message(*taken, "warning") if free != wanted else "",
+            form.name_message: message(*taken, "warning") if free != wanted else update.get(form.name_message, ""),
         }
 
     def tell_target(self, values: Values, request: gr.Request, login: Login) -> Update:

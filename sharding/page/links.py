@@ -1,4 +1,4 @@
-"""Offer the goals that people come with, and read and write the links to the page. Pure."""
+"""Read and write the links to the page. Pure."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -6,103 +6,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import UsageError
-from sharding.core.options import SINGLE_FILE, Engine, Options, of_tool
-from sharding.core.origin import Role
-from sharding.core.values import Content
-from sharding.formats.names import SINGLE_NAME
-from sharding.planning.dequantize import ordinary
-from sharding.planning.sizes import colab_size, usual_size
-
-SAME = "is-this-copy-the-same"  # The goal of somebody who compares two repos, in a link. It has a form of its own.
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A goal. `words` say what it sets. `role` is that of an input which it asks for."""
-
-    title: str
-    words: str
-    role: Role | None = None
-
-
-GOALS: Mapping[str, Goal] = {
-    "free-colab": Goal(
-        "Free Colab",
-        "Small files for a free machine with a T4. Weights in fp32 become fp16; all others stay as they are.",
-    ),
-    "slow-connection": Goal("Slow connection", "Small files. If a download breaks, you lose at most one of them."),
-    "one-file": Goal("One file", f"All weights in one {SINGLE_NAME}. ComfyUI and kohya load such a file."),
-    "two-machines": Goal("Two machines", "Each machine downloads and loads only its half of the layers."),
-    "half-size": Goal("Half the size (bf16)", "Weights in fp32 become bf16."),
-    "unquantize": Goal(
-        "Unquantize", "FP8 and MXFP4 weights become bf16, for training and for tools that cannot read them."
-    ),
-    "merge-lora": Goal(
-        "Merge my LoRA",
-        "An adapter becomes part of its base model. The result loads like any model, without PEFT.",
-        "adapter",
-    ),
-    "training-run": Goal(
-        "My training run", "The files that FSDP or torch.distributed saved become a model that loads."
-    ),
-}
-"""By the name in a link: `?goal=one-file`."""
-
-
-def goal_for(options: Options) -> str:
-    """Return the goal that asks for an input which `options` name, "" if none does."""
-    return next((name for name, goal in GOALS.items() if goal.role in options.inputs), "")
-
-
-def role_asked(goal: str | None) -> Role | None:
-    """Return the role of the input that a goal asks for, None if it asks for none."""
-    return GOALS[goal].role if goal and goal in GOALS else None
-
-
-def has_components(checkpoint: Content) -> bool:
-    """Return whether a checkpoint is a pipeline of several components with weights."""
-    return len({tensor.folder for tensor in checkpoint.tensors}) > 1
-
-
-def choices_for(checkpoint: Content, goal: str) -> Options | str:
-    """Return the choices of a goal for a model, or the reason why the goal makes no sense for it."""
-    largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
-    usual = usual_size(checkpoint.total_bytes, largest)
-    # A cast to bf16 halves these dtypes, or more.
-    wide = sum(tensor.bytes for tensor in checkpoint.tensors if tensor.dtype in ("F32", "F64"))
-    is_wide = 2 * wide > checkpoint.total_bytes
-    match goal:
-        case "free-colab" if is_wide:
-            return Options(usual, dtype="fp16")  # a T4 has no bf16
-        case "free-colab":
-            return Options(colab_size(checkpoint.total_bytes, largest) or usual)
-        case "one-file" if has_components(checkpoint):
-            return (
-                "This is a pipeline of several components. ComfyUI and kohya load a single file of another layout, "
-                "which this page does not write. Each component can be one file: choose a size above its own."
-            )
-        case "one-file":
-            return Options(SINGLE_FILE)
-        case "two-machines":
-            return Options(usual, strategy="pp:2")
-        case "half-size" if is_wide:
-            return Options(usual, dtype="bf16")
-        case "half-size":
-            return "Most of its weights are not in fp32, so bf16 does not halve it."
-        case "unquantize":
-            after = ordinary(checkpoint)
-            if after is None or not after.made:
-                return "Its weights are not quantized in FP8 or MXFP4."
-            largest = max((tensor.bytes for tensor in after.tensors), default=0)
-            return Options(usual_size(sum(tensor.bytes for tensor in after.tensors), largest), dequantize=True)
-        case "training-run" if not needs_base(checkpoint):
-            return "It is an ordinary model, not the files that a training run saved."
-        case "merge-lora" if needs_base(checkpoint):
-            return "These are files of a training run. Make an ordinary model of them first."
-    return Options(usual)
-
+from sharding.core.options import Engine, Options, of_tool
+from sharding.page.goals import GOALS, goal_for
 
 _LONGEST = 300
 _OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}
@@ -158,7 +64,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
     return Wish(
         repo=_at(repo, revision),
         options=options,
-        goal=goal if goal in {*GOALS, SAME} else "",
+        goal=goal if goal in GOALS else "",
         sized="max_shard_size" in taken,
         private=fields.get("private") == "true",
         measure=fields.get("measure") == "true",

@@ -2,79 +2,27 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from math import prod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
-from markupsafe import Markup
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import Remedy, ShardingError
-from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, parameters, time_range
-from sharding.core.values import Component, Content, FileEntry, Finding, Plan, Tensor
+from sharding.core.values import Content, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
 from sharding.desk.overview import Overview
 from sharding.drawing.map_svg import script_data, stretches
-from sharding.drawing.model_map import ModelMap, map_of_plan, today_of
-from sharding.formats.names import SAFETENSORS
+from sharding.drawing.model_map import ModelMap, today_of
 from sharding.page.form import size_label
 from sharding.page.render import help_with, in_page_words, render, without_options
 from sharding.planning.devices import CONTEXT_TOKENS, DevicePlan, Need, device_snippet, where_it_fits
-from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import SizeStop, stop_for
-from sharding.recipes.stored import Stored
 from sharding.report.schema import Inspection
 from sharding.storage.hub.lookup import SourceCard
-
-_NAME, _SIZE = "Mistral-7B-v0.1", "300MB"
-_LAYERS, _HIDDEN, _KEYS, _INNER, _WORDS = 32, 4096, 1024, 14336, 32000
-_ATTENTION = {"q": (_HIDDEN, _HIDDEN), "k": (_KEYS, _HIDDEN), "v": (_KEYS, _HIDDEN), "o": (_HIDDEN, _HIDDEN)}
-_MLP = {"gate": (_INNER, _HIDDEN), "up": (_INNER, _HIDDEN), "down": (_HIDDEN, _INNER)}
-_FILES = tuple(f"model-0000{number}-of-00002{SAFETENSORS}" for number in (1, 2))
-_LAST_IN_FIRST = 22  # Of this layer only the attention is in the first file, and all layers after it are in the second.
-
-
-@cache
-def hero() -> str:
-    """Return the picture: the two files of Mistral-7B-v0.1 (bf16) today, and their copy."""
-    tensors = tuple(_tensors())
-    files = tuple(FileEntry(file, sum(tensor.bytes for tensor in tensors if tensor.file == file)) for file in _FILES)
-    ref = Place("hub", _NAME)
-    model = Content(ref, tensors, (Component(),), files, side_files=(), findings=())
-    plan = plan_shards(tensors, Options(_SIZE))
-    return render(
-        "hero",
-        name=_NAME,
-        size=_SIZE,
-        today=count(len(files), "file"),
-        after=f"{len(plan.shards)}",
-        tensors=len(tensors),
-        map=Markup(map_panel(map_of_plan(model, plan), _NAME, _SIZE)),
-    )
-
-
-def _tensors() -> Iterator[Tensor]:
-    yield _tensor("model.embed_tokens", (_WORDS, _HIDDEN), is_first=True)
-    for layer in range(_LAYERS):
-        name, is_first = f"model.layers.{layer}", layer < _LAST_IN_FIRST
-        for part, shape in _ATTENTION.items():
-            yield _tensor(f"{name}.self_attn.{part}_proj", shape, is_first or layer == _LAST_IN_FIRST)
-        for part, shape in _MLP.items():
-            yield _tensor(f"{name}.mlp.{part}_proj", shape, is_first)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            yield _tensor(f"{name}.{norm}", (_HIDDEN,), is_first)
-    yield _tensor("model.norm", (_HIDDEN,), is_first=False)
-    yield _tensor("lm_head", (_WORDS, _HIDDEN), is_first=False)
-
-
-def _tensor(module: str, shape: tuple[int, ...], is_first: bool) -> Tensor:
-    return Tensor(f"{module}.weight", "BF16", shape, Stored(0, _FILES[not is_first], 0, 2 * prod(shape)))
-
 
 _MOST_TENSORS = 400
 _MANY = 40  # With more columns than this, a map can be searched and zoomed.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import gradio as gr
+from markupsafe import Markup
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
@@ -15,16 +16,17 @@ from sharding.core.origin import Role
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import Forecast, classic_forecast
+from sharding.desk.jobs import ACTIVE
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Aim, Shown, Update, Values, size_label
+from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
+from sharding.page.goals import GOALS, SAME, fields_of, goals_of, has_components, is_adapter, role_asked
 from sharding.page.job_panels import jobs_panel
-from sharding.page.links import GOALS, Wish, choices_for, has_components, query_of, read_wish, role_asked
+from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
     changes_nothing,
     devices_panel,
     facts_panel,
     findings_panel,
-    hero,
     map_panel,
     message,
     overview_panel,
@@ -58,16 +60,17 @@ class Planning(Events):
         """Fill in the form from the link. It asks no Hub, so that what the link names opens at once."""
         wish, form = read_wish(dict(request.query_params)), self.form
         update: Update = {part: gr.Accordion(open=False) for part in (form.advanced, form.where)}
+        if wish.goal not in ("", SAME):
+            update |= self._begun(wish.goal, wish.repo) | {form.aim: Aim(wish.goal if wish.sized else "")}
         if wish.repo:  # otherwise the visitor may be typing already
+            source = GOALS[wish.goal].source if wish.goal else "Model"
             update |= {
-                form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
+                form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo, label=source),
+                form.goals: goals_panel(wish.goal, fields_of(wish.goal), source=wish.repo),
                 form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else "",
                 form.variants: _variants([wish.options.variant], value=wish.options.variant),
                 **form.filled_in(wish.options),
             }
-        if wish.goal in GOALS:
-            aim = Aim(wish.goal if wish.sized else "")
-            update |= {form.goal: wish.goal, form.goal_hint: _hint(wish.goal), form.aim: aim}
         owner, _, name = wish.to.partition("/")
         if wish.repo and name:
             update |= {form.name: name}
@@ -87,54 +90,61 @@ class Planning(Events):
             }
         return update
 
+    def aim_at(self, repo: str | None, chosen: gr.EventData) -> Update:
+        """Begin with the chosen goal: show the form that it needs."""
+        name = getattr(chosen, "goal", "")
+        return self._begun(name, (repo or "").strip()) if name in GOALS else {}
+
+    def _begun(self, goal: str, repo: str) -> Update:
+        shown = goals_panel(goal, fields_of(goal), source=repo)
+        return {self.form.goal: goal, self.form.goals: shown, self.form.repo: gr.Dropdown(label=GOALS[goal].source)}
+
     def greet(self, request: gr.Request, login: Login) -> Update:
         """Greet a visitor who is signed in, list their jobs, and offer models to try."""
-        opens, jobs, names = read_wish(dict(request.query_params)), "", tuple[str, ...]()
+        opens, jobs = read_wish(dict(request.query_params)), ""
         try:
             if who := person(self.desk, self.site.token(request, login)):
-                greeting = render("account", name=who.name, page=f"{self.site.endpoint}/{who.name}")
-                jobs = jobs_panel(self.desk.jobs_of(who.name))
+                records = self.desk.jobs_of(who.name)
+                jobs, runs = jobs_panel(records), next((one.id for one in records if one.state in ACTIVE), "")
+                page, link = f"{self.site.endpoint}/{who.name}", query_of(Wish(job=runs)) if runs else ""
+                greeting = render("account", name=who.name, page=page, job=link)
             else:
                 plans = "Sign in to push. Plans need no login."
                 greeting = message(plans if self.site.space else "Nobody is signed in on this machine.")
         except ShardingError as error:
             greeting = problem(error)
-        if not (opens.repo or opens.job or opens.result):
+        return {self.form.account: greeting, self.form.jobs: "" if opens.repo or opens.goal else jobs}
+
+    def exemplify(self, goal: str, repo: str | None, request: gr.Request, login: Login) -> Any:
+        """Offer models to try that suit the goal."""
+        names: Sequence[str] = ()
+        if goal and not (repo or "").strip():
             with suppress(ShardingError):
-                names = self.site.examples(self.desk)
-        return {
-            self.form.account: greeting,
-            self.form.jobs: "" if opens.repo else jobs,
-            self.form.examples: gr.Dataset(samples=[[name] for name in names], visible=bool(names)),
-        }
+                names = self.site.examples(self.desk, goal, self.site.token(request, login))
+        return gr.Dataset(samples=[[name] for name in names], visible=bool(names))
 
     def keep(self, values: Values) -> str:
         """Return the query of the link to what a visitor has chosen, who goes to sign in. "" if that is nothing."""
-        form, options, name = self.form, Options(), (values[self.form.name] or "").strip()
-        size = form.size_in(values)
+        form, options, size = self.form, Options(), self.form.size_in(values)
         with suppress(UsageError):  # the plan shows what is wrong
             options = form.options_in({**values, form.size: size or str(options.max_shard_size)})
-        wish = Wish(
+        names = [(values[field] or "").strip() for field in (form.job, form.wanted, form.original, form.copied)]
+        opened: dict[str, Any] = dict(zip(("job", "result", "compare", "against"), names, strict=True))
+        query = query_of(replace(self._wish(values, options), sized=bool(size), **opened))
+        return query if query != "?" else ""
+
+    def _wish(self, values: Values, options: Options) -> Wish:
+        """Return what a link to the form opens as it is filled in, with its plan."""
+        form, name = self.form, (values[self.form.name] or "").strip()
+        return Wish(
             form.source_in(values),
             options,
             values[form.goal] or "",
-            sized=bool(size),
             to=f"{values[form.namespace] or ''}/{name}" if name not in ("", values[form.proposed][1]) else "",
             private=values[form.visibility] == PRIVATE,
             measure=bool(values[form.measure]),
             engine=values[form.engine],
-            job=values[form.job],
-            result=values[form.wanted],
-            compare=(values[form.original] or "").strip(),
-            against=(values[form.copied] or "").strip(),
         )
-        query = query_of(wish)
-        return query if query != "?" else ""
-
-    def welcome(self, request: gr.Request) -> Any:
-        """Show the picture of the home page. It comes after the fields, which would wait for it otherwise."""
-        wish = read_wish(dict(request.query_params))
-        return gr.skip() if wish.repo or wish.job or wish.result or wish.compare or wish.against else hero()
 
     def suggest(self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: Login) -> tuple[Any, Any]:
         """Suggest repos whose names match the text typed so far, before those `found` earlier.
@@ -157,14 +167,21 @@ class Planning(Events):
         """Show the facts about the model, and draw the plan."""
         form, token, goal = self.form, self.site.token(request, login), values[self.form.goal]
         source, variant, base = form.source_in(values), values[form.variant], form.inputs_in(values).get("base", "")
-        asked = {form.goal_hint: _hint(goal), **form.for_goal(goal)}
         if not source:
-            return {**self._hidden(values), **asked, form.repo_message: ""}
-        of_ranks = False
+            goals = goals_panel(goal, fields_of(goal) if goal else ())
+            return {**self._hidden(values), form.goals: goals, form.repo_message: ""}
+        of_ranks, swapped = False, dict[Any, Any]()
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
+            if is_adapter(checkpoint) and "/" in checkpoint.named_base and role_asked(goal) == "adapter":
+                swapped = {form.repo: checkpoint.named_base, form.inputs["adapter"]: source}
+                values, source = {**values, **swapped}, checkpoint.named_base
+                checkpoint, taken, remark = self._read(source, "", token)
             of_ranks = needs_base(checkpoint)
-            values = {**values, form.inputs["base"]: base if of_ranks else ""}
+            if checkpoint.of_ranks and not goal:
+                goal = "training-run"
+                swapped = {form.repo: gr.Dropdown(label=GOALS[goal].source)}
+            values = {**values, form.goal: goal, form.inputs["base"]: base if of_ranks else ""}
             if of_ranks and base:
                 checkpoint = self.desk.models.inspect(source, taken, token, {"base": base})
             if values[form.shown].choices == self._choices(values, checkpoint):
@@ -174,9 +191,9 @@ class Planning(Events):
             is_large = isinstance(error, TooManyTensors)
             return {
                 **self._hidden(values),
-                **asked,
+                **swapped,
+                form.goals: goals_panel(goal, fields_of(goal, of_ranks or None), source=source),
                 form.repo_message: problem(error),
-                form.inputs["base"]: gr.Textbox(visible=of_ranks),
                 form.facts: self._counted(source, variant, base, token, request) if is_large else "",
                 form.query: query_of(Wish(source, sized=False)),
             }
@@ -191,12 +208,13 @@ class Planning(Events):
         quantized = offer(checkpoint)
         seen[form.dequantize] = bool(quantized and seen[form.dequantize])
         drawn = self.draw(seen, request, login)
-        machines = gr.Number(value=seen[form.machines], visible=seen[form.strategy] == PIPELINE)
+        chips = {"chips": goals_of(checkpoint), "source": source}
         return {
+            **swapped,
             form.repo_message: remark,
-            **asked,
-            form.inputs["base"]: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
-            form.goal_hint: hint,
+            form.goal: goal,
+            form.inputs["base"]: values[form.inputs["base"]],
+            form.goals: goals_panel(goal, fields_of(goal, of_ranks), remark=Markup(hint), **chips),
             form.strategy: by_goal.get(form.strategy, gr.Radio()),
             form.dtype: by_goal.get(form.dtype, gr.Radio()),
             form.dequantize: _offered(quantized, **({"value": seen[form.dequantize]} if by_goal else {})),
@@ -214,7 +232,7 @@ class Planning(Events):
             form.visibility: PRIVATE if hides else gr.Radio(),
             form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
             **drawn,
-            **({form.machines: machines} if by_goal else {}),
+            **({form.machines: seen[form.machines]} if by_goal else {}),
             form.shown: drawn[form.shown]
             if form.plan in drawn
             else replace(drawn[form.shown], choices=self._choices(seen, checkpoint)),
@@ -228,12 +246,12 @@ class Planning(Events):
         form, name, before = self.form, values[self.form.goal], values[self.form.aim].goal
         if name not in GOALS:
             return {}, ""
-        chosen = choices_for(checkpoint, name)
+        chosen = GOALS[name].choose(checkpoint)
         if isinstance(chosen, str):
             words = message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
             back = form.aimed(Options(usual)) if before not in (None, "", name) else {}
             return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
-        return form.aimed(chosen) if not is_own or name != before else {}, _hint(name)
+        return form.aimed(chosen) if not is_own or name != before else {}, ""
 
     def _hides(self, card: SourceCard, inputs: Mapping[Role, str], token: str | None) -> tuple[bool, str]:
         """Return whether a copy is private by default, and the promise that allows a public one."""
@@ -268,7 +286,6 @@ class Planning(Events):
         # The field may already name another model, of which only the plan is drawn so far.
         shown = replace(values[form.shown], choices=(), plan_id="")
         update: Update = {
-            form.machines: gr.Number(visible=values[form.strategy] == PIPELINE),
             form.tensors: "",
             form.shown: shown,
         }
@@ -298,7 +315,7 @@ class Planning(Events):
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
         classic = classic_forecast(checkpoint, plan, forecast)
-        wish = Wish(source, replace(options, allow_overflow=options.allow_overflow and may), values[form.goal] or "")
+        wish = self._wish(values, replace(options, allow_overflow=options.allow_overflow and may))
         return {
             **update,
             form.size_message: message(each, "", "warning") if parts and chosen == SINGLE_FILE else "",
@@ -329,7 +346,7 @@ class Planning(Events):
     def _unplanned(self, values: Values, words: str) -> Update:
         """Hide the plan and leave the facts about the model: `words` say what is wrong with another input."""
         form = self.form
-        wish = Wish(form.source_in(values), form.named_in(values), values[form.goal], sized=False)
+        wish = replace(self._wish(values, form.named_in(values)), sized=False)
         hidden = {part: update for part, update in self._hidden(values).items() if part is not form.facts}
         gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
         return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
@@ -345,7 +362,6 @@ class Planning(Events):
         form = self.form
         return {
             form.shown: replace(values[form.shown], choices=(), plan_id=""),
-            form.inputs["base"]: gr.Textbox(visible=False),
             form.facts: "",
             form.variants: gr.Radio(visible=False),
             **{part: gr.Column(visible=False) for part in (form.plan, form.push)},
@@ -373,10 +389,6 @@ class Planning(Events):
             taken = error.there[0]  # the plain weights, if there are some
             remark = message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
             return self.desk.models.inspect(source, taken, token), taken, remark
-
-
-def _hint(goal: str | None) -> str:
-    return message(GOALS[goal].words) if goal and goal in GOALS else ""
 
 
 def _possible(it_is: bool) -> gr.Checkbox:

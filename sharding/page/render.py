@@ -124,7 +124,7 @@ _OF_FINDINGS = {
     "ranks-uneven": 'To check that, fill in "The model that was trained".',
     "base-dtype": "To convert them, choose a number format under Advanced.",
     "quantized": "Tick Dequantize for training, or for tools that cannot read such weights.",
-    "adapter-alone": "To merge it, open its base, and name this adapter there.",
+    "adapter-alone": 'To merge it into its base, choose "Merge my LoRA" above.',
     "quantization-left-over": "If you choose a number format under Advanced, the copy's does not say it.",
     "no-known-loader": 'If your loader reads only one file, write "one file" as the size.',
 }

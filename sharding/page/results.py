@@ -14,7 +14,8 @@ from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_copy
 from sharding.page.comparison_panels import likeness_panel
 from sharding.page.form import Update
-from sharding.page.links import SAME, Wish, query_of, read_wish
+from sharding.page.goals import SAME
+from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.render import SIGN_IN
 from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
@@ -135,7 +136,7 @@ class Comparing(Events):
         """Open the section if the link asks for it, with the repos that it names."""
         form, query = self.form, dict(request.query_params)
         wish = read_wish(query)
-        if not (wish.compare or wish.against or query.get("goal") == SAME):
+        if not (wish.compare or wish.against or wish.goal == SAME):
             return {form.same: gr.skip()}
         names = {form.original: wish.compare, form.copied: wish.against}
         return {**self.open(), **names, **self.begin(wish.compare, wish.against)}

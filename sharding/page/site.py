@@ -1,23 +1,22 @@
 """Know where the page runs and who its visitors are, for the handlers of its events."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import gradio as gr
 
 from sharding.core.environment import hub_endpoint, hub_token, space_hosts, space_id
-from sharding.core.errors import Refused, Remedy
+from sharding.core.errors import Refused, Remedy, ShardingError
+from sharding.core.values import Content
 from sharding.desk import Desk
 from sharding.page.form import Form, Update
+from sharding.page.goals import GOALS, goals_of
 from sharding.page.links import Wish, query_of
 from sharding.page.result_panels import Places
 from sharding.storage.hub.answers import Person
 
-EXAMPLES = (
-    "HuggingFaceTB/SmolLM2-1.7B-Instruct",
-    "Qwen/Qwen3-8B",
-    "mistralai/Mistral-7B-Instruct-v0.3",
-    "google-t5/t5-large",
-)
+_MOST_EXAMPLES = 4
 PUBLIC_HUB = "https://huggingface.co"
 
 BADGE, CERTIFICATE = "/badge.svg", "/certificate.png"
@@ -71,9 +70,16 @@ class Site:
         """Return the address of the result in `place` as a BADGE or CERTIFICATE, "" if no other site can reach it."""
         return f"{self.origin}{path}{query_of(Wish(result=place))}" if self.origin else ""
 
-    def examples(self, desk: Desk) -> tuple[str, ...]:
-        """Return a few models to try: well-known ones, or samples on a Hub that is not huggingface.co."""
-        return EXAMPLES if self.endpoint == PUBLIC_HUB else tuple(desk.lookup.search("samples/")[: len(EXAMPLES)])
+    def examples(self, desk: Desk, goal: str, token: str | None) -> Sequence[str]:
+        """Return a few models for a goal: well-known ones, or the samples that suit it on a Hub that has such."""
+        if self.endpoint == PUBLIC_HUB:
+            return GOALS[goal].examples
+        there = dict[str, Content]()
+        for name in desk.lookup.search("samples/"):
+            with suppress(ShardingError):
+                there[name] = desk.models.inspect(name, "", token)
+        fitting = [name for name, checkpoint in there.items() if goal in goals_of(checkpoint)]
+        return sorted(fitting, key=lambda name: not GOALS[goal].is_likely(there[name]))[:_MOST_EXAMPLES]
 
 
 def person(desk: Desk, token: str | None) -> Person | None:

@@ -66,6 +66,19 @@ def usual_size(total_bytes: int, largest_bytes: int = 0) -> str:
     return min(fitting[-1], max("200MB", fitting[0], key=_bytes_of), key=_bytes_of)
 
 
+def kept_size(file_bytes: int) -> str:
+    """Return a round size that a file of `file_bytes` does not exceed: files that are in such files stay so.
+
+    >>> kept_size(39_339_000), kept_size(6_040_000), kept_size(9_900_000_000), kept_size(240_000)
+    ('40MB', '6.1MB', '9.9GB', '240kB')
+    """
+    unit, name = next(
+        ((1000**power, name) for power, name in ((3, "GB"), (2, "MB")) if file_bytes >= 1000**power), (1000, "kB")
+    )
+    step = unit // 10 if file_bytes < 10 * unit else unit if file_bytes < 100 * unit else 10 * unit
+    return f"{-(-file_bytes // step) * step / unit or 1:g}{name}"
+
+
 def _lost_at_most(size: str) -> str:
     if size == SINGLE_FILE:
         return "One file. If a download breaks, it may begin again."

@@ -119,14 +119,14 @@ def test_a_job_that_was_pushed_by_keyboard_alone_leaves_its_token_nowhere_and_it
     page.get_by_role("option", name="acme").click()  # an organisation that alice may write to
     page.locator("#where > button").click()
     model(page).focus()
-    assert tab_to(page, "Shard and push") <= 12
+    assert tab_to(page, "Start") <= 12
     tab_to(page, "Change this, or measure loading too")
     page.keyboard.press("Enter")
     tab_to(page, "Name of the new repo")
     page.keyboard.press("Control+a")
     page.keyboard.type(name := copy_name())
     with held_job(hub, name):
-        tab_to(page, "Shard and push", "Shift+Tab")
+        tab_to(page, "Start", "Shift+Tab")
         page.keyboard.press("Enter")
         expect(page.locator("#progress .running")).to_contain_text("Writing the files")
         # Nobody finds the token where the job runs, nor in what it leaves.

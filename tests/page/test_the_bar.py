@@ -93,7 +93,7 @@ def test_off_a_space_who_is_signed_out_is_told_how_to_sign_in_on_the_machine(
     expect(page.locator("#start-message")).to_contain_text("Sign in to push.")
     expect(page.locator("#start-message")).to_contain_text("hf auth login")
     expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator("#start")).to_have_text("Shard and push")
+    expect(page.locator("#start")).to_have_text("Start")
     expect(page.locator("#target")).to_be_empty()
 
 

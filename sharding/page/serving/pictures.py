@@ -21,7 +21,9 @@ from sharding.core.made import keeps_sizes
 from sharding.core.text import count, format_bytes, unreached_sentence
 from sharding.desk.questions import Questions, patient
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
-from sharding.page.links import GOALS, Wish, read_wish
+from sharding.page.form import first_view
+from sharding.page.goals import GOALS, SAME
+from sharding.page.links import Wish, read_wish
 from sharding.page.result_panels import CLAIMED, FITS, READ, change_of, is_proved, is_told, rung_of
 from sharding.page.site import BADGE, CERTIFICATE, Site
 from sharding.report.files import Result
@@ -38,7 +40,7 @@ _HEAD, _BODY = b"<head>", b"<body"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """An ASGI application around `app`, the page at `site`. It changes nothing but the head of the page itself.
+    """An ASGI application around `app`, the page at `site`. It changes only the page itself.
 
     A preview holds only what its link says. It asks no Hub, so it reveals nothing of a private repo.
     """
@@ -84,7 +86,8 @@ def name_in(place: str) -> str:
 
 
 def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
-    """Return the HTML of the page with the preview of `wish` alone, and a class on the body for what it opens."""
+    """Return the HTML of the page with the preview of `wish` alone, a class on the body for what it opens, and a first
+    view, which stands until Gradio has built the page."""
     title, text = preview_of(wish)
     metas = {"og:type": "website", "og:site_name": NAME, "og:title": title, "og:description": text}
     metas |= {"og:image": image} if image else {}
@@ -94,7 +97,10 @@ def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
     before, head, after = page.partition(_HEAD)
     inside, body, rest = _OTHERS.sub(b"", after).rpartition(_BODY)
     kind = "job" if wish.job else "result" if wish.result else "repo" if wish.repo else ""
-    marked = f'{_BODY.decode()} class="opens-{kind}"'.encode() if kind else _BODY
+    kind = kind or ("same" if wish.goal == SAME or wish.compare or wish.against else "goal" if wish.goal else "home")
+    first = first_view(wish.goal, is_home=kind in ("home", "goal"))
+    attributes, _, rest = rest.partition(b">")
+    marked = f'{_BODY.decode()} class="opens-{kind}"'.encode() + attributes + b">" + first.encode()
     return before + head + tags.encode() + inside + marked + rest if body else page
 
 

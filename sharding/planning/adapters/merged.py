@@ -94,7 +94,9 @@ def _refuse_base(draft: Draft) -> None:
 def _origin(checkpoint: Content) -> str:
     """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
     base, named = checkpoint.source.repo_id, named_base(parsed_json(merging.adapter_of(checkpoint).configs[""]))
-    told = (name for name in (named, checkpoint.card_base) if name not in ("", base) and not _OF_QUANTIZED.search(name))
+    told = (
+        name for name in (named, checkpoint.named_base) if name not in ("", base) and not _OF_QUANTIZED.search(name)
+    )
     origin = next(told, _OF_QUANTIZED.sub("", base))
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
 

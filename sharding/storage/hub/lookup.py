@@ -182,7 +182,7 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     >>> propose_name("me", "mistralai/Mistral-7B-v0.1", Options("1GB", strategy="pp:2"))
     'me/Mistral-7B-v0.1-pp2-sharded-1GB'
     >>> propose_name("me", "org/Mistral-7B", Options("1GB", adapter="you/Mistral-7B-jokes"))
-    'me/Mistral-7B-jokes-sharded-1GB'
+    'me/Mistral-7B-jokes-merged'
     """
     variant, dtype = options.variant, options.dtype_made
     size = SINGLE_FILE if options.is_single_file else f"sharded-{''.join(str(options.max_shard_size).split())}"
@@ -191,6 +191,7 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
         if text := getattr(options, option.name):
             other = _short_name(text, option.name)
             model = other if other.lower().startswith(model.lower()) else f"{model}-{other}"
+            size = "merged"
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
     machines = f"-{options.strategy.replace(':', '')}" if options.strategy.startswith("pp:") else ""

@@ -1,0 +1,225 @@
+"""The goals that people come with: each says which fields it needs and what it chooses for a model. Pure.
+
+Its drawing is `assets/goals/NAME.svg`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sharding.checkpoint.trained import needs_base
+from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.origin import Role
+from sharding.core.values import Content
+from sharding.formats.names import SINGLE_NAME
+from sharding.planning.dequantize import ordinary
+from sharding.planning.sizes import colab_size, kept_size, usual_size
+
+SAME = "is-this-copy-the-same"
+"""The goal that has a page of its own, without a plan."""
+
+_Chosen = Options | str  # The choices for a model, or the reason why the goal makes no sense for it.
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A goal, what it chooses for a model, and the ids of the fields that its form has beside the model.
+
+    `line` and `words` say what it does. `role` is that of an input which it asks for. `is_likely` tells whether most
+    people with such a model have this goal. `source` is what the first field names, and `examples` are repos of the
+    public Hub.
+    """
+
+    title: str
+    line: str
+    words: str
+    choose: Callable[[Content], _Chosen]
+    fields: tuple[str, ...] = ()
+    role: Role | None = None
+    is_likely: Callable[[Content], bool] = lambda _: False
+    source: str = "Model"
+    examples: tuple[str, ...] = ()
+
+
+def _usual(checkpoint: Content) -> str:
+    return usual_size(checkpoint.total_bytes, max((tensor.bytes for tensor in checkpoint.tensors), default=0))
+
+
+def _as_today(checkpoint: Content) -> str:
+    """Return the size of today's largest file: the goal is not about sizes."""
+    return kept_size(max((file.bytes for file in checkpoint.weight_files), default=0))
+
+
+def _is_wide(checkpoint: Content) -> bool:
+    """Return whether a cast to bf16 halves most of the weights."""
+    wide = sum(tensor.bytes for tensor in checkpoint.tensors if tensor.dtype in ("F32", "F64"))
+    return 2 * wide > checkpoint.total_bytes
+
+
+def is_adapter(checkpoint: Content) -> bool:
+    """Return whether a checkpoint is an adapter of PEFT without its base."""
+    return checkpoint.library == "peft"
+
+
+def has_components(checkpoint: Content) -> bool:
+    """Return whether a checkpoint is a pipeline of several components with weights."""
+    return len({tensor.folder for tensor in checkpoint.tensors}) > 1
+
+
+def _is_quantized(checkpoint: Content) -> bool:
+    after = ordinary(checkpoint)
+    return bool(after and after.made)
+
+
+def _smaller(checkpoint: Content) -> _Chosen:
+    return Options(_usual(checkpoint))
+
+
+def _half(checkpoint: Content) -> _Chosen:
+    if not _is_wide(checkpoint):
+        return "Most of its weights are not in fp32, so bf16 does not halve it."
+    return Options(_as_today(checkpoint), dtype="bf16")
+
+
+def _colab(checkpoint: Content) -> _Chosen:
+    if _is_wide(checkpoint):
+        return Options(_usual(checkpoint), dtype="fp16")  # a T4 has no bf16
+    largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
+    return Options(colab_size(checkpoint.total_bytes, largest) or _usual(checkpoint))
+
+
+def _one_file(checkpoint: Content) -> _Chosen:
+    if has_components(checkpoint):
+        return (
+            "This is a pipeline of several components. ComfyUI and kohya load a single file of another layout, "
+            "which this page does not write. Each component can be one file: choose a size above its own."
+        )
+    return Options(SINGLE_FILE)
+
+
+def _ordinary(checkpoint: Content) -> _Chosen:
+    if not _is_quantized(checkpoint):
+        return "Its weights are not quantized in FP8 or MXFP4."
+    return Options(_as_today(checkpoint), dequantize=True)
+
+
+def _merge(checkpoint: Content) -> _Chosen:
+    if needs_base(checkpoint):
+        return "These are files of a training run. Make an ordinary model of them first."
+    return Options(_as_today(checkpoint))
+
+
+def _run(checkpoint: Content) -> _Chosen:
+    if not checkpoint.of_ranks:
+        return "It is an ordinary model, not the files that a training run saved."
+    return Options(_usual(checkpoint))
+
+
+def _machines(checkpoint: Content) -> _Chosen:
+    return Options(_usual(checkpoint), strategy="pp:2")
+
+
+GOALS: Mapping[str, Goal] = {
+    "slow-connection": Goal(
+        "Smaller files",
+        "Many small files instead of a few large ones",
+        "Many small files instead of a few large ones. If a download breaks, you lose at most one of them.",
+        _smaller,
+        ("size",),
+        is_likely=lambda one: not (one.of_ranks or is_adapter(one) or _is_quantized(one)),
+        examples=("Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+    ),
+    "half-size": Goal(
+        "Half the size",
+        "Weights in 32 bits become bf16, with 16",
+        "Weights in 32 bits become bf16, with 16 bits. The files need half the room.",
+        _half,
+        is_likely=lambda one: _is_wide(one) and not one.of_ranks,
+        examples=("google-t5/t5-large", "google/flan-t5-base"),
+    ),
+    "free-colab": Goal(
+        "Fit my GPU or Colab",
+        "For a free machine with a T4",
+        "Files for a free machine with a T4. Weights in fp32 become fp16; all others stay as they are.",
+        _colab,
+        ("size",),
+        examples=("Qwen/Qwen3-8B", "google-t5/t5-large"),
+    ),
+    "one-file": Goal(
+        "One file",
+        "As ComfyUI and kohya load it",
+        f"All weights in one {SINGLE_NAME}. ComfyUI and kohya load such a file.",
+        _one_file,
+        is_likely=lambda one: len(one.weight_files) > 1 and not (one.of_ranks or has_components(one)),
+        examples=("mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-8B"),
+    ),
+    "unquantize": Goal(
+        "Ordinary weights",
+        "FP8 or MXFP4 becomes bf16",
+        "Weights in FP8 or MXFP4, with 8 or 4 bits, become bf16: for training, and for tools that cannot read them.",
+        _ordinary,
+        is_likely=_is_quantized,
+        examples=("Qwen/Qwen3-0.6B-FP8", "openai/gpt-oss-20b"),
+    ),
+    "merge-lora": Goal(
+        "Merge my LoRA",
+        "Adapter and base become one model",
+        "An adapter becomes part of its base model. The result loads like any model, without PEFT.",
+        _merge,
+        ("adapter",),
+        "adapter",
+        is_likely=is_adapter,
+        source="Base model, or the adapter if it names its base",
+        examples=("ybelkada/opt-350m-lora",),
+    ),
+    "training-run": Goal(
+        "My training run",
+        "What FSDP saved becomes a model that loads",
+        "The files that FSDP or torch.distributed saved become a model that loads.",
+        _run,
+        ("base",),
+        is_likely=lambda one: one.of_ranks,
+        source="Repo with the files of the run",
+    ),
+    "two-machines": Goal(
+        "Several machines",
+        "Each loads only its part of the layers",
+        "Each machine downloads and loads only its own part of the layers.",
+        _machines,
+        ("size", "machines"),
+        examples=("Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3"),
+    ),
+    SAME: Goal(
+        "Is this copy the same?",
+        "Compare any two repos",
+        "Two repos are compared: names, shapes, dtypes, and every byte if you like.",
+        lambda _: "It compares two models, and makes no copy.",
+    ),
+}
+"""By the name in a link: `?goal=one-file`."""
+
+
+def goal_for(options: Options) -> str:
+    """Return the goal that asks for an input which `options` name, "" if none does."""
+    return next((name for name, goal in GOALS.items() if goal.role in options.inputs), "")
+
+
+def role_asked(goal: str | None) -> Role | None:
+    """Return the role of the input that a goal asks for, None if it asks for none."""
+    return GOALS[goal].role if goal and goal in GOALS else None
+
+
+def fields_of(goal: str, takes_base: bool | None = None) -> set[str]:
+    """Return the ids of the fields that a goal needs beside the model, or a model without a goal.
+
+    `takes_base` says whether that model needs a base, if that is known.
+    """
+    fields = {*GOALS[goal].fields} if goal else {"size"}
+    return fields if takes_base is None else fields - {"base"} | ({"base"} if takes_base else set())
+
+
+def goals_of(checkpoint: Content) -> list[str]:
+    """Return the goals that make sense for a model, first the likeliest."""
+    fitting = [name for name, goal in GOALS.items() if isinstance(goal.choose(checkpoint), Options)]
+    if is_adapter(checkpoint):
+        return [name for name in fitting if GOALS[name].role == "adapter"]
+    return sorted(fitting, key=lambda name: not GOALS[name].is_likely(checkpoint))
