@@ -212,7 +212,7 @@ def sign_in(page: Page, user: str) -> None:
 
 def model(page: Page) -> Locator:
     """The field of the model."""
-    return page.get_by_label("Model", exact=True)
+    return page.locator("#repo input")
 
 
 def size(page: Page) -> Locator:

@@ -5,15 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, Route, expect
 
 from sharding import job
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Content
-from sharding.page.links import choices_for
-from tests.page.conftest import Visit, enter, size
+from sharding.page.goals import GOALS
+from tests.page.conftest import Visit, enter, model, size
 from tests.page.site import Site
 from tests.page.sources import save_one
+
+SHIFTS = """window.shifts = 0; new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifts += entry.value;
+}).observe({ type: "layout-shift", buffered: true });"""
+"""Adds up by how much what is visible moves by itself."""
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def narrow(tmp_path: Path) -> Content:
 
 
 def chosen(goal: str, checkpoint: Content) -> Options:
-    options = choices_for(checkpoint, goal)
+    options = GOALS[goal].choose(checkpoint)
     assert isinstance(options, Options), options
     return options
 
@@ -52,26 +57,61 @@ def test_each_goal_sets_what_its_title_says_and_none_a_size_below_the_largest_te
 def test_a_goal_that_makes_no_sense_for_a_model_says_why(narrow: Content) -> None:
     reasons = {"half-size": "not in fp32", "unquantize": "not quantized", "training-run": "an ordinary model"}
     for goal, reason in reasons.items():
-        said = choices_for(narrow, goal)
+        said = GOALS[goal].choose(narrow)
         assert isinstance(said, str) and reason in said
 
 
-def test_a_goal_that_is_linked_sets_the_plan_and_arrow_keys_move_it(home: Site, visit: Visit, small: str) -> None:
-    page = visit(home, "?goal=one-file")
-    expect(page.get_by_role("radio", name="One file")).to_be_checked()
-    expect(page.locator("#goal-hint")).to_contain_text("ComfyUI")
-    # The model is the first field of the page, and Enter in it makes the plan.
-    first = page.locator("input:visible, textarea:visible").first
-    expect(first).to_have_attribute("aria-label", "Model")
-    enter(first, small)
+def test_a_goal_is_chosen_from_its_card_and_another_from_what_fits_the_model(
+    home: Site, visit: Visit, small: str
+) -> None:
+    page = visit(home)
+    assert page.locator("#goals .card").count() == len(GOALS)
+    page.locator("#goals .card", has_text="One file").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#goals")).to_contain_text("ComfyUI")
+    expect(page).to_have_url(re.compile(r"\?goal=one-file$"))
+    # The form has only the model, which is where a visitor writes next, and Enter in it makes the plan.
+    expect(model(page)).to_be_focused()
+    expect(page.locator("#size")).to_be_hidden()
+    enter(model(page), small)
     expect(page.locator("#summary")).to_contain_text("2 → 1 file,")
     expect(page).to_have_url(re.compile(f"repo={small}&goal=one-file&size=single-file$"))
-    page.get_by_role("radio", name="One file").focus()
-    page.keyboard.press("ArrowLeft")
-    expect(page.get_by_role("radio", name="Slow connection")).to_be_checked()
+    expect(page.locator("#goals [aria-current]")).to_have_text("One file")
+    page.locator("#goals .chip", has_text="Smaller files").click()
     expect(size(page)).to_have_value("50kB")
     expect(page.locator("#summary")).to_contain_text("2 → 6 files,")
-    # One stop of Tab for the whole group, which has a name.
-    expect(page.get_by_role("group", name="What is it for?")).to_be_visible()
-    page.keyboard.press("Tab")
-    assert not page.evaluate("document.activeElement.matches('#goal input')")
+    page.go_back()
+    expect(page.locator("#goals .card").first).to_be_visible()
+
+
+@pytest.mark.parametrize("with_scripts", [False, True])
+def test_the_first_view_takes_a_model_before_gradio_is_there(
+    browser: Browser, home: Site, small: str, with_scripts: bool
+) -> None:
+    with browser.new_context(java_script_enabled=with_scripts) as context:
+        page = context.new_page()
+        held: list[Route] = []
+        page.route("**/assets/**", lambda route: held.append(route))
+        page.goto(f"{home.address}/?goal=one-file", wait_until="commit")
+        page.locator("#first-repo").fill(small)
+        if with_scripts:
+            for route in held:
+                route.continue_()
+            page.unroute("**/assets/**")
+            expect(model(page)).to_have_value(small)
+            expect(page.locator("#first")).to_have_count(0)
+        else:
+            page.keyboard.press("Enter")
+            expect(page).to_have_url(re.compile(rf"\?repo={small.replace('/', '(/|%2F)')}&goal=one-file$"))
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_nothing_moves_while_a_link_opens(browser: Browser, home: Site, small: str, width: int) -> None:
+    with browser.new_context(viewport={"width": width, "height": 844}) as context:
+        page = context.new_page()
+        page.add_init_script(SHIFTS)
+        for link, shown in (("", "#goals .card"), ("?goal=merge-lora", "#adapter"), (f"?repo={small}", "#summary p")):
+            page.goto(f"{home.address}/{link}")
+            expect(page.locator("#first")).to_have_count(0)
+            expect(page.locator(shown).first).to_be_visible()
+            assert page.evaluate("window.shifts") <= 0.05, link

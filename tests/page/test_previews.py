@@ -43,8 +43,8 @@ class Head(HTMLParser):
 @pytest.mark.parametrize(
     ("wish", "title", "body"),
     [
-        (Wish(), "Shard My Repo", ""),
-        (Wish(goal="one-file"), "One file · Shard My Repo", ""),
+        (Wish(), "Shard My Repo", "opens-home"),
+        (Wish(goal="one-file"), "One file · Shard My Repo", "opens-goal"),
         (Wish(repo="me/model"), "me/model · Shard My Repo", "opens-repo"),
         (Wish(result="me/copy@v2"), "me/copy@v2 · Shard My Repo", "opens-result"),
         (Wish(job="x/me/copy"), "Shard My Repo", "opens-job"),  # the link of a job is its owner's own

@@ -1,5 +1,6 @@
 """What a visitor sees of a model and its plan: asked of the rooms in this process."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -76,6 +77,10 @@ class Visitor:
     def text(self, name: str) -> str:
         return " ".join(re.sub("<[^>]+>", " ", str(self.now(name)).replace("<wbr>", "")).split())
 
+    def has(self, field: str) -> bool:
+        """Whether the form shows a field that not every goal has."""
+        return field in re.findall('data-fields="([^"]*)"', self.now("goals"))[0].split()
+
     def is_visible(self, name: str) -> bool:
         return self.shown.get(self.form.by_name[name], {}).get("visible") is True
 
@@ -97,7 +102,6 @@ def test_a_link_fills_the_form_in(rooms: Rooms) -> None:
     assert [visit.now(name) for name in fields] == [
         f"{SMALL}@main", "70kB", "stored", "pp", 3, "bf16", PRIVATE, "mine"
     ]  # fmt: skip
-    assert visit.is_visible("machines")
 
 
 @pytest.mark.parametrize(
@@ -164,9 +168,9 @@ def test_each_model_suggests_a_size_and_a_size_of_ones_own_stays(rooms: Rooms) -
 def test_the_base_of_a_training_run_is_asked_for_and_goes_with_the_copy(rooms: Rooms, tmp_path: Path) -> None:
     push(rooms.hub, save_ranks(tmp_path), "bob/trained", "hf_bob")
     visit = Visitor(rooms, {"repo": SMALL, "size": "60kB"})
-    assert not visit.is_visible("base")
+    assert not visit.has("base")
     visit.see(repo="bob/trained")
-    assert visit.is_visible("base") and "There is no config.json and no tokenizer" in visit.text("findings")
+    assert visit.has("base") and "There is no config.json and no tokenizer" in visit.text("findings")
     assert "Nothing loads this copy until you name the model that was trained" in visit.text("summary")
     assert visit.shown[visit.form.start]["variant"] == "secondary" and not visit.is_visible("measure")
     visit.see(base="bob/nothing-there")
@@ -177,9 +181,9 @@ def test_the_base_of_a_training_run_is_asked_for_and_goes_with_the_copy(rooms: R
     assert visit.is_visible("measure")  # transformers loads the copy
     assert "base=bob/small" in visit.now("query")
     again = Visitor(rooms, dict(parse_qsl(visit.now("query")[1:])))
-    assert again.now("base") == SMALL and again.is_visible("base")
+    assert again.now("base") == SMALL and again.has("base")
     again.see(repo=SMALL)  # an ordinary repo has none
-    assert not again.is_visible("base") and "base=" not in again.now("query")
+    assert "base=" not in again.now("query")
 
 
 def test_overflow_is_asked_about_where_a_cast_can_have_it(rooms: Rooms) -> None:
@@ -218,12 +222,36 @@ def test_a_goal_changes_the_size_that_another_goal_set_and_a_size_of_ones_own_st
     assert (visit.now("size"), visit.now("dtype")) == ("one file", "keep")
     visit.see(goal="half-size")
     visit.see(goal="unquantize")  # makes no sense for it, and takes back what the goal before it set
-    assert "is not for this model. Its weights are not quantized" in visit.text("goal_hint")
+    assert "is not for this model. Its weights are not quantized" in visit.text("goals")
     assert visit.now("dtype") == "keep" and visit.now("size") != "one file"
     visit = Visitor(rooms, {"repo": FP8, "goal": "unquantize"})
-    assert visit.now("dequantize") is True and "320.9 → 640.8 kB, 1 → 4 files" in visit.text("summary")
+    assert visit.now("dequantize") is True and "320.9 → 640.8 kB, 1 → 2 files" in visit.text("summary")
     visit.see(repo=SMALL)
-    assert "not quantized" in visit.text("goal_hint") and visit.text("summary")
+    assert "not quantized" in visit.text("goals") and visit.text("summary")
+
+
+def test_what_is_pasted_is_recognised(rooms: Rooms, tmp_path: Path) -> None:
+    """The goals that fit it are offered, and an adapter in the field of its base names that itself."""
+    config = {"peft_type": "LORA", "base_model_name_or_path": PLAIN, "r": 2, "lora_alpha": 2, "target_modules": ["x"]}
+    folder = save_lora(tmp_path / "lora")
+    known = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | known | {"base_model_name_or_path": PLAIN}))
+    push(rooms.hub, folder, "bob/names-its-base", "hf_bob")
+    offered = {
+        repo: re.findall(r"data-goal[^>]*>([^<]+)<", Visitor(rooms, {"repo": repo}).now("goals"))
+        for repo in (SMALL, FP8, VARIANTS, "bob/names-its-base")
+    }
+    first = {SMALL: "Smaller files", FP8: "Ordinary weights", VARIANTS: "Smaller files"}
+    assert {repo: titles[0] for repo, titles in offered.items()} == {**first, "bob/names-its-base": "Merge my LoRA"}
+    assert offered["bob/names-its-base"] == ["Merge my LoRA"] and "Half the size" in offered[VARIANTS]
+    visit = Visitor(rooms, {"repo": "bob/names-its-base", "goal": "merge-lora"})
+    assert (visit.now("repo"), visit.now("adapter")) == (PLAIN, "bob/names-its-base")
+    assert "12 of 25 tensors change" in visit.text("summary") and visit.now("name") == "plain-names-its-base-merged"
+
+
+def test_a_goal_that_is_not_about_sizes_keeps_those_of_today(rooms: Rooms) -> None:
+    visit = Visitor(rooms, {"repo": VARIANTS, "goal": "half-size"})
+    assert ", 1 file" in visit.text("summary") and " → " in visit.text("summary")
 
 
 def test_what_is_wrong_with_an_adapter_stands_below_its_field(rooms: Rooms) -> None:
