@@ -217,6 +217,11 @@ def fields_of(goal: str, takes_base: bool | None = None) -> set[str]:
     return fields if takes_base is None else fields - {"base"} | ({"base"} if takes_base else set())
 
 
+def sole_goal(checkpoint: Content) -> str:
+    """Return the goal that everybody with such a model has, "" if they differ."""
+    return "training-run" if checkpoint.of_ranks else ""
+
+
 def goals_of(checkpoint: Content) -> list[str]:
     """Return the goals that make sense for a model, first the likeliest."""
     fitting = [name for name, goal in GOALS.items() if isinstance(goal.choose(checkpoint), Options)]

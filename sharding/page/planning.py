@@ -19,7 +19,7 @@ from sharding.desk.forecast import Forecast, classic_forecast
 from sharding.desk.jobs import ACTIVE
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
-from sharding.page.goals import GOALS, SAME, fields_of, goals_of, has_components, is_adapter, role_asked
+from sharding.page.goals import GOALS, SAME, fields_of, goals_of, has_components, is_adapter, role_asked, sole_goal
 from sharding.page.job_panels import jobs_panel
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
@@ -178,8 +178,7 @@ class Planning(Events):
                 values, source = {**values, **swapped}, checkpoint.named_base
                 checkpoint, taken, remark = self._read(source, "", token)
             of_ranks = needs_base(checkpoint)
-            if checkpoint.of_ranks and not goal:
-                goal = "training-run"
+            if not goal and (goal := sole_goal(checkpoint)):
                 swapped = {form.repo: gr.Dropdown(label=GOALS[goal].source)}
             values = {**values, form.goal: goal, form.inputs["base"]: base if of_ranks else ""}
             if of_ranks and base:
