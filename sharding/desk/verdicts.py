@@ -67,17 +67,16 @@ class Verdicts:
 
     def __init__(self, folder: Path, hub: str) -> None:
         """Keep them in `folder`, which only one desk uses and no other user can write to."""
-        self.hub = hub
         self.until = "" if outlives_restart(folder) else "until this Space restarts"
-        self._file = folder / "verdicts.jsonl"
+        self._hub, self._file = hub, folder / "verdicts.jsonl"
 
     def add(self, verdict: Verdict) -> None:
         """Keep `verdict`, or the earlier one that counts more. The oldest above `MOST_VERDICTS` are forgotten.
 
-        So no agreement is younger than a difference in the same copy, and it cannot outlive the difference.
+        So a difference is never forgotten before an agreement about the same copy.
         """
-        decisive = min([*self._about(verdict.copy, verdict.read), verdict], key=_weight)
-        lines, row = self._lines(), _ROW.dump_json(decisive)
+        known = self.of(verdict.copy, verdict.read)
+        lines, row = self._lines(), _ROW.dump_json(min(known or verdict, verdict, key=_weight))
         is_torn = bool(lines and lines[-1])  # The machine may have stopped in the middle of a line.
         lines = [line for line in lines if line]
         if len(lines) < MOST_VERDICTS:
@@ -91,13 +90,10 @@ class Verdicts:
 
     def of(self, copy: str, read: Reading) -> Verdict | None:
         """Return the verdict that counts for `copy`, of a job that read exactly `read`. None if there is none."""
-        return min(self._about(copy, read), key=_weight, default=None)
-
-    def _about(self, copy: str, read: Reading) -> list[Verdict]:
-        """Return the verdicts about `copy` of jobs that read exactly `read`, oldest first."""
         name = to_json(copy)
-        rows = (_parse(line) for line in self._lines() if name in line)
-        return [row for row in rows if row and (row.hub, row.copy, row.read) == (self.hub, copy, read)]
+        rows = (row for line in self._lines() if name in line and (row := _parse(line)))
+        ours = (row for row in rows if (row.hub, row.copy, row.read) == (self._hub, copy, read))
+        return min(ours, key=_weight, default=None)
 
     def _lines(self) -> list[bytes]:
         try:

@@ -71,10 +71,10 @@ def judged(result: Result, headers: dict[str, Content], tmp_path: Path) -> Calla
             return replace(headers[repo], unreached=(more,) if more else ())
 
         (tmp_path / "verdicts.jsonl").unlink(missing_ok=True)
-        verdicts = Verdicts(tmp_path, HUB)
         for one in given:
-            verdicts.add(one)
-        return Results("", SimpleNamespace(inspect=inspect), None, verdicts).trust(told, None)  # type: ignore[arg-type]
+            Verdicts(tmp_path, one.hub).add(one)
+        results = Results("", SimpleNamespace(inspect=inspect), None, Verdicts(tmp_path, HUB))  # type: ignore[arg-type]
+        return results.trust(told, None)
 
     return judged
 
