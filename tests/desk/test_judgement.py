@@ -223,6 +223,8 @@ def test_a_verdict_is_not_green_where_no_branch_leads_to_either_commit_then_or_n
     ):
         assert found.level == "unreached"
         assert [said in reason for reason in found.reasons] == [True] + [False] * (len(found.reasons) - 1)
+    for later in permutations((verdict(kind=kind, unreached=(UNMERGED,)), verdict(kind=kind))):
+        assert judged(*later).level == level, "it was read again once a branch led to it"
 
 
 def test_a_report_that_names_such_a_commit_itself_is_believed_in_that(
