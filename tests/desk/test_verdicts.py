@@ -172,6 +172,7 @@ def test_what_was_read_here_stays_green_for_this_copy_alone_once_its_job_is_swep
         end(desk, jobs[1])
     commits = {copy: hub.api().model_info(copy).sha for copy in levels}
     now[0] += 25 * 3600
+    monkeypatch.delenv("SHARD_FOLDER", raising=False)
     for space in ("", "acme/shard-my-repo"):
         monkeypatch.setenv("SPACE_ID", space)
         with Desk(settings, clock=lambda: now[0]) as desk:
