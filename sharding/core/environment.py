@@ -128,6 +128,12 @@ def desk_folder() -> Path:
     return folder
 
 
+def outlives_restart(folder: Path) -> bool:
+    """Return whether `folder` stays when the page's machine restarts. On a Space, only that of a mounted disk does."""
+    is_chosen = bool(os.environ.get("SHARD_FOLDER"))  # /tmp may be mounted too
+    return not is_space() or (is_chosen and folder.stat().st_dev != Path("/").stat().st_dev)
+
+
 _DESK = "shard-my-repo"
 
 

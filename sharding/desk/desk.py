@@ -38,12 +38,12 @@ from sharding.desk.jobs import (
     Settings,
     destination_of,
     new_job_id,
-    reading_of,
     status_of,
 )
 from sharding.desk.judgement import Results
 from sharding.desk.models import Models
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
+from sharding.desk.verdicts import Verdicts, reading_of
 from sharding.loading.classic import free_disk_bytes
 from sharding.loading.measure import free_memory_bytes
 from sharding.planning.plan import identify_plan
@@ -81,10 +81,11 @@ class Desk(AbstractContextManager["Desk"]):
         self._lock = RLock()
         self._closing = Event()
         self.models = Models(settings.endpoint)
-        self.results = Results(settings.endpoint, self.models, self._shelf)
+        verdicts = Verdicts(self._shelf.folder, settings.endpoint)
+        self.results = Results(settings.endpoint, self.models, self._shelf, verdicts)
         self._ended = lru_cache(maxsize=4)(self._read_ended)
         self.lookup = Lookup(settings.endpoint)
-        self._runner = Runner(self._shelf, settings.endpoint, clock, self._lock, self._closing)
+        self._runner = Runner(self._shelf, verdicts, settings.endpoint, clock, self._lock, self._closing)
         self._take_stock()
         self.sweep()
         # Daemon threads: a program that forgets to close its desk can still exit.
@@ -170,8 +171,8 @@ class Desk(AbstractContextManager["Desk"]):
             self._clock(),
             expected_seconds=seconds,
             unreached=tuple(dict.fromkeys((*original.unreached, *(() if isinstance(made, Plan) else made.unreached)))),
-            read=reading_of(original.inputs, original.variant, options.deciding),
         )
+        read = reading_of(original.inputs, original.variant, options.deciding)
         with self._lock:
             self._refuse_busy(who.name)
             if isinstance(made, Plan):
@@ -180,7 +181,7 @@ class Desk(AbstractContextManager["Desk"]):
                 hint = "Try again later. Or duplicate this Space: your own has no other visitors."
                 raise Refused(f"The queue is full: it has {MAX_ACTIVE_JOBS} jobs.", hint)
             self._shelf.save(record)
-            taken = self._jobs[record.id] = ActiveJob(record, token)
+            taken = self._jobs[record.id] = ActiveJob(record, token, read)
             self._queue.put(taken)
         return record.id
 

@@ -8,7 +8,7 @@ import pwd
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from stat import S_ISDIR, S_ISLNK, S_ISVTX, S_IWGRP, S_IWOTH
+from stat import S_ISLNK, S_ISVTX, S_IWGRP, S_IWOTH
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,7 +25,7 @@ _HINT = "Set SHARD_FOLDER to a new folder in a place where only you can write."
 def private_folder(folder: Path) -> Path:
     """Return the path of `folder` without links. Create it, and the folders above it, if they are missing.
 
-    Raises Refused if it is a link, belongs to another user, or if other users can write to it or to anything in it.
+    Raises Refused if it or anything in it is a link, belongs to another user, or can be written to by other users.
     A folder above it is refused too if others can write to it, because they could replace `folder`. On a Space the
     folders above are not checked: nobody else logs in there, and the platform may leave its disk open to all.
     """
@@ -42,8 +42,7 @@ def private_folder(folder: Path) -> Path:
         _refuse(place, place, status, {me}, bool(status.st_mode & _BY_OTHERS))
         for entry in place.iterdir():
             status = entry.lstat()
-            is_open = S_ISDIR(status.st_mode) and status.st_mode & _BY_OTHERS
-            _refuse(entry, place, status, {root, me}, bool(is_open))
+            _refuse(entry, place, status, {root, me}, bool(status.st_mode & _BY_OTHERS))
     except (OSError, RuntimeError, ValueError) as error:  # no permission, links in a circle, an invalid name
         reason = error.strerror if isinstance(error, OSError) else error
         raise Refused(f"The page cannot keep its jobs in {folder}: {reason}.", _HINT) from error
@@ -60,7 +59,7 @@ def _refuse(place: Path, folder: Path, status: os.stat_result, owners: set[int],
     """Raise Refused for a `place` in or above `folder`, or itself, that is none of these `owners`' or `is_open`."""
     problem = "can be written to by others" if is_open else ""
     problem = "belongs to another user" if status.st_uid not in owners else problem
-    problem = "is a link" if place == folder and S_ISLNK(status.st_mode) else problem
+    problem = "is a link" if S_ISLNK(status.st_mode) else problem
     if problem:
         raise Refused(f"The page cannot keep its jobs in {folder}: {place} {problem}.", _HINT)
 
@@ -85,13 +84,13 @@ _JOB, _EVENTS, _WORK, _LOCK = "job.json", "events.jsonl", "work", "desk.lock"
 
 
 class Shelf:
-    """A folder with one folder per job. No other user can read it."""
+    """A `folder` with one folder per job. No other user can read it."""
 
     def __init__(self, folder: Path) -> None:
         """Prepare `folder`. Raises Refused if other users can write to it, or if another desk works in it."""
-        self._folder = folder = private_folder(folder)
+        self.folder = folder = private_folder(folder)
         # Anyone who can read the file can lock it.
-        self._lock = open(folder / _LOCK, "ab", opener=_for_us_alone)  # noqa: SIM115 - held until close
+        self._lock = open(folder / _LOCK, "ab", opener=for_us_alone)  # noqa: SIM115 - held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -163,10 +162,10 @@ class Shelf:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _place(self, job_id: str) -> Path:
-        return self._folder / job_id.split("/")[0]
+        return self.folder / job_id.split("/")[0]
 
     def _folders(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if path.is_dir()]
+        return [path for path in self.folder.iterdir() if path.is_dir()]
 
 
 def _read(folder: Path) -> JobRecord | None:
@@ -176,5 +175,6 @@ def _read(folder: Path) -> JobRecord | None:
         return None
 
 
-def _for_us_alone(path: str, flags: int) -> int:
+def for_us_alone(path: str, flags: int) -> int:
+    """Open a file that, if it is new, no other user can read. For `open`."""
     return os.open(path, flags, 0o600)

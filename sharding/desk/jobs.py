@@ -13,9 +13,8 @@ from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, m
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import MAX_FILES
-from sharding.core.made import Made, phrase
+from sharding.core.made import phrase
 from sharding.core.options import Request
-from sharding.core.origin import Place
 from sharding.core.text import duration, format_bytes, undecided_sentence, within_words, without_revision
 from sharding.core.verification import Outcome, Verification
 from sharding.loading.costs import Probed
@@ -62,29 +61,13 @@ class JobRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """All that decides which numbers a job held a copy to. `asked` are the options for that, as in a plan.
-
-    The variant in `asked` is the one that was read, also if nobody asked for it.
-    """
-
-    inputs: tuple[Place, ...]
-    asked: Mapping[str, str | bool]
-
-
-def reading_of(inputs: tuple[Place, ...], variant: str, asked: Mapping[str, str | bool]) -> Reading:
-    """Return how a job reads `inputs`. A record proves only a report that gives the same."""
-    return Reading(inputs, {**asked, "variant": variant})
-
-
-@dataclass(frozen=True, slots=True)
 class JobRecord:
     """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
 
     `process` is the id and the start time of its process, which together are unique. `result` is the commit
     ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
     the two differ. `expected_seconds` and `seconds`, of a job that was done whole, count no comparison of loads.
-    `outcome` is that of its verification, and `made` what was done to the numbers.
+    `outcome` is that of its verification.
     """
 
     id: str
@@ -105,10 +88,7 @@ class JobRecord:
     peak_anon_bytes: int | None = None
     disk_bytes_written: int | None = None
     unreached: tuple[str, ...] = ()
-    unstated: bool = False
     outcome: Outcome | None = None
-    made: Made = ()
-    read: Reading | None = None
 
     @property
     def can_resume(self) -> bool:

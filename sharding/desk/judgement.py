@@ -1,6 +1,6 @@
-"""Judge how far you can trust a result or a copy: by this desk's own records if there are some."""
+"""Judge how far you can trust a result or a copy: by this desk's own verdict if there is one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -12,8 +12,8 @@ from sharding.core.threads import readers
 from sharding.core.verification import UNCHECKED
 from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import JobRecord, Reading, reading_of
 from sharding.desk.models import Models, fingerprint
+from sharding.desk.verdicts import Reading, Verdict, Verdicts, reading_of
 from sharding.planning.steps import names_asked
 from sharding.report.files import Result, read_result
 from sharding.report.report import decided_by
@@ -29,11 +29,12 @@ _UNSTATED = "The Hub states no hash for some of the files that were read, so onl
 
 @dataclass(frozen=True)
 class Results:
-    """The copies that visitors ask about, judged by their headers and by the records of this desk."""
+    """The copies that visitors ask about, judged by their headers and by the verdicts of this desk."""
 
     endpoint: str
     models: Models
     shelf: Shelf
+    verdicts: Verdicts
 
     def read(self, place: str, token: str | None) -> Result:
         """Return the result in `place`, whose report may be anybody's. Raises SourceError."""
@@ -70,13 +71,12 @@ class Results:
         # All who ask for one result wait for the same answer, so the result itself is the caller.
         is_slow = original and original.others
         trust = self.models.in_turn(("trust", copy), copy, judged) if is_slow else judged()
-        if trust.level != "contradicted":
-            for record in _decisive(self.shelf.records(), _read_for(report), copy):
-                own = _own(record, held.other_weights)
-                # Without its source, nothing else tells whether the report is about what the job made.
-                if own.level == "contradicted" or agreed(report.plan.made, record.made) is not None:
-                    now = (*held.unreached, *(original.unreached if original else ()))
-                    return lowered(own, (*record.unreached, *now))
+        if trust.level != "contradicted" and (verdict := self.verdicts.of(copy, _read_for(report))):
+            own = _own(verdict, held.other_weights, self.verdicts.until)
+            # Without its source, nothing else tells whether the report is about what the job made.
+            if own.level == "contradicted" or agreed(report.plan.made, verdict.made) is not None:
+                now = (*held.unreached, *(original.unreached if original else ()))
+                return lowered(own, (*verdict.unreached, *now))
         return lowered(trust, report.verification.unreached)  # it may name commits, of its base for example
 
     def compare(
@@ -84,7 +84,7 @@ class Results:
     ) -> tuple[Likeness, Trust]:
         """Return how alike two repos are, as `Models.compare` does, and how far you can rely on that."""
         likeness = self.models.compare(original, copy, variant, token, session)
-        return likeness, judge_likeness(likeness, self.shelf.records())
+        return likeness, judge_likeness(likeness, self.verdicts)
 
     def seconds_of(self, result: Result) -> float | None:
         """Return the time of the whole job that made `result` here, or None if no record of it is kept."""
@@ -93,15 +93,16 @@ class Results:
         return next((record.whole_seconds for record in records if record.request.kind == "shard"), None)
 
 
-def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
+def judge_likeness(likeness: Likeness, verdicts: Verdicts) -> Trust:
     """Return how far you can rely on a copy that is compared with an original.
 
-    A record counts only if it is about these commits, read in the same way. Headers show at most "fits".
+    A verdict counts only if it is about these commits, read in the same way. Headers show at most "fits".
     """
     read = reading_of((likeness.original,), likeness.variant, likeness.asked)
-    for record in _decisive(records, read, likeness.copy.text):
-        if likeness.verdict != "different" or record.state != "done":
-            return lowered(_own(record, likeness.unread), (*record.unreached, *likeness.unreached))
+    verdict = verdicts.of(likeness.copy.text, read)
+    if verdict and (likeness.verdict != "different" or verdict.error):
+        own = _own(verdict, likeness.unread, verdicts.until)
+        return lowered(own, (*verdict.unreached, *likeness.unreached))
     level: Level = "contradicted" if likeness.verdict == "different" else "fits"
     caveats = (unread_sentence(likeness.unread),) if likeness.unread else ()
     return lowered(Trust(level, (sentence_of(likeness),), caveats), likeness.unreached)
@@ -115,31 +116,27 @@ def _read_for(report: Report) -> Reading:
     return reading_of(inputs, report.source.variant, plan.asked)
 
 
-def _decisive(records: Iterable[JobRecord], read: Reading, copy: str) -> list[JobRecord]:
-    """Return the record that counts for `copy`, of a job that read exactly `read`. Empty if there is none."""
-    ours = [record for record in records if (record.result, record.read) == (copy, read)]
-    # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly. Then
-    # comes one of which nobody can tell.
-    return sorted(ours, key=lambda record: (record.state == "done", record.is_undecided))[:1]
+def _own(verdict: Verdict, unread: Sequence[str], until: str) -> Trust:
+    """Return the trust in a copy that follows from this desk's own verdict, which it keeps `until` then.
 
-
-def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
-    """Return the trust in a copy that follows from this desk's own record of a job. `unread` are its other weights."""
-    day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
-    caveats = (*((unread_sentence(unread),) if unread else ()), *((_UNSTATED,) if record.unstated else ()))
-    within = record.outcome.tensors if record.outcome and record.outcome.kind == "within" else 0
+    `unread` are the copy's other weights.
+    """
+    day = datetime.fromtimestamp(verdict.ended, UTC).strftime("%d %B %Y, %H:%M UTC")
+    caveats = (*((unread_sentence(unread),) if unread else ()), *((_UNSTATED,) if verdict.unstated else ()))
+    within = verdict.outcome.tensors if verdict.outcome.kind == "within" else 0
     if within:
         differ = "1 tensor differs" if within == 1 else f"{within:,} tensors differ"
         caveats += (f"The bits of {differ}, but no more than another order of summation explains.",)
-    if record.is_undecided and record.error:
-        said = f"This page read every byte of both repos on {day}.", record.error[0]
-        return Trust("fits", said, caveats, made=record.made)
-    if record.state != "done" and record.error:
-        return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
-    if record.request.kind == "verify":
+    said = f"This page read every byte of both repos on {day}.", verdict.error
+    if verdict.outcome.kind == "undecided":
+        return Trust("fits", said, caveats, made=verdict.made)
+    if verdict.outcome.kind == "different":
+        return Trust("contradicted", said)
+    if verdict.kind == "verify":
         read = f"This page read every tensor of both repos on {day} and compared them"
-        read += f" with the original's{first}." if (first := phrase(record.made)) else "."
-        others = (change.caveat for change in record.made if change.caveat)
-        return Trust("read-now", (read, unchecked_sentence(UNCHECKED), *others), caveats, within, record.made)
+        read += f" with the original's{first}." if (first := phrase(verdict.made)) else "."
+        others = (change.caveat for change in verdict.made if change.caveat)
+        reasons = (read, unchecked_sentence(UNCHECKED), *others)
+        return Trust("read-now", reasons, caveats, within, verdict.made, until)
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."
-    return Trust("made-here", (text, BESIDE), caveats, made=record.made)
+    return Trust("made-here", (text, BESIDE), caveats, made=verdict.made, until=until)

@@ -13,11 +13,14 @@ from typing import IO, Any
 
 import psutil
 
+from sharding import __version__
 from sharding.core.environment import child_command, child_environment
 from sharding.core.limits import EVENT_BYTES, EVENTS_BYTES, STDERR_BYTES
 from sharding.core.text import count, undecided_sentence
+from sharding.core.verification import Verification
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import History, JobRecord, JobRequest, State
+from sharding.desk.verdicts import Reading, Verdict, Verdicts
 from sharding.storage.hub.lookup import Lookup
 
 STOP_SECONDS = 5.0  # Time that a job gets to stop before it is killed.
@@ -125,10 +128,14 @@ INTERRUPTED = ("The server was restarted before the job was done.", RESUME)
 
 @dataclass(eq=False)
 class ActiveJob:
-    """A job that has not ended. Change it only under the desk's lock. It has the token until it has ended."""
+    """A job that has not ended. Change it only under the desk's lock. It has the token until it has ended.
+
+    `read` is all that it reads, None if an earlier desk has started it.
+    """
 
     record: JobRecord
     token: str
+    read: Reading | None = None
     history: History = field(default_factory=History)
     child: Child | None = None
     heard: float = 0.0
@@ -140,6 +147,7 @@ class Runner:
     """Runs jobs, one in each call of `run`. It changes jobs only under `lock`. It starts none once `closing` is set."""
 
     shelf: Shelf
+    verdicts: Verdicts
     endpoint: str
     clock: Callable[[], float]
     lock: AbstractContextManager[Any]
@@ -161,12 +169,10 @@ class Runner:
         told, proof, ended = job.history, job.history.verification, self.clock()
         resumed = any(shard.kept for shard in told.shards)
         cost = told.report.resources if told.report and not resumed else None
-        proved = {name: getattr(proof, name) for name in ("unstated", "outcome", "made")} if proof else {}
         with self.lock:
             job.token = ""
             record = replace(
                 job.record,
-                **proved,
                 state=state,
                 ended=ended,
                 process=None,
@@ -177,11 +183,32 @@ class Runner:
                 seconds=ended - (job.record.started or ended) - told.comparing_seconds if cost else None,
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
+                outcome=proof.outcome if proof else None,
             )
+            self._judge(record, job.read, proof)
             self.shelf.clear(record.id)
             self.shelf.save(record)
             job.record = record  # not before: if it cannot be saved, the job ends in another way
             job.history.close(record)
+
+    def _judge(self, record: JobRecord, read: Reading | None, proof: Verification | None) -> None:
+        """Keep what a job has found out about a copy that others can see."""
+        kind = record.request.kind
+        if record.result and read and proof and kind != "compare":
+            verdict = Verdict(
+                hub=self.endpoint,
+                copy=record.result,
+                read=read,
+                kind=kind,
+                outcome=proof.outcome,
+                ended=record.ended or record.created,
+                version=__version__,
+                error=record.error[0] if record.error else "",
+                made=proof.made,
+                unstated=proof.unstated,
+                unreached=record.unreached,
+            )
+            self.verdicts.add(verdict)
 
     def _start(self, job: ActiveJob) -> Child | None:
         with self.lock:

@@ -22,8 +22,8 @@ from sharding.report.schema import Json, to_json
 _MOST_MISMATCHES = 1_000
 _NO_LOGIN: Refusal = ("Jobs need a login.", "Send your token in the header `Authorization: Bearer hf_...`.", None)
 _KEPT_BACK = (
-    *("written", "reread", "times", "bytes", "process", "result", "read", "expected_seconds", "seconds"),
-    *("peak_anon_bytes", "disk_bytes_written", "unstated", "outcome", "made"),
+    *("written", "reread", "times", "bytes", "process", "result", "expected_seconds", "seconds"),
+    *("peak_anon_bytes", "disk_bytes_written", "outcome"),
 )
 """What a program is not told of a job, or reads in its report."""
 

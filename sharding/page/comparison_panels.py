@@ -49,7 +49,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
         pages=[side.page(endpoint) for side in (likeness.original, likeness.copy)],
         headline=headline,
         tone="good" if is_read and not trust.caveats else "bad" if trust.level == "contradicted" else "",
-        rung=_rung(likeness, is_read, was_read),
+        rung=_rung(likeness, is_read, was_read, trust.until),
         facts=[*([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
         counts=_counts(likeness.mismatches),
         rows=likeness.mismatches[:_MOST_SHOWN],
@@ -120,10 +120,10 @@ def _percent(part: float) -> str:
     return f"{min(max(100 * part, 0.01), 99.99):.4g}%"
 
 
-def _rung(likeness: Likeness, is_read: bool, was_read: bool) -> Rung:
+def _rung(likeness: Likeness, is_read: bool, was_read: bool, until: str) -> Rung:
     what, size = "names, shapes and dtypes", format_bytes(likeness.bytes)
     if is_read:
-        return Rung(READ, words=(_ASKED, what, f"{size}, by this page"))
+        return Rung(READ, words=(_ASKED, what, f"{size}, by this page{f'; known {until}' if until else ''}"))
     if was_read:
         return Rung(FITS, READ, (_ASKED, what, "read by this page"))
     if likeness.verdict == "different":

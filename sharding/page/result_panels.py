@@ -114,11 +114,12 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
     structure = f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level == "fits" else "not known"
+    until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
-        return "its report says so", structure, "read, but not all is known"
+        return "its report says so", structure, f"read, but not all is known{until}"
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
-        return "its report says so", structure, f"{format_bytes(proof.bytes)}, by this page, {when}"
+        return "its report says so", structure, f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
     if report.needs_folder:
         return "its report says so", structure, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""

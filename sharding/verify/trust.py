@@ -23,8 +23,8 @@ from sharding.report.schema import Report
 Level = Literal["made-here", "read-now", "fits", "unreached", "claims", "contradicted"]
 """How far you can rely on a result, from best to worst.
 
-- made-here: this desk has a record that it made the result.
-- read-now: this desk has a record that it read every byte of the result and the source.
+- made-here: this desk keeps a verdict of the job here that made the result.
+- read-now: this desk keeps a verdict of a job that read every byte of the result and the source.
 - fits: the headers of both agree, and files and hashes match the report.
 - unreached: no branch and no tag is known to lead to the result, or to its source.
 - claims: there is nothing to compare the result with.
@@ -38,7 +38,8 @@ _MOST_REASONS = 5
 class Trust:
     """A level, its reasons, caveats, and how many tensors differ `within` the tolerance of a merge.
 
-    `made` is what was done to the numbers, in this version's words, as far as that is known.
+    `made` is what was done to the numbers, in this version's words, as far as that is known. `until` says when a page
+    forgets what it has read, "" if it remembers that.
     """
 
     level: Level
@@ -46,6 +47,7 @@ class Trust:
     caveats: tuple[str, ...] = ()
     within: int = 0
     made: Made = ()
+    until: str = ""
 
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:

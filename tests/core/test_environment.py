@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.core.environment import child_variables, desk_folder, keep_xet_logs_off_the_disk
+from sharding.core.environment import child_variables, desk_folder, keep_xet_logs_off_the_disk, outlives_restart
 from sharding.core.errors import UsageError
 from sharding.desk.jobs import Settings
 
@@ -86,6 +86,17 @@ def test_a_user_whom_the_system_does_not_know_needs_a_home(monkeypatch: pytest.M
         desk_folder()
     monkeypatch.setenv("SPACE_ID", SPACE)
     assert desk_folder() == Path(tempfile.gettempdir(), "shard-my-repo")
+
+
+def test_a_folder_of_a_space_outlives_its_restart_only_on_a_disk_that_is_mounted_and_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_the_image, mounted = Path("/"), Path("/proc")
+    assert outlives_restart(of_the_image) and outlives_restart(mounted)
+    monkeypatch.setenv("SPACE_ID", SPACE)
+    assert not outlives_restart(of_the_image) and not outlives_restart(mounted)
+    monkeypatch.setenv("SHARD_FOLDER", "/data/jobs")
+    assert (outlives_restart(of_the_image), outlives_restart(mounted)) == (False, True)
 
 
 def test_hf_xet_writes_its_log_nowhere_unless_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""What the desk's own records say of a result counts for this very commit and this very source, and for nothing else."""
+"""A verdict of this desk counts for this very commit and this very source, and for nothing else."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,10 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.made import Made
-from sharding.core.options import Options
 from sharding.core.values import Content
 from sharding.core.verification import Outcome
-from sharding.desk.jobs import JobRecord, JobRequest, Reading, new_job_id
 from sharding.desk.judgement import Results
+from sharding.desk.verdicts import Reading, Verdict, Verdicts
 from sharding.report.files import Result, read_result
 from sharding.verify.trust import Trust
 from tests.conftest import random_tensors, write_checkpoint
@@ -24,9 +24,10 @@ from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
 from tests.report.results import CAST, DEQUANTIZED, LORA, MERGE, of, planned, proved
 
-MODEL, COPY = "alice/model", "bob/copy"
+MODEL, COPY, HUB = "alice/model", "bob/copy", "http://hub"
 UNMERGED = "somebody/else@" + "1" * 40
-OPEN = Outcome("undecided", 2)
+DIFFERS = {"kind": "verify", "outcome": Outcome("different", 1), "error": "The copy differs."}
+UNDECIDED = {"kind": "verify", "outcome": Outcome("undecided", 2), "error": "It cannot be told."}
 
 
 def claiming(result: Result, made: Made = (), asked: dict[str, str] | None = None, **source: Any) -> Result:
@@ -56,11 +57,11 @@ def headers(hub: InHouse) -> dict[str, Content]:
 
 
 @pytest.fixture
-def judged(result: Result, headers: dict[str, Content]) -> Callable[..., Any]:
-    """Judge the result, or what is `told` of it, by records; `unreached` are commits that no branch leads to now."""
+def judged(result: Result, headers: dict[str, Content], tmp_path: Path) -> Callable[..., Any]:
+    """Judge the result, or what is `told` of it, by verdicts; `unreached` are commits that no branch leads to now."""
 
     def judged(
-        *records: JobRecord, unread: bool = False, unreached: dict[str, str] | None = None, told: Result = result
+        *given: Verdict, unread: bool = False, unreached: dict[str, str] | None = None, told: Result = result
     ) -> Trust:
         def inspect(place: str, variant: str = "", **_: object) -> Content:
             repo = place.partition("@")[0]
@@ -69,42 +70,42 @@ def judged(result: Result, headers: dict[str, Content]) -> Callable[..., Any]:
             more = (unreached or {}).get(repo)
             return replace(headers[repo], unreached=(more,) if more else ())
 
-        models, shelf = SimpleNamespace(inspect=inspect), SimpleNamespace(records=lambda: records)
-        return Results("", models, shelf).trust(told, None)  # type: ignore[arg-type]
+        (tmp_path / "verdicts.jsonl").unlink(missing_ok=True)
+        for one in given:
+            Verdicts(tmp_path, one.hub).add(one)
+        results = Results("", SimpleNamespace(inspect=inspect), None, Verdicts(tmp_path, HUB))  # type: ignore[arg-type]
+        return results.trust(told, None)
 
     return judged
 
 
 @pytest.fixture
-def record(result: Result) -> Callable[..., JobRecord]:
-    """What the desk keeps of a job of alice: by itself one that has made this very result."""
-    source = result.report.source.place
-    request, read = JobRequest(source.text, COPY, Options("60kB")), Reading((source,), {"variant": ""})
-    made = JobRecord(new_job_id(COPY), "alice", request, 1000, 1.0, "done", 2.0, 3.0)
-    made = replace(made, result=f"{COPY}@{result.revision}", read=read, outcome=Outcome("identical", 14))
+def verdict(result: Result) -> Callable[..., Verdict]:
+    """What the desk keeps of a job: by itself of one that has made this very result."""
+    read, copy = Reading((result.report.source.place,), {"variant": ""}), f"{COPY}@{result.revision}"
+    made = Verdict(HUB, copy, read, "shard", Outcome("identical", 14), 3.0, "0.1.0")
 
-    def changed(**change: Any) -> JobRecord:
-        asked = {name: change.pop(name) for name in ("kind", "options") if name in change}
+    def changed(**change: Any) -> Verdict:
         reads = {name: change.pop(name) for name in ("inputs", "asked") if name in change}
-        return replace(made, request=replace(request, **asked), read=replace(read, **reads), **change)
+        return replace(made, read=replace(read, **reads), **change)
 
     return changed
 
 
 @promise("docs/security.md#what-a-result-proves")
-def test_a_record_of_this_commit_and_of_this_source_is_what_was_made_here(
-    judged: Callable[..., Any], record: Callable[..., JobRecord]
+def test_a_verdict_on_this_commit_and_of_this_source_is_what_was_made_here(
+    judged: Callable[..., Any], verdict: Callable[..., Verdict]
 ) -> None:
     assert judged().level == "fits"
-    found = judged(record())
+    found = judged(verdict())
     assert found.level == "made-here" and "01 January 1970, 00:00 UTC" in found.reasons[0]
-    assert judged(record(), unread=True).level == "made-here"
+    assert judged(verdict(), unread=True).level == "made-here"
     assert judged(unread=True).level == "claims"
 
 
 @promise("docs/security.md#get-a-copy-of-other-weights", "docs/security.md#what-a-result-proves")
-def test_a_record_of_anything_else_says_nothing(
-    judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
+def test_a_verdict_on_anything_else_says_nothing(
+    judged: Callable[..., Any], verdict: Callable[..., Verdict], result: Result
 ) -> None:
     source, other = result.report.source.place, "2" * 40
     originals = {"revision": other}, {"repo_id": "alice/another"}, {"inside": "sub/"}, {"store": "folder"}
@@ -114,22 +115,22 @@ def test_a_record_of_anything_else_says_nothing(
         *({"inputs": (replace(source, **change),)} for change in originals),  # type: ignore[arg-type]
         *({"inputs": tuple(places)} for places in ([], *beside)),
         *({"asked": {"variant": "", **more}} for more in asked),
-        *({"result": place} for place in (f"{COPY}@{other}", f"alice/copy@{result.revision}", COPY, "")),
+        *({"copy": place} for place in (f"{COPY}@{other}", f"alice/copy@{result.revision}", COPY, "")),
+        {"hub": "http://another"},
     ]
     for kind in ("shard", "verify"):
         for change in others:
-            assert judged(record(kind=kind, **change)).level == "fits", change
-            error = ("It differs.", "")
-            assert judged(record(kind=kind, state="failed", error=error, **change)).level == "fits", change
-    wrong = [record(**change) for change in others]
-    assert judged(*wrong, record(kind="verify"), *wrong).level == "read-now"
+            assert judged(verdict(kind=kind, **change)).level == "fits", change
+        assert judged(verdict(**DIFFERS | change)).level == "fits", change
+    wrong = [verdict(**change) for change in others]
+    assert judged(*wrong, verdict(kind="verify"), *wrong).level == "read-now"
 
 
 @promise("docs/security.md#get-a-copy-of-other-weights", "docs/security.md#get-a-merge-that-never-happened")
-def test_a_report_of_anything_else_gets_no_record_of_this_job(
-    judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
+def test_a_report_of_anything_else_gets_no_verdict_of_this_job(
+    judged: Callable[..., Any], verdict: Callable[..., Verdict], result: Result
 ) -> None:
-    """Also where its source is away, so that nothing but the record is there to tell."""
+    """Also where its source is away, so that nothing but the verdict is there to tell."""
     others = [
         *(claiming(result, (change,), {"dtype": "bf16"}) for change in (replace(CAST, changed=99), DEQUANTIZED, MERGE)),
         *(claiming(result, made, {"dtype": "bf16"}) for made in ((), (DEQUANTIZED, CAST), (CAST, CAST))),
@@ -142,7 +143,7 @@ def test_a_report_of_anything_else_gets_no_record_of_this_job(
         claiming(result, (CAST,), {"dtype": "bf16"}, revision="2" * 40),
     ]
     for kind, level in (("shard", "made-here"), ("verify", "read-now")):
-        cast = record(kind=kind, made=(CAST,), asked={"variant": "", "dtype": "bf16"})
+        cast = verdict(kind=kind, made=(CAST,), asked={"variant": "", "dtype": "bf16"})
         for told in others:
             assert judged(cast, told=told, unread=True).level == "claims", told.report
             # The headers of a copy with the dtypes of its source are those of a cast that made nothing.
@@ -155,7 +156,7 @@ def test_a_report_of_anything_else_gets_no_record_of_this_job(
 
 @promise("docs/security.md#what-a-result-proves")
 def test_what_was_read_here_says_what_nobody_has_checked(
-    judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
+    judged: Callable[..., Any], verdict: Callable[..., Verdict], result: Result
 ) -> None:
     unchecked = (
         "Not checked: code, configuration, tokenizer, other files (they may hold weights too) and the figures of a report "
@@ -164,7 +165,7 @@ def test_what_was_read_here_says_what_nobody_has_checked(
     infinite = "It did not count how many numbers became infinite in the cast."
     for made, first, more in (((), "", ()), ((CAST,), " with the original's, cast to bf16", (infinite,))):
         asked = {"dtype": "bf16"} if made else {}
-        done = record(kind="verify", made=made, asked={"variant": "", **asked})
+        done = verdict(kind="verify", made=made, asked={"variant": "", **asked})
         found = judged(done, told=claiming(result, made, asked), unread=True)
         assert (found.level, found.reasons[1:], found.caveats) == ("read-now", (unchecked, *more), ())
         assert "read every tensor of both repos" in found.reasons[0]
@@ -173,57 +174,57 @@ def test_what_was_read_here_says_what_nobody_has_checked(
 
 def test_weights_beside_those_that_were_read_and_files_without_a_hash_are_caveats(
     judged: Callable[..., Any],
-    record: Callable[..., JobRecord],
+    verdict: Callable[..., Verdict],
     headers: dict[str, Content],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for kind in ("verify", "shard"):
-        (caveat,) = judged(record(kind=kind, unstated=True)).caveats
+        (caveat,) = judged(verdict(kind=kind, unstated=True)).caveats
         assert "states no hash for some of the files" in caveat
     monkeypatch.setitem(headers, COPY, replace(headers[COPY], other_weights=("a.safetensors", "x.gguf")))
-    found = judged(record(kind="verify"))
+    found = judged(verdict(kind="verify"))
     assert found.level == "read-now"
     (caveat,) = found.caveats
     assert "2 more weight files, which were not compared: a.safetensors" in caveat and "x.gguf" in caveat
 
 
 def test_what_was_read_here_and_differs_does_not_fit(
-    judged: Callable[..., Any], record: Callable[..., JobRecord]
+    judged: Callable[..., Any], verdict: Callable[..., Verdict]
 ) -> None:
-    said = ("The copy differs from its source in 1 tensor. The first is w: its bytes differ.", "Do not use the copy.")
-    found = judged(record(kind="verify", state="failed", error=said))
-    assert (found.level, found.reasons[1]) == ("contradicted", said[0])
-    assert judged(record(kind="verify", state="failed", error=said, unreached=(UNMERGED,))).level == "contradicted"
+    found = judged(verdict(**DIFFERS))
+    assert (found.level, found.reasons[1]) == ("contradicted", "The copy differs.")
+    assert judged(verdict(**DIFFERS, unreached=(UNMERGED,))).level == "contradicted"
 
 
 def test_what_nobody_can_tell_hides_no_difference_and_is_hidden_by_no_reading_that_found_none(
-    judged: Callable[..., Any], record: Callable[..., JobRecord]
+    judged: Callable[..., Any], verdict: Callable[..., Verdict]
 ) -> None:
-    differs = record(kind="verify", state="failed", error=("The copy differs.", ""))
-    open_ = record(kind="verify", state="failed", error=("It cannot be told.", ""), outcome=OPEN)
-    equal, made = record(kind="verify"), record()
-    for records in permutations((differs, open_, equal, made)):
-        assert judged(*records).level == "contradicted"
-    for records in permutations((open_, equal, made)):
-        assert judged(*records).level == "fits"
+    differs, open_ = verdict(**DIFFERS), verdict(**UNDECIDED)
+    equal, made = verdict(kind="verify"), verdict()
+    for verdicts in permutations((differs, open_, equal, made)):
+        assert judged(*verdicts).level == "contradicted"
+    for verdicts in permutations((open_, equal, made)):
+        assert judged(*verdicts).level == "fits"
 
 
 @pytest.mark.parametrize("kind", ["shard", "verify"])
 @pytest.mark.parametrize("repo", [MODEL, COPY])
-def test_a_record_is_not_green_where_no_branch_leads_to_either_commit_then_or_now(
-    judged: Callable[..., Any], record: Callable[..., JobRecord], kind: str, repo: str
+def test_a_verdict_is_not_green_where_no_branch_leads_to_either_commit_then_or_now(
+    judged: Callable[..., Any], verdict: Callable[..., Verdict], kind: str, repo: str
 ) -> None:
     level = "made-here" if kind == "shard" else "read-now"
-    assert judged(record(kind=kind)).level == level
+    assert judged(verdict(kind=kind)).level == level
     said = "No known branch or tag of somebody/else contains commit 111111111111"
     for found in (
-        judged(record(kind=kind), unreached={repo: UNMERGED}),
-        judged(record(kind=kind, unreached=(UNMERGED,))),
-        judged(record(kind=kind, unreached=(UNMERGED,)), unreached={repo: UNMERGED}),
+        judged(verdict(kind=kind), unreached={repo: UNMERGED}),
+        judged(verdict(kind=kind, unreached=(UNMERGED,))),
+        judged(verdict(kind=kind, unreached=(UNMERGED,)), unreached={repo: UNMERGED}),
         judged(unreached={repo: UNMERGED}),
     ):
         assert found.level == "unreached"
         assert [said in reason for reason in found.reasons] == [True] + [False] * (len(found.reasons) - 1)
+    for later in permutations((verdict(kind=kind, unreached=(UNMERGED,)), verdict(kind=kind))):
+        assert judged(*later).level == level, "it was read again once a branch led to it"
 
 
 def test_a_report_that_names_such_a_commit_itself_is_believed_in_that(

@@ -38,6 +38,20 @@ def changed(place: str, mode: int | None) -> Callable[[Path], None]:
     return make
 
 
+def verdicts(mode: int) -> Callable[[Path], None]:
+    """Make a folder with verdicts in a file of this mode, or in a link to one for 0."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir(mode=0o700)
+        file = folder.parent / "elsewhere" if mode == 0 else folder / "verdicts.jsonl"
+        file.touch()
+        file.chmod(mode or 0o600)
+        if mode == 0:
+            (folder / "verdicts.jsonl").symlink_to(file)
+
+    return make
+
+
 open_to_all = changed("", 0o777)
 REFUSED = [
     pytest.param(link, "is a link", id="link"),
@@ -46,6 +60,9 @@ REFUSED = [
     pytest.param(changed("..", 0o777), "can be written to by others", id="open-above"),
     pytest.param(changed("planted", 0o777), "planted can be written to by others", id="open-inside"),
     pytest.param(changed("planted", 0o770), "planted can be written to by others", id="group-inside"),
+    pytest.param(verdicts(0o602), "verdicts.jsonl can be written to by others", id="open-verdicts"),
+    pytest.param(verdicts(0o620), "verdicts.jsonl can be written to by others", id="group-verdicts"),
+    pytest.param(verdicts(0), "verdicts.jsonl is a link", id="link-to-verdicts"),
     pytest.param(Path.touch, "Not a directory", id="file"),
     pytest.param(changed("", None), "belongs to another user", id="theirs", marks=as_root),
     pytest.param(changed("..", None), "belongs to another user", id="theirs-above", marks=as_root),

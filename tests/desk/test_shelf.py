@@ -15,13 +15,10 @@ from sharding.core.errors import Refused, Remedy
 from sharding.core.options import Options
 from sharding.core.verification import Outcome
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import JobRecord, JobRequest, Reading, new_job_id
+from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
 from tests.conftest import listing
 from tests.desk.actors import PROGRESS
 from tests.promises import promise
-from tests.report.results import CAST, LORA, MERGE, SOURCE
-
-ASKED = {"variant": "fp16", "dtype": "bf16", "dequantize": True}
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def test_what_is_kept_comes_back_as_it_was_the_oldest_first(shelf: Shelf, tmp_pa
         **{"created": 5.0, "state": "failed", "started": 6.0, "ended": 7.0, "process": (8, 9.5), "seconds": 1.5},
         **{"error": ("a sentence", "a hint"), "remedy": Remedy("choose_variant", "fp16"), "remark": "é\n"},
         **{"result": "alice/whole@c", "peak_anon_bytes": 2, "disk_bytes_written": 3, "unreached": ("a/b@c",)},
-        **{"outcome": Outcome("within", 3), "made": (MERGE, CAST), "read": Reading((SOURCE, LORA), ASKED)},
+        **{"outcome": Outcome("within", 3)},
     )
     plain, newest = record("plain", created=4.0), record("newest", created=6.0)
     for kept in (newest, whole, plain):

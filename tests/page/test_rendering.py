@@ -347,10 +347,17 @@ STEPS: dict[Level, int] = {"made-here": READ, "read-now": READ, "fits": FITS, "c
 
 @pytest.mark.parametrize(("level", "step"), STEPS.items())
 def test_the_ladder_is_climbed_as_far_as_this_page_knows(level: Level, step: int) -> None:
-    trust = Trust(level, ("As it is.",))
-    html = result_panel(made().report, trust, PLACES, FORECAST if level == "fits" else None)
-    assert rung_of(trust).reached == step == html.count('<li class="reached"')
-    assert ('class="state good"' in html) == (step == READ)
+    """And where it forgets that, it says when."""
+    until = "until this Space restarts"
+    for trust in (
+        Trust(level, ("As it is.",)),
+        Trust(level, (), until=until),
+        Trust(level, (), ("But.",), until=until),
+    ):
+        html = result_panel(made().report, trust, PLACES, FORECAST if level == "fits" else None)
+        assert rung_of(trust).reached == step == html.count('<li class="reached"')
+        assert ('class="state good"' in html) == (step == READ and not trust.caveats)
+        assert html.count(f"; known {until}</span>") == (step == READ and bool(trust.until))
 
 
 @pytest.mark.parametrize(("level", "step"), STEPS.items())

@@ -213,7 +213,9 @@ def test_only_what_this_page_has_read_is_green() -> None:
 def test_what_it_has_read_is_green_and_the_whole_ladder_is_lit(level: Level) -> None:
     html = panel(likeness(), level)
     assert "good" in html and html.count('class="reached"') == 3
-    assert "The same: all 500 tensors are identical." in html
+    assert "The same: all 500 tensors are identical." in html and "restarts" not in html
+    html = likeness_panel(likeness(), Trust(level, (), until="until this Space restarts"), "http://hub")
+    assert "10 B, by this page; known until this Space restarts</span>" in html
 
 
 def test_stored_digests_are_called_a_claim() -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gradio as gr
 import pytest
@@ -15,8 +15,10 @@ from sharding import job
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
+from sharding.core.verification import Outcome
 from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
 from sharding.desk.judgement import _read_for
+from sharding.desk.verdicts import Verdict
 from sharding.page.job_panels import jobs_panel
 from sharding.page.jobs import Running
 from sharding.page.results import Showing
@@ -187,8 +189,10 @@ def done(rooms: Rooms, source: str, name: str, check: bool = False) -> str:
         assert isinstance(events[-1], Verified)
         request = replace(request, destination=copy, kind="verify")
     record = JobRecord(new_job_id(name), "alice", request, 240_000, 1.0, "done", 2.0, 3.0, result=copy)
-    read = _read_for(report)
-    rooms.desk._shelf.save(replace(record, unreached=tuple(unreached), read=read))
+    rooms.desk._shelf.save(replace(record, unreached=unreached))
+    outcome, kind = Outcome("identical", 14), cast(Any, request.kind)
+    verdict = Verdict(rooms.hub.address, copy, _read_for(report), kind, outcome, 3.0, "0.1.0", unreached=unreached)
+    rooms.desk.results.verdicts.add(verdict)
     for event in events:
         rooms.desk._shelf.note(record.id, event_json(event), 2.0)
     return record.id
