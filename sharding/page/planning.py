@@ -61,7 +61,7 @@ class Planning(Events):
         if wish.repo:  # otherwise the visitor may be typing already
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
-                form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else "",
+                form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else wish.misspelt,
                 form.variants: _variants([wish.options.variant], value=wish.options.variant),
                 **form.filled_in(wish.options),
             }
@@ -233,7 +233,10 @@ class Planning(Events):
             words = message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
             back = form.aimed(Options(usual)) if before not in (None, "", name) else {}
             return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
-        return form.aimed(chosen) if not is_own or name != before else {}, _hint(name)
+        aimed = form.aimed(chosen) if not is_own or name != before else {}
+        if is_own and before == "":  # the link has a size that is none: the plan says so
+            aimed.pop(form.size)
+        return aimed, _hint(name)
 
     def _hides(self, card: SourceCard, inputs: Mapping[Role, str], token: str | None) -> tuple[bool, str]:
         """Return whether a copy is private by default, and the promise that allows a public one."""
@@ -284,7 +287,9 @@ class Planning(Events):
             gone = dict.fromkeys((form.picture, form.summary, form.shards, form.findings), "")
             return {form.size_message: problem(error), **gone, **update}
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
-        may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
+        # As `see` proposes a size: so that the field and the slider name the same one.
+        largest = max((tensor.bytes for tensor in (after if options.dequantize else checkpoint.tensors)), default=0)
+        may = may_overflow(after)
         loads = checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted
         parts = has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
