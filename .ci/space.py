@@ -1,7 +1,8 @@
 """Write what a Space needs into the folder `space/`: `make space OWNER=name`.
 
-Only files that git tracks are copied, so that no local file goes along. Tests and benchmarks stay behind. The addresses
-of the Space in `README.md` get the name of its owner: with `OWNER` in them, the Space would show no thumbnail.
+Only files that git tracks are copied, so that no local file goes along. Tests and benchmarks stay behind. `README.md`
+gets the front matter in `.ci/space.yml`, which a Hub reads and GitHub would show as a table. The addresses of the Space
+get the name of its owner: with `OWNER` in them, the Space would show no thumbnail.
 """
 
 import re
@@ -12,11 +13,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 FOLDER = Path("space")
+FRONT_MATTER = Path(".ci/space.yml")
 NAME = "shard-my-repo"
 PLACEHOLDERS = ("OWNER", "YOU")
 LEFT_OUT = ("tests/*", "bench/*", ".ci/*")
 # The docs show the results, and a copy of the Space is to make the next one.
-KEPT = ("bench/*.md", "bench/*.svg", ".ci/space.py")
+KEPT = ("bench/*.md", "bench/*.svg", ".ci/space.py", ".ci/space.yml")
 _ADDRESS = re.compile(rf"huggingface\.co/spaces/[\w.-]+/{NAME}\b")
 # What huggingface_hub.utils.validate_repo_id takes for the first part of an id.
 _OWNER = re.compile(r"(?![-.])(?!.*(?:--|\.\.))[A-Za-z0-9_.-]{1,80}(?<![-.])")
@@ -44,7 +46,10 @@ def main(arguments: list[str]) -> str | None:
         shutil.copyfile(file, FOLDER / file)
     readme = FOLDER / "README.md"
     address = f"huggingface.co/spaces/{owner}/{NAME}"
-    readme.write_text(_ADDRESS.sub(address, readme.read_text(encoding="utf-8")), encoding="utf-8")
+    text = readme.read_text(encoding="utf-8")
+    text = text.split("---\n", 2)[2].lstrip() if text.startswith("---\n") else text  # a copy of a Space has one already
+    text = f"---\n{FRONT_MATTER.read_text(encoding='utf-8')}---\n\n{text}"
+    readme.write_text(_ADDRESS.sub(address, text), encoding="utf-8")
     size_bytes = sum((FOLDER / file).stat().st_size for file in files)
     print(f"{FOLDER}/ has {len(files)} files ({size_bytes / 1e6:.1f} MB) for https://{address}. Upload it:")
     print(f"  hf upload {owner}/{NAME} {FOLDER} . --type space")

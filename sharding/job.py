@@ -245,7 +245,7 @@ def devices(
     - `dtype`: the dtype of the weights in memory: fp32, fp16, bf16, or keep.
     - `limit_seconds`: how long transformers may take to answer.
 
-    Raises UsageError, SourceError, Refused, and ModelRefused if transformers takes longer.
+    Raises UsageError, SourceError, and Refused, also if transformers takes longer.
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")

@@ -82,7 +82,7 @@ class DamagedError(SourceError):
 
 
 class ModelRefused(SourceError):
-    """A config.json describes a model that is not built, because it takes too much time or memory.
+    """A config.json describes a model that is not built, because it takes too much memory.
 
     It may also claim far more than the tensors beside it. Asking again ends the same way.
     """

@@ -123,7 +123,8 @@ class Option:
             return [flag.split("/")[0 if value else 1]]
         if self.shorthand and value == self.shorthand[1]:
             return [self.shorthand[0]]
-        return [flag] if self.is_switch else [flag, str(value)]
+        is_bytes = self.metavar == "SIZE" and isinstance(value, int)
+        return [flag] if self.is_switch else [flag, f"{value}B" if is_bytes else str(value)]
 
 
 def _option(default: Any, flags: str, help: str, **more: Any) -> Any:
@@ -297,7 +298,7 @@ class Options:
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"The {name} is not a text.", "Give it one value.")
         if not self.is_single_file:
-            parse_bytes(str(self.max_shard_size))
+            parse_bytes(self.max_shard_size)
         elif self.strategy != "size":
             raise UsageError("A single file is not cut.", "Leave out the strategy, or choose a size.")
         if not _STRATEGY.fullmatch(self.strategy):
@@ -346,7 +347,7 @@ class Options:
     @property
     def max_shard_bytes(self) -> int:
         """The limit of a shard without its header. For a single file, the largest size that a file can have."""
-        return _LARGEST_BYTES if self.is_single_file else parse_bytes(str(self.max_shard_size))
+        return _LARGEST_BYTES if self.is_single_file else parse_bytes(self.max_shard_size)
 
     @property
     def ranks(self) -> int:

@@ -140,14 +140,19 @@ _UNITS = {
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
 
 
-def parse_bytes(text: str, of: str = "a shard") -> int:
-    """Return the number of bytes in a size such as "200MB", "2 gb", "1GiB" or "300000000".
+_LEAST_BARE_BYTES = 10**6
 
-    >>> parse_bytes("1.5GB"), parse_bytes("1GiB")
-    (1500000000, 1073741824)
 
-    Raises UsageError for anything else, and for less than one byte. `of` names what has this size, for the message.
+def parse_bytes(text: str | int, of: str = "a shard") -> int:
+    """Return the number of bytes in a size such as "200MB", "2 gb", "1GiB" or "300000000". An int is bytes.
+
+    >>> parse_bytes("1.5GB"), parse_bytes("1GiB"), parse_bytes(200)
+    (1500000000, 1073741824, 200)
+
+    Raises UsageError for anything else, for less than one byte, and for a text without a unit that is below a million:
+    whoever writes "200" means megabytes. `of` names what has this size, for the message.
     """
+    text = f"{text}B" if isinstance(text, int) else text
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
@@ -156,6 +161,9 @@ def parse_bytes(text: str, of: str = "a shard") -> int:
             hint = f"Did you mean {match[1][:50]}{match[2].upper()}B?"
         raise UsageError(f"{text[:50]!r} is not a size for {of}.", hint)
     size = Decimal(match[1]) * unit
+    if not match[2] and 1 <= size < _LEAST_BARE_BYTES:
+        hint = f"Did you mean {match[1]}MB or {match[1]}GB? For bytes, write {match[1]}B."
+        raise UsageError(f"The size {text[:50]!r} for {of} has no unit.", hint)
     if not 1 <= size < 2**63:
         problem = "cannot hold anything" if size < 1 else "fits on no machine"
         raise UsageError(f"{of[0].upper()}{of[1:]} of {text[:50]!r} {problem}.", "Give a size such as 200MB.")

@@ -10,14 +10,14 @@ from pathlib import Path
 from sharding.demo.whole_job import serve_hub
 
 USER = "alice"
-FOLDER = Path("demo/hub")
+FOLDER = Path("demo/page/hub")
 
 
 def main() -> None:
     """Serve the Hub and the page until Ctrl-C or SIGTERM."""
     print("Starting a Hub on this machine with sample models. The first start builds them …", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
-    with suppress(KeyboardInterrupt), serve_hub(FOLDER, "--org", f"acme={USER},bob") as address:
+    with suppress(KeyboardInterrupt), serve_hub(FOLDER, "--org", f"acme={USER},bob", "--samples") as address:
         print(f"The Hub is {address}. The page signs in as {USER}. Stop both with Ctrl-C.", flush=True)
         here = {
             "HF_ENDPOINT": address,

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from shutil import rmtree
 
-from sharding.demo.whole_job import NEW_TOKENS, PROMPT, SOURCE, USER, download, generate, serve_hub, shard
+from sharding.demo.whole_job import NEW_TOKENS, PROMPT, SOURCE, download, generate, serve_sample, shard
 
 _RANKS = 2
 
@@ -15,8 +15,7 @@ def main() -> None:
     """Work in the folder `demo/pipeline`. Exit with 1 if two processes write another text than one process."""
     place = Path("demo", "pipeline")
     rmtree(place, ignore_errors=True)
-    print("Starting a Hub on this machine with sample models …", flush=True)
-    with serve_hub(place / "hub", "--user", USER) as endpoint:
+    with serve_sample(place) as endpoint:
         for rank in range(_RANKS):
             shard(place, endpoint, f"./{place}/rank{rank}", "--strategy", f"pp:{_RANKS}", "--rank", str(rank))
         whole = download(SOURCE, place, endpoint)

@@ -9,35 +9,58 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from sharding.demo.samples import build_mistral
+
 SOURCE, DESTINATION = "samples/mistral-60m", "demo/mistral-60m-sharded"
 SHARD_SIZE = "10MB"
 PROMPT = "Beautiful is better than"
 NEW_TOKENS = 14
+NEXT = """
+Go on with one of these. The first copies that model again, from folder to folder. The second opens the page.
+  .venv/bin/python -m sharding shard ./demo/mistral-60m ./demo/mine --max-shard-size 20MB
+  make run"""
 USER = "demo"
 
 
 def main() -> None:
-    """Work in the folder `demo`. Exit with 1 if original and copy write different texts."""
+    """Work in the folder `demo`, beside other demos. Exit with 1 if original and copy write different texts."""
     place = Path("demo")
-    rmtree(place, ignore_errors=True)
-    print("Starting a Hub on this machine with sample models …", flush=True)
-    with serve_hub(place / "hub", "--user", USER) as endpoint:
-        shard(place, endpoint, DESTINATION, "--max-shard-size", SHARD_SIZE)
+    own = place / "whole-job"  # what the Hub and its client keep
+    for folder in (own, *(place / repo_id.split("/")[1] for repo_id in (SOURCE, DESTINATION))):
+        rmtree(folder, ignore_errors=True)
+    with serve_sample(own) as endpoint:
+        shard(own, endpoint, DESTINATION, "--max-shard-size", SHARD_SIZE)
         print("\nDownloading both with huggingface_hub …", flush=True)
         folders = [download(repo_id, place, endpoint) for repo_id in (SOURCE, DESTINATION)]
     print(f"Loading both with transformers. Each writes {NEW_TOKENS} tokens after {PROMPT!r}:")
     texts = [generate(folder) for folder in folders]
     for folder, text in zip(folders, texts, strict=True):
         print(f"  ./{str(folder):<27} {text!r}")
-    print("They agree." if texts[0] == texts[1] else "They differ!")
-    sys.exit(texts[0] != texts[1])
+    agree = texts[0] == texts[1]
+    print(f"They agree. The Hub has stopped.\n{NEXT}" if agree else "They differ!")
+    sys.exit(not agree)
+
+
+@contextmanager
+def serve_sample(place: Path) -> Iterator[str]:
+    """Build `SOURCE` alone, serve it from a Hub on this machine, yield its address, and stop the Hub at the end."""
+    os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
+    from huggingface_hub import HfApi
+
+    owner, name = SOURCE.split("/")
+    print("Starting a Hub on this machine with a sample model …", flush=True)
+    folder = build_mistral(place / "built" / name)
+    with serve_hub(place / "hub", "--user", USER, "--user", owner) as endpoint:
+        api = HfApi(endpoint, f"hf_{owner}")
+        api.create_repo(SOURCE)
+        api.upload_folder(repo_id=SOURCE, folder_path=folder)
+        yield endpoint
 
 
 @contextmanager
 def serve_hub(folder: Path, *options: str) -> Iterator[str]:
-    """Start a Hub with samples on this machine, yield its address, and stop it at the end."""
-    command = [sys.executable, "-m", "sharding", "localhub", "--port", "0", "--folder", str(folder), "--samples"]
-    command += options
+    """Start a Hub on this machine, yield its address, and stop it at the end."""
+    command = [sys.executable, "-m", "sharding", "localhub", "--port", "0", "--folder", str(folder), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
         assert hub.stdout
         try:
@@ -59,11 +82,10 @@ def shard(place: Path, endpoint: str, *arguments: str) -> None:
 
 def download(repo_id: str, place: Path, endpoint: str) -> Path:
     """Download a repo from the Hub at `endpoint` into a folder of `place`; return that folder."""
-    os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
     from huggingface_hub import snapshot_download
 
     folder = place / repo_id.split("/")[1]
-    snapshot_download(repo_id, local_dir=folder, cache_dir=place / "home", endpoint=endpoint, token=f"hf_{USER}")
+    snapshot_download(repo_id, local_dir=folder, endpoint=endpoint, token=f"hf_{USER}")
     return folder
 
 

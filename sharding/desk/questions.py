@@ -106,7 +106,10 @@ class _Question(Kept):
 
 
 class Questions:
-    """One question is in progress and a few wait, at most one per caller. Answers are cached, errors too."""
+    """One question is in progress and a few wait, at most one per caller.
+
+    Answers are cached, errors too, except Refused.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start to answer. `clock` returns seconds."""
@@ -159,6 +162,8 @@ class Questions:
             try:
                 question.answer.set_result(work() if work else None)
             except BaseException as error:
+                if isinstance(error, Refused):  # such as a timeout, which the next caller need not meet
+                    question.weight = None
                 question.answer.set_exception(error)
             self._usual_seconds = (2 * self._usual_seconds + self._clock() - began) / 3
             del question, work  # with its answer: the next question may come much later

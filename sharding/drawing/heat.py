@@ -37,7 +37,7 @@ _NIGHT = f"{_DARK}--heat-ink:#e9eef0;--heat-muted:#9fadb4"
 _FILLS = "".join(f".heat .h{level}{{fill:var(--heat-{level})}}" for level in range(STRONGEST + 1))
 _STYLE = (
     f".heat{{{_DAY}--heat-ink:#14191c;--heat-muted:#55626a}}.heat text{{font:13px system-ui,sans-serif;"
-    "fill:var(--heat-muted)}.heat .name{font-weight:650;fill:var(--heat-ink)}.heat .axis{text-anchor:middle}"
+    "fill:var(--heat-muted)}.heat .stack{font-weight:650;fill:var(--heat-ink)}.heat .axis{text-anchor:middle}"
     f"{_FILLS}.heat .h{NO_NUMBERS}{{fill:url(#heat-none)}}.heat .line{{stroke:var(--heat-muted);stroke-width:2.4}}"
     f".dark .heat{{{_NIGHT}}}@media(prefers-color-scheme:dark){{.heat:root{{{_NIGHT}}}}}"
 )
@@ -166,7 +166,7 @@ def _size(stack: Stack) -> float:
 
 def _draw_stack(stack: Stack, y: float) -> Iterator[str]:
     size = _size(stack)
-    yield f'<text class="name" x="0" y="{y + 14:.0f}">{svg_text(_short(stack.name or "outside of layers"))}</text>'
+    yield f'<text class="stack" x="0" y="{y + 14:.0f}">{svg_text(_short(stack.name or "outside of layers"))}</text>'
     every = max(ceil(30 / size), 1) if len(stack.columns) > 1 else 1
     for column, title in enumerate(stack.columns):
         if title and column % every == 0:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
-from sharding.core.errors import ModelRefused, SourceError
+from sharding.core.errors import ModelRefused, Refused, SourceError
 from sharding.core.extras import is_installed
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
@@ -30,8 +30,8 @@ from sharding.formats.quantization import (
 )
 from sharding.model_class.class_table import hints_from_table, hints_of_diffusers
 
-_TOO_LONG = "transformers took too long to build this model without weights."
-_LEAVE_OUT = "Check its config.json. Or cut by size, in natural order and without a cast. This needs no transformers."
+_WITHOUT = "cut by size, in natural order and without a cast. This needs no transformers."
+_LEAVE_OUT = f"Check its config.json. Or {_WITHOUT}"
 
 _ON_GPUS = ("hqq",)
 _TOGETHER = ("bitsandbytes", "bitnet", "quanto")
@@ -129,8 +129,8 @@ def hints_for(
     """Return hints about each component, by its folder. The result is empty if the plan needs no hints.
 
     The table in this package answers what it can. Otherwise another process imports transformers, which takes seconds
-    and reads no weights. Raises Refused if transformers is needed but not installed. Raises ModelRefused if a
-    config.json claims far more than the headers can hold, or if the answers take more time or memory than allowed.
+    and reads no weights. Raises Refused if transformers is needed but not installed, or if the answers take too long.
+    Raises ModelRefused if a config.json claims far more than the headers can hold, or if they take too much memory.
     """
     if not options.asks_class:
         return {}
@@ -172,8 +172,8 @@ def _hints(checkpoint: Content, folder: str, options: Options, limit_seconds: fl
 def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECTURE_SECONDS) -> Any:
     """Return the answer of `model_class.meta_model`, which runs in its own process. It describes question and answer.
 
-    Raises ModelRefused if the process takes too long, and kills it, or needs more memory than allowed. Raises
-    SourceError if it fails, or has no class for the model.
+    Raises Refused if the process takes too long, and kills it. Raises ModelRefused if it needs more memory than
+    allowed. Raises SourceError if it fails, or has no class for the model.
     """
     limit_seconds = max(limit_seconds, 0.001)
     # A library may write a lot to standard error, so a file takes it and only its end is read.
@@ -188,11 +188,11 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
                 timeout=limit_seconds,
             )
         except subprocess.TimeoutExpired as error:
-            raise ModelRefused(_TOO_LONG, _LEAVE_OUT) from error
+            raise _late() from error
         errors.seek(max(0, errors.tell() - STDERR_BYTES))
         lines = errors.read().decode(errors="replace").strip().splitlines()
     if done.returncode == -signal.SIGALRM:
-        raise ModelRefused(_TOO_LONG, _LEAVE_OUT)
+        raise _late()
     if done.returncode < 0:  # for example, a library ran out of memory
         killer = signal.Signals(-done.returncode).name
         raise ModelRefused(f"transformers cannot build this model: its process was ended by {killer}.", _LEAVE_OUT)
@@ -205,6 +205,11 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
     if "unsupported" in answer:
         raise SourceError(answer["unsupported"], "You can still inspect, plan and shard its files.")
     return answer
+
+
+def _late() -> Refused:
+    message = "transformers took too long to build this model without weights. This machine may be busy."
+    return Refused(message, f"Try again in a minute. Or {_WITHOUT}")
 
 
 def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:

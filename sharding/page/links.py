@@ -25,14 +25,15 @@ class Wish:
     """What a link opens: the form filled in, a job, the result in a repo, or a comparison of two repos.
 
     `goal` is a name in GOALS, or "". `repo` can name a revision ("owner/name@v2"). `sized` is false if the link
-    gives no size. `to` is the repo to write, or "" if the page is to propose one. `measure` also loads both.
-    `engine` makes the copy.
+    gives no size, or only a `misspelt` one. `to` is the repo to write, or "" if the page is to propose one. `measure`
+    also loads both. `engine` makes the copy.
     """
 
     repo: str = ""
     options: Options = Options()
     goal: str = ""
     sized: bool = True
+    misspelt: str = ""
     to: str = ""
     private: bool = False
     measure: bool = False
@@ -66,6 +67,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         options=options,
         goal=goal if goal in GOALS else "",
         sized="max_shard_size" in taken,
+        misspelt="" if "max_shard_size" in taken else fields.get("size", ""),
         private=fields.get("private") == "true",
         measure=fields.get("measure") == "true",
         engine="classic" if fields.get("engine") == "classic" else "stream",

@@ -67,7 +67,7 @@ class Planning(Events):
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo, label=source),
                 form.goals: goals_panel(wish.goal, fields_of(wish.goal), source=wish.repo),
-                form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else "",
+                form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else wish.misspelt,
                 form.variants: _variants([wish.options.variant], value=wish.options.variant),
                 **form.filled_in(wish.options),
             }
@@ -250,7 +250,10 @@ class Planning(Events):
             words = message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
             back = form.aimed(Options(usual)) if before not in (None, "", name) else {}
             return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
-        return form.aimed(chosen) if not is_own or name != before else {}, ""
+        aimed = form.aimed(chosen) if not is_own or name != before else {}
+        if is_own and before == "":  # the link has a size that is none: the plan says so
+            aimed.pop(form.size, None)
+        return aimed, ""
 
     def _hides(self, card: SourceCard, inputs: Mapping[Role, str], token: str | None) -> tuple[bool, str]:
         """Return whether a copy is private by default, and the promise that allows a public one."""
@@ -300,7 +303,9 @@ class Planning(Events):
             gone = dict.fromkeys((form.picture, form.summary, form.shards, form.findings), "")
             return {form.size_message: problem(error), **gone, **update}
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
-        may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
+        # As `see` proposes a size: so that the field and the slider name the same one.
+        largest = max((tensor.bytes for tensor in (after if options.dequantize else checkpoint.tensors)), default=0)
+        may = may_overflow(after)
         loads = checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted
         parts = has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes

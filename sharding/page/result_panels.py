@@ -156,10 +156,10 @@ def _written(size: int) -> str:
     """Return a number of bytes as somebody writes it.
 
     >>> _written(200_000_000), _written(1_500)
-    ('200MB', '1500')
+    ('200MB', '1500B')
     """
     units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-    return next((f"{size // unit}{name}" for name, unit in units if size and size % unit == 0), str(size))
+    return next((f"{size // unit}{name}" for name, unit in units if size and size % unit == 0), f"{size}B")
 
 
 def named(place: Place) -> str:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sharding.core.errors import UsageError
 from sharding.core.limits import MAX_NAME_CHARACTERS
+from sharding.core.options import OPTIONS, Options
 from sharding.core.text import (
     duration,
     format_bytes,
@@ -23,11 +24,23 @@ SIZES = {
     **{"2 GB": 2 * 10**9, "2gb": 2 * 10**9, "500MB": 500 * 10**6, "1GiB": 2**30, "64 mib": 64 * 2**20},
     **{"300000000": 300_000_000, " 1.5GB ": 1_500_000_000, "0.1 kB": 100, "7B": 7, "1.0B": 1, "0.001kB": 1},
     **{"9007199254740993": 2**53 + 1, "9007199254740.993kB": 2**53 + 1, "4.35KB": 4350, f"{2**63 - 1}": 2**63 - 1},
+    **{"1000000": 10**6, "200B": 200},
 }
 
 
 def test_a_size_means_what_it_says() -> None:
     assert {text: parse_bytes(text) for text in SIZES} == SIZES
+
+
+@pytest.mark.parametrize("number", ["1", "200", "999999"])
+def test_a_small_number_without_a_unit_is_no_size_but_one_in_python_is_bytes(number: str) -> None:
+    for size in (number, f" {number}.0 "):
+        with pytest.raises(UsageError) as refusal:
+            Options(size)
+        assert f"Did you mean {size.strip()}MB" in refusal.value.hint
+    assert Options(int(number)).max_shard_bytes == int(number)
+    words = OPTIONS["max_shard_size"].words(int(number))
+    assert Options(words[1]).max_shard_bytes == int(number)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ import gc
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from threading import Event
 
 import pytest
 
-from sharding.core.errors import Refused, SourceError
+from sharding.core.errors import Refused, ShardingError, SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.desk.questions import PATIENT_THREADS, QUESTIONS_WAITING, Questions, patient, result_of
 from tests.conftest import in_a_loop
@@ -41,6 +42,17 @@ def test_a_refusal_is_remembered_and_forgotten_in_the_end(questions: Questions, 
         with pytest.raises(SourceError, match="too long"):
             questions.ask("key", "a", refuse)
     assert len(asked) == 2
+    asked.clear()
+    for error in (Refused("It is busy."), SourceError("It is broken.")):
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                questions.ask(error.message, "a", partial(fail, asked, error))
+    assert asked == ["It is busy.", "It is busy.", "It is broken."]
+
+
+def fail(asked: list[str], error: ShardingError) -> None:
+    asked.append(error.message)
+    raise error
 
 
 async def crowd(questions: Questions, size: int, same: bool) -> list[object]:

@@ -15,6 +15,7 @@ from tests.conftest import ROOT, environment
 from tests.docs.pages import blocks, prose
 from tests.docs.test_shown import check
 from tests.localhub.conftest import Server
+from tests.page.test_space import front_matter
 
 DEPLOY = ROOT / "docs/deploy.md"
 
@@ -36,7 +37,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (names := tracked(ROOT)):
         pytest.skip("this folder is no clone")
     clone = tmp_path_factory.mktemp("place") / "clone"
-    for name in {*names, ".ci/space.py"}:
+    for name in {*names, ".ci/space.py", ".ci/space.yml"}:
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, clone / name)
     return make_repo(clone)
@@ -67,8 +68,10 @@ def test_it_holds_what_a_space_needs_and_prints_the_next_command(clone: Path) ->
     (shown,) = (block for block in blocks(DEPLOY, "console") if block.startswith("$ make space"))
     assert unnumbered(shown.partition("\n")[2]) == unnumbered(done.stdout)
     readme = clone / "space/README.md"
-    thumbnail = yaml.safe_load(readme.read_text().split("---\n")[1])["thumbnail"]
-    assert thumbnail == "https://huggingface.co/spaces/alice/shard-my-repo/resolve/main/assets/plan.png"
+    _, front, body = readme.read_text().split("---\n", 2)
+    thumbnail = "https://huggingface.co/spaces/alice/shard-my-repo/resolve/main/assets/plan.png"
+    assert yaml.safe_load(front) == front_matter() | {"thumbnail": thumbnail}
+    assert body.startswith("\n# Shard My Repo\n") and (ROOT / "README.md").read_text().startswith("# Shard My Repo\n")
     assert "spaces/OWNER" not in readme.read_text()
     for link in re.findall(r"\]\(([^)#\s]+)", prose(readme)):
         assert (readme.parent / link).exists(), link
@@ -79,7 +82,9 @@ def test_a_copy_of_the_space_makes_the_next_one(clone: Path, tmp_path: Path) -> 
     copy = make_repo(shutil.copytree(clone / "space", tmp_path / "copy"))
     for _ in range(2):  # the second one replaces the folder
         assert make(copy, "OWNER=bob").returncode == 0
-    assert "spaces/bob/shard-my-repo" in (text := (copy / "space/README.md").read_text()) and "alice" not in text
+    text = (copy / "space/README.md").read_text()
+    assert text.count("---\n") == (clone / "space/README.md").read_text().count("---\n")
+    assert "spaces/bob/shard-my-repo" in text and "alice" not in text
 
 
 def test_a_wrong_owner_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -319,7 +319,9 @@ def test_what_the_readme_shows_of_the_demo_is_what_the_demo_prints() -> None:
     assert f"Each writes {whole_job.NEW_TOKENS} tokens after {whole_job.PROMPT!r}:\n" in shown
     texts = re.findall(r"^  \./demo/\S+ +('.*')$", shown, flags=re.M)
     assert texts == [repr(f"{whole_job.PROMPT} ugly.\nExplicit is better than implicit.")] * 2
-    assert shown.endswith("They agree.\n")
+    assert shown.endswith(f"They agree. The Hub has stopped.\n{whole_job.NEXT}\n")
+    first, second = (line.strip() for line in whole_job.NEXT.splitlines()[-2:])
+    assert any(block.startswith(f"$ {first}\n") for block in blocks(README, "console")) and second == "make run"
 
 
 PYTHON = [(page, example) for page in PAGES if page != API for example in blocks(page, "python")]

@@ -161,7 +161,7 @@ def test_a_single_file_is_written_in_words_and_read_again() -> None:
 
 def test_a_link_without_a_size_leaves_it_open() -> None:
     assert read_wish({"repo": "me/it"}) == Wish("me/it", sized=False)
-    assert not read_wish({"repo": "me/it", "size": "10 apples"}).sized
+    assert read_wish({"repo": "me/it", "size": "10 apples"}) == Wish("me/it", sized=False, misspelt="10 apples")
     assert query_of(Wish("me/it", sized=False)) == "?repo=me/it"
 
 

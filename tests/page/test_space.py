@@ -11,8 +11,7 @@ from tests.conftest import ROOT
 
 
 def front_matter() -> dict[str, object]:
-    _, text, _ = (ROOT / "README.md").read_text().split("---\n", 2)
-    card: dict[str, object] = yaml.safe_load(text)
+    card: dict[str, object] = yaml.safe_load((ROOT / ".ci/space.yml").read_text())
     return card
 
 

@@ -61,6 +61,9 @@ def test_a_card_says_license_gate_and_privacy(shelf: InHouse, lookup: Lookup) ->
     assert lookup.card("alice/hidden-apple", "hf_alice").private is True
     with pytest.raises(SourceError, match="alice/hidden-apple does not exist, or you have no access to it"):
         lookup.card("alice/hidden-apple", "hf_bob")
+    with pytest.raises(SourceError, match="no repo 'pear'") as refusal:
+        lookup.card("pear")
+    assert refusal.value.hint.startswith("Write owner/name")
     with pytest.raises(SourceError, match="has no revision '"):
         lookup.card("alice/pear@v9")
 

@@ -239,7 +239,7 @@ class Hub:
             raise family(f"{self.endpoint} sent an unreadable answer to {error}.", hint) from error
         except errors.GatedRepoError as error:
             sign_in = "" if self.is_signed_in else f" Sign in with the same account. {SIGN_IN}"
-            hint = f"Accept its terms at {self.page(repo_id)}.{sign_in} Then start the same job again."
+            hint = f"Accept its terms at {self.page(repo_id)}.{sign_in} Then try again."
             remedy = Remedy("accept_terms", self.page(repo_id)) if self.is_signed_in else Remedy("sign_in")
             raise family(f"{repo_id} is gated.", hint, remedy) from error
         except errors.RevisionNotFoundError as error:
@@ -256,9 +256,10 @@ class Hub:
             missing = f"the file {path!r}" if path else "a file that it listed"
             raise family(f"{repo_id} no longer has {missing}.", hint) from error
         except errors.RepositoryNotFoundError as error:
-            hint, remedy = "Check the name.", None
+            check = "Check the name." if "/" in repo_id else OWNER_AND_NAME
+            hint, remedy = check, None
             if not self.is_signed_in:
-                hint, remedy = f"Check the name. If the repo is private, sign in. {SIGN_IN}", Remedy("sign_in")
+                hint, remedy = f"{check} If the repo is private, sign in. {SIGN_IN}", Remedy("sign_in")
             raise family(f"The repo {repo_id} does not exist, or you have no access to it.", hint, remedy) from error
         except errors.HfHubHTTPError as error:
             raise _explain(error, repo_id, family) from error
@@ -301,6 +302,7 @@ def is_without(error: Exception) -> bool:
 
 
 SIGN_IN = "To sign in, run `hf auth login` or set HF_TOKEN."
+OWNER_AND_NAME = "Write owner/name, such as openai-community/gpt2."
 GO_ON = "Start the same job again. It goes on where it stopped."
 
 _BY_STATUS = {
@@ -341,6 +343,8 @@ def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingE
     status = error.response.status_code
     if is_without(error):
         method, path = error.response.request.method, error.response.request.url.path
+        if path == f"/api/models/{repo_id}" and "/" not in repo_id:
+            return family(f"This Hub has no repo {repo_id!r}.", OWNER_AND_NAME)
         purpose = next((purpose for part, purpose in _PURPOSES.items() if part in path), "the job")
         hint = "Check that HF_ENDPOINT is the address of a Hub. Some Hubs do not have every endpoint."
         return family(f"This Hub has no {method} {path}, but {purpose} needs it.", hint)
