@@ -11,6 +11,7 @@ from sharding.formats.names import SAFETENSORS
 from sharding.report.report import decided_by
 from sharding.report.schema import Report
 
+COLAB = "Colab cell"  # The name of the code for a notebook.
 _KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")  # Names that diffusers looks for if you give none.
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
 _AUTO = {
@@ -19,6 +20,8 @@ _AUTO = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForMaskedLM": "AutoModelForMaskedLM",
 }
+_WRITES = re.compile(r"(ForCausalLM|LMHeadModel|(T5|Bart|Pegasus)ForConditionalGeneration)$")
+"""The classes whose models write text after text."""
 _PLACES = {
     "UNet": "diffusion_models",
     "Transformer2DModel": "diffusion_models",
@@ -106,14 +109,16 @@ def loading_snippets(
     if library != "transformers" or variant:
         return {library: loading_code(repo_id, library, architecture, variant, base) + "\n"}
     model = _class_of(architecture)
+    load = f'{model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")'
+    names = ", ".join(sorted({model, "AutoTokenizer"}))
     empty = f"{model}(config).to(config.dtype)"
     if model.startswith("Auto"):
         empty = f"{model}.from_config(config, dtype=config.dtype)"
     return {
         "transformers": f"""\
-from transformers import {", ".join(sorted({model, "AutoTokenizer"}))}
+from transformers import {names}
 
-model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
+model = {load}
 tokenizer = AutoTokenizer.from_pretrained({repo_id!r})
 """,
         "accelerate": f"""\
@@ -128,14 +133,29 @@ with init_empty_weights():
 model.tie_weights()
 model = load_checkpoint_and_dispatch(model, folder, device_map="auto")
 """,
-        "Colab cell": f"""\
-!pip install -q transformers accelerate
+        COLAB: f"""\
+!pip install -qU transformers accelerate
+from transformers import {names}
+
+model = {load}
+tokenizer = AutoTokenizer.from_pretrained({repo_id!r})
+words = tokenizer("Once upon a time", return_tensors="pt").input_ids.to(model.device)
+print(tokenizer.decode(model.generate(words, max_new_tokens=40)[0], skip_special_tokens=True))
+"""
+        if writes(architecture)
+        else f"""\
+!pip install -qU transformers accelerate
 from transformers import {model}
 
-model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
+model = {load}
 f"{{model.num_parameters():,}} parameters on {{model.device}}"
 """,
     }
+
+
+def writes(architecture: str | None) -> bool:
+    """Return whether a model of the class `architecture` continues a text."""
+    return bool(_WRITES.search(architecture or ""))
 
 
 def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
