@@ -173,7 +173,7 @@ def _numbers(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> tu
     elif status.loads:
         numbers += [("Loads", "{} of {}".format(*status.loads))]
     uploaded, deduplicated = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
-    return (*numbers, ("Uploaded", uploaded), ("On the Hub before, so not sent", deduplicated))
+    return (*numbers, ("Uploaded", uploaded), ("Not sent again", deduplicated))
 
 
 _MOST_JOBS = 8

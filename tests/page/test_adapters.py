@@ -59,7 +59,7 @@ def test_a_merge_goes_from_its_goal_to_its_certificate(home: Site, visit: Visit,
     )
     expect(page.locator("#result")).to_contain_text(f"The adapter changes {CHANGED} of {TENSORS} tensors")
     expect(page.locator("#result a", has_text="lora").first).to_have_attribute("href", re.compile("/bob/lora/tree/"))
-    expect(page.locator("#result-details")).to_contain_text("It needs no PEFT and no adapter.")
+    expect(page.locator("#result")).to_contain_text("It needs no PEFT and no adapter.")
     expect(page.locator("#job-map .legend")).to_contain_text("tensors change")
     assert not page.complaints  # type: ignore[attr-defined]
 
