@@ -22,6 +22,11 @@ _AUTO = {
 }
 _WRITES = re.compile(r"(ForCausalLM|LMHeadModel|(T5|Bart|Pegasus)ForConditionalGeneration)$")
 """The classes whose models write text after text."""
+_SENTENCE = """\
+words = tokenizer("Once upon a time", return_tensors="pt").input_ids.to(model.device)
+print(tokenizer.decode(model.generate(words, max_new_tokens=40)[0], skip_special_tokens=True))
+"""
+_COUNT = 'f"{model.num_parameters():,} parameters on {model.device}"\n'
 _PLACES = {
     "UNet": "diffusion_models",
     "Transformer2DModel": "diffusion_models",
@@ -109,19 +114,16 @@ def loading_snippets(
     if library != "transformers" or variant:
         return {library: loading_code(repo_id, library, architecture, variant, base) + "\n"}
     model = _class_of(architecture)
-    load = f'{model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")'
-    names = ", ".join(sorted({model, "AutoTokenizer"}))
+    load = f"""\
+from transformers import {", ".join(sorted({model, "AutoTokenizer"}))}
+
+model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
+tokenizer = AutoTokenizer.from_pretrained({repo_id!r})
+"""
     empty = f"{model}(config).to(config.dtype)"
     if model.startswith("Auto"):
         empty = f"{model}.from_config(config, dtype=config.dtype)"
-    return {
-        "transformers": f"""\
-from transformers import {names}
-
-model = {load}
-tokenizer = AutoTokenizer.from_pretrained({repo_id!r})
-""",
-        "accelerate": f"""\
+    dispatch = f"""\
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from huggingface_hub import snapshot_download
 from transformers import {", ".join(sorted({model, "AutoConfig"}))}
@@ -132,25 +134,10 @@ with init_empty_weights():
     model = {empty}
 model.tie_weights()
 model = load_checkpoint_and_dispatch(model, folder, device_map="auto")
-""",
-        COLAB: f"""\
-!pip install -qU transformers accelerate
-from transformers import {names}
-
-model = {load}
-tokenizer = AutoTokenizer.from_pretrained({repo_id!r})
-words = tokenizer("Once upon a time", return_tensors="pt").input_ids.to(model.device)
-print(tokenizer.decode(model.generate(words, max_new_tokens=40)[0], skip_special_tokens=True))
 """
-        if writes(architecture)
-        else f"""\
-!pip install -qU transformers accelerate
-from transformers import {model}
-
-model = {load}
-f"{{model.num_parameters():,}} parameters on {{model.device}}"
-""",
-    }
+    last = _SENTENCE if writes(architecture) else _COUNT
+    cell = f"!pip install -qU transformers accelerate\n{load}{last}"
+    return {"transformers": load, "accelerate": dispatch, COLAB: cell}
 
 
 def writes(architecture: str | None) -> bool:
