@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests import models
 from tests.hubs import download, push, shard
 from tests.localhub.conftest import Server
-from tests.page.conftest import Visit, become
+from tests.page.conftest import Visit, become, shift
 from tests.page.site import Site, answer_in, call, copy_name
 
 
@@ -38,6 +38,7 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
     # The first screen has the check, or the way to it.
     expect(page.locator("#check-message")).to_contain_text("Sign in to check every byte.")
     expect(page.locator("#check-message button")).to_be_in_viewport()
+    assert shift(page) <= 0.05
     become(page, space, "bob")
     expect(page.locator("#check")).to_be_in_viewport()
     page.locator("#check:not([disabled])").click()
