@@ -6,7 +6,9 @@ window.shardMyRepo = {
     const kind = (search) => (search.match(/^\?(repo|job|result|compare)=/) ?? [])[1];
     // A plan or a comparison that arrives after the job has started must not replace its address.
     if (["repo", "compare"].includes(kind(query)) && kind(window.location.search) === "job") return;
-    const goes = kind(query) !== kind(window.location.search) && kind(window.location.search);
+    // A job becomes its result, so "Back" must not lead to the job, which would become its result again.
+    const goes = kind(query) !== kind(window.location.search) && kind(window.location.search)
+      && !(kind(window.location.search) === "job" && kind(query) === "result");
     window.history[goes ? "pushState" : "replaceState"](window.history.state, "", query);
     // A Space is in a frame. The Hub copies the address from it.
     if (window.parent !== window) {
@@ -239,9 +241,9 @@ const passed = (seconds) => {
 };
 
 function tick() {
-  const job = document.querySelector("#progress .job");
+  const job = document.querySelector(".job");
   const active = job && "active" in job.dataset;
-  const state = active && job.dataset.percent ? `${job.dataset.percent}%` : job?.querySelector(".state")?.innerText;
+  const state = active && job.dataset.percent ? `${job.dataset.percent}%` : job?.querySelector(".state")?.textContent.trim();
   document.title = job ? `${state} · ${TITLE}` : TITLE;
   const elapsed = job?.querySelector(".elapsed");
   const soFar = elapsed && `${passed(Date.now() / 1000 - elapsed.dataset.since)} so far`;
@@ -264,7 +266,7 @@ new MutationObserver((changes) => {
   const has = (what) => parts.some((part) => part.matches(what) || part.querySelector(what));
   if (has("#progress .job") || changes.some((change) => change.type === "attributes")) heard = Date.now();
   if (has("#progress .job, #job-map .map")) colour();
-  if (has("#progress .job, #progress .elapsed")) tick();
+  if (has(".job, #progress .elapsed")) tick();
   document.querySelectorAll("fieldset[id]").forEach(group);
   arrived();
   tellTrouble();

@@ -181,7 +181,8 @@ def panels_of(name: str) -> Iterable[str]:
     record = JobRecord("x", name, JobRequest(name, name, Options()), 1, 0.0, "failed")
     yield job_panels.jobs_panel([record])
     yield panels.log_panel(status_of(record, history))
-    yield differences_panel(status_of(record, history), [name])
+    compared = replace(record, request=JobRequest("a/b", "c/d", kind="verify"), error=(name, name))
+    yield differences_panel(status_of(compared, history), [name], "http://hub", "http://page/")
     for at in (trust, Trust("fits", (name,), made=report.plan.made)):
         for proof in ({}, {"mismatches": (wrong,)}, {"unreached": (name,), "unstated": True}):
             yield result_panel(proved(report, **proof), at, places)

@@ -15,7 +15,7 @@ from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import MAX_FILES
 from sharding.core.made import phrase
 from sharding.core.options import Request
-from sharding.core.text import duration, format_bytes, undecided_sentence, within_words, without_revision
+from sharding.core.text import count, duration, format_bytes, undecided_sentence, within_words, without_revision
 from sharding.core.verification import Outcome, Verification
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
@@ -208,7 +208,7 @@ class History:
         """Add to the log how the job ended, from its `record`, unless the job has logged it already."""
         lines = [record.error[0]] if record.error and record.error != self.error else []
         if record.state == "cancelled":
-            lines += ["Its staged files were discarded."] * bool(self.planned) + [record.remark] * bool(record.remark)
+            lines += ["Its unfinished files were deleted."] * bool(self.planned) + [record.remark] * bool(record.remark)
         for line in lines:
             self.say(line, record.ended or record.created)
 
@@ -247,12 +247,13 @@ class History:
                     case "undecided":
                         return undecided_sentence(outcome.tensors)
                     case "different":
-                        return f"Verification found {outcome.tensors:,} differences, so the copy is not published."
+                        so = ", so the copy is not published" * bool(self.planned)  # a comparison has no plan
+                        return f"Verification found {count(outcome.tensors, 'difference')}{so}."
             case Probed():
                 self.loads = ((self.loads or (0, 0))[0] + 1, event.loads)
                 name = "the original" if event.side == "original" else "the copy"
                 size = format_bytes(event.cost.peak_anon_bytes)
-                return f"Loaded {name}, {event.cost.outcome}: at most {size} of anonymous memory."
+                return f"Loaded {name}, {event.cost.outcome}: at most {size} of memory."
             case ComparisonSummary():
                 self.costs = event
                 return f"Compared: {event.verdict.sentence}"

@@ -77,6 +77,7 @@ _LOOK_SECONDS = 0.02
 """Seconds between two looks into Gradio's queue. Gradio 6.31 looks every millisecond, which takes 8% of a core."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
+_BECOME = "(query) => query.startsWith('?result=') && window.shardMyRepo.address(query)"
 _BUILDING = "Building the model without its weights …"
 _SHOW_LIST = "() => window.shardMyRepo.showList()"
 
@@ -92,7 +93,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         showing = Showing(desk, site, form)
         result = [form.result, form.result_map, form.result_details, form.check, form.load, form.check_message]
         arrived.then(showing.show, form.wanted, result, **_QUIET)
-        arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
+        arrived.then(running.follow, form.job, _job_parts(form), **_QUIET).then(None, form.query, js=_BECOME)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 
         listed = form.result_map.select(patient(showing.list_tensors), form.wanted, form.result_tensors, **_QUIET)
@@ -185,7 +186,8 @@ def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running
 
 def _follow(form: Form, after: Dependency, running: Running) -> None:
     after.then(None, [form.query, form.job], js=_SHOW_JOB)
-    after.then(running.follow, form.job, _job_parts(form), **_QUIET)
+    followed = after.then(running.follow, form.job, _job_parts(form), **_QUIET)
+    followed.then(None, form.query, js=_BECOME)
 
 
 def _plan_parts(form: Form) -> list[Block]:
@@ -206,4 +208,5 @@ def _plan_parts(form: Form) -> list[Block]:
 
 def _job_parts(form: Form) -> list[Block]:
     shown: list[Block] = [form.run_heading, form.progress, form.job_map, form.cancel, form.resume, form.run_message]
-    return [*shown, form.log, form.outcome, form.result, form.result_details, form.job, form.query]
+    shown += [form.log, form.run, form.outcome, form.result, form.result_map, form.result_details, form.past]
+    return [*shown, form.check, form.load, form.check_message, form.wanted, form.job, form.query]

@@ -7,19 +7,20 @@ from collections.abc import Iterable, Mapping
 from markupsafe import Markup
 
 from sharding.core.made import phrase
+from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, unchecked_sentence, within_words
 from sharding.core.verification import UNCHECKED, Difference
 from sharding.desk import JobStatus
 from sharding.drawing.heat import distance_of, draw_heat, level_of
+from sharding.page.job_panels import mismatches_of
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.result_panels import CLAIMED, FITS, READ, READ_HERE, Rung, named
-from sharding.report.comparison import ComparisonSummary
+from sharding.storage.names import parse_address
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust
 
 _MOST_SHOWN = 100  # The most rows of a table of tensors. Nobody reads more, and `diff --json` has all.
-_ASKED = "you named an original and a copy"  # What the first step of the ladder rests on.
 
 _KINDS: Mapping[Kind, str] = {
     "missing": "only in the original",
@@ -46,7 +47,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     return render(
         "same",
         likeness=likeness,
-        pages=[side.page(endpoint) for side in (likeness.original, likeness.copy)],
+        endpoint=endpoint,
         headline=headline,
         tone="good" if is_read and not trust.caveats else "bad" if trust.level == "contradicted" else "",
         rung=_rung(likeness, is_read, was_read, trust.until),
@@ -58,14 +59,17 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     )
 
 
-def outcome_panel(status: JobStatus) -> str:
-    """Return the panel of a job that has read every tensor of two repos and found no difference beyond a tolerance."""
-    asked, proof = status.request, status.verification
-    comparison = query_of(Wish(compare=asked.source, against=asked.destination))
+def outcome_panel(status: JobStatus, endpoint: str, address: str) -> str:
+    """Return the panel of a job that has read every tensor of two repos and found no difference beyond a tolerance.
+
+    Links to the comparison begin with the `address` of this page.
+    """
+    proof = status.verification
     return render(
         "checked",
-        link=query_of(Wish(result=asked.destination)) if asked.of_result else comparison,
-        of_result=asked.of_result,
+        sides=_sides(status, endpoint),
+        endpoint=endpoint,
+        link=address + _link(status),
         unchecked=unchecked_sentence(UNCHECKED),
         unreached=status.unreached,
         unstated=bool(proof and proof.unstated),
@@ -75,29 +79,40 @@ def outcome_panel(status: JobStatus) -> str:
     )
 
 
-def loads_panel(costs: ComparisonSummary, place: str) -> str:
-    """Return what loading the result in `place` and its source costs, as a job has measured it."""
-    picture = Markup(costs.picture) if costs.picture else ""
-    return render("loads", costs=costs, picture=picture, link=query_of(Wish(result=place)))
+def _sides(status: JobStatus, endpoint: str) -> list[Place]:
+    """Return the two repos that a job has compared, at their commits."""
+    return [parse_address(text, endpoint) for text in (status.request.source, status.request.destination)]
 
 
-def differences_panel(status: JobStatus, names: Iterable[str]) -> str:
-    """Return by how much the tensors of two repos differ, for a job that has read both. `names` are all tensors."""
+def _link(status: JobStatus) -> str:
+    return query_of(Wish(compare=status.request.source, against=status.request.destination))
+
+
+def differences_panel(status: JobStatus, names: Iterable[str], endpoint: str, address: str) -> str:
+    """Return by how much the tensors of two repos differ, for a job that has read both. `names` are all tensors.
+
+    Links to the comparison begin with the `address` of this page.
+    """
     proof = status.verification
     differences = (proof.differences if proof else None) or ()
+    reason = " ".join(status.error) if status.error else ""
     worst = sorted(differences, key=lambda one: (-level_of(one), -distance_of(one), one.tensor))
     return render(
         "differences",
+        sides=_sides(status, endpoint),
+        endpoint=endpoint,
+        reason=reason,
         heat=Markup(draw_heat(names, differences)),
         rung=Rung(
             FITS if all(one.equal is not None for one in differences) else CLAIMED,
             READ,
-            (_ASKED, "names, shapes and dtypes", "read by this page"),
+            ("", "names, shapes and dtypes", "read by this page"),
         ),
         headline=f"{count(len(worst), 'tensor')} of {proof.tensors if proof else 0:,} differ{'s' * (len(worst) == 1)}.",
         rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
         more=max(len(worst) - _MOST_SHOWN, 0),
-        link=query_of(Wish(compare=status.request.source, against=status.request.destination)),
+        mismatches=mismatches_of(status),
+        link=address + _link(status),
     )
 
 
@@ -123,12 +138,12 @@ def _percent(part: float) -> str:
 def _rung(likeness: Likeness, is_read: bool, was_read: bool, until: str) -> Rung:
     what, size = "names, shapes and dtypes", format_bytes(likeness.bytes)
     if is_read:
-        return Rung(READ, words=(_ASKED, what, f"{size}, by this page{f'; known {until}' if until else ''}"))
+        return Rung(READ, words=("", what, f"{size}, by this page{f'; known {until}' if until else ''}"))
     if was_read:
-        return Rung(FITS, READ, (_ASKED, what, "read by this page"))
+        return Rung(FITS, READ, ("", what, "read by this page"))
     if likeness.verdict == "different":
-        return Rung(CLAIMED, FITS, (_ASKED, what, "not read"))
-    return Rung(FITS, words=(_ASKED, what, f"not yet: {size}"))
+        return Rung(CLAIMED, FITS, ("", what, "not read"))
+    return Rung(FITS, words=("", what, f"not yet: {size}"))
 
 
 def _facts(likeness: Likeness) -> Iterable[str]:
@@ -148,8 +163,8 @@ def _facts(likeness: Likeness) -> Iterable[str]:
         verb = "differs" if len(claims.differing) == 1 else "differ"
         say = f"say that {count(len(claims.differing), 'tensor')} {verb}" if claims.differing else "are all equal"
         yield (
-            f"Claimed: the digests of tensors that both repos store {say}. Whoever uploaded them may have written any "
-            "digests, so that proves nothing."
+            f"Both repos store checksums of their tensors, which {say}. Whoever uploaded them may have written any "
+            "checksums, so that proves nothing."
         )
     if likeness.variant:
         yield f"Compared with the variant {likeness.variant} of the original."

@@ -110,11 +110,12 @@ class Form:
         with _step("outcome", visible=False) as self.outcome:
             self.result = _panel("result")
             self.check = _button("Read every byte of both now", "check", "primary", visible=False)
-            self.load = _button("Measure loading", "load", visible=False)
             self.check_message = _panel("check-message")
             self.result_map = _panel("result-map", js_on_load=_CHOSEN)
             self.result_tensors = _panel("result-tensors")
+            self.load = _button("Measure loading", "load", visible=False)
             self.result_details = _panel("result-details")
+            self.past = _panel("past")  # the job
         with _step("run", visible=False) as self.run:
             self.run_heading = _panel("run-heading")
             self.progress = _panel("progress")

@@ -4,18 +4,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from markupsafe import Markup
+
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress
 from sharding.core.made import keeps_sizes, phrase
-from sharding.core.text import count, duration, format_bytes, within_words, without_revision
+from sharding.core.text import count, duration, format_bytes, without_revision
 from sharding.core.verification import Mismatch
 from sharding.desk import JobStatus
 from sharding.desk.forecast import range_around
 from sharding.desk.jobs import JobRecord, newest_of
 from sharding.page.links import Wish, query_of
-from sharding.page.panels import about
+from sharding.page.panels import about, log_panel
 from sharding.page.render import help_with, render, without_options
-from sharding.page.result_panels import named
 
 _MOST_PERCENT = 99  # The bar is never full before the job is done.
 _READING, _NUMBERS = 9, 1
@@ -172,7 +173,7 @@ def _numbers(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> tu
     elif status.loads:
         numbers += [("Loads", "{} of {}".format(*status.loads))]
     uploaded, deduplicated = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
-    return (*numbers, ("Uploaded", uploaded), ("On the Hub already", deduplicated))
+    return (*numbers, ("Uploaded", uploaded), ("Not sent again", deduplicated))
 
 
 _MOST_JOBS = 8
@@ -180,18 +181,20 @@ _LATER = "You can close this page and come back with the link of the job."
 
 
 def heading_of(status: JobStatus) -> str:
-    """Return the heading of a job."""
-    is_over = status.state == "done" or differs(status)
+    """Return the heading of a job that has not come to its result."""
     if status.request.kind == "compare":
-        title = "Loads compared" if is_over else "Measuring what loading costs"
+        title = "Measuring what loading costs"
     elif status.request.kind == "shard":
         title = "The copy was not published" if status.state == "failed" else "Making the copy"
-        title = "Your copy" if is_over else title
-    elif status.request.of_result:
-        title = "Result checked" if is_over else "Checking a result"
     else:
-        title = "Repos compared" if is_over else "Comparing two repos"
+        title = "Checking a result" if status.request.of_result else "Comparing two repos"
     return render("heading", title=title)
+
+
+def past_panel(status: JobStatus, source_link: str) -> str:
+    """Return how a job went that has come to its result, folded."""
+    parts = {"job": Markup(job_panel(status, source_link, "")), "log": Markup(log_panel(status))}
+    return render("past", seconds=status.whole_seconds, **parts)
 
 
 def job_panel(status: JobStatus, source_link: str, link: str) -> str:
@@ -209,13 +212,12 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         detail=detail,
         timeline=timeline,
         is_running=status.state == "running",
-        proved=_proved(status),
         tick=f"{status.progress.bytes_done if status.progress else 0} {status.log[-1:]}",
         link=link,
         is_active=status.state in ("queued", "running", "cancelling"),
         files=files_of(status) if status.state != "failed" else Files(),
         help=help_with(status.remedy),
-        mismatches=_mismatches(status),
+        mismatches=mismatches_of(status),
         again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
         overflowing=_form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None,
         is_check=is_check,
@@ -247,15 +249,18 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
         case "running":
             return timeline.headline if timeline else "Starting", _LATER
         case "cancelling":
-            return "Cancelling", "" if status.request.kind != "shard" else "Its staged files are being discarded."
+            return "Cancelling", "" if status.request.kind != "shard" else "Its unfinished files are being deleted."
         case "cancelled" if status.request.kind == "compare":
             return "Cancelled", "Nothing was measured to the end."
         case "cancelled" if status.request.kind == "verify":
             return "Cancelled", "The check did not finish, so it proves nothing."
         case "cancelled":
-            return "Cancelled", f"Nothing was published, and its staged files were discarded. {status.remark}".rstrip()
+            return (
+                "Cancelled",
+                f"Nothing was published, and its unfinished files were deleted. {status.remark}".rstrip(),
+            )
         case "done":
-            return "Done", status.remark
+            return "Done", ""
         case "interrupted":
             reason = status.error[0] if status.error else ""
             return "Interrupted", f"{reason} Resume keeps the finished files and goes on from there.".strip()
@@ -272,7 +277,12 @@ def differs(status: JobStatus) -> bool:
     return status.request.kind == "verify" and proof is not None and not proof.holds
 
 
-def _mismatches(status: JobStatus) -> list[Mismatch]:
+def has_outcome(status: JobStatus) -> bool:
+    """Return whether a job has made, read or measured what it was to, so that it shows that instead of itself."""
+    return status.state == "done" or bool(differs(status) and status.verification and status.verification.differences)
+
+
+def mismatches_of(status: JobStatus) -> list[Mismatch]:
     """Return the mismatches of a failed job, without those that `differences_panel` shows with their numbers."""
     proof = status.verification
     if proof is None or status.state != "failed":
@@ -286,21 +296,6 @@ def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
     asked = status.request
     options = replace(asked.options, allow_overflow=asked.options.allow_overflow or with_overflow)
     return query_of(Wish(asked.source, options, to=asked.destination, private=bool(asked.private)))
-
-
-def _proved(status: JobStatus) -> str:
-    """Return what a job that is done has proved, and how long that took. "" if it has proved nothing."""
-    proof = status.verification
-    if proof is None or status.state != "done" or not proof.holds:
-        return ""
-    which = "tensors of both repos" if status.request.kind == "verify" else "tensors"
-    done = phrase(proof.made, named)
-    outcome = " and equal to the original's" if done else " and identical"
-    outcome = "; they match what was read" if proof.unstated else outcome
-    outcome = f"; {within_words(proof.tensors, proof.within)}" if proof.within else f"{outcome}{done}"
-    again = "read" if status.request.kind == "verify" else "read again"
-    took = duration(max(proof.seconds, 0.1))
-    return f"{proof.tensors:,} of {proof.tensors:,} {which} {again}{outcome}, in {took}."
 
 
 @dataclass(frozen=True, slots=True)

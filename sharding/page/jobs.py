@@ -10,23 +10,22 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ReplaceRefused, ShardingError, UsageError
 from sharding.core.limits import MAX_WATCHERS, ROUNDS, VIEW_SECONDS
+from sharding.core.text import without_revision
 from sharding.desk import JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
-from sharding.desk.judgement import BESIDE
 from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.comparison_panels import differences_panel, loads_panel, outcome_panel
+from sharding.page.comparison_panels import differences_panel, outcome_panel
 from sharding.page.form import HIDDEN, PRIVATE, START, Shown, Update, Values
-from sharding.page.job_panels import differs, heading_of, job_panel
+from sharding.page.job_panels import differs, has_outcome, heading_of, job_panel, past_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
-from sharding.page.render import SIGN_IN, render
-from sharding.page.result_panels import details_panel, result_panel
+from sharding.page.render import HOME, SIGN_IN, Help, render
+from sharding.page.results import Showing
 from sharding.page.site import Events, Login, person
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import propose_name
 from sharding.storage.names import new_repo_id
-from sharding.verify.trust import Trust, lowered
 
 _SIGN_IN_AND_START = "Sign in and start"
 _NEEDS_LOGIN = ("Sign in to push.", "Your choices are kept.", SIGN_IN)
@@ -151,7 +150,6 @@ class Pushing(Events):
         }
 
 
-_OWN = Trust("made-here", ("This page made the copy. It read every byte again before it published the copy.", BESIDE))
 _NOT_YOURS = (
     "You have no job with this id here.",
     "Jobs are kept for a day, and only the account that started a job can see it. Look for the copy in its repo.",
@@ -197,6 +195,12 @@ class Running(Events):
         now: JobStatus | None = status
         shown, is_drawn = None, False
         while now is not None:
+            if has_outcome(now):
+                if shown is None:
+                    waiting = render("skeleton", repo_id=without_revision(now.request.destination))
+                    yield {self.form.progress: waiting}
+                yield await self._ended(now, token, request)
+                return
             if now != shown:
                 update = self._show(now, request)
                 if now.state == "failed":
@@ -204,14 +208,40 @@ class Running(Events):
                 elif now.planned and not is_drawn:
                     update |= await patient(self._drawn)(now, token)
                     is_drawn = True
-                if now.state == "failed" and now.verification and now.verification.differences:
-                    update |= await patient(self._differences)(now, token)
                 yield update
             if now.state not in ACTIVE:
                 return
             shown = now
             await asyncio.sleep(2 * VIEW_SECONDS)
             now = self.desk.status(status.id, status.owner)
+
+    async def _ended(self, status: JobStatus, token: str | None, request: gr.Request) -> Update:
+        """Show what a job has made or found. What it has made is shown as its result page shows it."""
+        form, asked, address = self.form, status.request, self.site.address(request)
+        panels = (form.progress, form.job_map, form.log, form.check_message, form.result_map, form.result_details)
+        emptied: Update = {panel: "" for panel in panels}
+        emptied |= {button: gr.Button(visible=False) for button in (form.check, form.load, form.cancel, form.resume)}
+        try:
+            if status.state == "failed":
+                shown = await patient(self._differences)(status, token, address)
+            elif asked.kind == "verify" and not asked.of_result:
+                shown = {form.result: outcome_panel(status, self.site.endpoint, address)}
+            else:
+                place, showing = status.result or asked.destination, Showing(self.desk, self.site, form)
+                shown = await showing.made(place, token, request, status.costs)
+                if asked.kind != "compare":  # the costs of loading are kept with the job
+                    shown |= {form.job: "", form.query: query_of(Wish(result=place))}
+        except ShardingError as error:
+            shown = {form.result: problem(error, [HOME])}
+        if status.remark:
+            shown[form.result] = message(status.remark, level="warning") + shown[form.result]
+        return {
+            **emptied,
+            **shown,
+            form.run: gr.Column(visible=False),
+            form.outcome: gr.Column(visible=True),
+            form.past: past_panel(status, self.desk.lookup.link(asked.source)),
+        }
 
     def cancel(self, job: str, request: gr.Request, login: Login) -> Update:
         """Stop the job."""
@@ -247,7 +277,7 @@ class Running(Events):
         form = self.form
         if who is None or token is None:
             hint = "Only the account that started it can see it."
-            text = message("You are not signed in, so you cannot see this job.", hint, remedy=SIGN_IN)
+            text = message("You are not signed in, so you cannot see this job.", hint, remedy=SIGN_IN, ways=[HOME])
             return {form.progress: text}
         if self._interrupted(job, who, token):
             text = message(
@@ -256,11 +286,13 @@ class Running(Events):
                 "warning",
             )
             return {form.progress: text, form.resume: gr.Button(visible=True)}
-        return {form.progress: message(_NOT_YOURS[0], _NOT_YOURS[1], "error")}
+        copy = destination_of(job)
+        ways = [Help(label=f"Look at {copy}", link=query_of(Wish(result=copy)))] if copy else []
+        return {form.progress: message(_NOT_YOURS[0], _NOT_YOURS[1], "error", ways=[*ways, HOME])}
 
     def _show(self, status: JobStatus, request: gr.Request) -> Update:
         form, address = self.form, self.site.address(request)
-        update: Update = {
+        return {
             form.run_heading: heading_of(status),
             form.progress: job_panel(
                 status, self.desk.lookup.link(status.request.source), address + query_of(Wish(job=status.id))
@@ -276,23 +308,6 @@ class Running(Events):
                 visible=status.state in ("interrupted", "failed") and not differs(status),
             ),
         }
-        if status.costs and status.request.kind == "compare" and status.state == "done":
-            shown = {form.result: loads_panel(status.costs, status.request.destination), form.result_details: ""}
-            return {**update, form.outcome: gr.Column(visible=True), **shown}
-        if status.request.kind == "verify" and status.state == "done":
-            shown = {form.result: outcome_panel(status), form.result_details: ""}
-            return {**update, form.outcome: gr.Column(visible=True), **shown}
-        if status.report is None or status.state != "done":
-            return update  # neither words nor links of a success
-        report, revision = status.report, status.published.ref.revision if status.published else ""
-        places = self.places(status.request.destination, revision, request)
-        trust = lowered(replace(_OWN, made=report.plan.made), report.verification.unreached)
-        return {
-            **update,
-            form.outcome: gr.Column(visible=True),
-            form.result: result_panel(report, trust, places),
-            form.result_details: details_panel(report, places, trust, status.whole_seconds),
-        }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:
         """Draw the map that gets its colours as files are finished."""
@@ -304,10 +319,9 @@ class Running(Events):
                 return {self.form.job_map: drawn}
         return {}
 
-    def _differences(self, status: JobStatus, token: str | None) -> Update:
+    def _differences(self, status: JobStatus, token: str | None, address: str) -> Update:
         """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""
-        asked, form, names = status.request, self.form, set[str]()
+        names = set[str]()
         with suppress(ShardingError):
-            names = {tensor.name for tensor in self.desk.models.inspect(asked.destination, "", token).tensors}
-        shown = {form.result: differences_panel(status, names), form.result_details: ""}
-        return {form.outcome: gr.Column(visible=True), **shown}
+            names = {tensor.name for tensor in self.desk.models.inspect(status.request.destination, "", token).tensors}
+        return {self.form.result: differences_panel(status, names, self.site.endpoint, address)}

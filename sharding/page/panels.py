@@ -18,7 +18,7 @@ from sharding.desk.overview import Overview
 from sharding.drawing.map_svg import script_data, stretches
 from sharding.drawing.model_map import ModelMap, today_of
 from sharding.page.form import size_label
-from sharding.page.render import help_with, in_page_words, render, without_options
+from sharding.page.render import Help, help_with, in_page_words, render, without_options
 from sharding.planning.devices import CONTEXT_TOKENS, DevicePlan, Need, device_snippet, where_it_fits
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.schema import Inspection
@@ -29,14 +29,17 @@ _MANY = 40  # With more columns than this, a map can be searched and zoomed.
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
 
-def message(text: str, hint: str = "", level: str = "note", remedy: Remedy | None = None) -> str:
-    """Return a message for beside its field. Words for `remedy` replace sentences for the command line."""
-    return render("message", message=text, hint=without_options(hint), level=level, help=help_with(remedy))
+def message(
+    text: str, hint: str = "", level: str = "note", remedy: Remedy | None = None, ways: Iterable[Help] = ()
+) -> str:
+    """Return a message for beside its field, with `ways` on. Words for `remedy` replace sentences for a terminal."""
+    helps = dict.fromkeys((help_with(remedy), *ways))
+    return render("message", message=text, hint=without_options(hint), level=level, helps=helps)
 
 
-def problem(error: ShardingError) -> str:
-    """Return the message of an error, with its hint and remedy."""
-    return message(error.message, error.hint, "error", error.remedy)
+def problem(error: ShardingError, ways: Iterable[Help] = ()) -> str:
+    """Return the message of an error, with its hint, its remedy, and other `ways` on."""
+    return message(error.message, error.hint, "error", error.remedy, ways)
 
 
 def facts_panel(inspection: Inspection, card: SourceCard) -> str:

@@ -89,6 +89,7 @@ class Help:
 
 
 SIGN_IN = Remedy("sign_in")
+HOME = Help(label="Go home", link="./")
 
 _OF_THE_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|hf auth login|HF_TOKEN|HF_ENDPOINT|[Rr]un again")
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?]) ")

@@ -1,5 +1,6 @@
 """Turn the report of a result into panels that claim no more than is known. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from markupsafe import Markup
@@ -12,22 +13,30 @@ from sharding.desk import Forecast
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
+from sharding.planning.devices import parse_budgets
+from sharding.report.comparison import ComparisonSummary
 from sharding.report.report import asked_of, decided_by
 from sharding.report.schema import Report
-from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
+from sharding.report.snippets import COLAB, download_snippet, how_to_check, loading_snippets, pipeline_snippets, writes
 from sharding.verify.trust import Level, Trust
 
+TITLES = "Has a report", "Structure matches", "Every byte read"
+"""The steps of the ladder of proofs."""
 READ_HERE: tuple[Level, ...] = ("made-here", "read-now")  # Levels at which this page has read every byte itself.
-CLAIMED, FITS, READ = 1, 2, 3  # The steps of the ladder of proofs.
+CLAIMED, FITS, READ = 1, 2, 3  # The numbers of the steps.
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """How far the ladder of proofs is climbed. `words` say below each step what it rests on."""
+    """How far the ladder of proofs is climbed. `words` say below each step what it rests on.
+
+    A step without words is left out: where nobody made a report, nothing is claimed.
+    """
 
     reached: int
     failed: int = 0
-    words: tuple[str, str, str] = ("somebody says so", "names, shapes and dtypes", "read by this page")
+    words: tuple[str, str, str] = ("", "names, shapes and dtypes", "read by this page")
+    titles: tuple[str, str, str] = TITLES
 
 
 def rung_of(trust: Trust) -> Rung:
@@ -42,6 +51,7 @@ class Places:
     """Where a result is: its repo on the Hub at `endpoint`, and its `link` to this page.
 
     `revision` is the commit that is shown, "" if the page does not name it. `badge` is "" if no other site can show it.
+    `install` is the command that installs ours.
     """
 
     repo_id: str
@@ -49,6 +59,7 @@ class Places:
     link: str
     revision: str = ""
     badge: str = ""
+    install: str = "pip install .  # in a clone of the code of this page"
 
     @property
     def page(self) -> str:
@@ -62,7 +73,8 @@ class Places:
 
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
     """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
-    documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Digests of every tensor"}
+    documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Checksums of every tensor"}
+    snippets = _snippets(report, places.repo_id) if report.verification.holds else {}
     return render(
         "result",
         report=report,
@@ -78,7 +90,23 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         made=(known := made_of(trust)),
         explained=explained(known),
         is_told=is_told(report, trust),
+        snippets=snippets,
+        next_step=_next_step(report, known, next(iter(snippets), "")),
+        command="".join(how_to_check(report, places.repo_id).values()),
+        COLAB=COLAB,
     )
+
+
+def _snippets(report: Report, place: str) -> Mapping[str, str]:
+    """Return how to use the result at `place`, by the name of the tool: first what it was probably made for."""
+    source, plan = report.source, report.plan
+    load = loading_snippets(place, source.architecture, source.library, source.variant, source.weights_name)
+    get, load = download_snippet(report, place), {**pipeline_snippets(report, place), **load}
+    if len(plan.shards) == 1:
+        return {**get, **load}
+    fits = plan.total_bytes <= parse_budgets("colab-t4")["cuda:0"]
+    first = [COLAB] if COLAB in load and writes(source.architecture) and fits and not plan.pipeline else []
+    return {**{name: load[name] for name in first}, **load, **get}
 
 
 def is_proved(report: Report, trust: Trust) -> bool:
@@ -88,24 +116,26 @@ def is_proved(report: Report, trust: Trust) -> bool:
     return rung_of(trust).reached == READ and is_known
 
 
-def details_panel(report: Report, places: Places, trust: Trust, seconds: float | None = None) -> str:
-    """Return how to use a result, its link, and the facts of its report: files, cost of loading, how it was made.
+def details_panel(
+    report: Report,
+    places: Places,
+    trust: Trust,
+    seconds: float | None = None,
+    costs: ComparisonSummary | None = None,
+) -> str:
+    """Return what loading a result costs, the links to it, and the facts of its report: files, how it was made.
 
-    `seconds` is the time of the whole job, None if this page did not run it.
+    `seconds` is the time of the whole job, None if this page did not run it. `costs` were measured here, lately.
     """
-    source, comparison = report.source, report.comparison
-    load = loading_snippets(places.repo_id, source.architecture, source.library, source.variant, source.weights_name)
-    get, load = download_snippet(report, places.repo_id), {**pipeline_snippets(report, places.repo_id), **load}
-    snippets = {**get, **load} if len(report.plan.shards) == 1 else {**load, **get}
+    costs = costs or report.comparison
     return render(
         "details",
         places=places,
-        next_step=_next_step(report, made_of(trust)),
-        snippets={**snippets, **how_to_check(report, places.repo_id)},
         report=report,
         is_ours=trust.level == "made-here",
         seconds=seconds,
-        picture=Markup(comparison.picture) if comparison and comparison.picture else None,
+        costs=costs,
+        picture=Markup(costs.picture) if costs and costs.picture else None,
     )
 
 
@@ -116,22 +146,24 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     structure = f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level == "fits" else "not known"
     until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
-        return "its report says so", structure, f"read, but not all is known{until}"
+        return "which anyone could write", structure, f"read, but not all is known{until}"
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
-        return "its report says so", structure, f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
+        return "which anyone could write", structure, f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
     if report.needs_folder:
-        return "its report says so", structure, "not here, because it was made from a folder"
+        return "which anyone could write", structure, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
-    return "its report says so", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
+    return "which anyone could write", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
 
 
-def _next_step(report: Report, made: Made) -> str:
-    """Return what to do with a result first, for the goal that it was made for. `made` is known of it."""
+def _next_step(report: Report, made: Made, first: str) -> str:
+    """Return what to do with a result first. `made` is known of it, and `first` is the name of the first code."""
     if report.plan.pipeline:
         return "Start this on each machine. Each loads only its own part."
     if len(report.plan.shards) == 1:
         return "Download the file into the folder of your tool, or load it by its name."
+    if first == COLAB:
+        return f"Run this cell in a notebook. It loads the copy and writes a sentence. {made[-1].then if made else ''}"
     if made:
         return f"Load it by its name. {made[-1].then}"
     if report.source.of("base"):

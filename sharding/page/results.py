@@ -1,11 +1,11 @@
 """Show the result in any repo, or how alike any two repos are. Only reading every byte needs a login."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
 import gradio as gr
 
-from sharding.core.errors import Refused, ShardingError, VariantMissing
+from sharding.core.errors import Refused, Remedy, ShardingError, VariantMissing
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import Content
@@ -17,13 +17,15 @@ from sharding.page.form import Update
 from sharding.page.goals import SAME
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import map_panel, message, problem, tensors_of
-from sharding.page.render import SIGN_IN
+from sharding.page.render import HOME, SIGN_IN, Help, help_with
 from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
 from sharding.page.site import Events, Login
 from sharding.planning.devices import needed
+from sharding.report.comparison import ComparisonSummary
 from sharding.report.files import Result
 from sharding.report.report import asked_of, decided_by
 from sharding.storage.hub.answers import Person
+from sharding.storage.names import parse_address
 from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
 
@@ -49,9 +51,25 @@ class Showing(Events):
             if claimed.level != "contradicted":
                 yield await patient(self._judged)(result, places, token)
         except ShardingError as error:
-            yield {form.result: problem(error), **hidden}
+            yield {form.result: problem(error, self._ways(wanted, token)), **hidden}
 
-    def _judged(self, result: Result, places: Places, token: str | None) -> Update:
+    async def made(self, place: str, token: str | None, request: gr.Request, costs: ComparisonSummary | None) -> Update:
+        """Show the result in `place` at once as far as it is known, with `costs` that were measured lately."""
+        result = await patient(self.desk.results.read)(place, token)
+        places = self.places(result.repo_id, result.revision, request, is_pinned=True)
+        return {self.form.wanted: place, **await patient(self._judged)(result, places, token, costs)}
+
+    def _ways(self, wanted: str, token: str | None) -> Iterator[Help]:
+        """Offer what to do where there is no result."""
+        with suppress(ShardingError):
+            yield help_with(Remedy("plan_repo", parse_address(wanted, self.site.endpoint).text))
+        if token is None:
+            yield help_with(SIGN_IN)
+        yield HOME
+
+    def _judged(
+        self, result: Result, places: Places, token: str | None, costs: ComparisonSummary | None = None
+    ) -> Update:
         form, report = self.form, result.report
         with readers(1) as pool:
             pool.submit(self.desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it
@@ -65,7 +83,7 @@ class Showing(Events):
         drawn = map_of_copy(copy, original, report.plan.stages, changed)
         return {
             form.result: _certificate(result, trust, places, reading),
-            form.result_details: details_panel(report, places, trust, self.desk.results.seconds_of(result)),
+            form.result_details: details_panel(report, places, trust, self.desk.results.seconds_of(result), costs),
             form.result_map: map_panel(drawn, result.repo_id, need=needed(copy), sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
             form.load: gr.Button(visible=loadable and token is not None),

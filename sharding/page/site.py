@@ -116,7 +116,9 @@ class Events(Asked):
         """Return where the result in `repo_id` is. If it `is_pinned`, its links name the `revision`."""
         endpoint, place = self.site.endpoint, f"{repo_id}@{revision}" if is_pinned else repo_id
         link, badge = self.site.address(request) + query_of(Wish(result=place)), self.site.drawn(BADGE, place)
-        return Places(repo_id, endpoint, link, revision, badge)
+        space = self.site.space
+        install = {"install": f"pip install git+{PUBLIC_HUB}/spaces/{space}"} if space else {}
+        return Places(repo_id, endpoint, link, revision, badge, **install)
 
     def taken(self, job: str) -> Update:
         """Show the part of the page with a job that the desk has taken. Its address becomes that of the job."""

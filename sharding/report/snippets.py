@@ -11,6 +11,7 @@ from sharding.formats.names import SAFETENSORS
 from sharding.report.report import decided_by
 from sharding.report.schema import Report
 
+COLAB = "Colab cell"  # The name of the code for a notebook.
 _KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")  # Names that diffusers looks for if you give none.
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
 _AUTO = {
@@ -19,6 +20,13 @@ _AUTO = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForMaskedLM": "AutoModelForMaskedLM",
 }
+_WRITES = re.compile(r"(ForCausalLM|LMHeadModel|(T5|Bart|Pegasus)ForConditionalGeneration)$")
+"""The classes whose models write text after text."""
+_SENTENCE = """\
+words = tokenizer("Once upon a time", return_tensors="pt").input_ids.to(model.device)
+print(tokenizer.decode(model.generate(words, max_new_tokens=40)[0], skip_special_tokens=True))
+"""
+_COUNT = 'f"{model.num_parameters():,} parameters on {model.device}"\n'
 _PLACES = {
     "UNet": "diffusion_models",
     "Transformer2DModel": "diffusion_models",
@@ -106,17 +114,16 @@ def loading_snippets(
     if library != "transformers" or variant:
         return {library: loading_code(repo_id, library, architecture, variant, base) + "\n"}
     model = _class_of(architecture)
-    empty = f"{model}(config).to(config.dtype)"
-    if model.startswith("Auto"):
-        empty = f"{model}.from_config(config, dtype=config.dtype)"
-    return {
-        "transformers": f"""\
+    load = f"""\
 from transformers import {", ".join(sorted({model, "AutoTokenizer"}))}
 
 model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
 tokenizer = AutoTokenizer.from_pretrained({repo_id!r})
-""",
-        "accelerate": f"""\
+"""
+    empty = f"{model}(config).to(config.dtype)"
+    if model.startswith("Auto"):
+        empty = f"{model}.from_config(config, dtype=config.dtype)"
+    dispatch = f"""\
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from huggingface_hub import snapshot_download
 from transformers import {", ".join(sorted({model, "AutoConfig"}))}
@@ -127,15 +134,15 @@ with init_empty_weights():
     model = {empty}
 model.tie_weights()
 model = load_checkpoint_and_dispatch(model, folder, device_map="auto")
-""",
-        "Colab cell": f"""\
-!pip install -q transformers accelerate
-from transformers import {model}
+"""
+    last = _SENTENCE if writes(architecture) else _COUNT
+    cell = f"!pip install -qU transformers accelerate\n{load}{last}"
+    return {"transformers": load, "accelerate": dispatch, COLAB: cell}
 
-model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
-f"{{model.num_parameters():,}} parameters on {{model.device}}"
-""",
-    }
+
+def writes(architecture: str | None) -> bool:
+    """Return whether a model of the class `architecture` continues a text."""
+    return bool(_WRITES.search(architecture or ""))
 
 
 def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:

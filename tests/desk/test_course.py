@@ -92,7 +92,7 @@ def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
         assert seen(desk, job_id, who) == ends[who]
     said = {who: [line.split(" ", 1)[1] for line in status.log] for who, status in ends.items()}
     planned = "Planned: 240.1 kB in 5 shards."
-    assert said["cancelled"] == [planned, "Its staged files were discarded.", "Look at it."]
+    assert said["cancelled"] == [planned, "Its unfinished files were deleted.", "Look at it."]
     assert said["failed"] == [planned, "The job's process ended with status 3."]
 
 

@@ -276,3 +276,13 @@ def settled(page: Page) -> None:
 def fits(page: Page) -> bool:
     """Whether nothing is wider than the page."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def shift(page: Page) -> float:
+    """How far what was in view has moved since the page was opened, as a browser counts it (cumulative layout shift)."""
+    moved: float = page.evaluate("""() => new Promise((tell) => {
+      new PerformanceObserver((list) => tell(list.getEntries().reduce((sum, entry) => sum + entry.value, 0)))
+        .observe({ type: "layout-shift", buffered: true });
+      setTimeout(() => tell(0), 500);
+    })""")
+    return moved

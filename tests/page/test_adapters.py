@@ -53,14 +53,14 @@ def test_a_merge_goes_from_its_goal_to_its_certificate(home: Site, visit: Visit,
     expect(page.locator("#measure input")).not_to_be_visible()
     expect(page.locator("#shards")).not_to_contain_text("Load and save")
     start_job(page, copy_name("merged"))
-    expect(page.locator("#progress .route")).to_contain_text("bob/plain, with the adapter bob/lora merged")
-    expect(page.locator("#result h2")).to_contain_text(
+    expect(page.locator(".job .route")).to_contain_text("bob/plain, with the adapter bob/lora merged")
+    expect(page.locator("#result h2.state")).to_contain_text(
         re.compile(r"bit-identical to .*plain@\w+, with the adapter .*lora@\w+ merged")
     )
     expect(page.locator("#result")).to_contain_text(f"The adapter changes {CHANGED} of {TENSORS} tensors")
     expect(page.locator("#result a", has_text="lora").first).to_have_attribute("href", re.compile("/bob/lora/tree/"))
-    expect(page.locator("#result-details")).to_contain_text("It needs no PEFT and no adapter.")
-    expect(page.locator("#job-map .legend")).to_contain_text("tensors change")
+    expect(page.locator("#result")).to_contain_text("It needs no PEFT and no adapter.")
+    expect(page.locator("#result-map .legend")).to_contain_text("tensors change")
     assert not page.complaints  # type: ignore[attr-defined]
 
 

@@ -24,20 +24,26 @@ def test_at_home_the_saved_login_is_used_and_my_jobs_lead_back_to_what_was_made(
     page = visit(home, f"?repo={long}&size={LONG}")
     expect(page.locator("#account")).to_contain_text("Signed in as alice")
     where(page).get_by_label("Private", exact=True).check()
-    name = copy_name()
-    job = start_job(page, name)
-    page.locator("#log summary").click()
+    with held_job(hub, name := copy_name()):
+        job = start_job(page, name)
+        expect(page.locator("#progress .running")).to_contain_text("Writing the files")
+        shows_how_full_files_are(page)
+        page.reload()
+        page.locator("#progress .running").wait_for()
     result = page.locator("#result")
     expect(result).to_contain_text("bit-identical")
-    assert f"{home.address}/?result=alice/{name}" in page.locator("#result-details .share-link pre").inner_text()
+    # The page has become that of the result. How the job went is folded below it.
+    expect(page.locator("#run")).to_have_count(0)
+    expect(page).to_have_url(re.compile(rf"\?result=alice/{name}@[0-9a-f]{{40}}$"))
+    assert page.locator("#result-details .share-link pre").inner_text() == page.url
+    past = page.locator("#past")
+    expect(past.locator(".timeline")).to_be_hidden()
+    past.locator("summary").first.click()
+    expect(past.locator(".timeline")).to_contain_text("Read them again")
     assert hub.api().model_info(f"alice/{name}").private is True
     assert asked_for(home, job)["compare"] is False  # nothing is loaded unless that is asked for
-    # It has all its colours, and what was opened stays open.
-    expect(page.locator("#job-map .strip.after rect[data-c]")).not_to_have_count(0)
-    expect(page.locator("#job-map .strip.after rect.waiting")).to_have_count(0)
-    expect(page.locator("#log details")).to_have_attribute("open", "")
+    expect(page.locator("#result-map .strip.after rect[data-c]")).not_to_have_count(0)
     assert violations(page, axe()) == []
-    shows_how_full_files_are(page)
     page.go_back()
     expect(page).to_have_url(re.compile(f"repo={long}"))
     expect(files(page)).to_have_count(12)
@@ -167,8 +173,8 @@ def test_a_job_is_resumed_after_the_space_was_restarted_with_an_empty_disk(
     expect(other.locator("#progress")).to_contain_text("so you cannot see this job")
     become(other, site, "alice")
     other.get_by_role("button", name="Resume").click()
-    expect(other.locator("#log")).to_contain_text("kept from an earlier run")
     expect(other.locator("#result")).to_contain_text("All 60 tensors bit-identical")
+    expect(other.locator("#past")).to_contain_text("kept from an earlier run")
     assert hub.api(False).model_info(f"alice/{name}").private is False
 
 

@@ -173,7 +173,9 @@ def test_a_plan_and_its_map_and_result_show_its_stages() -> None:
     assert "pipeline" not in panels.shards_panel(made().plan, FORECAST)
     drawn = panels.map_panel(map_of_plan(cut.source, cut.plan), "me/it")
     assert drawn.count("<b>Machine ") == 2 and "layers 2 to 3" in drawn.partition("Machine 2")[2]
-    details = words(details_panel(cut.report, PLACES, Trust("fits", ())))
+    details = words(
+        result_panel(cut.report, Trust("fits", ()), PLACES) + details_panel(cut.report, PLACES, Trust("fits", ()))
+    )
     assert "torchrun --nnodes 2" in details and "-of-2" in details
 
 
@@ -317,11 +319,15 @@ def test_a_saved_picture_is_called_after_the_model_and_the_size() -> None:
         assert f'data-file="{file}"' in panels.map_panel(drawn, name, size)
 
 
-def test_after_a_single_file_the_line_that_downloads_it_comes_first() -> None:
-    reports = made().report, made(Options(SINGLE_FILE)).report
-    panels = (details_panel(report, PLACES, Trust("claims", ())) for report in reports)
-    many, one = (re.findall(r'role="tab"[^>]*>([^<]*)<', panel) for panel in panels)
-    assert one[0] == "download" and many[0] != "download" and sorted(many) == sorted(one)
+def test_what_to_do_next_depends_on_what_was_made() -> None:
+    report, one, piped = (made(options).report for options in (None, Options(SINGLE_FILE), PIPED))
+    large = replace(report, plan=replace(report.plan, total_bytes=16 * 10**9))  # more than a free Colab holds
+    reports = {"Colab cell": report, "download": one, "pipeline.py": piped, "transformers": large}
+    for first, which in reports.items():
+        html = result_panel(which, Trust("claims", ()), PLACES)
+        tabs = re.findall(r'role="tab"[^>]*>([^<]*)<', html)
+        assert tabs[0] == first and {"transformers", "Colab cell", "download"} <= {*tabs}
+        assert html.index('role="tab"') < html.index("data-trust") < html.index("shard-my-repo verify")
 
 
 def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine() -> None:
@@ -329,16 +335,16 @@ def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine() -> None
     kept, cast = (of(made(options).report, beside=base) for options in (None, Options(LIMIT, dtype="bf16")))
     trust = Trust("fits", ("It fits.",))
     assert ["made from a folder" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [False, True]
-    assert ["shard-my-repo verify" in details_panel(one, PLACES, trust) for one in (kept, cast)] == [True, False]
+    assert ["shard-my-repo verify" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [True, False]
 
 
 def test_a_certificate_leads_to_its_documents() -> None:
     places = Places("me/copy", "http://hub", "", "2" * 40)
     html = result_panel(made().report, Trust("fits", ("It fits.",)), places)
-    documents = dict(re.findall(r'<a href="([^"]*)"[^>]*>(The report|Digests[^<]*)</a>', html))
+    documents = dict(re.findall(r'<a href="([^"]*)"[^>]*>(The report|Checksums[^<]*)</a>', html))
     assert documents == {
         f"http://hub/me/copy/blob/{'2' * 40}/sharding_report.json": "The report",
-        f"http://hub/me/copy/blob/{'2' * 40}/sharding_digests.json": "Digests of every tensor",
+        f"http://hub/me/copy/blob/{'2' * 40}/sharding_digests.json": "Checksums of every tensor",
     }
 
 
@@ -372,7 +378,7 @@ def test_what_was_done_to_numbers_is_said_in_words_that_the_headers_agree_with(l
     assert html.count('href="http://hub/bob/lora/tree/') == 1
     for said in ("The adapter changes 2 of 6 tensors.", "<code>tensor.to(torch.bfloat16)</code>"):
         assert (said in html) == (step != CLAIMED)
-    assert ("the memory of bf16" in details_panel(report, PLACES, trust)) == (step != CLAIMED)
+    assert ("the memory of bf16" in result_panel(report, trust, PLACES)) == (step != CLAIMED)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from sharding.core.origin import Place
 from sharding.core.values import Content, FileEntry, Shard
 from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.desk.jobs import History, JobRecord, JobRequest, JobStatus, status_of
-from sharding.page.job_panels import files_of, heading_of, job_panel, timeline_of
+from sharding.page.job_panels import files_of, job_panel, past_panel, timeline_of
 from sharding.planning.cast import cast_change
 from sharding.planning.plan import plan_shards
 from sharding.report.report import event_json
@@ -166,23 +166,11 @@ def vars_of(of: JobStatus) -> tuple[str, str, str]:
     return files.finished, files.filling, files.checked
 
 
-@pytest.mark.parametrize(
-    ("proof", "kind", "said"),
-    [
-        (PROOF, "shard", "93 of 93 tensors read again and identical, in 4 s. The whole job took 1 min 40 s."),
-        (replace(PROOF, made=CAST), "shard", "read again and equal to the original's, cast to bf16, in 4 s."),
-        (replace(PROOF, unstated=True), "shard", "93 of 93 tensors read again; they match what was read, in 4 s."),
-        (PROOF, "verify", "93 of 93 tensors of both repos read and identical, in 4 s."),
-    ],
-)
-def test_a_job_that_is_done_says_what_was_proved_and_how_long_that_took(
-    proof: Verification, kind: str, said: str
-) -> None:
-    over = status(planned(), event_json(Verified(proof)), state="done", ended=200.0, kind=kind)
-    assert said in panel(over) and "Making" not in heading_of(over) + panel(over)
-    assert "progressbar" not in panel(over)
-    for state in ("running", "interrupted", "failed"):
-        assert "proved" not in panel(replace(over, state=state, ended=None))  # type: ignore[arg-type]
+def test_a_job_that_is_done_is_folded_with_its_time_its_phases_and_its_log() -> None:
+    over = status(planned(), event_json(Verified(PROOF)), state="done", ended=200.0)
+    html = past_panel(over, "http://hub/a/b")
+    assert html.startswith("<details") and "(1 min 40 s)" in html and 'class="timeline"' in html
+    assert "all 93 tensors are bit-identical" in html and "progressbar" not in html
 
 
 def test_a_job_names_its_adapter_before_and_after_its_plan() -> None:
@@ -196,7 +184,7 @@ def test_a_failed_job_says_its_cause_and_nothing_of_a_success() -> None:
     failed = status(*WRITTEN, state="failed", ended=200.0, error=("It broke off.", "Start it again."))
     shown = panel(failed)
     assert "It broke off. Start it again." in shown and "Back to the plan" in shown
-    for what in ("timeline", "numbers", "progressbar", "private", "proved", "finished</p>", "Memory"):
+    for what in ("timeline", "numbers", "progressbar", "private", "finished</p>", "Memory"):
         assert what not in shown, what
     assert 'data-finished=""' in shown and 'data-checked=""' in shown
     wrong = Verification(93, TOTAL, 4.2, Evidence("hub"), (Mismatch("w", "its bytes differ"),))

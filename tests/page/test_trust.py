@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests import models
 from tests.hubs import download, push, shard
 from tests.localhub.conftest import Server
-from tests.page.conftest import Visit, become
+from tests.page.conftest import Visit, become, shift
 from tests.page.site import Site, answer_in, call, copy_name
 
 
@@ -29,17 +29,19 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
     expect(said).to_contain_text("bytes not checked yet")
     assert "good" not in (said.get_attribute("class") or "")
     expect(page.locator("#result")).to_contain_text("this page has not checked that")
-    expect(page.locator("#result-details")).to_contain_text(f"shard-my-repo verify {small}@")
+    check = page.locator("#result details pre")
+    expect(check).to_contain_text(
+        f"pip install git+https://huggingface.co/spaces/carol/shard-my-repo\n\nshard-my-repo verify {small}@"
+    )
     expect(page.locator("#result-details")).to_contain_text("How it was made, as its report says")
     expect(page.locator("#result-details")).to_contain_text("The proof, as its report says: ")
     # The first screen has the check, or the way to it.
     expect(page.locator("#check-message")).to_contain_text("Sign in to check every byte.")
     expect(page.locator("#check-message button")).to_be_in_viewport()
+    assert shift(page) <= 0.05
     become(page, space, "bob")
     expect(page.locator("#check")).to_be_in_viewport()
     page.locator("#check:not([disabled])").click()
-    expect(page.locator("#result")).to_contain_text("Not checked: code, configuration, tokenizer,")
-    page.get_by_role("link", name="Show the result").click()
     said = headline(page, "read-now")
     expect(said).to_contain_text(f"All 14 tensors bit-identical to {small}@")
     expect(page.locator("#result")).to_contain_text("Not checked: code, configuration, tokenizer,")
@@ -59,9 +61,8 @@ def test_what_loading_a_result_costs_is_measured_from_its_page(
     become(page, space, "bob")
     page.locator("#load:not([disabled])").click()
     expect(page.locator("#progress")).to_contain_text("Measure loading")
-    expect(page.locator("#result")).to_contain_text("What loading costs")
-    expect(page.locator("#result svg")).to_be_visible()
-    page.get_by_role("link", name="Show the result").click()
+    expect(page.locator("#result-details")).to_contain_text("What loading costs")
+    expect(page.locator("#result-details svg")).to_be_visible()
     headline(page, "fits")
     expect(page.locator("#load")).to_be_visible()
 

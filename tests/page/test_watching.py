@@ -209,8 +209,11 @@ def test_a_job_that_is_done_is_green_unless_its_weights_are_of_a_commit_that_nob
 ) -> None:
     kind = "check" if check else "copy"
     for source, name in ((MODEL, f"alice/{kind}-merged"), (unmerged, f"alice/{kind}-unmerged")):
-        shown = first(running, done(rooms, source, name, check), "alice")[rooms.form.result]
+        update = whole(running.follow(done(rooms, source, name, check), asks("alice"), None))
+        shown = update[rooms.form.result]
         (state,) = states(shown)
+        assert told(update, rooms.form.run)["visible"] is False and "<details" in update[rooms.form.past]
+        assert check or update[rooms.form.query] == f"?result={update[rooms.form.wanted]}"
         assert ("good" in state) == (source == MODEL), state
         assert check or f'data-trust="{"made-here" if source == MODEL else "unreached"}"' in shown
         assert check or ("No known branch or tag of bob/model contains" in shown) == (source == unmerged)

@@ -170,7 +170,7 @@ def differences() -> Parts:
     history = History()
     history.verification = compared
     status = status_of(JobRecord("x", "me", request, 1, 0.0, "failed"), history)
-    yield "page", page(differences_panel(status, names))
+    yield "page", page(differences_panel(status, names, HUB, "https://page/"))
     bad = made(mismatches=wrong)
     yield "page of a result", page(result_panel(bad.report, Trust("fits", ()), PLACES))
 
@@ -194,11 +194,11 @@ def same() -> Parts:
     for level, caveats in (("read-now", ()), ("read-now", ("Not all is known.",)), ("contradicted", ())):
         panel = likeness_panel(cases["converted"], Trust(level, (), caveats), HUB)  # type: ignore[arg-type]
         yield f"{level}{' with caveats' if caveats else ''}", page(panel)
-    for of_result in (True, False):
-        request = JobRequest("acme/model", "me/copy", Options(), kind="verify", of_result=of_result)
-        history = History()
-        history.verification = proof(made=(MERGE,), within=2)
-        yield "read", page(outcome_panel(status_of(JobRecord("x", "me", request, 1, 0.0, "done"), history)))
+    request = JobRequest("acme/model", "me/copy", Options(), kind="verify")
+    history = History()
+    history.verification = proof(made=(MERGE,), within=2)
+    status = status_of(JobRecord("x", "me", request, 1, 0.0, "done"), history)
+    yield "read", page(outcome_panel(status, HUB, "https://page/"))
 
 
 def certificates() -> Parts:

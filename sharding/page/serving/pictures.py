@@ -24,7 +24,7 @@ from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_ce
 from sharding.page.form import first_view
 from sharding.page.goals import GOALS, SAME
 from sharding.page.links import Wish, read_wish
-from sharding.page.result_panels import CLAIMED, FITS, READ, change_of, is_proved, is_told, rung_of
+from sharding.page.result_panels import CLAIMED, FITS, READ, TITLES, change_of, is_proved, is_told, rung_of
 from sharding.page.site import BADGE, CERTIFICATE, Site
 from sharding.report.files import Result
 from sharding.storage.hub.answers import UNREADABLE, OddAnswer, may_pass
@@ -139,7 +139,6 @@ _T = TypeVar("_T")
 Judge = Callable[[str, str | None], tuple[Result, Trust]]
 """Returns the result in a repo as the owner of a token may see it, and how far you can trust it."""
 
-_TITLES = ("Claimed", "Structure matches", "Every byte read")
 _VERDICTS = {CLAIMED: "only claimed", FITS: "structure matches", READ: "every byte read"}
 _SENTENCES = {CLAIMED: "Claims to be a copy of", FITS: "Matches the structure of", READ: "A copy of"}
 _UNSURE = "read, with caveats", "Matches what was read from", "read, but not all is known"
@@ -290,7 +289,7 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     reached = [number <= climbed for number in (CLAIMED, FITS, READ)]
     missing = _UNSURE[2] if is_unsure else "not yet"
     same = "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
-    steps = zip(_TITLES, ("its report says so", same, "by this page"), reached, strict=True)
+    steps = zip(TITLES, ("which anyone could write", same, "by this page"), reached, strict=True)
     return Certificate(
         result.repo_id,
         verdict,
