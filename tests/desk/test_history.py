@@ -166,7 +166,7 @@ def test_the_log_is_bounded() -> None:
 def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
     tensor = stored_tensor("wte", "U8", (6,), "f", 0, 6)
     checkpoint = Content(Place("hub", "a/b", "c" * 40), (tensor,), (), (FileEntry("f", 6),), (), ())
-    line = event_json(Planned(checkpoint, plan_shards([tensor], Options("6"))))
+    line = event_json(Planned(checkpoint, plan_shards([tensor], Options("6B"))))
     assert json.dumps(line).count('"wte"') == 2
     history = History()
     history.take(line, NOON)
