@@ -280,9 +280,8 @@ def differs(status: JobStatus) -> bool:
 def has_outcome(status: JobStatus) -> bool:
     """Return whether a job has made, read or measured what it was to, so that it shows that instead of itself."""
     proof = status.verification
-    return status.state == "done" or (
-        status.state == "failed" and differs(status) and bool(proof and proof.differences)
-    )
+    differed = status.state == "failed" and differs(status)
+    return status.state == "done" or bool(differed and proof and proof.differences)
 
 
 def mismatches_of(status: JobStatus) -> list[Mismatch]:
