@@ -279,7 +279,9 @@ def differs(status: JobStatus) -> bool:
 
 def has_outcome(status: JobStatus) -> bool:
     """Return whether a job has made, read or measured what it was to, so that it shows that instead of itself."""
-    return status.state == "done" or bool(differs(status) and status.verification and status.verification.differences)
+    proof = status.verification
+    differed = status.state == "failed" and differs(status)
+    return status.state == "done" or bool(differed and proof and proof.differences)
 
 
 def mismatches_of(status: JobStatus) -> list[Mismatch]:

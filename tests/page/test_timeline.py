@@ -11,9 +11,9 @@ from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.values import Content, FileEntry, Shard
-from sharding.core.verification import Evidence, Mismatch, Verification
+from sharding.core.verification import Difference, Evidence, Mismatch, Verification
 from sharding.desk.jobs import History, JobRecord, JobRequest, JobStatus, status_of
-from sharding.page.job_panels import files_of, job_panel, past_panel, timeline_of
+from sharding.page.job_panels import files_of, has_outcome, job_panel, past_panel, timeline_of
 from sharding.planning.cast import cast_change
 from sharding.planning.plan import plan_shards
 from sharding.report.report import event_json
@@ -171,6 +171,14 @@ def test_a_job_that_is_done_is_folded_with_its_time_its_phases_and_its_log() -> 
     html = past_panel(over, "http://hub/a/b")
     assert html.startswith("<details") and "(1 min 40 s)" in html and 'class="timeline"' in html
     assert "all 93 tensors are bit-identical" in html and "progressbar" not in html
+
+
+@pytest.mark.parametrize("state", ["running", "interrupted", "failed", "done"])
+def test_a_job_has_no_outcome_before_it_has_ended(state: Any) -> None:
+    wrong = Verification(93, TOTAL, 4.2, Evidence("both"), (Mismatch("w", "its bytes differ"),))
+    wrong = replace(wrong, differences=(Difference("w", 0.5),))
+    over = replace(status(event_json(Verified(wrong)), kind="verify"), state=state)
+    assert has_outcome(over) == (state in ("failed", "done"))
 
 
 def test_a_job_names_its_adapter_before_and_after_its_plan() -> None:
