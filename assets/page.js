@@ -110,19 +110,21 @@ const tell = (part, detail) => part.dispatchEvent(new CustomEvent("chosen", { bu
 // The first view comes with the page. It stands until Gradio has built what the link opens.
 const opens = document.body.className.match(/opens-\w+/)?.[0] ?? "opens-home";
 const BUILT = { home: "#goals .cards", goal: "#goals .goal", repo: "#goals .chips", job: "#run", result: "#outcome", same: "#same" };
+const LATE = Date.now() + 20_000; // The page is better than a first view that waits for a part which never comes.
 function arrived() {
   const first = document.getElementById("first"), field = document.querySelector("#repo input");
-  if (!first || !field || !document.querySelector(BUILT[opens.slice(6)])) return;
+  const parts = [BUILT[opens.slice(6)], "#masthead .brand", ...(document.getElementById("first-repo") ? ["#repo input"] : [])];
+  if (!first || !(Date.now() > LATE || parts.every((part) => document.querySelector(part)))) return;
   const { value, selectionStart } = document.getElementById("first-repo") ?? {};
   const writes = document.activeElement.id === "first-repo";
   first.remove();
   document.body.classList.remove(opens);
   document.documentElement.classList.remove("dark"); // Gradio has put it on the body
-  if (value) {
+  if (value && field) {
     field.value = value;
     field.dispatchEvent(new Event("input", { bubbles: true }));
   }
-  if (writes) {
+  if (writes && field) {
     field.focus();
     field.setSelectionRange(selectionStart, selectionStart);
   }
@@ -255,6 +257,7 @@ function tick() {
   }
 }
 setInterval(tick, 1000);
+setTimeout(arrived, 20_500);
 
 // --- What the server has written
 

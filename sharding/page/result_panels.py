@@ -158,14 +158,15 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
 
 def _next_step(report: Report, made: Made, first: str) -> str:
     """Return what to do with a result first. `made` is known of it, and `first` is the name of the first code."""
+    then = made[-1].then if made else ""
     if report.plan.pipeline:
         return "Start this on each machine. Each loads only its own part."
     if len(report.plan.shards) == 1:
-        return "Download the file into the folder of your tool, or load it by its name."
+        return f"Download the file into the folder of your tool, or load it by its name. {then}".rstrip()
     if first == COLAB:
-        return f"Run this cell in a notebook. It loads the copy and writes a sentence. {made[-1].then if made else ''}"
-    if made:
-        return f"Load it by its name. {made[-1].then}"
+        return f"Run this cell in a notebook. It loads the copy and writes a sentence. {then}".rstrip()
+    if then:
+        return f"Load it by its name. {then}"
     if report.source.of("base"):
         return "Load it by its name, like the model that was trained."
     return "Load it by its name. If a download breaks, you lose at most one file."
