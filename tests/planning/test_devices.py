@@ -135,7 +135,7 @@ def test_the_command_prints_the_plan_and_a_wider_dtype_takes_as_much_more(run: R
 def test_quantized_weights_take_the_room_of_their_files(save: Callable[[Path], Path], tmp_path: Path) -> None:
     folder = str(save(tmp_path / "in"))
     total = read_checkpoint(open_folder(folder)).total_bytes
-    whole, less = (job.devices(folder, f"cuda:0={room}") for room in (total, total - 1))
+    whole, less = (job.devices(folder, f"cuda:0={room}B") for room in (total, total - 1))
     assert (whole.fits, less.fits) == (True, False)
     assert sum(load.bytes for load in whole.devices) == sum(load.bytes for load in less.devices) == total
 
@@ -167,7 +167,7 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
 
 @given(st.dictionaries(st.sampled_from(["cuda:0", "cuda:1", "cpu"]), st.integers(1, 10**15), min_size=1))
 def test_budgets_read_back_as_they_were_written(budgets: dict[str, int]) -> None:
-    assert parse_budgets(",".join(f"{device}={size}" for device, size in budgets.items())) == budgets
+    assert parse_budgets(",".join(f"{device}={size}B" for device, size in budgets.items())) == budgets
 
 
 def test_a_plan_imports_no_torch_into_its_own_process(tmp_path: Path) -> None:
