@@ -150,7 +150,7 @@ def test_weights_that_a_processor_dequantizes_take_the_room_of_ordinary_ones_whe
     for budget, held in (("cuda:0=1GB", packed), ("cpu=1GB", ordinary), ("cuda:0=1GB,cpu=1GB", ordinary)):
         plan = job.devices(folder, budget)
         assert (plan.fits, sum(load.bytes for load in plan.devices)) == (True, held), budget
-    assert not job.devices(folder, f"cpu={ordinary - 1}").fits
+    assert not job.devices(folder, f"cpu={ordinary - 1}B").fits
 
 
 def test_a_model_that_only_its_own_code_can_build_is_refused(checkpoint: Path) -> None:
