@@ -93,4 +93,4 @@ def test_what_fits_a_place_fits_its_devices_up_to_the_last_byte(folder: Path) ->
     total = read_checkpoint(open_folder(str(folder))).total_bytes
     assert sum(load.bytes for load in job.devices(str(folder), "colab-t4").devices) == total
     for room in (total, total - 1):
-        assert job.devices(str(folder), f"cuda:0={room}").fits == (room >= total)
+        assert job.devices(str(folder), f"cuda:0={room}B").fits == (room >= total)
