@@ -65,7 +65,7 @@ def test_any_checkpoint_comes_out_identical(
     filled = {name: random.integers(0, 2, array.shape).astype(array.dtype) for name, array in tensors.items()}
     folder = write_checkpoint(tmp_path_factory.mktemp("any") / "in", {"model.safetensors": filled}, index=False)
     out = folder.parent / "out"
-    report = finish(job.shard(str(folder), str(out), str(limit)))
+    report = finish(job.shard(str(folder), str(out), f"{limit}B"))
     assert same(arrays(out), filled)
     assert all(record.bytes == (out / record.file).stat().st_size for record in report.shards)
 

@@ -175,7 +175,7 @@ def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running
     shown: list[Block] = [form.likeness, form.read, form.read_message]
     opened = page.load(patient(comparing.arrive), None, [form.choose, form.same, *names, *shown], **_QUIET)
     triggers = [form.compare.click, form.original.input, form.copied.input]
-    asked = gr.on(triggers, comparing.begin, names, shown, trigger_mode="always_last", **_QUIET)
+    asked = gr.on(triggers, comparing.begin, [*names, form.compared], shown, trigger_mode="always_last", **_QUIET)
     verdict: list[Block] = [*shown, form.compare, form.compared, form.query]
     for chosen in (opened, asked):
         compared = chosen.then(patient(comparing.show), names, verdict, trigger_mode="always_last", **_QUIET)

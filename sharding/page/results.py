@@ -163,9 +163,14 @@ class Comparing(Events):
         """Show the section instead of the form of a plan."""
         return {self.form.choose: gr.Column(visible=False), self.form.same: gr.Column(visible=True)}
 
-    def begin(self, original: str, copied: str) -> Update:
-        """Say that the headers are being read, which takes a second or two. Without two names, say what happens."""
+    def begin(self, original: str, copied: str, compared: tuple[str, ...] = ()) -> Update:
+        """Say that the headers are being read, which takes a second or two. Without two names, say what happens.
+
+        Who only leaves a field has asked for the two that are `compared` already.
+        """
         form, names = self.form, [(name or "").strip() for name in (original, copied)]
+        if compared and all(f"{was}@".startswith(f"{name}@") for name, was in zip(names, compared, strict=False)):
+            return {form.likeness: gr.skip()}
         waiting = _INTRODUCTION
         if all(names):
             waiting = message("Reading the headers of both repos …")
