@@ -154,6 +154,14 @@ document.addEventListener("click", (event) => {
   tell(link, { goal });
 });
 
+// Who has named a model is done with the cards, at once: what moves later would move under the hand.
+function named() {
+  const field = document.querySelector("#repo input");
+  document.body.classList.toggle("named", Boolean(field?.value.trim()));
+}
+document.addEventListener("keydown", (event) => event.key === "Enter" && event.target.closest?.("#repo") && named());
+document.addEventListener("click", (event) => event.target.closest("#show") && named());
+
 // --- Groups of radios
 
 // Gradio gives every radio a name of its own, so that arrow keys do not move the choice. The group's name heals that.

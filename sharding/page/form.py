@@ -139,6 +139,13 @@ class Form:
                 [], value=None, label="Model", info=_REPO, allow_custom_value=True, elem_id="repo", scale=4,
                 min_width=280,
             )  # fmt: skip
+            self.inputs = {
+                role: gr.Textbox(
+                    "", label=option.title, info=option.info, max_lines=1, elem_id=option.name, scale=4, min_width=280,
+                    placeholder="owner/name",
+                )
+                for role, option in _INPUTS.items()
+            }  # fmt: skip
             self.size = gr.Textbox(
                 "", label="Maximum file size", info="such as 300MB, or: one file", placeholder="chosen for you",
                 elem_id="size", scale=1, min_width=210,
@@ -147,12 +154,6 @@ class Form:
                 _FEWEST_MACHINES, label="Machines", precision=0, minimum=1, elem_id="machines", scale=1, min_width=110
             )
             self.show = _button("Show the plan", "show", min_width=170)
-        self.inputs = {
-            role: gr.Textbox(
-                "", label=option.title, info=option.info, max_lines=1, elem_id=option.name, placeholder="owner/name"
-            )
-            for role, option in _INPUTS.items()
-        }
         self.repo_message = _panel("repo-message")
         self.examples = gr.Dataset(
             components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples", visible=False

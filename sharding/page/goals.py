@@ -45,7 +45,9 @@ def _usual(checkpoint: Content) -> str:
 
 
 def _as_today(checkpoint: Content) -> str:
-    """Return the size of today's largest file: the goal is not about sizes."""
+    """Return the size of today's largest file, or one file where it is the only one: the goal is not about sizes."""
+    if len(checkpoint.weight_files) == 1 and not has_components(checkpoint):
+        return SINGLE_FILE
     return kept_size(max((file.bytes for file in checkpoint.weight_files), default=0))
 
 

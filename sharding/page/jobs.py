@@ -53,7 +53,7 @@ class Pushing(Events):
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
             if namespace and namespace != space:
                 update |= {
-                    form.name_message: message(f"You cannot write to {namespace}.", f"{space} is taken.", "warning")
+                    form.start_message: message(f"You cannot write to {namespace}.", f"{space} is taken.", "warning")
                 }
             with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, form.source_in(values), form.options_in(values))
@@ -70,7 +70,7 @@ class Pushing(Events):
             **update,
             form.name: short,
             form.proposed: (wanted, short),
-            form.name_message: message(*taken, "warning") if free != wanted else update.get(form.name_message, ""),
+            form.name_message: message(*taken, "warning") if free != wanted else "",
         }
 
     def tell_target(self, values: Values, request: gr.Request, login: Login) -> Update:

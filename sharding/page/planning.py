@@ -168,8 +168,10 @@ class Planning(Events):
         form, token, goal = self.form, self.site.token(request, login), values[self.form.goal]
         source, variant, base = form.source_in(values), values[form.variant], form.inputs_in(values).get("base", "")
         if not source:
-            goals = goals_panel(goal, fields_of(goal) if goal else ())
-            return {**self._hidden(values), form.goals: goals, form.repo_message: ""}
+            # Without a plan nothing has changed the goals, but a card may have been clicked in the meantime.
+            was_shown = bool(values[form.shown].plan_id)
+            goals = {form.goals: goals_panel(goal, fields_of(goal) if goal else ())} if was_shown else {}
+            return {**self._hidden(values), **goals, form.repo_message: ""}
         of_ranks, swapped = False, dict[Any, Any]()
         try:
             checkpoint, taken, remark = self._read(source, variant, token)

@@ -79,7 +79,8 @@ class Site:
             with suppress(ShardingError):
                 there[name] = desk.models.inspect(name, "", token)
         fitting = [name for name, checkpoint in there.items() if goal in goals_of(checkpoint)]
-        return sorted(fitting, key=lambda name: not GOALS[goal].is_likely(there[name]))[:_MOST_EXAMPLES]
+        likely = [name for name in fitting if GOALS[goal].is_likely(there[name])]
+        return (likely or fitting)[:_MOST_EXAMPLES]
 
 
 def person(desk: Desk, token: str | None) -> Person | None:

@@ -81,7 +81,7 @@ def test_code_is_printed_exactly_if_transformers_takes_the_devices(
     total = read_checkpoint(open_folder(str(folder))).total_bytes
     seen = set()
     for gpu, memory in ((2.0, 1.0), (1.0, 0.1), (0.6, 0.6), (0.5, 1.0), (0.1, 0.5)):
-        plan = job.devices(str(folder), f"cuda:0={int(gpu * total)},cpu={int(memory * total)}")
+        plan = job.devices(str(folder), f"cuda:0={int(gpu * total)}B,cpu={int(memory * total)}B")
         taken = elsewhere.submit(is_taken, str(folder), dict(plan.device_map)).result()
         assert taken == bool(plan.snippet) == (not plan.trouble)
         assert plan.fits == (max(gpu, memory) >= 1.0)
