@@ -225,7 +225,7 @@ def test_a_goal_changes_the_size_that_another_goal_set_and_a_size_of_ones_own_st
     assert "is not for this model. Its weights are not quantized" in visit.text("goals")
     assert visit.now("dtype") == "keep" and visit.now("size") != "one file"
     visit = Visitor(rooms, {"repo": FP8, "goal": "unquantize"})
-    assert visit.now("dequantize") is True and "320.9 → 640.8 kB, 1 → 2 files" in visit.text("summary")
+    assert visit.now("dequantize") is True and "320.9 → 640.8 kB, 1 file" in visit.text("summary")
     visit.see(repo=SMALL)
     assert "not quantized" in visit.text("goals") and visit.text("summary")
 
