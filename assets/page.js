@@ -149,10 +149,24 @@ document.addEventListener("click", (event) => {
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   const goal = new URLSearchParams(link.search).get("goal");
-  if (document.querySelector("#plan")) window.shardMyRepo.busy();
-  else window.history.pushState(window.history.state, "", link.search); // "Back" leads to all goals
+  if (document.querySelector("#plan")) {
+    window.shardMyRepo.busy();
+    aimAt(link);
+  } else window.history.pushState(window.history.state, "", link.search); // "Back" leads to all goals
   tell(link, { goal });
 });
+
+// Show a goal as the server will: what moved a moment later would move under the hand.
+function aimAt(link) {
+  const goals = link.closest(".goals"), words = document.createElement("p");
+  goals.querySelector("[aria-current]")?.removeAttribute("aria-current");
+  link.setAttribute("aria-current", "true");
+  goals.dataset.fields = link.dataset.fields;
+  goals.querySelectorAll(":scope > :not(.chips)").forEach((old) => old.remove());
+  words.className = "muted";
+  words.textContent = link.dataset.words;
+  goals.append(words);
+}
 
 // Who has named a model is done with the cards, at once: what moves later would move under the hand.
 function named() {

@@ -303,7 +303,7 @@ def goals_panel(goal: str = "", fields: Iterable[str] = (), chips: Iterable[str]
     `fields` are the ids of those that the form shows beside the model. A `remark` stands instead of the goal's words.
     """
     source = more.get("source", "")
-    links = [(name, GOALS[name].title, query_of(Wish(source, goal=name, sized=False))) for name in chips]
+    links = [(name, GOALS[name], query_of(Wish(source, goal=name, sized=False))) for name in chips]
     cards = [] if goal or source else [(name, one.title, one.line) for name, one in GOALS.items()]
     values = {
         "drawings": _DRAWINGS,

@@ -96,8 +96,9 @@ class Planning(Events):
         return self._begun(name, (repo or "").strip()) if name in GOALS else {}
 
     def _begun(self, goal: str, repo: str) -> Update:
-        shown = goals_panel(goal, fields_of(goal), source=repo)
-        return {self.form.goal: goal, self.form.goals: shown, self.form.repo: gr.Dropdown(label=GOALS[goal].source)}
+        label = {self.form.goal: goal, self.form.repo: gr.Dropdown(label=GOALS[goal].source)}
+        # Beside a model the browser shows the goal at once, and the plan shows it again.
+        return label if repo else {**label, self.form.goals: goals_panel(goal, fields_of(goal))}
 
     def greet(self, request: gr.Request, login: Login) -> Update:
         """Greet a visitor who is signed in, list their jobs, and offer models to try."""
