@@ -161,7 +161,7 @@ function aimAt(link) {
   const goals = link.closest(".goals"), words = document.createElement("p");
   goals.querySelector("[aria-current]")?.removeAttribute("aria-current");
   link.setAttribute("aria-current", "true");
-  goals.dataset.fields = link.dataset.fields;
+  goals.dataset.fields = link.dataset.needs;
   goals.querySelectorAll(":scope > :not(.chips)").forEach((old) => old.remove());
   words.className = "muted";
   words.textContent = link.dataset.words;

@@ -137,16 +137,16 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     named = form.examples.click(lambda sample: sample[0], form.examples, form.repo, **_QUIET)
     # In the browser, because Gradio refuses a choice of a radio whose choices have changed in the meantime.
     picked = form.variants.input(None, form.variants, form.variant, js="(chosen) => chosen")
-    aimed = form.goals.select(planning.aim_at, form.repo, [form.goal, form.goals, form.repo], **_QUIET)
+    aimed = form.goals.select(planning.aim_at, form.repo, [form.goal, form.chosen, form.goals, form.repo], **_QUIET)
     aimed.then(None, js="() => window.shardMyRepo.aimed()")
     for begun in (arrived, aimed):
         begun.then(patient(planning.exemplify), [form.goal, form.repo], form.examples, **_QUIET)
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
     beside = [trigger for field in form.inputs.values() for trigger in (field.submit, field.blur)]
-    # A click on the button also leaves the field. Together they must ask once, not twice.
-    asked = gr.on([form.repo.input, form.show.click, *beside], **begin)
-    for chosen in (*(one.then(**begin) for one in (arrived, aimed, named, picked)), asked):
+    # A click on the button or on a goal also leaves the field. Together they ask one after another, the last one last.
+    asked = gr.on([form.repo.input, form.show.click, form.chosen.change, *beside], **begin)
+    for chosen in (*(one.then(**begin) for one in (arrived, named, picked)), asked):
         propose(chosen.then(patient(planning.see), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # Only what the visitor does, not what a link fills in. They run one after another, so the last choice wins.
     changes = [form.size.submit, form.size.blur, form.order.input]

@@ -125,10 +125,12 @@ class Form:
                 self.resume = _button("Resume", "resume", "primary", visible=False)
             self.run_message = _panel("run-message")
             self.log = _panel("log")
-        hidden = (gr.Textbox("", visible=False) for _ in range(5))
-        self.goal, self.variant, self.job, self.wanted, self.query = hidden
+        hidden = (gr.Textbox("", visible=False) for _ in range(6))
+        self.goal, self.chosen, self.variant, self.job, self.wanted, self.query = hidden
         self.shown, self.aim = gr.State(Shown()), gr.State(Aim())
-        self.proposed, self.replaced = gr.State(("", "")), gr.State(("", ""))
+        self.replaced = gr.State(("", ""))
+        # The name that was proposed, and the one that was free. A field, because it must change together with the name.
+        self.proposed = gr.Textbox("", visible=False)
         self.own = gr.State("")  # The visibility that the visitor chose, while the field shows that of a private repo.
         self.found, self.compared = gr.State(()), gr.State(())
 

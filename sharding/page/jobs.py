@@ -37,7 +37,8 @@ class Pushing(Events):
     def propose(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Fill in a namespace and a free name. A name that the visitor wrote stays."""
         form, token, wanted = self.form, self.site.token(request, login), ""
-        namespace, name, (proposed, short) = (values[field] for field in (form.namespace, form.name, form.proposed))
+        namespace, name, before = (values[field] for field in (form.namespace, form.name, form.proposed))
+        proposed, _, short = before.partition(" ")
         off: Update = {form.start: gr.Button(interactive=False)}
         if not token and self.site.space:
             can_start = bool(values[form.shown].plan_id)
@@ -69,7 +70,7 @@ class Pushing(Events):
         return {
             **update,
             form.name: short,
-            form.proposed: (wanted, short),
+            form.proposed: f"{wanted} {short}",
             form.name_message: message(*taken, "warning") if free != wanted else "",
         }
 

@@ -93,7 +93,7 @@ class Planning(Events):
     def aim_at(self, repo: str | None, chosen: gr.EventData) -> Update:
         """Begin with the chosen goal: show the form that it needs."""
         name = getattr(chosen, "goal", "")
-        return self._begun(name, (repo or "").strip()) if name in GOALS else {}
+        return {**self._begun(name, (repo or "").strip()), self.form.chosen: name} if name in GOALS else {}
 
     def _begun(self, goal: str, repo: str) -> Update:
         label = {self.form.goal: goal, self.form.repo: gr.Dropdown(label=GOALS[goal].source)}
@@ -141,7 +141,9 @@ class Planning(Events):
             form.source_in(values),
             options,
             values[form.goal] or "",
-            to=f"{values[form.namespace] or ''}/{name}" if name not in ("", values[form.proposed][1]) else "",
+            to=f"{values[form.namespace] or ''}/{name}"
+            if name not in ("", values[form.proposed].partition(" ")[2])
+            else "",
             private=values[form.visibility] == PRIVATE,
             measure=bool(values[form.measure]),
             engine=values[form.engine],
@@ -182,7 +184,7 @@ class Planning(Events):
                 checkpoint, taken, remark = self._read(source, "", token)
             of_ranks = needs_base(checkpoint)
             if not goal and (goal := sole_goal(checkpoint)):
-                swapped = {form.repo: gr.Dropdown(label=GOALS[goal].source)}
+                swapped = {form.goal: goal, form.repo: gr.Dropdown(label=GOALS[goal].source)}
             values = {**values, form.goal: goal, form.inputs["base"]: base if of_ranks else ""}
             if of_ranks and base:
                 checkpoint = self.desk.models.inspect(source, taken, token, {"base": base})
@@ -214,7 +216,6 @@ class Planning(Events):
         return {
             **swapped,
             form.repo_message: remark,
-            form.goal: goal,
             form.inputs["base"]: values[form.inputs["base"]],
             form.goals: goals_panel(goal, fields_of(goal, of_ranks), remark=Markup(hint), **chips),
             form.strategy: by_goal.get(form.strategy, gr.Radio()),
