@@ -191,15 +191,8 @@ def _follow(form: Form, after: Dependency, running: Running) -> None:
 
 
 def _plan_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [
-        form.repo,
-        form.repo_message,
-        form.goal,
-        form.goals,
-        *form.inputs.values(),
-        form.examples,
-        form.jobs,
-    ]
+    shown: list[Block] = [form.repo, form.repo_message, form.goal, form.goals, *form.inputs.values()]
+    shown += [form.examples, form.jobs]
     shown += [form.facts, form.variants, form.variant, form.plan, form.push, form.advanced, form.sizes, form.size]
     shown += [form.size_message, form.dequantize, form.picture, form.tensors, form.findings, form.summary, form.shards]
     shown += [form.strategy, form.machines, form.dtype, form.overflow, form.visibility, form.permitted, form.measure]

@@ -125,6 +125,7 @@ class Form:
                 self.resume = _button("Resume", "resume", "primary", visible=False)
             self.run_message = _panel("run-message")
             self.log = _panel("log")
+        # `chosen` is the goal that was clicked last. Its change asks for a plan, as that of a field does.
         hidden = (gr.Textbox("", visible=False) for _ in range(6))
         self.goal, self.chosen, self.variant, self.job, self.wanted, self.query = hidden
         self.shown, self.aim = gr.State(Shown()), gr.State(Aim())

@@ -101,7 +101,7 @@ class Planning(Events):
         return label if repo else {**label, self.form.goals: goals_panel(goal, fields_of(goal))}
 
     def greet(self, request: gr.Request, login: Login) -> Update:
-        """Greet a visitor who is signed in, list their jobs, and offer models to try."""
+        """Greet a visitor who is signed in, and list their jobs."""
         opens, jobs = read_wish(dict(request.query_params)), ""
         try:
             if who := person(self.desk, self.site.token(request, login)):
@@ -137,13 +137,12 @@ class Planning(Events):
     def _wish(self, values: Values, options: Options) -> Wish:
         """Return what a link to the form opens as it is filled in, with its plan."""
         form, name = self.form, (values[self.form.name] or "").strip()
+        is_own = name not in ("", values[form.proposed].partition(" ")[2])
         return Wish(
             form.source_in(values),
             options,
             values[form.goal] or "",
-            to=f"{values[form.namespace] or ''}/{name}"
-            if name not in ("", values[form.proposed].partition(" ")[2])
-            else "",
+            to=f"{values[form.namespace] or ''}/{name}" if is_own else "",
             private=values[form.visibility] == PRIVATE,
             measure=bool(values[form.measure]),
             engine=values[form.engine],
@@ -291,10 +290,7 @@ class Planning(Events):
         form, source, asked = self.form, self.form.source_in(values), role_asked(values[self.form.goal])
         # The field may already name another model, of which only the plan is drawn so far.
         shown = replace(values[form.shown], choices=(), plan_id="")
-        update: Update = {
-            form.tensors: "",
-            form.shown: shown,
-        }
+        update: Update = {form.tensors: "", form.shown: shown}
         if source and asked and asked not in form.inputs_in(values):
             return self._unplanned(values, message(f"Now name your {asked}.", "Its plan appears here."))
         if not source or not form.size_in(values):
