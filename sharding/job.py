@@ -207,8 +207,9 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             comparison = None
             if compare_rounds and verification.identical:
                 comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, alone)
+            told = prepared.original or checkpoint
             report = make_report(
-                checkpoint=checkpoint,
+                checkpoint=replace(told, side_files=checkpoint.side_files, findings=checkpoint.findings),
                 plan=plan,
                 plan_id=plan_id,
                 records=records,

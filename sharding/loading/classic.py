@@ -109,7 +109,10 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
         by_path = {file.path: file for file in side_files}
         configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
         written = written_configs(configs, checkpoint.reconfigured, options)
-        made = tuple(_cast(origin, checkpoint, options.dtype)) if options.dtype != "keep" else ()
+        original = None
+        with suppress(SourceError):
+            original = read_checkpoint(origin)
+        made = tuple(_cast(original, checkpoint, options.dtype)) if options.dtype != "keep" else ()
         held = {file.path: list[Tensor]() for file in checkpoint.weight_files}
         for tensor in checkpoint.tensors:
             held[tensor.file].append(tensor)
@@ -128,17 +131,16 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
             is_stated=all(file.sha256 or file.git_sha1 for file in files),
             peak_anon_bytes=cost.peak_anon_bytes,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),
+            original=original,
         )
 
 
-def _cast(origin: Files, saved: Content, dtype: str) -> Iterator[Change]:
-    """Yield what a cast to `dtype` did to the tensors of `origin`, which were `saved` then; nothing if none changed.
+def _cast(original: Content | None, saved: Content, dtype: str) -> Iterator[Change]:
+    """Yield what a cast to `dtype` did to the tensors of `original`, which were `saved` then; nothing if none changed.
 
-    A tensor that the headers of `origin` do not show counts as changed.
+    A tensor that its headers do not show counts as changed.
     """
-    before: dict[str, str] = {}
-    with suppress(SourceError):
-        before = {tensor.name: tensor.dtype for tensor in read_checkpoint(origin).tensors}
+    before = {tensor.name: tensor.dtype for tensor in original.tensors} if original else {}
     if changed := sum(before.get(tensor.name) != tensor.dtype for tensor in saved.tensors):
         yield cast_change(dtype, changed, len(saved.tensors))
 

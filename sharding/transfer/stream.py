@@ -29,8 +29,9 @@ from sharding.transfer.noting_source import NotingSource
 class Prepared:
     """What a job transfers: the tensors of `plan`, made of `sources`.
 
-    The last three fields are for the classic engine, which first runs a process that makes these bytes. `is_stated`
-    says whether everything that it read from a Hub was compared with a hash. The other two are what it cost.
+    The last four fields are for the classic engine, which first runs a process that makes these bytes. `is_stated`
+    says whether everything that it read from a Hub was compared with a hash. The next two are what it cost. `original`
+    is what it loaded, None if the headers of that cannot be read.
     """
 
     sources: tuple[Source, ...]
@@ -39,6 +40,7 @@ class Prepared:
     is_stated: bool = False
     peak_anon_bytes: int = 0
     disk_bytes_written: int = 0
+    original: Content | None = None
 
     @property
     def noted(self) -> tuple[NotingSource, ...]:

@@ -1,13 +1,23 @@
 """What loading and saving would take is predicted for models that transformers loads, and for no others."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.values import Component, Content, FileEntry
+from sharding.desk.desk import Desk
 from sharding.desk.forecast import Forecast, classic_forecast
+from sharding.desk.jobs import JobRequest
 from sharding.loading.costs import CLASSIC_WAY
 from sharding.planning.plan import plan_shards
+from tests import models
+from tests.desk.conftest import AS_ALICE, BOB, end
+from tests.hubs import push, shard
+from tests.localhub.conftest import Server
 from tests.report.results import MERGE
 from tests.tensors import plan_of, stored_tensor
 
@@ -51,3 +61,21 @@ def test_each_goal_names_the_way_beside_which_it_stands() -> None:
     assert plain and merge and of_ranks
     assert (plain.way, "PEFT" in merge.way, "ranks" in of_ranks.way) == (CLASSIC_WAY, True, True)
     assert (of_ranks.mapped_bytes, of_ranks.peak_anon_bytes - plain.peak_anon_bytes) == (0, 40_000)
+
+
+@pytest.mark.usefixtures("at_hand")
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+def test_what_was_loaded_and_saved_is_judged_by_what_was_loaded(
+    hub: Server, desk: Desk, name: str, dtype: Any, tmp_path: Path
+) -> None:
+    """The report names the files and the class of the original, and not those that were saved of it."""
+    source = push(hub, models.save("llama", tmp_path / "in", layers=1), f"{name}-in")
+    options = Options("20kB", dtype=dtype)
+    report = shard(hub, source, name.replace("alice/", "bob/"), options, BOB, engine="classic")
+    assert [file.file for file in report.source.weight_files] == ["model.safetensors"]
+    assert (len(report.shards) > 1, report.source.architecture) == (True, "LlamaForCausalLM")
+    trust = desk.results.judge(report.destination.repo_id, None)[1]
+    assert trust.level == "fits", trust.reasons
+    done = end(desk, desk.submit(JobRequest(source, name, options, engine="classic"), *AS_ALICE))
+    assert done.state == "done"
+    assert desk.results.judge(name, None)[1].level == "made-here"
