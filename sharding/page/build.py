@@ -141,7 +141,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     aimed.then(None, js="() => window.shardMyRepo.aimed()")
     for begun in (arrived, aimed):
         begun.then(patient(planning.exemplify), [form.goal, form.repo], form.examples, **_QUIET)
-    begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
+    begin: dict[str, Any] = {"fn": planning.begin, "inputs": [form.repo, form.facts], "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
     beside = [trigger for field in form.inputs.values() for trigger in (field.submit, field.blur)]
     # A click on the button or on a goal also leaves the field. Together they ask one after another, the last one last.

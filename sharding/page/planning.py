@@ -161,9 +161,9 @@ class Planning(Events):
         known = (*dict.fromkeys([*names, *found]),)[: max(len(found), _MOST_FOUND)]
         return gr.Dropdown(choices=list(known)), known
 
-    def begin(self, repo: str) -> str:
-        """Return the message that the headers are being read. That takes a second or two."""
-        return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() else ""
+    def begin(self, repo: str, facts: str) -> str:
+        """Return the message that the headers are being read. That takes a second or two. `facts` only fade."""
+        return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() and not facts else ""
 
     def see(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Show the facts about the model, and draw the plan."""
