@@ -20,7 +20,10 @@ def main() -> None:
     """Serve the Hub and the page until Ctrl-C or SIGTERM."""
     print("Starting a Hub on this machine with sample models. The first start builds them …", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
-    with suppress(KeyboardInterrupt), serve_hub(FOLDER, "--org", f"acme={USER},bob", "--samples", port=_port()) as address:
+    with (
+        suppress(KeyboardInterrupt),
+        serve_hub(FOLDER, "--org", f"acme={USER},bob", "--samples", port=_port()) as address,
+    ):
         print(f"The Hub is {address}. The page signs in as {USER}. Stop both with Ctrl-C.", flush=True)
         here = {
             "HF_ENDPOINT": address,
