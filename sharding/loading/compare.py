@@ -111,7 +111,8 @@ def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, e
         return replace(expected, reason_not_run=error.message)
     finally:
         shutil.rmtree(out, ignore_errors=True)
-    return replace(cost, disk_bytes=cost.disk_bytes + expected.disk_bytes - weight_bytes)
+    disk_bytes = cost.disk_bytes + expected.disk_bytes - weight_bytes
+    return replace(cost, disk_bytes=disk_bytes, mapped_bytes=expected.mapped_bytes)
 
 
 def how_to_load(
