@@ -1,6 +1,7 @@
 """What a result link says of a result, which may be anybody's, in a browser."""
 
 import json
+import re
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
