@@ -1,5 +1,6 @@
 """Show the result in any repo, or how alike any two repos are. Only reading every byte needs a login."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
@@ -31,13 +32,17 @@ from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
 
 _CHECK_LOGIN = "Sign in to check every byte."
+SOON_SECONDS = 2.0  # The longest time that a result waits for headers before it shows what its report claims.
 
 
 class Showing(Events):
     """The events of a result link."""
 
     async def show(self, wanted: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
-        """Show the result that a link names: first what its report claims, then what the headers of both repos show."""
+        """Show the result that a link names, as the headers of both repos show it.
+
+        If they take long, it shows first what the report claims.
+        """
         form, token = self.form, self.site.token(request, login)
         hidden: Update = {part: gr.Button(visible=False) for part in (form.check, form.load)}
         hidden |= {form.result_map: "", form.result_details: ""}
@@ -48,9 +53,14 @@ class Showing(Events):
             result = await patient(self.desk.results.read)(wanted, token)
             claimed = claim(result.report, result.files)
             places = self.places(result.repo_id, result.revision, request, is_pinned="@" in wanted)
-            yield {form.result: _certificate(result, claimed, places), **hidden}
-            if claimed.level != "contradicted":
-                yield await patient(self._judged)(result, places, token)
+            first = {**hidden, form.result: _certificate(result, claimed, places)}
+            if claimed.level == "contradicted":
+                yield first
+                return
+            judging = asyncio.ensure_future(patient(self._judged)(result, places, token))
+            if not (await asyncio.wait({judging}, timeout=SOON_SECONDS))[0]:  # what is soon there would move it
+                yield first
+            yield {**hidden, **await judging}
         except ShardingError as error:
             yield {form.result: problem(error, self._ways(wanted, token)), **hidden}
 
