@@ -12,7 +12,6 @@ from tests.commands import run_process
 from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse, hub_in_house
-from tests.promises import promise
 
 FILES, FILE_BYTES, SOURCE = 2, 24_000_000, "alice/source"
 
@@ -59,7 +58,6 @@ def sent(hub: InHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calla
 
 
 @pytest.mark.parametrize("size", ["8MB", "33MB", "5GB"])
-@promise("docs/commands.md#source-and-destination")
 def test_a_copy_from_repo_to_repo_sends_less_than_a_twentieth(sent: Callable[..., int], size: str) -> None:
     assert sent("--max-shard-size", size) < FILES * FILE_BYTES / 20
 
