@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.checkpoints import build_llama, weight_bytes
 from harness.figures import Figure, anon_megabytes, print_figures, ratio
-from harness.hubs import environment, serve
+from harness.hubs import UNKNOWN_CHUNKS, environment, serve
 from harness.processes import ROOT, Surroundings
 from harness.scratch import benchmark_arguments, scratch
 from harness.state import State
@@ -37,7 +37,7 @@ class _Served:
         home = self.folder.with_name("home")
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir()
-        with serve(self.folder, (_OVER_HTTP, *self.options)) as address:
+        with serve(self.folder, (_OVER_HTTP, UNKNOWN_CHUNKS, *self.options)) as address:
             yield Surroundings(environment(address, home), home)
 
 

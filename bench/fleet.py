@@ -7,7 +7,7 @@ from statistics import median
 import psutil
 from harness.checkpoints import build_sparse, weight_bytes
 from harness.fleets import Led
-from harness.hubs import HubState, filled
+from harness.hubs import UNKNOWN_CHUNKS, HubState, filled
 from harness.paper import Job, Rates, on_paper, rates
 from harness.results import tell
 from harness.scratch import benchmark_arguments, scratch
@@ -46,7 +46,13 @@ def main() -> None:
         leds, contenders = [], []
         for name, workers, limit in wanted:
             limits = [f"--fault={limit}:{rate:.0f}@{way} /cas/" for way in ("GET", "POST") if limit != _FREE]
-            leds.append(Led(HubState(folder / "served", full, (_OVER_HTTP, *limits)), f"alice/{name}-again", workers))
+            leds.append(
+                Led(
+                    HubState(folder / "served", full, (_OVER_HTTP, UNKNOWN_CHUNKS, *limits)),
+                    f"alice/{name}-again",
+                    workers,
+                )
+            )
             title = f"{name}, {workers} workers, {limit}"
             contenders.append(Contender(title, _command(name, workers), within=leds[-1]))
         state = State((folder / "served",))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.checkpoints import build_llama, weight_bytes
 from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from harness.hubs import HubState, filled
+from harness.hubs import UNKNOWN_CHUNKS, HubState, filled
 from harness.processes import ROOT, Cost
 from harness.scratch import benchmark_arguments, scratch
 from harness.state import State
@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.5, help="size of the random Llama (default: 1.5)")
     parser.add_argument("--max-shard-size", default="200MB")
     parser.add_argument("--megabytes-a-second", type=float, default=50.0, help="each way (default: 50)")
+    parser.add_argument("--deduplicate", action="store_true", help="let the store say which chunks it has")
     arguments = parser.parse_args()
     with scratch(arguments.folder, int(arguments.gigabytes * 6e9)) as folder:
         source, downloaded, served = folder / "source", folder / "downloaded", folder / "served"
@@ -29,6 +30,7 @@ def main() -> None:
         full = filled(folder, [source], ("--xet-over-http",))
         rate = f"{arguments.megabytes_a_second * 1e6:.0f}"
         line = ("--xet-over-http", f"--fault=link:{rate}@POST /cas/", f"--fault=link:{rate}@GET /cas/")
+        line += () if arguments.deduplicate else (UNKNOWN_CHUNKS,)
         size = ("--max-shard-size", arguments.max_shard_size, "--json")
         ours = (sys.executable, "-m", "sharding", "shard")
         peer = (sys.executable, str(ROOT / "bench/harness/peers.py"))
@@ -49,6 +51,9 @@ def main() -> None:
             "read again and verified, on a staging branch first. The peers prove nothing.",
             "The loopback Hub serves its Xet store over HTTP; all that goes up shares "
             f"{arguments.megabytes_a_second:g} MB a second, and all that comes down as much.",
+            "The store says which chunks it has, and nobody sends those. The real Hub may answer otherwise."
+            if arguments.deduplicate
+            else "The store says of no chunk that it has it, so everybody sends all bytes.",
             str(state),
         ]
         print_figures("Behind a line", _figures(costs), costs, facts, folder, ("huggingface_hub", "hf-xet"))

@@ -16,6 +16,8 @@ from huggingface_hub import HfApi
 from harness.processes import ROOT, Surroundings
 
 TOKEN = "hf_alice"
+UNKNOWN_CHUNKS = "--fault=status:404@GET /cas/v1/chunks/"
+"""An option of a Hub whose store says of no chunk that it has it. So clients with empty caches send all bytes."""
 
 _READY = re.compile(r"^ready (\S+)$", re.M)
 

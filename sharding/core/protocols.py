@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from sharding.core.events import Published
 from sharding.core.origin import Place, Role
+from sharding.core.recipe import Extent
 from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
 
 
@@ -191,6 +192,10 @@ class ShardSink(Protocol):
 
     def finished(self, file: str) -> ShardRecord | None:
         """Return the record of a complete shard, no matter which run wrote it; None if that is not known."""
+
+    def expect(self, sources: Sequence[Source], unchanged: Iterable[Extent]) -> None:
+        """Prepare for shards made of `sources`, which hold the bytes `unchanged` of these. By default, do nothing."""
+        return
 
     def open_shard(self, file: str) -> ShardWriter:
         """Start a shard."""

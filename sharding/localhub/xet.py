@@ -1,7 +1,7 @@
 """Give clients access to the Xet store, and serve it over HTTP with the endpoints that hf-xet 1.8 uses.
 
 A xorb is a package of up to 64 MB of chunks, each after a header of 8 bytes. A shard lists the chunks of each file and
-their xorbs. The store never reports a chunk as known, so clients send everything that they do not know themselves.
+their xorbs. Clients ask about some chunks before they send them, and do not send what the store has.
 """
 
 import hashlib
@@ -10,16 +10,19 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sharding.localhub import accounts, records
 from sharding.localhub.blobs import read_file
+from sharding.localhub.known_chunks import chunks_to_ask_for, keyed_shard
 from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
 from sharding.localhub.revisions import parse_range
 from sharding.localhub.store import VIEW_SECONDS, Right, XetFile, XetStore, name_of_grant, parse_shard
 from sharding.localhub.web import Answer, Call, Json, text_of
 
 _HEADER_BYTES = 8
+_BINARY = "application/octet-stream"
+_KNOWN_SECONDS = 7 * 86400  # How long clients may rely on an answer about a chunk.
 
 
 def give_access(call: Call) -> Answer:
@@ -125,13 +128,17 @@ def get_xorb(call: Call) -> Answer:
     size = path.stat().st_size
     start, end = parse_range(call.headers.get("range"), size) or (0, size)
     headers = {"Content-Range": f"bytes {start}-{end - 1}/{size}", "Content-Length": str(end - start)}
-    return StreamingResponse(read_file(path, start, end), 206, headers, media_type="application/octet-stream")
+    return StreamingResponse(read_file(path, start, end), 206, headers, media_type=_BINARY)
 
 
-def unknown_chunk(call: Call) -> Answer:
-    """Answer that a chunk is not known."""
-    _served(call, "read")
-    raise Refusal(404, "The store does not report known chunks.")
+def find_chunk(call: Call) -> Answer:
+    """Return the xorbs that were uploaded together with a chunk, so that the client need not send their chunks."""
+    store, name = _served(call, "read"), _hash(call)
+    shard = next((path for path in store.shards.glob("*.mdb") if name in _chunks_to_ask_for(path)), None)
+    if store.grants is None or shard is None:
+        raise Refusal(404, f"The store does not know the chunk {name}.")
+    key, now = hashlib.sha256(b"chunks" + store.grants.key).digest(), int(time.time())
+    return Response(keyed_shard(shard.read_bytes(), key, now, now + _KNOWN_SECONDS), media_type=_BINARY)
 
 
 def hear(call: Call) -> Answer:
@@ -168,6 +175,11 @@ def _files(shard: Path) -> tuple[XetFile, ...]:
 
 
 @lru_cache(maxsize=1000)
+def _chunks_to_ask_for(shard: Path) -> frozenset[str]:
+    return chunks_to_ask_for(shard.read_bytes())
+
+
+@lru_cache(maxsize=1000)
 def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
     """Return for each chunk of a xorb where its header starts, its size with the header, and its size unpacked.
 
@@ -192,5 +204,5 @@ RULES = (
     ("POST", "/cas/v1/xorbs/default/{hash}", put_xorb),
     ("POST", "/cas/v1/shards", put_shard),
     ("POST", "/v1/telemetry", hear),
-    ("GET", "/cas/v1/chunks/default/{hash}", unknown_chunk),
+    ("GET", "/cas/v1/chunks/default/{hash}", find_chunk),
 )

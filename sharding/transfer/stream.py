@@ -146,6 +146,8 @@ def move_shards(
     The records include the reads that sources have recorded. Raises SourceError and DestinationError, and
     OverflowRefused if a finite number becomes infinite, unless they `may_overflow`.
     """
+    tensors = (tensor for shard in shards for tensor in shard.tensors)
+    sink.expect(sources, (place for tensor in tensors if (place := tensor.recipe.place)))
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
     making = Making(lanes, shards, sources)
     noting = [source for source in sources if isinstance(source, NotingSource)]

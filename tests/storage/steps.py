@@ -51,17 +51,19 @@ def looked(hub: InHouse, name: str, plan: str = "plan", of: Place = OF, **more: 
     return target
 
 
-def begun(hub: InHouse, name: str, plan: str = "plan", of: Place = OF, **more: bool | None) -> Destination:
+def begun(
+    hub: InHouse, name: str, plan: str = "plan", of: Place = OF, size: str = "60kB", **more: bool | None
+) -> Destination:
     """A job that has said on the staging branch that it has begun, or goes on with one that has."""
     target = aim(hub, name, **more)
     target.check(of)
-    begin(target, plan, of)
+    begin(target, plan, of, size)
     return target
 
 
-def begin(target: Destination, plan: str = "plan", of: Place = OF) -> None:
+def begin(target: Destination, plan: str = "plan", of: Place = OF, size: str = "60kB") -> None:
     kept = target.done(plan)
-    target.prepare(StagedJob(plan, of, Options("60kB")), kept.values(), 0)
+    target.prepare(StagedJob(plan, of, Options(size)), kept.values(), 0)
 
 
 def sent(target: Destination, number: int, data: bytes = b"") -> ShardRecord:

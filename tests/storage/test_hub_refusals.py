@@ -81,7 +81,10 @@ def test_a_staging_branch_that_moved_since_the_check_is_not_written_to(hub: InHo
     assert noted(hub, name) == {one.file, two.file}
 
 
-def test_one_shard_is_open_at_a_time_from_hub_to_hub_and_several_from_a_folder(hub: InHouse, name: str) -> None:
+def test_several_shards_are_open_at_a_time_only_if_they_are_small_and_come_from_a_folder(
+    hub: InHouse, name: str
+) -> None:
     of_folder = Place("folder", "in", "")
     assert begun(hub, name).shards_at_once == 1
     assert begun(hub, f"{name}-of-folder", of=of_folder).shards_at_once == THREADS > 1
+    assert begun(hub, f"{name}-large", of=of_folder, size="200MB").shards_at_once == 1

@@ -62,6 +62,9 @@ class Sink:
         self.on_write: Callable[[Writer], object] = lambda writer: None
         self.on_finish: Callable[[Writer], object] = lambda writer: None
 
+    def expect(self, *_: object) -> None:
+        pass
+
     def open_shard(self, file: str) -> Writer:
         with self.lock:
             self.open_now += 1

@@ -4,7 +4,7 @@ While a job runs, its shards and their records are on a staging branch of the re
 Publishing is one commit on `main`. After it, the staging branch is deleted.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -17,12 +17,13 @@ from sharding.core.errors import DestinationError, Remedy
 from sharding.core.events import Published
 from sharding.core.limits import THREADS
 from sharding.core.origin import Place
-from sharding.core.protocols import Destination, Discarded, Files, Inputs, LentDestination, ShardWriter
+from sharding.core.protocols import Destination, Discarded, Files, Inputs, LentDestination, ShardWriter, Source
+from sharding.core.recipe import Extent
 from sharding.core.text import name_some
 from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.answers import person_of
-from sharding.storage.hub.client import SIGN_IN, Hub
+from sharding.storage.hub.client import SIGN_IN, XET_PACKAGE_BYTES, Hub
 from sharding.storage.hub.main import OF_EVERY_NEW_REPO, MainBranch
 from sharding.storage.hub.repo import STAGING_BRANCH, HubRepo, fit_for_commit, stored
 from sharding.storage.hub.source import HubSource
@@ -144,8 +145,10 @@ class HubDestination(StoreSink, Destination):
                 self._staging.delete()
             self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
             self._staging.begin(self._job, head)
-        # Without Xet, a shard needs disk space; with it, 100 MB of memory. Between two Hubs, one keeps two cores busy.
-        self.shards_at_once = THREADS if self._has_xet and self._job.source.store != "hub" else 1
+        # Without Xet, a shard needs disk space. With it, one that is larger than a package needs 150 MB of memory, and
+        # keeps a fast line busy alone. Between two Hubs, one shard keeps two cores busy.
+        is_small = job.options.max_shard_bytes <= XET_PACKAGE_BYTES
+        self.shards_at_once = THREADS if self._has_xet and is_small and self._job.source.store != "hub" else 1
 
     @contextmanager
     def _what_stays(self) -> Iterator[None]:
@@ -201,6 +204,11 @@ class HubDestination(StoreSink, Destination):
         elif self._private is not False and not self._repo.is_private():
             message = f"The Hub made {self.ref.repo_id} public, although this tool asked for a private repo."
             raise DestinationError(message, _NOTHING_SHOWN)
+
+    @override
+    def expect(self, sources: Sequence[Source], unchanged: Iterable[Extent]) -> None:
+        if self._has_xet:
+            super().expect(sources, unchanged)
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
