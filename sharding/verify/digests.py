@@ -87,14 +87,22 @@ class ThisMachine(Reader):
     """A reader on this machine: two shards at a time, and tensors in long streams, two at a time."""
 
     move = staticmethod(move_shards)
+    is_ahead = False
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         parts = list(spans(tensors))
-        lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
+        lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span), ahead=self.is_ahead)
         work = [partial(digest_span, source, span, partial(lanes.count, file=span[0].file)) for span in parts]
         by_span = yield from collected(lanes.run(work))
         return {name: digest for digests in by_span for name, digest in digests.items()}
+
+
+class ReaderAhead(ThisMachine):
+    """A reader on this machine that goes on while nobody asks for its next event. It makes one shard at a time."""
+
+    move = staticmethod(partial(move_shards, ahead=True))
+    is_ahead = True
 
 
 def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
