@@ -37,6 +37,8 @@ _CLOSED = "{} was public when the job started and may not be public now"
 class HubDestination(StoreSink, Destination):
     """A repo of a Hub."""
 
+    writes_at_once = 1  # a shard that has the line for itself can be read back sooner
+
     def __init__(
         self,
         hub: Hub,
@@ -146,8 +148,6 @@ class HubDestination(StoreSink, Destination):
             self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
             self._staging.begin(self._job, head)
         self.shards_at_once = THREADS if self._has_xet else 1  # without Xet, a shard needs disk space
-        if self._job.source.store == "hub":
-            self.writes_at_once = 1  # it keeps two cores busy, and is in the store before the next one
 
     @contextmanager
     def _what_stays(self) -> Iterator[None]:
