@@ -82,12 +82,15 @@ class HubSource(Source):
         self.ref, self.is_private, self.unreached = ref, is_private, unreached
         self.batch_bytes, self.join_gap_bytes = HUB_BATCH_BYTES, HUB_JOIN_GAP_BYTES
         self.ranges_at_once = RANGES_AT_ONCE
-        self.least_xet_bytes = hub.least_xet_bytes
         self._hub = hub
         self._lock = Lock()
         self._group: Any = None
         self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list)) if files is None else files
         self._by_path = {file.path: file for file in self.files}
+
+    @property
+    def _least_xet_bytes(self) -> int:
+        return self._hub.least_xet_bytes
 
     @override
     def path(self, file: str) -> None:
@@ -146,7 +149,7 @@ class HubSource(Source):
         return entry
 
     def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        with_xet = entry.xet_hash is not None and end_byte - start_byte >= self.least_xet_bytes
+        with_xet = entry.xet_hash is not None and end_byte - start_byte >= self._least_xet_bytes
         position, tries, begun = start_byte, 0, start_byte
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
@@ -247,10 +250,11 @@ class HubSource(Source):
 class ArrivingSource(HubSource):
     """The finished shards of a job that is under way, by their names in the store. No commit needs to show them."""
 
+    _least_xet_bytes = 0  # plain HTTP only knows committed files
+
     def __init__(self, hub: Hub, ref: Place, files: Iterable[FileEntry]) -> None:
         """Begin with `files`."""
         super().__init__(hub, ref, files=tuple(files))
-        self.least_xet_bytes = 0  # plain HTTP only knows committed files
         self._news = Condition()
         self._is_over = False
 
