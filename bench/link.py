@@ -94,7 +94,7 @@ def _timeline(title: str, logs: dict[str, Path]) -> Iterator[str]:
 
 
 def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
-    pairs = ((_HUB, _BOTH, "less than 1"), (_FOLDER, _UPLOAD, "at most 1.15"), (_FETCH, _DOWNLOAD, "at most 1.1"))
+    pairs = ((_HUB, _BOTH, "at most 1.05"), (_FOLDER, _UPLOAD, "at most 1.25"), (_FETCH, _DOWNLOAD, "at most 1.1"))
     return [
         *(ratio(f"time, {one} to {other}", seconds(costs[one]), seconds(costs[other]), to) for one, other, to in pairs),
         *(Figure(f"peak anonymous memory, {title}", anon_megabytes(costs[title]), "{:.1f} MB") for title in costs),

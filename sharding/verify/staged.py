@@ -139,7 +139,8 @@ def _gone_on(back: ReadingBack, afresh: Work) -> Work:
     try:
         return (yield from back.work)
     except (ShardingError, CancelledError):
-        return (yield from afresh)
+        pass
+    return (yield from afresh)
 
 
 def _in_order_of_source(prepared: Prepared, origin: Inputs) -> list[FileEntry]:
