@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from threading import Lock
 from typing import Literal, cast, get_args
 
@@ -161,7 +162,9 @@ class _Rate:
     def __init__(self, bytes_per_second: float, log: str = "") -> None:
         self._bytes_per_second = bytes_per_second
         self._free_at = 0.0
-        self._log = open(log, "w", buffering=1) if log else None  # noqa: SIM115 - open as long as the Hub
+        self._log = log
+        if log:
+            Path(log).write_text("")
 
     async def wait(self, count: int) -> None:
         """Return once `count` bytes have passed."""
@@ -169,7 +172,8 @@ class _Rate:
         self._free_at = max(now, self._free_at) + count / self._bytes_per_second
         await anyio.sleep(self._free_at - now)
         if self._log and count:
-            print(f"{anyio.current_time():.3f} {count}", file=self._log)
+            with open(self._log, "a") as log:
+                log.write(f"{anyio.current_time():.3f} {count}\n")
 
 
 def _rate(fault: Fault, scope: Scope) -> _Rate:
