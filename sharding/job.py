@@ -193,11 +193,11 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             theirs = [file.path for file in checkpoint.side_files if file.path not in ours]
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept), ours, theirs)
             moving = transfer(prepared, target, kept, reader.move)
-            moved = reading_back(moving, prepared, origin, target, reader)
-            records, read = yield from _measured(moved, target, meter)
+            moved = reading_back(moving, prepared, origin, kept, target, reader, stack)
+            records, back = yield from _measured(moved, target, meter)
             prepared = replace(prepared, plan=counted(plan, records))
             plan = prepared.plan
-            proving = verify_staged(prepared, origin, records, read, target, meter, reader, kept)
+            proving = verify_staged(prepared, origin, records, back, target, meter, reader, kept)
             verification = yield from _measured(proving, target, meter)
             if classic and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)

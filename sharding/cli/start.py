@@ -10,11 +10,13 @@ from contextlib import suppress
 from typing import TextIO
 
 from sharding.core.errors import DestinationError, Fault, ShardingError, unforeseen
+from sharding.core.threads import share_memory
 
 
 def main() -> None:
     """Run a command. Exit with status 3 if memory is too small to start, or if the output cannot be written."""
     _open_outlets()
+    share_memory()
     try:
         try:
             from sharding.cli import commands

@@ -11,6 +11,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from sharding.core.events import Published
+from sharding.core.limits import THREADS
 from sharding.core.origin import Place, Role
 from sharding.core.recipe import Extent
 from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
@@ -178,6 +179,8 @@ class ShardWriter(Protocol):
 class ShardSink(Protocol):
     """The place that shards are written to."""
 
+    writes_at_once: int = THREADS  # How many of the open shards may be written. The others are being finished.
+
     @property
     def shards_at_once(self) -> int:
         """How many shards may be open at once."""
@@ -265,8 +268,11 @@ class Destination(ShardSink, Protocol):
         Raises DestinationError if that machine would need a login.
         """
 
-    def open_finished(self, file: str) -> Source | None:
-        """Return a source that reads the finished shard `file` at once; None if it is better to read it later."""
+    def open_arriving(self, keep: Iterable[str]) -> Source | None:
+        """Return a source of the shards in `keep` and of those to come. A read of one waits until it is finished.
+
+        `files` are the finished shards. Return None if it is better to read them later.
+        """
 
     def open_staged(self, files: Iterable[str]) -> Source:
         """Return a source that reads the finished `files` before they are published."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from threading import Lock
 from typing import Literal, cast, get_args
 
@@ -55,7 +56,8 @@ class Fault:
     - `null`, `list`, `text`, `empty`, `html` and `gone` do nothing and answer with what no Hub sends. The status of
       `gone` is 404.
     - `slow` receives and sends bodies at `value` bytes per second. With `link`, all requests share that rate. With
-      `line`, requests with the same grant of the Xet store share it, like those of one machine.
+      `line`, requests with the same grant of the Xet store share it, like those of one machine. `link=FILE` also writes
+      a line into FILE whenever bytes have passed: the time in seconds and their number.
 
     The other kinds are those of a malicious Hub:
 
@@ -157,15 +159,21 @@ async def _for_ever(seconds: float) -> AsyncIterator[bytes]:
 class _Rate:
     """Limits the bytes per second of all who share it."""
 
-    def __init__(self, bytes_per_second: float) -> None:
+    def __init__(self, bytes_per_second: float, log: str = "") -> None:
         self._bytes_per_second = bytes_per_second
         self._free_at = 0.0
+        self._log = log
+        if log:
+            Path(log).write_text("")
 
     async def wait(self, count: int) -> None:
         """Return once `count` bytes have passed."""
         now = anyio.current_time()
         self._free_at = max(now, self._free_at) + count / self._bytes_per_second
         await anyio.sleep(self._free_at - now)
+        if self._log and count:
+            with open(self._log, "a") as log:
+                log.write(f"{anyio.current_time():.3f} {count}\n")
 
 
 def _rate(fault: Fault, scope: Scope) -> _Rate:
@@ -176,7 +184,10 @@ def _rate(fault: Fault, scope: Scope) -> _Rate:
     granted = name_of_grant(request.headers.get("authorization", "")) or request.query_params.get("grant", "")
     if granted == HUBS_OWN:
         return _Rate(inf)
-    return fault.rates.setdefault(granted if fault.kind == "line" else "", _Rate(fault.value))
+    name = granted if fault.kind == "line" else ""
+    if name not in fault.rates:
+        fault.rates[name] = _Rate(fault.value, fault.address)
+    return fault.rates[name]
 
 
 def _slow_receive(receive: Receive, rate: _Rate) -> Receive:

@@ -138,7 +138,7 @@ class FolderDestination(FolderSink, Destination):
         return LentDestination(self.ref, self._plan_id, folder=str(self._folder))
 
     @override
-    def open_finished(self, file: str) -> None:
+    def open_arriving(self, keep: Iterable[str]) -> None:
         """Return None: reading would take processor time from the writing."""
 
     @override

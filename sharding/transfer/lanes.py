@@ -74,15 +74,18 @@ class Done(Generic[_T]):
 class Lanes:
     """A few threads. Each runs one task after another."""
 
-    def __init__(self, phase: Phase, bytes_total: int, width: int = THREADS) -> None:
-        """Run `width` tasks at a time, which together count `bytes_total` bytes."""
+    def __init__(self, phase: Phase, bytes_total: int, width: int = THREADS, *, ahead: bool = False) -> None:
+        """Run `width` tasks at a time, which together count `bytes_total` bytes.
+
+        With `ahead`, the first event comes at once, and the tasks then go on while nobody asks for the next one.
+        """
         self._pace = Pace(phase, bytes_total, time.monotonic())
         self._lock = Lock()
         self._uncounted = 0
-        self._width = width
+        self._width, self._is_ahead = width, ahead
         self._file = ""
         self._files = dict[str, int]()
-        self._last: Progress | None = None
+        self._last = Progress(phase, 0, bytes_total)
         self._is_stopped = False
 
     def count(self, size: int, file: str = "") -> None:
@@ -109,9 +112,12 @@ class Lanes:
         under_way: dict[Future[_T], int] = {}
         try:
             waiting = enumerate(tasks)
+            if self._is_ahead:
+                under_way |= {pool.submit(self._unless_stopped, task): number for number, task in waiting}
+                yield self._last
             while True:
                 # Only as many as there are threads: no task starts while nobody asks for the next event.
-                for number, task in islice(waiting, self._width - len(under_way)):
+                for number, task in islice(waiting, max(0, self._width - len(under_way))):
                     under_way[pool.submit(task)] = number
                 if not under_way:
                     break
@@ -122,7 +128,7 @@ class Lanes:
                     yield progress
                 for future in sorted(done, key=under_way.__getitem__):
                     yield Done(under_way.pop(future), future.result())
-            while self._last and self._files:
+            while self._files:
                 yield self._with_files(self._last)
         finally:
             self._is_stopped = True
@@ -130,6 +136,14 @@ class Lanes:
                 on_stop()
                 wait(under_way, LAST_SECONDS)
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _unless_stopped(self, task: Callable[[], _T]) -> _T:
+        self._go_on()
+        try:
+            return task()
+        except BaseException:
+            self._is_stopped = True
+            raise
 
     def _go_on(self) -> None:
         if self._is_stopped:

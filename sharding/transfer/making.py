@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
 
-from sharding.core.limits import THREADS
+from sharding.core.limits import FETCHES_AT_ONCE, THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Extent, Feed
 from sharding.core.threads import Threads
@@ -121,7 +121,7 @@ class Making:
         shards: Sequence[Shard],
         sources: Sequence[Source],
         room: Room | None = None,
-        fetches_at_once: int = THREADS,
+        fetches_at_once: int = FETCHES_AT_ONCE,
     ) -> None:
         """Make tensors in the tasks of `lanes`. All that share a `room` share the limit for what is read."""
         self._lanes = lanes

@@ -5,10 +5,10 @@ Two shards are made at a time. For each, one thread makes, hashes and writes the
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from blake3 import blake3
@@ -140,53 +140,68 @@ def move_shards(
     sources: Sequence[Source],
     sink: ShardSink,
     may_overflow: bool = True,
+    ahead: bool = False,
 ) -> Moving:
     """Write the `pieces` of `shards` to `sink`; yield progress, and the record of each shard.
+
+    With `ahead`, one shard after another is made, also while nobody asks for the next event.
 
     The records include the reads that sources have recorded. Raises SourceError and DestinationError, and
     OverflowRefused if a finite number becomes infinite, unless they `may_overflow`.
     """
     tensors = (tensor for shard in shards for tensor in shard.tensors)
     sink.expect(sources, (place for tensor in tensors if (place := tensor.recipe.place)))
-    lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
+    lanes = Lanes(phase, sum(shard.bytes for shard in shards), 1 if ahead else sink.shards_at_once, ahead=ahead)
     making = Making(lanes, shards, sources)
     noting = [source for source in sources if isinstance(source, NotingSource)]
     one_note = Lock() if noting else nullcontext()
+    written = [Event() for _ in shards]
     in_work: set[ShardWriter] = set()
 
-    def move(shard: Shard) -> ShardRecord:
+    @contextmanager
+    def turn(number: int) -> Iterator[None]:
+        """Wait until the shards before this one are written, but for as many as may be written beside it."""
+        if number >= sink.writes_at_once:
+            written[number - sink.writes_at_once].wait()
+        try:
+            yield
+        finally:
+            written[number].set()
+
+    def move(number: int, shard: Shard) -> ShardRecord:
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
         output = _Output(writer)
         digests, overflowed, size = dict[str, str](), dict[str, int](), 0
         unchanged, unsure = list[str](), list[str]()
         made = making.made(shard)
-        for piece in pieces(shard):
-            if isinstance(piece, bytes):
-                output.write(piece)
-                size += len(piece)
-                continue
-            tensor, chunks = next(made)
-            digest, infinite, same, odd = blake3(), 0, True, False
-            # A shard that is only read may be a file of the source, put together from several files of the copy.
-            file = shard.file if phase == "transfer" else tensor.file
-            for data, count, is_same, is_odd in chunks:
-                infinite += count
-                same, odd = same and is_same, odd or is_odd
+        with turn(number):
+            for piece in pieces(shard):
+                if isinstance(piece, bytes):
+                    output.write(piece)
+                    size += len(piece)
+                    continue
+                tensor, chunks = next(made)
+                digest, infinite, same, odd = blake3(), 0, True, False
+                # A shard that is only read may be a file of the source, put together from several files of the copy.
+                file = shard.file if phase == "transfer" else tensor.file
+                for data, count, is_same, is_odd in chunks:
+                    infinite += count
+                    same, odd = same and is_same, odd or is_odd
+                    if infinite and not may_overflow:
+                        continue  # the rest is counted for the refusal
+                    digest.update(data)
+                    output.write(data)
+                    size += len(data)
+                    lanes.count(len(data), file)
                 if infinite and not may_overflow:
-                    continue  # the rest is counted for the refusal
-                digest.update(data)
-                output.write(data)
-                size += len(data)
-                lanes.count(len(data), file)
-            if infinite and not may_overflow:
-                raise _refusal(tensor, infinite)
-            digests[tensor.name] = digest.hexdigest()
-            if infinite:
-                overflowed[tensor.name] = infinite
-            unchanged += [tensor.name] * bool(same and tensor.bytes)
-            unsure += [tensor.name] * odd
-        output.flush()
+                    raise _refusal(tensor, infinite)
+                digests[tensor.name] = digest.hexdigest()
+                if infinite:
+                    overflowed[tensor.name] = infinite
+                unchanged += [tensor.name] * bool(same and tensor.bytes)
+                unsure += [tensor.name] * odd
+            output.flush()
         sha256 = writer.finish()
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())
@@ -201,7 +216,7 @@ def move_shards(
         for writer in list(in_work):
             writer.abort()
 
-    return lanes.run([partial(move, shard) for shard in shards], stop)
+    return lanes.run([partial(move, *numbered) for numbered in enumerate(shards)], stop)
 
 
 def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:

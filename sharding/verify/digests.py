@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from sharding.core.errors import HeaderError
 from sharding.core.events import Phase, Progress
-from sharding.core.limits import SPAN_BYTES
+from sharding.core.limits import FETCHES_AT_ONCE, SPAN_BYTES, THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent
 from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
@@ -84,17 +84,26 @@ class Reader(ABC):
 
 
 class ThisMachine(Reader):
-    """A reader on this machine: two shards at a time, and tensors in long streams, two at a time."""
+    """A reader on this machine: two shards at a time, and tensors in a few long streams side by side."""
 
     move = staticmethod(move_shards)
+    is_ahead = False
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         parts = list(spans(tensors))
-        lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
+        width = FETCHES_AT_ONCE if source.ranges_at_once > 1 else THREADS
+        lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span), width, ahead=self.is_ahead)
         work = [partial(digest_span, source, span, partial(lanes.count, file=span[0].file)) for span in parts]
         by_span = yield from collected(lanes.run(work))
         return {name: digest for digests in by_span for name, digest in digests.items()}
+
+
+class ReaderAhead(ThisMachine):
+    """A reader on this machine that goes on while nobody asks for its next event. It makes one shard at a time."""
+
+    move = staticmethod(partial(move_shards, ahead=True))
+    is_ahead = True
 
 
 def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:

@@ -1,34 +1,49 @@
 """Verify a result before it is published. Read it back from a Hub while other shards are still being uploaded."""
 
-from collections.abc import Generator, Mapping
-from concurrent.futures import CancelledError, Future
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import partial
-from threading import Event
 
 from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.readers.safetensors import read_headers
 from sharding.core.errors import ShardingError
 from sharding.core.events import Progress, ShardFinished
-from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.meter import Meter
 from sharding.core.protocols import Destination, Inputs, Source
-from sharding.core.threads import readers
-from sharding.core.values import FileEntry, Plan, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.formats.file_formats import format_of
 from sharding.formats.names import SAFETENSORS
 from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.stream import Prepared, Transfer, expected_digests
-from sharding.verify.digests import Reader, ThisMachine, check_structure, digest_span, spans
+from sharding.verify.digests import Reader, ReaderAhead, ThisMachine, check_structure
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.stated import digest_as_stored, prove_reads, read_from_hub, stated_files, stated_of
 from sharding.verify.verify import Side
 
-ReadBack = dict[Tensor, TensorDigest]  # Tensors of the result, each with the digest of its bytes.
+Work = Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingBack:
+    """A reading of `tensors`, all of a result, that has begun while their shards arrived in `source`.
+
+    `work` returns their digests, and what is not as the source's Hub states.
+    """
+
+    source: Source
+    tensors: list[Tensor]
+    work: Work
+
+    def is_of(self, staged: Source, tensors: list[Tensor]) -> bool:
+        """Return whether it reads what the files in `staged` hold: these `tensors`, at these places."""
+        arrived = {file.path: (file.sha256, file.xet_hash) for file in self.source.files}
+        listed = {file.path: (file.sha256, file.xet_hash) for file in staged.files if file.path in arrived}
+        return self.tensors == tensors and arrived == listed
 
 
 def check_kept(
@@ -67,56 +82,65 @@ def check_kept(
 
 
 def reading_back(
-    moving: Transfer, prepared: Prepared, origin: Inputs, target: Destination, reader: Reader
-) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
-    """Do as `read_back_meanwhile` if this machine will later read one shard after another; else only run `moving`."""
-    if not isinstance(reader, ThisMachine) or _in_order_of_source(prepared, origin):
-        return (yield from moving), {}
-    return (yield from read_back_meanwhile(moving, prepared.plan, target))
+    moving: Transfer,
+    prepared: Prepared,
+    origin: Inputs,
+    kept: Iterable[str],
+    target: Destination,
+    reader: Reader,
+    stack: ExitStack,
+) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadingBack | None]]:
+    """Yield what `moving` yields; return its records, and a reading of the result that goes on meanwhile, if one can.
 
-
-def read_back_meanwhile(
-    moving: Transfer, plan: Plan, target: Destination
-) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
-    """Yield what `moving` yields; return its records, and the digests of the tensors that were read back meanwhile.
-
-    These may be some or none: the job does not wait for them, nor for a read that fails. The others are read later.
+    Nobody waits for that reading here, nor hears of a read that fails. At the end of `stack` it ends too.
     """
-    shards = {shard.file: shard for shard in plan.shards}
-    over = Event()
-    reading: list[Future[ReadBack]] = []
+    plan, back, is_begun = prepared.plan, None, False
+    arriving = target.open_arriving(kept) if isinstance(reader, ThisMachine) else None
+    if arriving:
+        tensors = [tensor for shard in plan.shards for tensor in _places(plan, shard)]
+        originals = _in_order_of_source(prepared, origin)
+        work = _read_back(prepared, origin, originals, arriving, tensors, ReaderAhead())
+        back = ReadingBack(arriving, tensors, stack.enter_context(closing(work)))
+    with closing(moving):
+        while True:
+            try:
+                event = next(moving)
+            except StopIteration as end:
+                records: dict[str, ShardRecord] = end.value
+                return records, back
+            if back and not is_begun and isinstance(event, Progress):
+                is_begun = bool(next(back.work))
+            yield event
 
-    def go_on(_: int) -> None:
-        if over.is_set():
-            raise CancelledError
 
-    def read(source: Source, span: list[Tensor]) -> ReadBack:
-        go_on(0)
-        try:
-            digests = digest_span(source, span, go_on)
-        except ShardingError:
-            over.set()  # a Hub that shows no file before the commit will not show the others either
-            raise
-        return {tensor: digests[tensor.name] for tensor in span}
+def _places(plan: Plan, shard: Shard) -> tuple[Tensor, ...]:
+    """Return the tensors of a shard where they will lie."""
+    made = format_of(plan)
+    size = sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in made.pieces(plan, shard))
+    return made.places(plan, shard, size)
 
-    with readers(1) as pool, closing(moving):
-        try:
-            while True:
-                try:
-                    event = next(moving)
-                except StopIteration as end:
-                    records: dict[str, ShardRecord] = end.value
-                    break
-                if isinstance(event, ShardFinished) and not event.kept and (source := target.open_finished(event.file)):
-                    for span in spans(format_of(plan).places(plan, shards[event.file], event.bytes)):
-                        # Shorter spans go over plain HTTP, which only knows committed files.
-                        if sum(tensor.bytes for tensor in span) >= XET_LEAST_BYTES:
-                            reading.append(pool.submit(read, source, span))
-                yield event
-        finally:
-            over.set()
-    done = [future for future in reading if future.done() and not future.cancelled() and not future.exception()]
-    return records, {tensor: digest for future in done for tensor, digest in future.result().items()}
+
+def _read_back(
+    prepared: Prepared,
+    origin: Inputs,
+    originals: Sequence[FileEntry],
+    staged: Source,
+    tensors: Sequence[Tensor],
+    reader: Reader,
+) -> Work:
+    """Let `reader` read `tensors` of the result, in the order of `originals` if these are files of the source."""
+    if originals:
+        return (yield from digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, tensors, reader))
+    return (yield from reader.digest_tensors(staged, tensors)), []
+
+
+def _gone_on(back: ReadingBack, afresh: Work) -> Work:
+    """Go on with `back`. If a read of it fails, read all `afresh`: a Hub may show only what is committed."""
+    try:
+        return (yield from back.work)
+    except (ShardingError, CancelledError):
+        pass
+    return (yield from afresh)
 
 
 def _in_order_of_source(prepared: Prepared, origin: Inputs) -> list[FileEntry]:
@@ -130,7 +154,7 @@ def verify_staged(
     prepared: Prepared,
     origin: Inputs,
     records: Mapping[str, ShardRecord],
-    read: ReadBack,
+    back: ReadingBack | None,
     target: Destination,
     meter: Meter,
     reader: Reader,
@@ -138,8 +162,8 @@ def verify_staged(
 ) -> Generator[Progress, None, Verification]:
     """Let `reader` read the result again, and compare it with the digests in `records`, taken when it was made.
 
-    Yields progress. `read` are the tensors that were read back already, `kept` the shards of an earlier run. If
-    `origin` states hashes of its files, the bytes that were read are checked against them too: see `verify.stated`.
+    Yields progress. `back` has begun to read it, `kept` are the shards of an earlier run. If `origin` states hashes of
+    its files, the bytes that were read are checked against them too: see `verify.stated`.
     """
     started, plan = meter.seconds, prepared.plan
     staged = target.open_staged(records)
@@ -156,17 +180,10 @@ def verify_staged(
         tensors = [tensor for header in headers for tensor in header.tensors]
         if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
             originals = []  # the comparison below names the missing tensors
-        if originals:
-            reading = digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, tensors, reader)
-            digests, problems = yield from reading
-        else:
-            listed = {file.path: file.sha256 for file in staged.files}
-            as_made = {file for file, record in records.items() if listed.get(file) == record.sha256}
-            known = {one.name: read[one] for one in tensors if one in read and one.file in as_made}
-            unknown = [tensor for tensor in tensors if tensor.name not in known]
-            unread = sum(tensor.bytes for tensor in unknown)
-            digests = yield from progress_of_part(reader.digest_tensors(staged, unknown), 0, unread + again)
-            digests |= known
+        unread = sum(tensor.bytes for tensor in tensors)
+        afresh = _read_back(prepared, origin, originals, staged, tensors, reader)
+        reading = _gone_on(back, afresh) if back and back.is_of(staged, tensors) else afresh
+        digests, problems = yield from progress_of_part(reading, 0, unread + again)
         problems.extend(compare_digests(expected_digests(plan.shards, records), digests))
     on_disk = any(staged.path(file) for file in records)
     evidence = Evidence("folder" if on_disk else "hub", structure=on_disk, rebuilt=len(originals))

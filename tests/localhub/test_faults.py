@@ -1,5 +1,6 @@
 """A slow answer has a rate of its own; answers share that of a link, and those to one grant that of its line."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +57,13 @@ def test_answers_wait_for_one_another_on_a_link_or_a_line_alone(kind: str, until
     assert ends == until
     ask(hub, "/small")
     assert clock.slept[-1] == until[-1], "what no rule names does not wait"
+
+
+def test_a_link_notes_when_how_many_bytes_have_passed(clock: Clock, tmp_path: Path) -> None:
+    hub = Faults(answer_of_a_thousand_bytes, [parse_fault(f"link:1000={tmp_path / 'down'}@GET /big")])
+    for path in ("/big", "/small", "/big"):
+        ask(hub, path)
+    assert (tmp_path / "down").read_text() == "100.000 1000\n" * 2
 
 
 @pytest.mark.parametrize("kind", ["link", "line"])

@@ -115,7 +115,7 @@ def test_what_is_written_is_counted_and_has_no_name_yet(out: Path, target: Folde
         assert not target.has_finished_shards or number > 1
         target.note(record)
         assert target.has_finished_shards
-        assert target.open_finished(file) is None, "it is read when all are written"
+    assert target.open_arriving([FILE]) is None, "they are read when all are written"
     records = {path.name: path.stat().st_size for path in staged(out).glob("*.record.part")}
     assert records.keys() == {f"{FILE}.plan.record.part", "unet%2Fmodel.safetensors.plan.record.part"}
     assert target.disk_bytes_written == journal + 15 + sum(records.values())

@@ -6,7 +6,6 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.limits import THREADS
 from sharding.core.options import Request
-from sharding.core.origin import Place
 from tests.hubs import SOURCE, TOKEN, shard
 from tests.inhouse import InHouse
 from tests.storage.steps import begin, begun, heads, looked, noted, sent, staged
@@ -81,10 +80,6 @@ def test_a_staging_branch_that_moved_since_the_check_is_not_written_to(hub: InHo
     assert noted(hub, name) == {one.file, two.file}
 
 
-def test_several_shards_are_open_at_a_time_only_if_they_are_small_and_come_from_a_folder(
-    hub: InHouse, name: str
-) -> None:
-    of_folder = Place("folder", "in", "")
-    assert begun(hub, name).shards_at_once == 1
-    assert begun(hub, f"{name}-of-folder", of=of_folder).shards_at_once == THREADS > 1
-    assert begun(hub, f"{name}-large", of=of_folder, size="200MB").shards_at_once == 1
+def test_one_shard_is_sent_at_a_time_while_another_is_finished(hub: InHouse, name: str) -> None:
+    target = begun(hub, name)
+    assert target.shards_at_once == THREADS > target.writes_at_once == 1

@@ -52,7 +52,7 @@ class Sink:
     """A sink in memory, which counts how many shards are open. See `protocols.ShardSink`."""
 
     def __init__(self, at_once: int = 2) -> None:
-        self.shards_at_once = at_once
+        self.shards_at_once = self.writes_at_once = at_once
         self.records: list[ShardRecord] = []
         self.written: dict[str, bytes] = {}
         self.aborted: list[str] = []
@@ -152,6 +152,25 @@ def test_as_many_shards_are_open_as_the_sink_takes(at_once: int) -> None:
     sink.on_open = on_open
     assert len(move(source, shards, sink)) == len(shards)
     assert sink.most_open == at_once
+
+
+def test_the_next_shard_is_written_while_the_one_before_is_finished_and_not_earlier(each_piece_alone: None) -> None:
+    source, shards = some_shards(4)
+    sink = Sink(2)
+    sink.writes_at_once = 1
+    begun, order = {shard.file: Event() for shard in shards}, list[str]()
+
+    def on_write(writer: Writer) -> None:
+        begun[writer.file].set()
+        order.append(writer.file)
+
+    def on_finish(writer: Writer) -> None:
+        following = f"out{int(writer.file[3:]) + 1}"
+        assert following not in begun or begun[following].wait(LONG)
+
+    sink.on_write, sink.on_finish = on_write, on_finish
+    assert len(move(source, shards, sink)) == len(shards)
+    assert order == sorted(order) and set(order) == begun.keys()
 
 
 @pytest.mark.parametrize(

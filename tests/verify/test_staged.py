@@ -1,11 +1,14 @@
 """What a Hub has is read back while the rest is on its way; what a model saved is compared with the original."""
 
-from collections.abc import Generator, Iterator
+import hashlib
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,119 +18,146 @@ from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
 from sharding.core.events import Progress, ShardFinished
-from sharding.core.limits import XET_LEAST_BYTES
+from sharding.core.limits import FETCHES_AT_ONCE
+from sharding.core.meter import Meter
 from sharding.core.options import Options
 from sharding.core.protocols import Destination, Inputs
-from sharding.core.values import Plan, ShardRecord
+from sharding.core.values import ShardRecord
 from sharding.core.verification import Evidence, Verification
+from sharding.formats.file_formats import format_of
 from sharding.storage.folder_source import FolderSource, open_folder
-from sharding.transfer.stream import only_tensors
-from sharding.verify.digests import ThisMachine
-from sharding.verify.staged import ReadBack, compare_with_original, read_back_meanwhile
-from tests.conftest import Tensors, write_checkpoint
-from tests.folders import all_of, result_of
+from sharding.transfer.stream import Prepared, only_tensors
+from sharding.verify.digests import Reader, ThisMachine
+from sharding.verify.staged import compare_with_original, reading_back, verify_staged
+from tests.conftest import Tensors, in_two_files, write_checkpoint
+from tests.folders import result_of
 from tests.tensors import plan_of
 
-ELEMENTS = XET_LEAST_BYTES // 4
-
 Moving = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
-Copy = tuple[Plan, Path, list[ShardFinished]]
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
-    """A plan, where it was carried out, and what was told of that."""
-    folder, size = tmp_path_factory.mktemp("copy"), f"{ELEMENTS * 8 + 1000}B"
-    tensors = {f"layers.{n}.weight": np.full(ELEMENTS, n, np.float32) for n in range(6)} | {"a.bias": np.ones(3)}
-    source = write_checkpoint(folder / "in", {"model.safetensors": tensors}, index=False)
-    events = job.shard(str(source), str(folder / "out"), size)
-    told = [event for event in events if isinstance(event, ShardFinished)]
-    assert len(told) > 2
-    return job.plan(str(source), size)[1], folder / "out", told
+class Arriving(FolderSource):
+    """Shards in a folder. A read waits until its shard has come. Every read fails, or all bytes of a file are wrong."""
 
-
-class Store(FolderSource):
-    """A folder that says when it is read, and fails when it is told to."""
-
-    def __init__(self, out: Path, file: str, *, fails: bool = False) -> None:
-        super().__init__("out", {file: out / file})
-        self.fails = fails
-        self.is_read = Event()
+    def __init__(self, out: Path, files: Iterable[str], *, fails: bool = False, wrong: str = "") -> None:
+        super().__init__("out", {file: out / file for file in files})
+        hashes = {file.path: hashlib.sha256((out / file.path).read_bytes()).hexdigest() for file in self.files}
+        self.files = tuple(replace(file, sha256=hashes[file.path]) for file in self.files)
+        self.fails, self.wrong, self.tries = fails, wrong, 0
+        self.come, self.is_read = {file: Event() for file in hashes}, {file: Event() for file in hashes}
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        self.is_read.set()
+        self.tries += 1
+        assert self.come[file].wait(10)
+        self.is_read[file].set()
         if self.fails:
             raise SourceError("It is not shown yet.", "Commit it.")
-        return super().read(file, start_byte, end_byte)
+        chunks = super().read(file, start_byte, end_byte)
+        return (bytes(byte ^ 1 for byte in chunk) for chunk in chunks) if file == self.wrong else chunks
 
 
-def moved(told: list[ShardFinished], stores: dict[str, Store]) -> Moving:
-    """Tell of shards, and end once the first was read, if any can be."""
-    yield from told
-    if stores:
-        assert stores[told[0].file].is_read.wait(10)
-    return {}
+class Case:
+    """A copy that lies in a folder, and a job that is about to make it anew."""
+
+    def __init__(self, folder: Path, is_stated: bool) -> None:
+        self.source = open_folder(str(in_two_files(folder / "in")))
+        if is_stated:
+            hashes = {file.path: hashlib.sha256((folder / "in" / file.path).read_bytes()) for file in self.source.files}
+            self.source.files = tuple(replace(file, sha256=hashes[file.path].hexdigest()) for file in self.source.files)
+        *_, _ = job.shard(str(folder / "in"), str(folder / "out"), "60kB")
+        checkpoint = read_checkpoint(self.source)
+        self.plan, self.out = plan_of(checkpoint, Options("60kB")), folder / "out"
+        self.prepared = Prepared((self.source,), checkpoint, self.plan)
+        pieces = partial(format_of(self.plan).pieces, self.plan)
+        self.records = result_of(ThisMachine().digest_shards(self.plan.shards, pieces, [self.source]))
+        self.staged = Arriving(self.out, self.records)
+        for event in self.staged.come.values():
+            event.set()
+
+    def moving(self, arriving: Arriving | None) -> Moving:
+        """Tell of the shards as they come. The last comes when the first was read."""
+        yield Progress("transfer", 0, 1)
+        first, *_, last = self.records
+        for number, record in enumerate(self.records.values(), 1):
+            if arriving and record.file == last:
+                assert arriving.is_read[first].wait(10)
+            if arriving:
+                arriving.come[record.file].set()
+            yield ShardFinished(record.file, record.bytes, record.sha256, number, len(self.records))
+        return self.records
+
+    def verified(self, arriving: Arriving | None) -> Verification:
+        """Carry the job out, and verify it."""
+        places = SimpleNamespace(open_arriving=lambda kept: arriving, open_staged=lambda files: self.staged)
+        target, origin, reader = cast(Destination, places), Inputs({"model": self.source}), ThisMachine()
+        with ExitStack() as stack:
+            moved = reading_back(self.moving(arriving), self.prepared, origin, {}, target, reader, stack)
+            records, back = result_of(moved)
+            proof = verify_staged(self.prepared, origin, records, back, target, Meter(), reader, {})
+            return result_of(proof)
 
 
-def reading_back(moving: Moving, plan: Plan, stores: dict[str, Store]) -> Any:
-    """Read back from as much of a destination as is asked for."""
-    return read_back_meanwhile(moving, plan, cast(Destination, SimpleNamespace(open_finished=stores.get)))
+@pytest.fixture(params=[False, True], ids=["in its own order", "in the order of the source"])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    return Case(tmp_path, request.param)
 
 
-def outcome(moving: Moving, plan: Plan, stores: dict[str, Store]) -> tuple[list[Any], ReadBack]:
-    events, (_, read) = all_of(reading_back(moving, plan, stores))
-    return events, read
+def test_a_result_is_read_once_and_begun_before_its_last_shard_has_come(case: Case) -> None:
+    afresh = case.verified(None)
+    headers = case.staged.bytes_read - case.plan.total_bytes
+    assert afresh.identical and headers > 0
+    arriving = Arriving(case.out, case.records)
+    assert replace(case.verified(arriving), seconds=0) == replace(afresh, seconds=0)
+    assert case.staged.bytes_read == case.plan.total_bytes + 2 * headers
+    assert arriving.bytes_read == case.plan.total_bytes
 
 
-def test_what_is_read_back_are_the_tensors_where_they_lie(copy: Copy) -> None:
-    plan, out, told = copy
-    stores = {event.file: Store(out, event.file) for event in told}
-
-    def moving() -> Moving:
-        yield from told
-        for store in stores.values():
-            assert store.is_read.wait(10)
-        return {}
-
-    events, read = outcome(moving(), plan, stores)
-    assert events == told
-    assert {told[0].file} <= {tensor.file for tensor in read}  # when the last is begun, all others are done
-    for tensor, digest in read.items():
-        again = result_of(ThisMachine().digest_tensors(stores[tensor.file], [tensor]))
-        assert again == {tensor.name: digest}
+def test_a_byte_that_is_wrong_when_it_is_read_meanwhile_is_found(case: Case) -> None:
+    file = list(case.records)[-1]
+    arriving = Arriving(case.out, case.records, wrong=file)
+    assert {mismatch.problem for mismatch in case.verified(arriving).mismatches} >= {"its bytes differ"}
 
 
-def test_where_nothing_can_be_read_yet_one_try_is_enough(copy: Copy) -> None:
-    plan, out, told = copy
-    stores = {event.file: Store(out, event.file, fails=True) for event in told}
-    events, read = outcome(moved(told, stores), plan, stores)
-    assert (events, read) == (told, {})
-    assert sum(store.is_read.is_set() for store in stores.values()) == 1
+@pytest.mark.parametrize("why", ["it shows no file before the commit", "the commit has another file"])
+def test_a_result_is_read_again_where_it_could_not_be_read_before_or_is_another_now(case: Case, why: str) -> None:
+    arriving = Arriving(case.out, case.records, fails=why.startswith("it shows"))
+    if not arriving.fails:
+        arriving.files = (replace(arriving.files[0], xet_hash="0" * 64), *arriving.files[1:])
+    assert case.verified(arriving).identical
+    assert case.staged.bytes_read > case.plan.total_bytes
+    assert not arriving.fails or arriving.tries <= FETCHES_AT_ONCE, "one failure is enough"
 
 
-def test_kept_shards_and_those_of_a_folder_are_left_for_the_end(copy: Copy) -> None:
-    plan, out, told = copy
-    stores = {event.file: Store(out, event.file) for event in told}
-    kept = [replace(event, kept=True) for event in told]
-    assert outcome(moved(kept, {}), plan, stores) == (kept, {})
-    assert outcome(moved(told, {}), plan, {}) == (told, {})
+def test_nothing_is_read_meanwhile_by_other_machines(case: Case) -> None:
+    """Such a destination is not asked for a source, so it could not give one."""
+    others, nothing = cast(Reader, None), cast(Destination, None)
+    with ExitStack() as stack:
+        moved = reading_back(
+            case.moving(None), case.prepared, Inputs({"model": case.source}), {}, nothing, others, stack
+        )
+        assert result_of(moved) == (case.records, None)
 
 
-def test_a_job_that_ends_early_ends_what_it_moves(copy: Copy) -> None:
-    plan, _, told = copy
-    is_closed = Event()
+def test_a_job_that_ends_early_ends_what_it_moves_and_what_it_reads(case: Case) -> None:
+    is_closed, arriving = Event(), Arriving(case.out, case.records)
 
     def moving() -> Moving:
         try:
-            yield from told
+            yield from case.moving(arriving)
         finally:
             is_closed.set()
         return {}
 
-    reading = reading_back(moving(), plan, {})
-    next(reading)
-    reading.close()
-    assert is_closed.is_set()
+    target = cast(Destination, SimpleNamespace(open_arriving=lambda kept: arriving))
+    with ExitStack() as stack:
+        given = case.prepared, Inputs({"model": case.source}), dict[str, ShardRecord](), target, ThisMachine(), stack
+        events = reading_back(moving(), *given)
+        next(events)
+        events.close()
+        assert is_closed.is_set()
+    for event in arriving.come.values():
+        event.set()
+    assert not arriving.is_read[list(case.records)[-1]].wait(0.1)
 
 
 # --- What was loaded and saved: only a name whose bytes are kept may be missing ------------------------------

@@ -1,38 +1,26 @@
 """Which files of a source are put together again for a proof, which results are read back, and what was read."""
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding import job
 from sharding.checkpoint.read import read_checkpoint
-from sharding.checkpoint.readers.safetensors import read_headers
-from sharding.core.events import Progress, ShardFinished
-from sharding.core.meter import Meter
-from sharding.core.options import Options
-from sharding.core.protocols import Destination, Inputs
-from sharding.core.values import BytesRead, Content, FileEntry, ShardRecord
-from sharding.core.verification import Mismatch, Verification
-from sharding.formats.file_formats import format_of
+from sharding.core.values import BytesRead, Content, FileEntry
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.stream import Prepared
-from sharding.verify.digests import Reader, ThisMachine, layers_of
-from sharding.verify.staged import reading_back, verify_staged
+from sharding.verify.digests import ThisMachine, layers_of
 from sharding.verify.stated import prove_reads, stated_files
 from tests.conftest import in_two_files
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
-from tests.tensors import plan_of
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -88,102 +76,6 @@ def test_none_is_put_together_again_where_one_has_no_hash_other_bytes_than_its_t
     assert stated_files(files, holed) == []
     for name in ("pytorch_model.bin", "shard-00000-model-00001-of-00002.safetensors"):
         assert stated_files(with_one(path=name), renamed(checkpoint, path, name)) == []
-
-
-# --- Reading back meanwhile --------------------------------------------------------------------------------
-
-
-class Target:
-    """As much of a destination as is asked for: it notes which shards somebody wants to read at once."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def open_finished(self, file: str) -> None:
-        self.asked.append(file)
-
-
-@pytest.mark.parametrize(
-    ("is_stated", "choices", "is_here", "of_use"),
-    [
-        (False, {}, True, True),
-        (True, {}, True, False),  # it is read in the order of the source
-        (True, {"dtype": "bf16"}, True, True),  # a cast is read in its own order
-        (False, {}, False, False),
-        (True, {"dtype": "bf16"}, False, False),
-    ],
-    ids=["nobody states a hash", "order of the source", "a cast", "others read it", "others read the cast"],
-)
-def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its_own_order(
-    source: FolderSource, checkpoint: Content, is_stated: bool, choices: Any, is_here: bool, of_use: bool
-) -> None:
-    origin = open_folder(str(source.folder))
-    if is_stated:
-        origin.files = stated(origin.files)
-    plan = plan_of(checkpoint, Options("60kB", **choices))
-    prepared = Prepared((origin,), checkpoint, plan)
-    number = len(plan.shards)
-    pieces = {shard.file: format_of(plan).pieces(plan, shard) for shard in plan.shards}
-    sizes = {
-        file: sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in held)
-        for file, held in pieces.items()
-    }
-    told = [ShardFinished(file, size, "", n, number) for n, (file, size) in enumerate(sizes.items(), 1)]
-    records = {file: ShardRecord(file, size, "", {}) for file, size in sizes.items()}
-
-    def moving() -> Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]:
-        yield from told
-        return records
-
-    target, reader = Target(), cast(Reader, ThisMachine() if is_here else None)  # others are not asked for anything
-    read = result_of(reading_back(moving(), prepared, Inputs({"model": origin}), cast(Destination, target), reader))
-    assert read == (records, {})
-    assert target.asked == ([event.file for event in told] if of_use else [])
-
-
-@dataclass
-class Staged:
-    """A place whose finished shards lie in a folder, of which it states the hashes, as a Hub does."""
-
-    folder: Path
-    reading: FolderSource | None = None
-
-    def open_staged(self, files: Iterable[str]) -> FolderSource:
-        source = FolderSource("staged", {file: self.folder / file for file in files})
-        hashes = {file: hashlib.sha256((self.folder / file).read_bytes()).hexdigest() for file in files}
-        source.files = tuple(replace(file, sha256=hashes[file.path]) for file in source.files)
-        self.reading = source
-        return source
-
-
-@pytest.mark.parametrize("at", [0, 1, -1])
-def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_finished(
-    source: FolderSource, checkpoint: Content, tmp_path: Path, at: int
-) -> None:
-    *_, _ = job.shard(str(source.folder), str(tmp_path / "out"), "60kB")
-    plan = plan_of(checkpoint, Options("60kB"))
-    prepared = Prepared((source,), checkpoint, plan)
-    records = result_of(ThisMachine().digest_shards(plan.shards, partial(format_of(plan).pieces, plan), [source]))
-    place = Staged(tmp_path / "out")
-    held = [FileEntry(record.file, record.bytes) for record in records.values()]
-    tensors = [tensor for header in read_headers(place.open_staged(records), held) for tensor in header.tensors]
-    digests = result_of(ThisMachine().digest_tensors(place.open_staged(records), tensors))
-    read = {tensor: digests[tensor.name] for tensor in tensors}
-
-    def proof() -> Verification:
-        given = (prepared, Inputs({"model": source}), records, read, cast(Destination, place))
-        return result_of(verify_staged(*given, Meter(), ThisMachine(), {}))
-
-    sound = proof()
-    assert (sound.identical, sound.tensors, sound.bytes) == (True, len(tensors), checkpoint.total_bytes)
-    assert place.reading
-    headers = place.reading.bytes_read
-    last = [tensor for tensor in tensors if tensor.file == plan.shards[at].file][-1]
-    data = bytearray((place.folder / last.file).read_bytes())
-    data[-1] ^= 1
-    (place.folder / last.file).write_bytes(data)
-    assert proof().mismatches == (Mismatch(last.name, "its bytes differ"),)
-    assert place.reading.bytes_read == headers + plan.shards[at].bytes, "the others are not read again"
 
 
 # --- Whatever was read of a file is compared with what the file holds, each read by itself -------------------

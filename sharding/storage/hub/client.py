@@ -1,10 +1,9 @@
 """Talk to a Hub: one client per token, errors in plain words, and retries for failures that may pass."""
 
-import ctypes
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
@@ -16,8 +15,9 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, paginat
 from sharding import __version__
 from sharding.core.environment import keep_xet_logs_off_the_disk
 from sharding.core.errors import DestinationError, Remedy, ShardingError
-from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, THREADS, XET_LEAST_BYTES
+from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
 from sharding.core.protocols import Grant
+from sharding.core.threads import share_memory
 from sharding.storage.hub.answers import (
     Commit,
     GarbledAnswer,
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 _CLIENT = {"library_name": "shard-my-repo", "library_version": __version__}
 _T = TypeVar("_T")
 
-_M_ARENA_MAX = -8  # Its number in malloc.h.
 XET_BUFFER_BYTES = 64 << 20  # Bytes that hf-xet may fetch ahead.
-XET_PACKAGE_BYTES = 64 << 20  # The most bytes of chunks that go to the store together, as one xorb.
 XET_UPLOADS_AT_ONCE = 2  # Packages that hf-xet may upload side by side, each in memory. Its default is up to 64.
 
 XET_SETTINGS = {
@@ -361,9 +359,7 @@ def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingE
 def xet_session() -> Any:
     """Return a session of hf-xet with bounded buffers and without log files."""
     keep_xet_logs_off_the_disk()
-    with suppress(AttributeError, OSError, TypeError):  # only the C library of most Linux systems has it
-        # Else each thread of hf-xet keeps a heap of its own with what it has freed, together 100 MB (mallopt(3)).
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, THREADS)
+    share_memory()
     from hf_xet import XetConfig, XetSession
 
     config = XetConfig()

@@ -23,10 +23,10 @@ from sharding.core.text import name_some
 from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.answers import person_of
-from sharding.storage.hub.client import SIGN_IN, XET_PACKAGE_BYTES, Hub
+from sharding.storage.hub.client import SIGN_IN, Hub
 from sharding.storage.hub.main import OF_EVERY_NEW_REPO, MainBranch
 from sharding.storage.hub.repo import STAGING_BRANCH, HubRepo, fit_for_commit, stored
-from sharding.storage.hub.source import HubSource
+from sharding.storage.hub.source import ArrivingSource, HubSource
 from sharding.storage.hub.staging import StagingBranch
 from sharding.storage.hub.upload import LfsShardWriter, StoreSink
 
@@ -37,6 +37,8 @@ _CLOSED = "{} was public when the job started and may not be public now"
 
 class HubDestination(StoreSink, Destination):
     """A repo of a Hub."""
+
+    writes_at_once = 1  # a shard that has the line for itself can be read back sooner
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class HubDestination(StoreSink, Destination):
         self._source, self._private, self._restart = source, private, restart
         self._asked_to_show = private is False
         self._job: StagedJob | None = None
+        self._arriving: ArrivingSource | None = None
         self._created = self._is_prepared = self._may_be_ours = self._is_public = False
         if not hub.is_signed_in:
             hint = f"Sign in first. {SIGN_IN} To write to a folder, name it ./{name}."
@@ -145,10 +148,7 @@ class HubDestination(StoreSink, Destination):
                 self._staging.delete()
             self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
             self._staging.begin(self._job, head)
-        # Without Xet, a shard needs disk space. With it, one that is larger than a package needs 150 MB of memory, and
-        # keeps a fast line busy alone. Between two Hubs, one shard keeps two cores busy.
-        is_small = job.options.max_shard_bytes <= XET_PACKAGE_BYTES
-        self.shards_at_once = THREADS if self._has_xet and is_small and self._job.source.store != "hub" else 1
+        self.shards_at_once = THREADS if self._has_xet else 1  # without Xet, a shard needs disk space
 
     @contextmanager
     def _what_stays(self) -> Iterator[None]:
@@ -228,10 +228,13 @@ class HubDestination(StoreSink, Destination):
         return LentDestination(self.ref, self._job.plan_id, hub=self._hub.endpoint, grant=grant)
 
     @override
-    def open_finished(self, file: str) -> HubSource | None:
-        """Return a source of a shard that hf-xet has stored, by its name in the store. No commit shows it yet."""
-        entry = next((writer.stored for writer in self._writers if writer.stored and writer.stored.path == file), None)
-        return HubSource(self._hub, self._staged_ref, files=(entry,)) if entry else None
+    def open_arriving(self, keep: Iterable[str]) -> HubSource | None:
+        if not self._has_xet:
+            return None
+        kept = set(keep)
+        files = [file for file in self.open_staged(kept).files if file.path in kept] if kept else []
+        self._arriving = ArrivingSource(self._hub, self._staged_ref, files)
+        return self._arriving
 
     @override
     def open_staged(self, files: Iterable[str]) -> HubSource:
@@ -316,12 +319,17 @@ class HubDestination(StoreSink, Destination):
 
     @override
     def close(self) -> None:
+        if self._arriving:
+            self._arriving.end()
         with suppress(DestinationError):  # if the Hub does not answer, the next run copies these shards again
             self._staging.note()
         super().close()
 
     @override
     def note(self, record: ShardRecord) -> None:
+        if self._arriving:
+            stored = (writer.stored for writer in self._writers if writer.stored)
+            self._arriving.add(file for file in stored if file.path == record.file)
         self._staging.add(record)
 
     def _store(self, path: str, chunks: Iterable[bytes]) -> ShardRecord:

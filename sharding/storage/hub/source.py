@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
+from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import EntryNotFoundError
@@ -88,6 +88,10 @@ class HubSource(Source):
         self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list)) if files is None else files
         self._by_path = {file.path: file for file in self.files}
 
+    @property
+    def _least_xet_bytes(self) -> int:
+        return self._hub.least_xet_bytes
+
     @override
     def path(self, file: str) -> None:
         """Return None: no file of a Hub repo is on this disk."""
@@ -145,7 +149,7 @@ class HubSource(Source):
         return entry
 
     def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        with_xet = entry.xet_hash is not None and end_byte - start_byte >= self._hub.least_xet_bytes
+        with_xet = entry.xet_hash is not None and end_byte - start_byte >= self._least_xet_bytes
         position, tries, begun = start_byte, 0, start_byte
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
@@ -241,6 +245,37 @@ class HubSource(Source):
                 self._group = self._hub.download_from(self.ref.repo_id, self.ref.revision)
             group = self._group
         yield from group.download_stream(XetFileInfo(entry.xet_hash, entry.bytes), start_byte, end_byte)
+
+
+class ArrivingSource(HubSource):
+    """The finished shards of a job that is under way, by their names in the store. No commit needs to show them."""
+
+    _least_xet_bytes = 0  # plain HTTP only knows committed files
+
+    def __init__(self, hub: Hub, ref: Place, files: Iterable[FileEntry]) -> None:
+        """Begin with `files`."""
+        super().__init__(hub, ref, files=tuple(files))
+        self._news = Condition()
+        self._is_over = False
+
+    def add(self, files: Iterable[FileEntry]) -> None:
+        """Let reads of `files` begin."""
+        with self._news:
+            self._by_path |= {file.path: file for file in files}
+            self.files = tuple(self._by_path.values())
+            self._news.notify_all()
+
+    def end(self) -> None:
+        """Let reads of all other files fail."""
+        with self._news:
+            self._is_over = True
+            self._news.notify_all()
+
+    @override
+    def _entry(self, file: str) -> FileEntry:
+        with self._news:
+            self._news.wait_for(lambda: self._is_over or file in self._by_path)
+        return super()._entry(file)
 
 
 def checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -71,8 +71,10 @@ class XetShardWriter(ShardWriter):
 
     @override
     def write(self, data: bytes | memoryview) -> None:
+        whole = data.obj if isinstance(data, memoryview) else data
+        is_whole = isinstance(whole, bytes) and len(whole) == len(data)  # hf-xet takes only bytes, and copies them
         with self._explained():
-            self._stream.write(bytes(data))
+            self._stream.write(whole if is_whole else bytes(data))
         self._bytes += len(data)
 
     @override
