@@ -38,6 +38,7 @@ _PHASES = {
     "check": "checking what is there",
     "transfer": "writing shards",
     "verify": "verifying",
+    "sample": "reading a sample",
     "numbers": "comparing numbers",
 }
 
@@ -145,6 +146,8 @@ class Terminal(AbstractContextManager["Terminal"]):
                 self._say(f"{f'Equal to the original{done}' if done else 'Identical'}: {all_}", style)
             case "unstated":
                 self._say(f"Matches what was read{done}: {all_}", style)
+            case "stated":
+                self._say(f"The Hub states the hashes of what was sent{done}; {verification.sample}: {all_}", style)
             case "within":
                 same = f"Not identical, but within the tolerance in {count(outcome.tensors, 'tensor')}"
                 self._say(f"{same}: {all_}", style)

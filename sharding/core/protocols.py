@@ -164,6 +164,8 @@ class Inputs(Files):
 class ShardWriter(Protocol):
     """One shard that is being written to a sink."""
 
+    xet_hash: str | None = None  # The hash that hf-xet computed for the bytes it got, after `finish`.
+
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes. The caller may change them after the call."""
 
@@ -262,6 +264,10 @@ class Destination(ShardSink, Protocol):
 
     def open_finished(self, file: str) -> Source | None:
         """Return a source that reads the finished shard `file` at once; None if it is better to read it later."""
+
+    def stage(self, beside: Mapping[str, bytes]) -> None:
+        """Keep the files `beside` with the finished shards, to read them back too."""
+        return  # a folder is not asked to
 
     def open_staged(self, files: Iterable[str]) -> Source:
         """Return a source that reads the finished `files` before they are published."""

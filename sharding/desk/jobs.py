@@ -235,13 +235,15 @@ class History:
             case Verification():
                 self.verification = event
                 outcome, done = event.outcome, phrase(event.made)
-                if event.holds:
+                if event.holds and outcome.kind != "stated":
                     self.reread = dict(self._sizes)
                 match outcome.kind:
                     case "identical":
                         return f"Verified: all {event.tensors:,} tensors are bit-identical to the source's{done}."
                     case "unstated":
                         return f"Verified: all {event.tensors:,} tensors match what was read from the source{done}."
+                    case "stated":
+                        return f"The Hub states the hashes of what was sent{done}; {event.sample}."
                     case "within":
                         return f"Verified: {within_words(event.tensors, outcome.tensors)}."
                     case "undecided":
@@ -303,6 +305,7 @@ _PHASES = {
     "check": "Checking the files that an earlier run finished.",
     "transfer": "Writing the files.",
     "verify": "Reading the copy again to verify it.",
+    "sample": "Comparing the Hub's hashes, and reading a sample of the copy again.",
     "numbers": "Comparing the numbers that differ.",
 }
 
