@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from sharding import job
 from sharding.core.errors import Refused, Remedy
 from sharding.core.limits import MAX_ACTIVE_JOBS, MEMORY_SHARE
-from sharding.core.options import Options, naming
+from sharding.core.options import Options, Proving, naming
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import (
@@ -113,11 +113,11 @@ class Desk(AbstractContextManager["Desk"]):
             thread.join()
         self._shelf.close()
 
-    def forecast(self, original: Content, made: Plan | Content) -> Forecast:
+    def forecast(self, original: Content, made: Plan | Content, proof: Proving = "read") -> Forecast:
         """Return what it costs here to make the plan `made` from `original`, or to read it and the copy `made`."""
         with self._lock:
             finished = list(self._finished)
-        return forecast(work_of(original, made), self._rates(original, made), finished)
+        return forecast(work_of(original, made), self._rates(original, made), finished, proof)
 
     def has_room(self, needs: Forecast) -> bool:
         """Return whether this machine has the memory and the disk that a job `needs` now."""
@@ -160,7 +160,7 @@ class Desk(AbstractContextManager["Desk"]):
     def _queue_up(self, request: JobRequest, original: Content, made: Plan | Content, who: Person, token: str) -> str:
         """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
         options = made.options if isinstance(made, Plan) else request.options
-        seconds = expected_seconds(work_of(original, made), self._rates(original, made))
+        seconds = expected_seconds(work_of(original, made), self._rates(original, made), request.proof)
         if seconds and request.engine == "classic":
             seconds *= CLASSIC_TIMES
         record = JobRecord(

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import gradio as gr
 from markupsafe import Markup
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
-from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.options import SINGLE_FILE, Options, Proving
 from sharding.core.origin import Role
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
@@ -23,6 +23,7 @@ from sharding.page.goals import GOALS, SAME, fields_of, goals_of, has_components
 from sharding.page.job_panels import jobs_panel
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
+    about,
     changes_nothing,
     devices_panel,
     facts_panel,
@@ -78,6 +79,7 @@ class Planning(Events):
             update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner)}
         if wish.repo:
             chosen = {form.visibility: wish.private and PRIVATE, form.measure: wish.measure, form.engine: wish.engine}
+            chosen[form.proof] = wish.proof
             update |= {field: value for field, value in chosen.items() if value}
         if wish.job or wish.result:
             update |= {
@@ -146,6 +148,7 @@ class Planning(Events):
             private=values[form.visibility] == PRIVATE,
             measure=bool(values[form.measure]),
             engine=values[form.engine],
+            proof=values[form.proof],
         )
 
     def suggest(self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: Login) -> tuple[Any, Any]:
@@ -317,8 +320,11 @@ class Planning(Events):
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         each = "A pipeline cannot become one file here. Each of its components gets one file."
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
-        forecast = self.desk.forecast(checkpoint, plan)
-        classic = classic_forecast(checkpoint, plan, forecast)
+        by_proof = {proof: self.desk.forecast(checkpoint, plan, proof) for proof in get_args(Proving)}
+        forecast = by_proof[values[form.proof]]
+        classic = classic_forecast(checkpoint, plan, by_proof["read"])
+        again, stated = (about(one.lower_seconds, one.upper_seconds) for one in by_proof.values())
+        checks = f"The job takes {again} if it reads everything again, and {stated} if it trusts the Hub's hashes."
         wish = self._wish(values, replace(options, allow_overflow=options.allow_overflow and may))
         return {
             **update,
@@ -327,12 +333,13 @@ class Planning(Events):
             form.overflow: _possible(may),
             form.measure: _possible(loads),
             form.engine: self._engine(classic if "engine" not in options.contradicted else None),
+            form.proof: gr.Radio(info=f"{checks} Then it reads only a sample, and the result is never shown in green."),
             form.picture: map_panel(
                 map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen), needed(checkpoint, plan)
             ),
             form.summary: summary_panel(checkpoint, plan, forecast, form.choices_in(values), stop_for(stops, chosen)),
             form.start: gr.Button(variant="secondary" if in_vain else "primary"),
-            form.shards: shards_panel(plan, forecast, classic),
+            form.shards: shards_panel(plan, forecast, classic, checks),
             form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(wish),
             form.shown: Shown(stops=stops, plan_id=identify_plan(plan)),

@@ -23,26 +23,41 @@ from sharding.verify.trust import Level, Trust
 TITLES = "Has a report", "Structure matches", "Every byte read"
 """The steps of the ladder of proofs."""
 READ_HERE: tuple[Level, ...] = ("made-here", "read-now")  # Levels at which this page has read every byte itself.
-CLAIMED, FITS, READ = 1, 2, 3  # The numbers of the steps.
+CLAIMED, FITS, STATED, READ = 1, 2, 3, 4  # The numbers of the steps.
+_FAILED = {FITS: "Structure differs", READ: "Bytes differ"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
     """How far the ladder of proofs is climbed. `words` say below each step what it rests on.
 
-    A step without words is left out: where nobody made a report, nothing is claimed.
+    A step without words is left out: where nobody made a report, nothing is claimed. `stated` are the words of a step
+    before the last, for a copy whose hashes only the Hub states.
     """
 
     reached: int
     failed: int = 0
     words: tuple[str, str, str] = ("", "names, shapes and dtypes", "read by this page")
-    titles: tuple[str, str, str] = TITLES
+    stated: str = ""
+
+    @property
+    def steps(self) -> list[tuple[int, str, str]]:
+        """The number, title and words of each step."""
+        claimed, fits, read = zip((CLAIMED, FITS, READ), TITLES, self.words, strict=True)
+        steps = claimed, fits, (STATED, "Hashes match", self.stated), read
+        return [
+            (number, _FAILED[number] if number == self.failed else title, words)
+            for number, title, words in steps
+            if words
+        ]
 
 
 def rung_of(trust: Trust) -> Rung:
     """Return how far the ladder is climbed for a result that is not "contradicted"."""
     if trust.level in READ_HERE:
         return Rung(READ)
+    if trust.level == "stated":
+        return Rung(STATED)
     return Rung(FITS if trust.level == "fits" else CLAIMED)
 
 
@@ -81,7 +96,7 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         places=places,
         trust=trust,
         size=format_bytes(max(shard.bytes for shard in report.shards)),
-        rung=replace(rung_of(trust), words=_words(report, trust, reading)),
+        rung=replace(rung_of(trust), words=_words(report, trust, reading), stated=stated_words(report, trust)),
         is_good=is_proved(report, trust),
         verdict=_verdict(report, trust),
         infinite=sum(report.overflowed.values()),
@@ -112,7 +127,7 @@ def _snippets(report: Report, place: str) -> Mapping[str, str]:
 def is_proved(report: Report, trust: Trust) -> bool:
     """Return whether this page has read every byte of a result and nothing about it is unknown. Only that is green."""
     proof = report.verification
-    is_known = proof.identical and not trust.within and not proof.unstated and not trust.caveats
+    is_known = proof.may_be_published and not trust.within and not proof.unstated and not trust.caveats
     return rung_of(trust).reached == READ and is_known
 
 
@@ -143,7 +158,9 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     """Return what each step of the ladder rests on. `reading` is the expected cost of the last one."""
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
-    structure = f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level == "fits" else "not known"
+    structure = (
+        f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level in ("stated", "fits") else "not known"
+    )
     until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
         return "which anyone could write", structure, f"read, but not all is known{until}"
@@ -154,6 +171,11 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
         return "which anyone could write", structure, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
     return "which anyone could write", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
+
+
+def stated_words(report: Report, trust: Trust) -> str:
+    """Return what the step of a copy rests on that this page has made and not read again, "" for any other."""
+    return f"the Hub states the same hashes; {report.verification.sample}" if trust.level == "stated" else ""
 
 
 def _next_step(report: Report, made: Made, first: str) -> str:
@@ -202,7 +224,7 @@ def named(place: Place) -> str:
 
 def made_of(trust: Trust) -> Made:
     """Return what was done to the numbers, () if only a report says so: its words may be anybody's."""
-    return trust.made if trust.level in (*READ_HERE, "fits") else ()
+    return trust.made if trust.level in (*READ_HERE, "stated", "fits") else ()
 
 
 def is_told(report: Report, trust: Trust) -> bool:
@@ -230,6 +252,8 @@ def _verdict(report: Report, trust: Trust) -> str:
         case "made-here" | "read-now":
             same = "match what was read from" if proof.unstated else "bit-identical to"
             return f"All {count(proof.tensors, 'tensor')} {same} {source}{change}"
+        case "stated":
+            return f"Made from {source}{change}; the Hub states the same hashes, {proof.sample}"
         case "unreached":
             return "Of a commit that is on no known branch"
         case "fits":

@@ -5,9 +5,10 @@ from dataclasses import replace
 from secrets import randbelow
 
 from sharding.core.events import Progress
-from sharding.core.limits import MAX_SAMPLED_BYTES
+from sharding.core.limits import MAX_SAMPLED_BYTES, RANGES_AT_ONCE
 from sharding.core.meter import Meter
 from sharding.core.protocols import Destination, Source
+from sharding.core.threads import readers
 from sharding.core.values import BytesRead, FileEntry, Plan, Shard, ShardRecord, Tensor
 from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.formats.file_formats import format_of
@@ -60,10 +61,13 @@ def verify_stated(
     ]
     if not problems:
         headers = {shard.file: _header(plan, shard) for shard in plan.shards}
-        for file, content in {**headers, **indexes}.items():
-            if b"".join(staged.read(file, 0, len(content))) != content:
-                part = "header" if file in headers else "content"
-                problems.append(Mismatch(file, f"its {part} is not what was sent"))
+        sent = {**headers, **indexes}
+        with readers(RANGES_AT_ONCE) as pool:
+            read = pool.map(lambda file: b"".join(staged.read(file, 0, len(sent[file]))), sent)
+            wrong = [file for file, content in zip(sent, read, strict=True) if content != sent[file]]
+        problems += [
+            Mismatch(file, f"its {'header' if file in headers else 'content'} is not as sent") for file in wrong
+        ]
         problems += yield from _read_samples(staged, records)
     sampled = sum(one.end_byte - one.start_byte for record in records.values() for one in record.samples)
     has_xet = all(record.xet_hash for record in records.values())
@@ -102,7 +106,7 @@ def _read_samples(staged: Source, records: Mapping[str, ShardRecord]) -> Generat
     shards = [shard_of(file, list(sampled)) for file, sampled in ranges.items() if sampled]
     read = yield from ThisMachine().digest_shards(shards, only_tensors, [staged], "sample")
     return [
-        Mismatch(file, f"its bytes {one.name} are not what was sent")
+        Mismatch(file, f"its bytes {one.name} are not as sent")
         for file, sampled in ranges.items()
         for one, blake3 in sampled.items()
         if read[file].tensor_blake3[one.name] != blake3
