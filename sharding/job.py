@@ -209,10 +209,10 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             prepared = replace(prepared, plan=counted(plan, records))
             plan = prepared.plan
             if is_stated:
-                proving = verify_stated(prepared, records, target, meter, kept)
+                verification = verify_stated(prepared, records, target, meter, len(kept))
             else:
                 proving = verify_staged(prepared, origin, records, read, target, meter, reader, kept)
-            verification = yield from _measured(proving, target, meter)
+                verification = yield from _measured(proving, target, meter)
             if classic and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)

@@ -38,7 +38,6 @@ _PHASES = {
     "check": "checking what is there",
     "transfer": "writing shards",
     "verify": "verifying",
-    "sample": "reading a sample",
     "numbers": "comparing numbers",
 }
 

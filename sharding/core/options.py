@@ -409,7 +409,6 @@ class Request:
         "read (every byte again) or stated (trust the Hub's hashes)",
         group="How to check",
         metavar="PROOF",
-        called="proof",
         title="Check",
         labels={"read": "Read everything again", "stated": "Trust the Hub's hashes"},
         excludes={"engine": "The classic engine reads the whole copy again."},

@@ -265,10 +265,6 @@ class Destination(ShardSink, Protocol):
     def open_finished(self, file: str) -> Source | None:
         """Return a source that reads the finished shard `file` at once; None if it is better to read it later."""
 
-    def stage(self, beside: Mapping[str, bytes]) -> None:
-        """Keep the files `beside` with the finished shards, to read them back too."""
-        return  # a folder is not asked to
-
     def open_staged(self, files: Iterable[str]) -> Source:
         """Return a source that reads the finished `files` before they are published."""
 

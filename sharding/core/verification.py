@@ -173,8 +173,8 @@ class Verification:
         if seen.read == "stated":
             hashes = "SHA-256 and Xet hash" if seen.xet else "SHA-256"
             said = [f"the Hub {'should state' if self.mismatches else 'states'} the {hashes} of every file, as sent"]
-            said += ["headers and indexes read back", f"{self.sample} again from the Hub, and compared"]
-            said += ["the rest was not read again", "what was read of the source was not compared with its hashes"]
+            said += [f"headers, indexes and {self.sample} again from the Hub and compared, the rest was not"]
+            said += ["what was read of the source was not compared with its hashes"]
         elif seen.read == "both":
             said = [f"every tensor of both was read and its BLAKE3 compared with the original's{first}"]
         else:

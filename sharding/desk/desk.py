@@ -14,11 +14,12 @@ from typing import Any, Literal, cast
 from sharding import job
 from sharding.core.errors import Refused, Remedy
 from sharding.core.limits import MAX_ACTIVE_JOBS, MEMORY_SHARE
-from sharding.core.options import Options, Proving, naming
+from sharding.core.options import Options, naming
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import (
     CLASSIC_TIMES,
+    STATED_TIMES,
     Forecast,
     Rates,
     correction,
@@ -113,11 +114,11 @@ class Desk(AbstractContextManager["Desk"]):
             thread.join()
         self._shelf.close()
 
-    def forecast(self, original: Content, made: Plan | Content, proof: Proving = "read") -> Forecast:
+    def forecast(self, original: Content, made: Plan | Content) -> Forecast:
         """Return what it costs here to make the plan `made` from `original`, or to read it and the copy `made`."""
         with self._lock:
             finished = list(self._finished)
-        return forecast(work_of(original, made), self._rates(original, made), finished, proof)
+        return forecast(work_of(original, made), self._rates(original, made), finished)
 
     def has_room(self, needs: Forecast) -> bool:
         """Return whether this machine has the memory and the disk that a job `needs` now."""
@@ -160,9 +161,10 @@ class Desk(AbstractContextManager["Desk"]):
     def _queue_up(self, request: JobRequest, original: Content, made: Plan | Content, who: Person, token: str) -> str:
         """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
         options = made.options if isinstance(made, Plan) else request.options
-        seconds = expected_seconds(work_of(original, made), self._rates(original, made), request.proof)
+        seconds = expected_seconds(work_of(original, made), self._rates(original, made))
         if seconds and request.engine == "classic":
             seconds *= CLASSIC_TIMES
+        seconds *= STATED_TIMES if request.proof == "stated" else 1.0
         record = JobRecord(
             new_job_id(request.destination.partition("@")[0]),
             who.name,

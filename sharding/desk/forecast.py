@@ -8,7 +8,6 @@ from statistics import median
 
 from sharding.core.events import Progress
 from sharding.core.limits import RANGES_AT_ONCE, THREADS
-from sharding.core.options import Proving
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.gauge import Machine
@@ -35,6 +34,7 @@ CLASSIC_TIMES = 2.3
 """How many times as long the usual way takes as streaming, without a network. In bench/RESULTS.md it is 2.1 to 2.6 for
 loading and saving, and for dequantizing; 2.5 to 3.3 for PEFT; 2.5 to 6.7 for the ranks of a run."""
 
+STATED_TIMES = 0.6  # How many times as long a job takes that compares hashes of the Hub and reads only a sample.
 MOST_SECONDS = 1e9  # No range is around a longer time, which no job takes. A broken rate may name any time.
 
 
@@ -78,10 +78,8 @@ def work_of(original: Content, made: Plan | Content) -> Work:
     return Work(max(original.input_bytes, made.total_bytes), len(original.weight_files), len(files))
 
 
-def expected_seconds(work: Work, rates: Rates, proof: Proving = "read") -> float:
+def expected_seconds(work: Work, rates: Rates) -> float:
     """Return the time of a job as `rates` alone let expect it: its start, its requests one after another, its bytes.
-
-    `proof` says how it checks its copy.
 
     The header of a source file is read twice: side by side with others, and once more to verify the copy.
 
@@ -92,15 +90,14 @@ def expected_seconds(work: Work, rates: Rates, proof: Proving = "read") -> float
     machine = rates.machine or Machine(0.0, HUB_JOB_BYTES_PER_SECOND)
     headers = work.source_files * (1 / RANGES_AT_ONCE + 1 / THREADS)
     answers = JOB_ANSWERS + SHARD_ANSWERS * work.files + headers
-    part = machine.stated_part if proof == "stated" else 1.0
-    return machine.start_seconds + answers * rates.answer_seconds + part * work.bytes / machine.bytes_per_second
+    return machine.start_seconds + answers * rates.answer_seconds + work.bytes / machine.bytes_per_second
 
 
-def forecast(work: Work, rates: Rates, finished: Iterable[JobRecord], proof: Proving = "read") -> Forecast:
+def forecast(work: Work, rates: Rates, finished: Iterable[JobRecord]) -> Forecast:
     """Return the expected cost of a job, from measured `rates`, and from how long the `finished` jobs here took."""
     done = [record for record in finished if record.factor is not None]
     factor = correction(done)
-    middle = expected_seconds(work, rates, proof) * (1.0 if factor is None else factor)
+    middle = expected_seconds(work, rates) * (1.0 if factor is None else factor)
     lower, upper = range_around(middle)
     if factor is None:
         return Forecast(lower, upper, HUB_JOB_ANON_BYTES, 0, _basis(rates))

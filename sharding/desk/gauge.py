@@ -22,17 +22,13 @@ GAUGE_SECONDS = 20.0  # Longest time to measure this machine. A sound one takes 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a job takes here without its Hub: the start of its process, and the bytes that it moves in a second.
-
-    `stated_part` is the part of this time that it takes if it does not read its copy again.
-    """
+    """What a job takes here without its Hub: the start of its process, and the bytes that it moves in a second."""
 
     start_seconds: float
     bytes_per_second: float
-    stated_part: float = 0.7
 
 
-_GAUGED = TypeAdapter(tuple[float, float, float])
+_GAUGED = TypeAdapter(tuple[float, float])
 
 
 @cache
@@ -49,17 +45,15 @@ def measure_machine() -> Machine | None:
             child_command("sharding.desk.gauge"), capture_output=True, env=child_environment(), timeout=GAUGE_SECONDS
         )
         seconds = time.monotonic() - started
-        gauge_seconds, thread_seconds_per_byte, stated_part = _GAUGED.validate_json(done.stdout)
+        gauge_seconds, thread_seconds_per_byte = _GAUGED.validate_json(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValidationError):
         return None
     cores = min(THREADS, os.cpu_count() or 1)
-    return Machine(max(seconds - gauge_seconds, 0.0), cores / thread_seconds_per_byte, stated_part)
+    return Machine(max(seconds - gauge_seconds, 0.0), cores / thread_seconds_per_byte)
 
 
-def seconds_per_byte(count: int) -> tuple[float, float]:
-    """Return what a byte of a job takes in one thread, and the part of that without reading it again.
-
-    This is measured on `count` bytes that hf-xet stores in a temporary folder.
+def seconds_per_byte(count: int) -> float:
+    """Return what a byte of a job takes in one thread, from `count` bytes that hf-xet stores in a temporary folder.
 
     Half of them are random, which nothing packs, and half are zeros, which take the least. Weights lie between.
     """
@@ -88,8 +82,7 @@ def seconds_per_byte(count: int) -> tuple[float, float]:
                 digest.update(chunk)
                 sha256.update(chunk)
         read_at = _now()
-    once, whole = read_at - started, read_at - started + (read_at - stored_at)
-    return whole / size, once / whole
+    return (stored_at - started + 2 * (read_at - stored_at)) / size
 
 
 def _now() -> float:
@@ -103,7 +96,7 @@ def main() -> None:
 
     started = time.monotonic()
     cost = seconds_per_byte(GAUGED_BYTES)
-    sys.stdout.write(json.dumps([time.monotonic() - started, *cost]))
+    sys.stdout.write(json.dumps([time.monotonic() - started, cost]))
 
 
 if __name__ == "__main__":

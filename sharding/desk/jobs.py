@@ -305,7 +305,6 @@ _PHASES = {
     "check": "Checking the files that an earlier run finished.",
     "transfer": "Writing the files.",
     "verify": "Reading the copy again to verify it.",
-    "sample": "Comparing the Hub's hashes, and reading a sample of the copy again.",
     "numbers": "Comparing the numbers that differ.",
 }
 

@@ -99,7 +99,7 @@ def _of_copy(status: JobStatus) -> list[Step]:
     phases += [Step("Write the files", "Writing the files", written, size, ("transfer",))]
     if asked.proof == "stated":
         comparing = "Comparing the Hub's hashes, and reading a sample"
-        phases += [Step("Compare the hashes", comparing, times.get("verified"), size / 100, ("sample",))]
+        phases += [Step("Compare the hashes", comparing, times.get("verified"), size / 100)]
     else:
         reading = "Reading the copy again to verify it"
         phases += [Step("Read them again", reading, times.get("verified"), again, ("verify",))]

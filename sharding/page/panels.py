@@ -152,17 +152,13 @@ def changes_nothing(checkpoint: Content, plan: Plan) -> bool:
     }
 
 
-def shards_panel(plan: Plan, forecast: Forecast, classic: Forecast | None = None, checks: str = "") -> str:
-    """Return the cost of the job on this machine beside that of loading and saving, and the table of shards.
-
-    `checks` says what each way of checking the copy takes.
-    """
+def shards_panel(plan: Plan, forecast: Forecast, classic: Forecast | None = None) -> str:
+    """Return the cost of the job on this machine beside that of loading and saving, and the table of shards."""
     return render(
         "plan",
         plan=plan,
         forecast=forecast,
         classic=classic,
-        checks=checks,
         time=about(forecast.lower_seconds, forecast.upper_seconds),
     )
 

@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import gradio as gr
 from markupsafe import Markup
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
-from sharding.core.options import SINGLE_FILE, Options, Proving
+from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Role
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
-from sharding.desk.forecast import Forecast, classic_forecast
+from sharding.desk.forecast import STATED_TIMES, Forecast, classic_forecast
 from sharding.desk.jobs import ACTIVE
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
@@ -320,11 +320,11 @@ class Planning(Events):
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         each = "A pipeline cannot become one file here. Each of its components gets one file."
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
-        by_proof = {proof: self.desk.forecast(checkpoint, plan, proof) for proof in get_args(Proving)}
-        forecast = by_proof[values[form.proof]]
-        classic = classic_forecast(checkpoint, plan, by_proof["read"])
-        again, stated = (about(one.lower_seconds, one.upper_seconds) for one in by_proof.values())
-        checks = f"The job takes {again} if it reads everything again, and {stated} if it trusts the Hub's hashes."
+        forecast = self.desk.forecast(checkpoint, plan)
+        classic, again = classic_forecast(checkpoint, plan, forecast), (forecast.lower_seconds, forecast.upper_seconds)
+        sampled = [STATED_TIMES * seconds for seconds in again]
+        if values[form.proof] == "stated":
+            forecast = replace(forecast, lower_seconds=sampled[0], upper_seconds=sampled[1])
         wish = self._wish(values, replace(options, allow_overflow=options.allow_overflow and may))
         return {
             **update,
@@ -333,13 +333,16 @@ class Planning(Events):
             form.overflow: _possible(may),
             form.measure: _possible(loads),
             form.engine: self._engine(classic if "engine" not in options.contradicted else None),
-            form.proof: gr.Radio(info=f"{checks} Then it reads only a sample, and the result is never shown in green."),
+            form.proof: gr.Radio(
+                info=f"The job takes {about(*again)} if it reads everything again. It takes {about(*sampled)} if it "
+                "trusts the Hub's hashes. Then only a sample is read, and the result is not shown in green."
+            ),
             form.picture: map_panel(
                 map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen), needed(checkpoint, plan)
             ),
             form.summary: summary_panel(checkpoint, plan, forecast, form.choices_in(values), stop_for(stops, chosen)),
             form.start: gr.Button(variant="secondary" if in_vain else "primary"),
-            form.shards: shards_panel(plan, forecast, classic, checks),
+            form.shards: shards_panel(plan, forecast, classic),
             form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(wish),
             form.shown: Shown(stops=stops, plan_id=identify_plan(plan)),

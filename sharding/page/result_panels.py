@@ -20,45 +20,31 @@ from sharding.report.schema import Report
 from sharding.report.snippets import COLAB, download_snippet, how_to_check, loading_snippets, pipeline_snippets, writes
 from sharding.verify.trust import Level, Trust
 
-TITLES = "Has a report", "Structure matches", "Every byte read"
+TITLES = "Has a report", "Structure matches", "Hashes match", "Every byte read"
 """The steps of the ladder of proofs."""
 READ_HERE: tuple[Level, ...] = ("made-here", "read-now")  # Levels at which this page has read every byte itself.
 CLAIMED, FITS, STATED, READ = 1, 2, 3, 4  # The numbers of the steps.
-_FAILED = {FITS: "Structure differs", READ: "Bytes differ"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
     """How far the ladder of proofs is climbed. `words` say below each step what it rests on.
 
-    A step without words is left out: where nobody made a report, nothing is claimed. `stated` are the words of a step
-    before the last, for a copy whose hashes only the Hub states.
+    A step without words is left out: where nobody made a report, nothing is claimed. Hashes match only where a job of
+    this page has made the copy, and has not read it again.
     """
 
     reached: int
     failed: int = 0
-    words: tuple[str, str, str] = ("", "names, shapes and dtypes", "read by this page")
-    stated: str = ""
-
-    @property
-    def steps(self) -> list[tuple[int, str, str]]:
-        """The number, title and words of each step."""
-        claimed, fits, read = zip((CLAIMED, FITS, READ), TITLES, self.words, strict=True)
-        steps = claimed, fits, (STATED, "Hashes match", self.stated), read
-        return [
-            (number, _FAILED[number] if number == self.failed else title, words)
-            for number, title, words in steps
-            if words
-        ]
+    words: tuple[str, str, str, str] = ("", "names, shapes and dtypes", "", "read by this page")
+    titles: tuple[str, str, str, str] = TITLES
 
 
 def rung_of(trust: Trust) -> Rung:
     """Return how far the ladder is climbed for a result that is not "contradicted"."""
     if trust.level in READ_HERE:
         return Rung(READ)
-    if trust.level == "stated":
-        return Rung(STATED)
-    return Rung(FITS if trust.level == "fits" else CLAIMED)
+    return Rung(STATED if trust.level == "stated" else FITS if trust.level == "fits" else CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +82,7 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         places=places,
         trust=trust,
         size=format_bytes(max(shard.bytes for shard in report.shards)),
-        rung=replace(rung_of(trust), words=_words(report, trust, reading), stated=stated_words(report, trust)),
+        rung=replace(rung_of(trust), words=_words(report, trust, reading)),
         is_good=is_proved(report, trust),
         verdict=_verdict(report, trust),
         infinite=sum(report.overflowed.values()),
@@ -154,7 +140,7 @@ def details_panel(
     )
 
 
-def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str]:
+def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str, str]:
     """Return what each step of the ladder rests on. `reading` is the expected cost of the last one."""
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
@@ -163,19 +149,15 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     )
     until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
-        return "which anyone could write", structure, f"read, but not all is known{until}"
+        return "which anyone could write", structure, "", f"read, but not all is known{until}"
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
-        return "which anyone could write", structure, f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
+        return "which anyone could write", structure, "", f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
+    stated = f"the Hub states the same hashes; {proof.sample}{until}" if trust.level == "stated" else ""
     if report.needs_folder:
-        return "which anyone could write", structure, "not here, because it was made from a folder"
+        return "which anyone could write", structure, stated, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
-    return "which anyone could write", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
-
-
-def stated_words(report: Report, trust: Trust) -> str:
-    """Return what the step of a copy rests on that this page has made and not read again, "" for any other."""
-    return f"the Hub states the same hashes; {report.verification.sample}" if trust.level == "stated" else ""
+    return "which anyone could write", structure, stated, f"not yet: {format_bytes(proof.bytes)}{time}"
 
 
 def _next_step(report: Report, made: Made, first: str) -> str:

@@ -1,113 +1,83 @@
 """Check a staged result by the hashes that its Hub states, and by a sample of its bytes. The rest is not read again."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from secrets import randbelow
 
-from sharding.core.events import Progress
-from sharding.core.limits import MAX_SAMPLED_BYTES, RANGES_AT_ONCE
+from blake3 import blake3
+
+from sharding.core.limits import MAX_SAMPLED_BYTES
 from sharding.core.meter import Meter
-from sharding.core.protocols import Destination, Source
+from sharding.core.protocols import Destination
 from sharding.core.threads import readers
-from sharding.core.values import BytesRead, FileEntry, Plan, Shard, ShardRecord, Tensor
+from sharding.core.values import BytesRead, Plan, Shard, ShardRecord
 from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.formats.file_formats import format_of
-from sharding.recipes.stored import Stored
-from sharding.transfer.stream import Prepared, only_tensors
-from sharding.verify.digests import ThisMachine, shard_of
+from sharding.transfer.stream import Prepared
 
-_ONE_IN = 100  # At most one byte in so many is read.
+_ONE_IN = 100  # At most one byte of weights in so many is read.
 _RANGES = 8  # Of each file: the first and the last bytes of its weights, and six drawn at random.
 
 
 def sampling(plan: Plan) -> Plan:
     """Return `plan` with the ranges of each file that are hashed while it is sent, to read them again later.
 
-    They are in proportion to the file. Nobody can know them before: all but two are drawn, each from its own stretch.
+    The first is its header. Each file has its share of the others, and nobody knows before where most of them are.
     """
     budget = min(plan.total_bytes // _ONE_IN, MAX_SAMPLED_BYTES)
 
     def drawn(shard: Shard) -> Iterator[tuple[int, int]]:
-        start, stretch = len(_header(plan, shard)), shard.bytes // _RANGES
+        header, stretch = next(iter(format_of(plan).pieces(plan, shard))), shard.bytes // _RANGES
+        start = len(header) if isinstance(header, bytes) else 0
+        yield 0, start
         if size := budget * shard.bytes // max(plan.total_bytes, 1) // _RANGES:
-            yield start, start + size
-            for number in range(1, _RANGES - 1):
-                at = start + number * stretch + randbelow(stretch - size + 1)
-                yield at, at + size
-            yield start + shard.bytes - size, start + shard.bytes
+            ats = [number * stretch + randbelow(stretch - size + 1) for number in range(1, _RANGES - 1)]
+            yield from ((start + at, start + at + size) for at in (0, *ats, shard.bytes - size))
 
     return replace(plan, shards=tuple(replace(shard, sampled=tuple(drawn(shard))) for shard in plan.shards))
 
 
 def verify_stated(
-    prepared: Prepared,
-    records: Mapping[str, ShardRecord],
-    target: Destination,
-    meter: Meter,
-    kept: Mapping[str, ShardRecord],
-) -> Generator[Progress, None, Verification]:
-    """Compare what was sent, by its `records`, with what the Hub of `target` states, and with a sample of its bytes.
+    prepared: Prepared, records: Mapping[str, ShardRecord], target: Destination, meter: Meter, kept: int
+) -> Verification:
+    """Compare what was sent, by its `records`, with what the Hub of `target` states, and with what it sends back.
 
-    Yields progress. Headers and indexes are read whole. What was read of the source is not checked.
+    Headers, indexes and a sample of the weights are read. What was read of the source is not checked. Of the shards,
+    `kept` are of an earlier run. Raises SourceError and DestinationError.
     """
     started, plan = meter.seconds, prepared.plan
-    indexes = format_of(plan).beside(plan)
-    target.stage(indexes)
-    staged = target.open_staged(records)
-    staged.join_gap_bytes = 0  # what lies between two ranges is not read
-    listed = {file.path: file for file in staged.files}
+    sent = [*records.values(), *(_staged(target, *index) for index in format_of(plan).beside(plan).items())]
+    staged = target.open_staged(record.file for record in sent)
+    listed = {(file.path, file.bytes, file.sha256): file for file in staged.files}
+    stated = [listed.get((record.file, record.bytes, record.sha256)) for record in sent]
     problems = [
-        problem for record in records.values() if (problem := _other_than_sent(listed.get(record.file), record))
+        Mismatch(record.file, "the Hub does not state the size and hashes of what was sent")
+        for record, file in zip(sent, stated, strict=True)
+        if file is None or record.xet_hash not in (None, file.xet_hash)
     ]
-    if not problems:
-        headers = {shard.file: _header(plan, shard) for shard in plan.shards}
-        sent = {**headers, **indexes}
-        with readers(RANGES_AT_ONCE) as pool:
-            read = pool.map(lambda file: b"".join(staged.read(file, 0, len(sent[file]))), sent)
-            wrong = [file for file, content in zip(sent, read, strict=True) if content != sent[file]]
-        problems += [
-            Mismatch(file, f"its {'header' if file in headers else 'content'} is not as sent") for file in wrong
-        ]
-        problems += yield from _read_samples(staged, records)
-    sampled = sum(one.end_byte - one.start_byte for record in records.values() for one in record.samples)
-    has_xet = all(record.xet_hash for record in records.values())
-    evidence = Evidence("stated", sampled=sampled, xet=has_xet, kept=len(kept))
+    samples = [one for record in sent for one in record.samples] if not problems else []
+
+    def is_same(one: BytesRead) -> bool:
+        digest = blake3()
+        for chunk in staged.read(one.file, one.start_byte, one.end_byte):
+            digest.update(chunk)
+        return digest.hexdigest() == one.blake3
+
+    with readers(_RANGES) as pool:
+        for one, same in zip(samples, pool.map(is_same, samples), strict=True):
+            if not same:
+                problems.append(Mismatch(one.file, f"its bytes {one.start_byte} to {one.end_byte} are not as sent"))
+    sampled = sum(one.end_byte - one.start_byte for one in samples if one.start_byte)  # weights alone
+    evidence = Evidence("stated", sampled=sampled, xet=all(record.xet_hash for record in sent), kept=kept)
     found = len(plan.tensors), plan.total_bytes, meter.seconds - started, evidence
     return Verification(*found, tuple(problems), plan.made, unreached=prepared.checkpoint.unreached)
 
 
-def _header(plan: Plan, shard: Shard) -> bytes:
-    """Return the bytes of a file before its tensors."""
-    first = next(iter(format_of(plan).pieces(plan, shard)))
-    return first if isinstance(first, bytes) else b""
-
-
-def _other_than_sent(stated: FileEntry | None, record: ShardRecord) -> Mismatch | None:
-    """Return where a file of the staged commit is not the one that was sent, None if it is."""
-    if stated is None:
-        return Mismatch(record.file, "it is missing")
-    if stated.bytes != record.bytes:
-        return Mismatch(record.file, "the Hub states another size than that of the file that was sent")
-    if stated.sha256 != record.sha256:
-        return Mismatch(record.file, "the Hub does not state the SHA-256 of the file that was sent")
-    if record.xet_hash and stated.xet_hash != record.xet_hash:
-        return Mismatch(record.file, "the Hub does not state the Xet hash of the file that was sent")
-    return None
-
-
-def _read_samples(staged: Source, records: Mapping[str, ShardRecord]) -> Generator[Progress, None, list[Mismatch]]:
-    """Read the samples again; yield progress; return which of them are not what was sent. Raises SourceError."""
-
-    def tensor(one: BytesRead) -> Tensor:
-        size, place = one.end_byte - one.start_byte, Stored(0, one.file, one.start_byte, one.end_byte)
-        return Tensor(f"{one.start_byte}-{one.end_byte}", "U8", (size,), place)
-
-    ranges = {record.file: {tensor(one): one.blake3 for one in record.samples} for record in records.values()}
-    shards = [shard_of(file, list(sampled)) for file, sampled in ranges.items() if sampled]
-    read = yield from ThisMachine().digest_shards(shards, only_tensors, [staged], "sample")
-    return [
-        Mismatch(file, f"its bytes {one.name} are not as sent")
-        for file, sampled in ranges.items()
-        for one, blake3 in sampled.items()
-        if read[file].tensor_blake3[one.name] != blake3
-    ]
+def _staged(target: Destination, path: str, text: bytes) -> ShardRecord:
+    """Keep an index with the finished shards, and return its record, with all of it as its sample."""
+    writer = target.open_shard(path)
+    writer.write(text)
+    samples = (BytesRead(path, 0, len(text), blake3(text).hexdigest()),)
+    record = ShardRecord(path, len(text), writer.finish(), {}, xet_hash=writer.xet_hash, samples=samples)
+    target.note(record)
+    return record

@@ -226,10 +226,6 @@ class HubDestination(StoreSink, Destination):
         return HubSource(self._hub, self._staged_ref, files=(entry,)) if entry else None
 
     @override
-    def stage(self, beside: Mapping[str, bytes]) -> None:
-        self._staging.note(beside)
-
-    @override
     def open_staged(self, files: Iterable[str]) -> HubSource:
         self._staging.note()
         return HubSource(self._hub, self._staged_ref)

@@ -122,13 +122,10 @@ class StagingBranch:
         if is_first:
             noting.result()
 
-    def note(self, beside: Mapping[str, bytes] | None = None) -> None:
-        """Commit the shards that were added and not committed yet, and the files `beside`; return when that is done."""
+    def note(self) -> None:
+        """Commit the shards that were added and not committed yet; return when that is done."""
         self._await_commit()
         self._note()  # also what that commit has not noted, if it failed
-        if beside:
-            self._is_json_small = False  # an index may be too large for git
-            self._commit("Files beside the shards", [], beside)
 
     def _await_commit(self) -> None:
         """Return once no commit is under way, whether it has succeeded or not."""
