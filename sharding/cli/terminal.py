@@ -146,7 +146,9 @@ class Terminal(AbstractContextManager["Terminal"]):
             case "unstated":
                 self._say(f"Matches what was read{done}: {all_}", style)
             case "stated":
-                self._say(f"The Hub states the hashes of what was sent{done}; {verification.sample}: {all_}", style)
+                self._say(
+                    f"The Hub states the hashes of what was sent{done}; {verification.sample} read again: {all_}", style
+                )
             case "within":
                 same = f"Not identical, but within the tolerance in {count(outcome.tensors, 'tensor')}"
                 self._say(f"{same}: {all_}", style)

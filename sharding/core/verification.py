@@ -156,7 +156,7 @@ class Verification:
     @property
     def sample(self) -> str:
         """How much of the copy was read again, in words, if only a sample was."""
-        return f"{format_bytes(self.evidence.sampled)} ({share(self.evidence.sampled, self.bytes)}) read"
+        return f"{format_bytes(self.evidence.sampled)} ({share(self.evidence.sampled, self.bytes)})"
 
     @property
     def holds(self) -> bool:
@@ -171,10 +171,10 @@ class Verification:
         if seen.read == "digests":
             return "stored digests were compared, no weights were read"
         if seen.read == "stated":
-            hashes = "SHA-256 and Xet hash" if seen.xet else "SHA-256"
-            said = [f"the Hub {'should state' if self.mismatches else 'states'} the {hashes} of every file, as sent"]
-            said += [f"headers, indexes and {self.sample} again from the Hub and compared, the rest was not"]
-            said += ["what was read of the source was not compared with its hashes"]
+            hashes = f"{'should state' if self.mismatches else 'states'} the SHA-256{' and Xet hash' * seen.xet}"
+            said = [f"the Hub {hashes} of every file as it was sent"]
+            said += [f"headers, indexes and {self.sample} of the weights were read again and compared"]
+            said += ["the rest was not, and what was read of the source was not compared with hashes of the Hub"]
         elif seen.read == "both":
             said = [f"every tensor of both was read and its BLAKE3 compared with the original's{first}"]
         else:

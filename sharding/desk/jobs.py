@@ -243,7 +243,7 @@ class History:
                     case "unstated":
                         return f"Verified: all {event.tensors:,} tensors match what was read from the source{done}."
                     case "stated":
-                        return f"The Hub states the hashes of what was sent{done}; {event.sample}."
+                        return f"The Hub states the hashes of what was sent{done}; {event.sample} read again."
                     case "within":
                         return f"Verified: {within_words(event.tensors, outcome.tensors)}."
                     case "undecided":

@@ -133,7 +133,7 @@ def details_panel(
         "details",
         places=places,
         report=report,
-        is_ours=trust.level == "made-here",
+        is_ours=trust.level in ("made-here", "stated"),
         seconds=seconds,
         costs=costs,
         picture=Markup(costs.picture) if costs and costs.picture else None,
@@ -153,7 +153,7 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
         return "which anyone could write", structure, "", f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
-    stated = f"the Hub states the same hashes; {proof.sample}{until}" if trust.level == "stated" else ""
+    stated = f"the Hub states the same hashes; {proof.sample} read{until}" if trust.level == "stated" else ""
     if report.needs_folder:
         return "which anyone could write", structure, stated, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
@@ -235,7 +235,7 @@ def _verdict(report: Report, trust: Trust) -> str:
             same = "match what was read from" if proof.unstated else "bit-identical to"
             return f"All {count(proof.tensors, 'tensor')} {same} {source}{change}"
         case "stated":
-            return f"Made from {source}{change}; the Hub states the same hashes, {proof.sample}"
+            return f"Made from {source}{change}; the Hub states the same hashes, {proof.sample} read"
         case "unreached":
             return "Of a commit that is on no known branch"
         case "fits":

@@ -127,10 +127,10 @@ def _proof(report: Report) -> str:
         first = "It was loaded and saved by transformers and accelerate."
         return f"{first} Then all {count} tensors were read again and compared."
     if (proof := report.verification).evidence.read == "stated":
-        hashes = "SHA-256 and Xet hash" if proof.evidence.xet else "SHA-256"
-        same = f"the Hub stated the {hashes} of every file, as it was sent, and {proof.sample} again"
+        hashes = f"the SHA-256{' and Xet hash' * proof.evidence.xet} of every file as it was sent"
+        read = f"{proof.sample} of the weights were read again. The rest was not"
         return (
-            f"Before it was published, {same}. Not every byte was read. What was read of the original was not checked."
+            f"Before it was published, the Hub stated {hashes}, and {read}. The reads of the original were not checked."
         )
     unstated, done = "", phrase(report.plan.made, lambda place: _plain(place.name))
     claim = f"were equal to the original's{done}" if done else "were bit-identical to the original's"

@@ -290,7 +290,7 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     reached = [number <= climbed for number in (CLAIMED, FITS, STATED, READ)]
     missing = _UNSURE[2] if is_unsure else "not yet"
     same = "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
-    sample = report.verification.sample if trust.level == "stated" else ""
+    sample = f"{report.verification.sample} read" if trust.level == "stated" else ""
     steps = zip(TITLES, ("which anyone could write", same, sample, "by this page"), reached, strict=True)
     return Certificate(
         result.repo_id,
