@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.errors import Remedy
-from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
+from sharding.core.options import SINGLE_FILE, Engine, Options, Order, Proving, TargetDtype
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Component, Content, FileEntry, Finding
@@ -122,7 +122,13 @@ OPTIONS = st.builds(
 
 
 WISHES = st.one_of(
-    st.builds(Wish, repo=st.sampled_from(["me/it", "me/it@v1"]), options=OPTIONS),
+    st.builds(
+        Wish,
+        repo=st.sampled_from(["me/it", "me/it@v1"]),
+        options=OPTIONS,
+        engine=st.sampled_from(get_args(Engine)),
+        proof=st.sampled_from(get_args(Proving)),
+    ),
     st.builds(Wish, compare=st.sampled_from(["", "a/b@v1"]), against=st.just("c/d"), sized=st.just(False)),
 )
 
@@ -140,7 +146,7 @@ def test_fields_that_were_filled_in_ask_for_the_same_again(options: Options) -> 
 
 
 @given(
-    st.dictionaries(st.sampled_from(["repo", "revision", "job", "result", "size"]), st.text()),
+    st.dictionaries(st.sampled_from(["repo", "revision", "job", "result", "size", "proof"]), st.text()),
     st.dictionaries(
         st.sampled_from(["order", "strategy", "dtype", "variant", "allow_overflow", "dequantize"]), st.text()
     ),
