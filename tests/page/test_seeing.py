@@ -172,12 +172,12 @@ def test_both_ways_of_checking_say_their_time_and_the_chosen_one_is_in_the_bar_a
     with patch.object(rooms.desk, "forecast", lambda *_: slow):
         visit = Visitor(rooms, {"repo": SMALL, "size": "50kB"})
         said = visit.shown[visit.form.proof]["info"]
-        assert "about 100 to 200 s if it reads everything" in said and "about 60 to 120 s if it trusts" in said
+        assert "about 100 to 200 s if it reads everything" in said and "about 75 to 150 s if it trusts" in said
         assert visit.now("proof") == "read" and "about 100 to 200 s" in visit.text("summary")
         visit.draw(proof="stated")
-        assert "about 60 to 120 s" in visit.text("summary") and "proof=stated" in visit.now("query")
+        assert "about 75 to 150 s" in visit.text("summary") and "proof=stated" in visit.now("query")
         again = Visitor(rooms, dict(parse_qsl(visit.now("query")[1:])))
-        assert again.now("proof") == "stated" and "about 60 to 120 s" in again.text("summary")
+        assert again.now("proof") == "stated" and "about 75 to 150 s" in again.text("summary")
 
 
 def test_the_base_of_a_training_run_is_asked_for_and_goes_with_the_copy(rooms: Rooms, tmp_path: Path) -> None:
