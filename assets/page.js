@@ -174,6 +174,7 @@ function named() {
   document.body.classList.toggle("named", Boolean(field?.value.trim()));
 }
 document.addEventListener("keydown", (event) => event.key === "Enter" && event.target.closest?.("#repo") && named());
+document.addEventListener("change", (event) => event.target.closest("#repo") && window.shardMyRepo.busy());
 document.addEventListener("click", (event) => event.target.closest("#show") && named());
 
 // --- Groups of radios

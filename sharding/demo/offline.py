@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,13 +12,18 @@ from sharding.demo.whole_job import serve_hub
 
 USER = "alice"
 FOLDER = Path("demo/page/hub")
+PORT = 7859
+"""The port of the Hub, if it is free: what was proved of its repos holds for this address, also after a restart."""
 
 
 def main() -> None:
     """Serve the Hub and the page until Ctrl-C or SIGTERM."""
     print("Starting a Hub on this machine with sample models. The first start builds them …", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
-    with suppress(KeyboardInterrupt), serve_hub(FOLDER, "--org", f"acme={USER},bob", "--samples") as address:
+    with (
+        suppress(KeyboardInterrupt),
+        serve_hub(FOLDER, "--org", f"acme={USER},bob", "--samples", port=_port()) as address,
+    ):
         print(f"The Hub is {address}. The page signs in as {USER}. Stop both with Ctrl-C.", flush=True)
         here = {
             "HF_ENDPOINT": address,
@@ -29,6 +35,16 @@ def main() -> None:
                 page.wait()
             finally:
                 page.terminate()
+
+
+def _port() -> int:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", PORT))
+        except OSError:
+            return 0
+    return PORT
 
 
 if __name__ == "__main__":

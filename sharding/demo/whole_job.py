@@ -58,9 +58,9 @@ def serve_sample(place: Path) -> Iterator[str]:
 
 
 @contextmanager
-def serve_hub(folder: Path, *options: str) -> Iterator[str]:
-    """Start a Hub on this machine, yield its address, and stop it at the end."""
-    command = [sys.executable, "-m", "sharding", "localhub", "--port", "0", "--folder", str(folder), *options]
+def serve_hub(folder: Path, *options: str, port: int = 0) -> Iterator[str]:
+    """Start a Hub on this machine, yield its address, and stop it at the end. Port 0 takes a free one."""
+    command = [sys.executable, "-m", "sharding", "localhub", "--port", str(port), "--folder", str(folder), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
         assert hub.stdout
         try:

@@ -10,6 +10,7 @@ from sharding.core.limits import MAX_CALLS_WAITING
 from sharding.desk import Desk
 from sharding.desk.questions import patient
 from sharding.page.api import Endpoints
+from sharding.page.arriving import Arriving
 from sharding.page.form import Form
 from sharding.page.jobs import Pushing, Running
 from sharding.page.panels import message
@@ -87,14 +88,14 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
     page = gr.Blocks(title="Shard My Repo", analytics_enabled=False, fill_width=True)
     with page:
         form = Form(on_space=site.space is not None)
-        planning, running = Planning(desk, site, form), Running(desk, site, form)
-        arrived = page.load(planning.arrive, None, form.parts, **_QUIET)
-        page.load(patient(planning.greet), None, [form.account, form.jobs], **_QUIET)
+        arriving, running = Arriving(desk, site, form), Running(desk, site, form)
+        arrived = page.load(arriving.arrive, None, form.parts, **_QUIET)
+        page.load(patient(arriving.greet), None, [form.account, form.jobs], **_QUIET)
         showing = Showing(desk, site, form)
         result = [form.result, form.result_map, form.result_details, form.check, form.load, form.check_message]
         arrived.then(showing.show, form.wanted, result, **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET).then(None, form.query, js=_BECOME)
-        _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
+        _plan_and_push(form, arrived, arriving, Pushing(desk, site, form), running)
 
         listed = form.result_map.select(patient(showing.list_tensors), form.wanted, form.result_tensors, **_QUIET)
         listed.then(None, js=_SHOW_LIST)
@@ -114,7 +115,8 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
     return page
 
 
-def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
+def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing: Pushing, running: Running) -> None:
+    planning = Planning(arriving.desk, arriving.site, form)
     # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
     target: set[Block] = {*name, form.visibility, form.measure, form.engine, form.proof, form.own}
@@ -133,15 +135,15 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
 
     for field in (form.repo, form.original, form.copied):
         typed: dict[str, Any] = {"inputs": form.found, "outputs": [field, form.found], "trigger_mode": "always_last"}
-        field.key_up(patient(planning.suggest), **typed, **_QUIET)
+        field.key_up(patient(arriving.suggest), **typed, **_QUIET)
     named = form.examples.click(lambda sample: sample[0], form.examples, form.repo, **_QUIET)
     # In the browser, because Gradio refuses a choice of a radio whose choices have changed in the meantime.
     picked = form.variants.input(None, form.variants, form.variant, js="(chosen) => chosen")
-    aimed = form.goals.select(planning.aim_at, form.repo, [form.goal, form.chosen, form.goals, form.repo], **_QUIET)
+    aimed = form.goals.select(arriving.aim_at, form.repo, [form.goal, form.chosen, form.goals, form.repo], **_QUIET)
     aimed.then(None, js="() => window.shardMyRepo.aimed()")
     for begun in (arrived, aimed):
-        begun.then(patient(planning.exemplify), [form.goal, form.repo], form.examples, **_QUIET)
-    begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
+        begun.then(patient(arriving.exemplify), [form.goal, form.repo], form.examples, **_QUIET)
+    begin: dict[str, Any] = {"fn": arriving.begin, "inputs": [form.repo, form.facts], "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
     beside = [trigger for field in form.inputs.values() for trigger in (field.submit, field.blur)]
     # A click on the button or on a goal also leaves the field. Together they ask one after another, the last one last.
@@ -156,7 +158,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET).then(None, js=_SHOW_LIST)
 
     opened: set[Block] = {form.job, form.wanted, form.original, form.copied}
-    leaving = form.account.select(planning.keep, {*plan, *opened}, form.query, **_QUIET)
+    leaving = form.account.select(arriving.keep, {*plan, *opened}, form.query, **_QUIET)
     leaving.then(None, form.query, js="(query) => window.shardMyRepo.leave(query)")
     form.place.click(lambda: message(_BUILDING), None, form.devices, **_QUIET).then(
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET

@@ -132,16 +132,16 @@ GOALS: Mapping[str, Goal] = {
     ),
     "half-size": Goal(
         "Half the size",
-        "Weights in 32 bits become bf16, with 16",
-        "Weights in 32 bits become bf16, with 16 bits. The files need half the room.",
+        "32-bit weights become 16-bit (bf16)",
+        "32-bit weights become 16-bit (bf16). The files need half the room.",
         _half,
         is_likely=lambda one: _is_wide(one) and not one.of_ranks,
         examples=("google-t5/t5-large", "google/flan-t5-base"),
     ),
     "free-colab": Goal(
         "Fit my GPU or Colab",
-        "For a free machine with a T4",
-        "Files for a free machine with a T4. Weights in fp32 become fp16; all others stay as they are.",
+        "For a small GPU, as on free Colab (T4)",
+        "Files for a free machine with a T4. 32-bit weights become 16-bit (fp16); all others stay as they are.",
         _colab,
         ("size",),
         examples=("Qwen/Qwen3-8B", "google-t5/t5-large"),
@@ -156,8 +156,8 @@ GOALS: Mapping[str, Goal] = {
     ),
     "unquantize": Goal(
         "Ordinary weights",
-        "FP8 or MXFP4 becomes bf16",
-        "Weights in FP8 or MXFP4, with 8 or 4 bits, become bf16: for training, and for tools that cannot read them.",
+        "Quantized weights become 16-bit again",
+        "Weights of 8 or 4 bits (FP8, MXFP4) become 16-bit (bf16): for training, and for tools that cannot read them.",
         _ordinary,
         is_likely=_is_quantized,
         examples=("Qwen/Qwen3-0.6B-FP8", "openai/gpt-oss-20b"),
@@ -175,8 +175,8 @@ GOALS: Mapping[str, Goal] = {
     ),
     "training-run": Goal(
         "My training run",
-        "What FSDP saved becomes a model that loads",
-        "The files that FSDP or torch.distributed saved become a model that loads.",
+        "Files of many GPUs become one model",
+        "The files that FSDP or torch.distributed saved, one or more a GPU, become a model that loads.",
         _run,
         ("base",),
         is_likely=lambda one: one.of_ranks,
@@ -193,7 +193,7 @@ GOALS: Mapping[str, Goal] = {
     SAME: Goal(
         "Is this copy the same?",
         "Compare any two repos",
-        "Two repos are compared: names, shapes, dtypes, and every byte if you like.",
+        "Two repos are compared: the names, shapes and number formats of their tensors, and every byte if you like.",
         lambda _: "It compares two models, and makes no copy.",
     ),
 }

@@ -1,7 +1,7 @@
-"""Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
+"""Handle the events of steps 1 and 2: read the headers, plan and draw. Nothing here needs a login."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -10,18 +10,17 @@ import gradio as gr
 from markupsafe import Markup
 
 from sharding.checkpoint.trained import needs_base
-from sharding.core.errors import ShardingError, SourceError, TooManyTensors, UsageError, VariantMissing
+from sharding.core.errors import ShardingError, SourceError, TooManyTensors, VariantMissing
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Role
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import STATED_TIMES, Forecast, classic_forecast
-from sharding.desk.jobs import ACTIVE
 from sharding.drawing.model_map import map_of_plan
+from sharding.page.arriving import wish_of
 from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
-from sharding.page.goals import GOALS, SAME, fields_of, goals_of, has_components, is_adapter, role_asked, sole_goal
-from sharding.page.job_panels import jobs_panel
-from sharding.page.links import Wish, query_of, read_wish
+from sharding.page.goals import GOALS, fields_of, goals_of, has_components, is_adapter, role_asked, sole_goal
+from sharding.page.links import Wish, query_of
 from sharding.page.panels import (
     about,
     changes_nothing,
@@ -37,8 +36,7 @@ from sharding.page.panels import (
     summary_panel,
     tensors_of,
 )
-from sharding.page.render import render
-from sharding.page.site import Events, Login, person
+from sharding.page.site import Events, Login
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
 from sharding.planning.devices import needed
@@ -48,7 +46,6 @@ from sharding.planning.sizes import size_stops, stop_for, usual_size
 from sharding.report.report import summarize_source
 from sharding.storage.hub.lookup import SourceCard
 
-_MOST_FOUND = 200
 _MOST_VARIANTS = 24
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
@@ -56,117 +53,6 @@ _NOT_PRIVATE = "The copy may be public, although the original is private"
 
 class Planning(Events):
     """The events of steps 1 and 2."""
-
-    def arrive(self, request: gr.Request) -> Update:
-        """Fill in the form from the link. It asks no Hub, so that what the link names opens at once."""
-        wish, form = read_wish(dict(request.query_params)), self.form
-        update: Update = {part: gr.Accordion(open=False) for part in (form.advanced, form.where)}
-        if wish.goal not in ("", SAME):
-            update |= self._begun(wish.goal, wish.repo) | {form.aim: Aim(wish.goal if wish.sized else "")}
-        if wish.repo:  # otherwise the visitor may be typing already
-            source = GOALS[wish.goal].source if wish.goal else "Model"
-            update |= {
-                form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo, label=source),
-                form.goals: goals_panel(wish.goal, fields_of(wish.goal), source=wish.repo),
-                form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else wish.misspelt,
-                form.variants: _variants([wish.options.variant], value=wish.options.variant),
-                **form.filled_in(wish.options),
-            }
-        owner, _, name = wish.to.partition("/")
-        if wish.repo and name:
-            update |= {form.name: name}
-        if wish.repo and name and owner:
-            update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner)}
-        if wish.repo:
-            chosen = {form.visibility: wish.private and PRIVATE, form.measure: wish.measure, form.engine: wish.engine}
-            chosen[form.proof] = wish.proof
-            update |= {field: value for field, value in chosen.items() if value}
-        if wish.job or wish.result:
-            update |= {
-                form.choose: gr.Column(visible=False),
-                form.run: gr.Column(visible=bool(wish.job)),
-                form.outcome: gr.Column(visible=bool(wish.result)),
-                form.job: wish.job,
-                form.wanted: wish.result,
-                form.result: render("skeleton", repo_id=wish.result) if wish.result else "",
-            }
-        return update
-
-    def aim_at(self, repo: str | None, chosen: gr.EventData) -> Update:
-        """Begin with the chosen goal: show the form that it needs."""
-        name = getattr(chosen, "goal", "")
-        return {**self._begun(name, (repo or "").strip()), self.form.chosen: name} if name in GOALS else {}
-
-    def _begun(self, goal: str, repo: str) -> Update:
-        label = {self.form.goal: goal, self.form.repo: gr.Dropdown(label=GOALS[goal].source)}
-        # Beside a model the browser shows the goal at once, and the plan shows it again.
-        return label if repo else {**label, self.form.goals: goals_panel(goal, fields_of(goal))}
-
-    def greet(self, request: gr.Request, login: Login) -> Update:
-        """Greet a visitor who is signed in, and list their jobs."""
-        opens, jobs = read_wish(dict(request.query_params)), ""
-        try:
-            if who := person(self.desk, self.site.token(request, login)):
-                records = self.desk.jobs_of(who.name)
-                jobs, runs = jobs_panel(records), next((one.id for one in records if one.state in ACTIVE), "")
-                page, link = f"{self.site.endpoint}/{who.name}", query_of(Wish(job=runs)) if runs else ""
-                greeting = render("account", name=who.name, page=page, job=link)
-            else:
-                plans = "Sign in to push. Plans need no login."
-                greeting = message(plans if self.site.space else "Nobody is signed in on this machine.")
-        except ShardingError as error:
-            greeting = problem(error)
-        return {self.form.account: greeting, self.form.jobs: "" if opens.repo or opens.goal else jobs}
-
-    def exemplify(self, goal: str, repo: str | None, request: gr.Request, login: Login) -> Any:
-        """Offer models to try that suit the goal."""
-        names: Sequence[str] = ()
-        if goal and not (repo or "").strip():
-            with suppress(ShardingError):
-                names = self.site.examples(self.desk, goal, self.site.token(request, login))
-        return gr.Dataset(samples=[[name] for name in names], visible=bool(names))
-
-    def keep(self, values: Values) -> str:
-        """Return the query of the link to what a visitor has chosen, who goes to sign in. "" if that is nothing."""
-        form, options, size = self.form, Options(), self.form.size_in(values)
-        with suppress(UsageError):  # the plan shows what is wrong
-            options = form.options_in({**values, form.size: size or str(options.max_shard_size)})
-        names = [(values[field] or "").strip() for field in (form.job, form.wanted, form.original, form.copied)]
-        opened: dict[str, Any] = dict(zip(("job", "result", "compare", "against"), names, strict=True))
-        query = query_of(replace(self._wish(values, options), sized=bool(size), **opened))
-        return query if query != "?" else ""
-
-    def _wish(self, values: Values, options: Options) -> Wish:
-        """Return what a link to the form opens as it is filled in, with its plan."""
-        form, name = self.form, (values[self.form.name] or "").strip()
-        is_own = name not in ("", values[form.proposed].partition(" ")[2])
-        return Wish(
-            form.source_in(values),
-            options,
-            values[form.goal] or "",
-            to=f"{values[form.namespace] or ''}/{name}" if is_own else "",
-            private=values[form.visibility] == PRIVATE,
-            measure=bool(values[form.measure]),
-            engine=values[form.engine],
-            proof=values[form.proof],
-        )
-
-    def suggest(self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: Login) -> tuple[Any, Any]:
-        """Suggest repos whose names match the text typed so far, before those `found` earlier.
-
-        The list never becomes shorter, because Gradio's script fails where it does (6.31).
-        """
-        text, names = (typed.input_value or "").strip(), list[str]()
-        with suppress(ShardingError):  # suggestions are a courtesy: the name can still be typed
-            names = self.desk.lookup.search(text, self.site.token(request, login)) if len(text) >= 2 else []
-        if not names:
-            return gr.skip(), gr.skip()
-        known = (*dict.fromkeys([*names, *found]),)[: max(len(found), _MOST_FOUND)]
-        return gr.Dropdown(choices=list(known)), known
-
-    def begin(self, repo: str) -> str:
-        """Return the message that the headers are being read. That takes a second or two."""
-        return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() else ""
 
     def see(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Show the facts about the model, and draw the plan."""
@@ -325,7 +211,7 @@ class Planning(Events):
         sampled = [STATED_TIMES * seconds for seconds in again]
         if values[form.proof] == "stated":
             forecast = replace(forecast, lower_seconds=sampled[0], upper_seconds=sampled[1])
-        wish = self._wish(values, replace(options, allow_overflow=options.allow_overflow and may))
+        wish = wish_of(form, values, replace(options, allow_overflow=options.allow_overflow and may))
         return {
             **update,
             form.size_message: message(each, "", "warning") if parts and chosen == SINGLE_FILE else "",
@@ -360,7 +246,7 @@ class Planning(Events):
     def _unplanned(self, values: Values, words: str) -> Update:
         """Hide the plan and leave the facts about the model: `words` say what is wrong with another input."""
         form = self.form
-        wish = replace(self._wish(values, form.named_in(values)), sized=False)
+        wish = replace(wish_of(form, values, form.named_in(values)), sized=False)
         hidden = {part: update for part, update in self._hidden(values).items() if part is not form.facts}
         gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
         return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}

@@ -232,8 +232,9 @@ def _verdict(report: Report, trust: Trust) -> str:
         case "made-here" | "read-now" if within:
             return f"{source}{change}: {within_words(proof.tensors, within)}"
         case "made-here" | "read-now":
-            same = "match what was read from" if proof.unstated else "bit-identical to"
-            return f"All {count(proof.tensors, 'tensor')} {same} {source}{change}"
+            same = "match what was read from" if proof.unstated else "equal" if change else "bit-identical to"
+            exact = ", bit for bit" if change and not proof.unstated else ""
+            return f"All {count(proof.tensors, 'tensor')} {same} {source}{change}{exact}"
         case "stated":
             return f"Made from {source}{change}; the Hub states the same hashes, {proof.sample} read"
         case "unreached":

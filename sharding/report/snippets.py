@@ -211,7 +211,7 @@ def download_snippet(report: Report, place: str) -> Mapping[str, str]:
     file = f"hf download {shlex.quote(repo)} {shlex.quote(shard.file)}{at} --local-dir"
     known = [folder for part, folder in _PLACES.items() if part in (report.source.architecture or "")]
     single = [f"# ComfyUI looks for it here:\n{file} ComfyUI/models/{known[0]}"] if known else []
-    single += [f"# kohya and other tools take the path of one file:\n{file} {shlex.quote(name)}"]
+    single += [f"# The weights alone, for tools that take the path of one file:\n{file} {shlex.quote(name)}"]
     return {"download": "\n\n".join([f"# The whole repo:\n{whole.rstrip()}", *single]) + "\n"}
 
 

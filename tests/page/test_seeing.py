@@ -16,6 +16,7 @@ from gradio.blocks import Block
 from sharding.core.options import Options
 from sharding.desk import Forecast
 from sharding.page.api import Endpoints
+from sharding.page.arriving import Arriving
 from sharding.page.form import PRIVATE
 from sharding.page.jobs import Pushing
 from sharding.page.planning import Planning
@@ -57,7 +58,7 @@ class Visitor:
         self.form, self.values, self.shown = rooms.form, rooms.given(), dict[Block, dict[str, Any]]()
         self._asks, self._planning = asks(user), Planning(rooms.desk, site or rooms.site, rooms.form)
         self._pushing = Pushing(rooms.desk, site or rooms.site, rooms.form)
-        self._apply(self._planning.arrive(asks(user, query=query)))
+        self._apply(Arriving(rooms.desk, site or rooms.site, rooms.form).arrive(asks(user, query=query)))
         if query:
             self.see()
 
@@ -120,20 +121,20 @@ def test_a_link_fills_the_form_in(rooms: Rooms) -> None:
 def test_who_signs_in_comes_back_to_the_same_choices_though_their_plan_was_not_there_yet(
     rooms: Rooms, typed: dict[str, object]
 ) -> None:
-    planning, form = Planning(rooms.desk, rooms.space, rooms.form), rooms.form
-    link = planning.keep(rooms.given(**typed))
+    arriving, form = Arriving(rooms.desk, rooms.space, rooms.form), rooms.form
+    link = arriving.keep(rooms.given(**typed))
     back = asks(query=dict(parse_qsl(link[1:])))
     visit = Visitor(rooms)
-    visit._apply(planning.arrive(back))
+    visit._apply(arriving.arrive(back))
     if "original" in typed:
         visit._apply(Comparing(rooms.desk, rooms.space, form).arrive(back))
     assert {name: visit.now(name) for name in typed} == typed
 
 
 def test_who_signs_in_beside_a_job_or_with_no_choice_keeps_the_link(rooms: Rooms) -> None:
-    planning = Planning(rooms.desk, rooms.space, rooms.form)
-    assert planning.keep(rooms.given(repo=SMALL, job="A/bob/it")) == "?job=A/bob/it"
-    assert planning.keep(rooms.given()) == ""
+    arriving = Arriving(rooms.desk, rooms.space, rooms.form)
+    assert arriving.keep(rooms.given(repo=SMALL, job="A/bob/it")) == "?job=A/bob/it"
+    assert arriving.keep(rooms.given()) == ""
 
 
 def test_one_variant_is_offered_beside_others_and_kept(rooms: Rooms) -> None:
@@ -346,11 +347,11 @@ def test_who_has_a_job_already_is_led_to_it(rooms: Rooms) -> None:
 
 
 def test_models_are_suggested_by_what_is_typed(rooms: Rooms) -> None:
-    planning = Planning(rooms.desk, rooms.site, rooms.form)
+    arriving = Arriving(rooms.desk, rooms.site, rooms.form)
 
     def suggested(text: str, *found: str) -> Any:
         typed = gr.KeyUpData(None, {"key": text[-1:], "input_value": text})
-        return planning.suggest(found, typed, asks("alice"), None)[1]
+        return arriving.suggest(found, typed, asks("alice"), None)[1]
 
     assert SMALL in suggested("bob/smal") and suggested("bob/smal", "a/b")[-1] == "a/b"
     assert not isinstance(suggested("b"), tuple) and not isinstance(suggested("bob/nothing-like-it"), tuple)
