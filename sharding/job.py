@@ -162,7 +162,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
         message = "The part of one rank is not a complete model, so it cannot be a repo."
         raise UsageError(message, "Name a folder, such as ./part.")
     if (is_stated := request.proof == "stated") and is_folder(request.destination):
-        hint = "Leave out --proof: a folder is read again. Or write to a repo of a Hub."
+        hint = "Have the folder read again, as usual, or write to a repo of a Hub."
         raise UsageError("A folder states no hashes, so nothing can be compared with them.", hint)
     hub = _hub(endpoint, token)
     origin, target = _open(request, hub)
