@@ -1,14 +1,14 @@
 // What only the browser can do: the address and title, copying, the slider, the maps, the time that passes.
 window.shardMyRepo = {
-  address(query) {
+  address(query, ends = false) {
     if (!query || query === window.location.search) return;
     // "Back" leads from a job to its plan. Among choices only the last one is kept.
     const kind = (search) => (search.match(/^\?(repo|job|result|compare)=/) ?? [])[1];
     // A plan or a comparison that arrives after the job has started must not replace its address.
-    if (["repo", "compare"].includes(kind(query)) && kind(window.location.search) === "job") return;
-    // A job becomes its result, so "Back" must not lead to the job, which would become its result again.
-    const goes = kind(query) !== kind(window.location.search) && kind(window.location.search)
-      && !(kind(window.location.search) === "job" && kind(query) === "result");
+    const isJob = kind(window.location.search) === "job";
+    if (["repo", "compare"].includes(kind(query)) && isJob && !ends) return;
+    // A job becomes what it has found, so "Back" must not lead to the job, which would become that again.
+    const goes = kind(query) !== kind(window.location.search) && kind(window.location.search) && !(isJob && ends);
     window.history[goes ? "pushState" : "replaceState"](window.history.state, "", query);
     // A Space is in a frame. The Hub copies the address from it.
     if (window.parent !== window) {

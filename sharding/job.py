@@ -284,7 +284,7 @@ def compare(
     picture: str = "",
     endpoint: str | None = None,
     token: str | None = None,
-) -> Generator[Probed | Compared, None, None]:
+) -> Generator[Probed | Progress | Compared, None, None]:
     """Load two checkpoints in turn, and compare their time and memory.
 
     - `original`, `sharded`: folders, or repos, which are first downloaded into a temporary folder.
@@ -292,8 +292,8 @@ def compare(
     - `rounds`: how many times to load each.
     - `picture`: the path of an SVG file that shows memory over time. "" draws none.
 
-    Yields every probe, and `Compared` last. Raises UsageError, SourceError, Refused, and DestinationError if nobody can
-    write the picture.
+    Yields the progress of the download, every probe, and `Compared` last. Raises UsageError, SourceError, Refused, and
+    DestinationError if nobody can write the picture.
     """
     require("A comparison of loads")
     hub = _hub(endpoint, token)

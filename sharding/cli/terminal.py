@@ -39,6 +39,7 @@ _PHASES = {
     "transfer": "writing shards",
     "verify": "verifying",
     "numbers": "comparing numbers",
+    "fetch": "fetching the files",
 }
 
 

@@ -12,8 +12,8 @@ from sharding.core.origin import Place
 from sharding.core.values import Content, Plan
 from sharding.core.verification import Verification
 
-Phase = Literal["check", "transfer", "verify", "numbers"]
-"""The phase of a job: check the shards of an earlier run, write, read again, or compare numbers."""
+Phase = Literal["check", "transfer", "verify", "numbers", "fetch"]
+"""The phase of a job: check the shards of an earlier run, write, read again, compare numbers, or fetch files."""
 
 
 @dataclass(frozen=True, slots=True)

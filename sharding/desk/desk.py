@@ -9,12 +9,12 @@ from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from sharding import job
 from sharding.core.errors import Refused, Remedy
 from sharding.core.limits import MAX_ACTIVE_JOBS, MEMORY_SHARE
-from sharding.core.options import Options, naming
+from sharding.core.options import naming
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import (
@@ -41,14 +41,13 @@ from sharding.desk.jobs import (
     new_job_id,
     status_of,
 )
-from sharding.desk.judgement import Results
+from sharding.desk.judgement import Results, reading_both, request_about
 from sharding.desk.models import Models
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
 from sharding.desk.verdicts import Verdicts, reading_of
 from sharding.loading.classic import free_disk_bytes
 from sharding.loading.measure import free_memory_bytes
 from sharding.planning.plan import identify_plan
-from sharding.report.report import decided_by
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
 
@@ -200,14 +199,11 @@ class Desk(AbstractContextManager["Desk"]):
         if result.report.needs_folder:
             hint = f"Run `shard-my-repo {kind}` on the machine that has the folder."
             raise Refused("The result was made from a folder, which is not on this machine.", hint)
-        (original, options), copy = decided_by(result.report), f"{result.repo_id}@{result.revision}"
-        return self.submit(JobRequest(original, copy, options, kind=kind, of_result=True), who, token)
+        return self.submit(request_about(kind, result), who, token)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
         """Accept a job that compares every tensor of two repos, read as `Models.compare` does. Raises as `submit`."""
-        likeness = self.models.compare(original, copy, variant, token)
-        options = Options(**cast(Any, likeness.asked))
-        return self.submit(JobRequest(likeness.original.text, likeness.copy.text, options, kind="verify"), who, token)
+        return self.submit(reading_both(self.models.compare(original, copy, variant, token)), who, token)
 
     def _submit_reading(self, request: JobRequest, who: Person, token: str) -> str:
         original = self.models.inspect(request.source, request.options.variant, token, request.options.inputs)
@@ -225,6 +221,15 @@ class Desk(AbstractContextManager["Desk"]):
             status = self._status(taken) if taken else None
         status = status or self._ended(job_id)
         return status if status and status.owner == viewer else None
+
+    def findings(self, request: JobRequest) -> JobStatus | None:
+        """Return the newest job of anybody that did `request` to its end. None if no record of it is kept here.
+
+        Its proof and its costs are for all who can read both repos. The rest is its owner's.
+        """
+        same = (one for one in reversed(self._shelf.records()) if one.request == request and one.state not in ACTIVE)
+        found = (status for one in same if (status := self._ended(one.id)))
+        return next((status for status in found if status.costs or status.verification), None)
 
     def jobs_of(self, owner: str) -> list[JobRecord]:
         """Return the jobs of `owner` that are kept here, newest first."""

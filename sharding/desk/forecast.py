@@ -13,7 +13,7 @@ from sharding.core.values import Content, Plan
 from sharding.desk.gauge import Machine
 from sharding.desk.jobs import JobRecord
 from sharding.loading.costs import CLASSIC_WAY
-from sharding.loading.measure import predict
+from sharding.loading.measure import BASE_ANON_BYTES
 
 HUB_JOB_ANON_BYTES = 427_000_000
 """Measured peak of anonymous memory in a job between two Hub repos. The job copied 3 GB in shards of 1 GB over a slow
@@ -191,7 +191,7 @@ def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Forecas
     return Forecast(
         ours.lower_seconds * CLASSIC_TIMES,
         ours.upper_seconds * CLASSIC_TIMES,
-        predict({}, 0, None).peak_anon_bytes + made,
+        BASE_ANON_BYTES + made,
         checkpoint.input_bytes + plan.total_bytes,
         mapped_bytes=0 if checkpoint.of_ranks else checkpoint.total_bytes,
         way=way,

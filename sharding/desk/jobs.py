@@ -119,8 +119,8 @@ class JobStatus(JobRecord):
 
     `position` counts the jobs before it, running ones included. `written` and `reread` are the bytes of each file that
     are written, and read again. `times` says when a phase began first, or the job was "planned", "written",
-    "verified", "compared" or "published". "loading" is the time of the first load and "loaded" that of the last, and
-    `loads` are those done and all.
+    "verified", "fetched", "compared" or "published". "loading" is the time of the first load and "loaded" that of the
+    last, and `loads` are those done and all.
     """
 
     position: int = 0
@@ -286,6 +286,8 @@ class History:
         if isinstance(event, Probed):
             self.times.setdefault("loading", seconds)
             self.times["loaded"] = seconds
+        elif isinstance(event, Progress) and event.phase == "fetch" and event.bytes_done >= event.bytes_total:
+            self.times.setdefault("fetched", seconds)
         elif name := event.phase if isinstance(event, Progress) else _NOTED.get(type(event)):
             self.times.setdefault(name, seconds)
         if isinstance(event, ShardFinished) and len(self.shards) >= event.shards:
@@ -306,6 +308,7 @@ _PHASES = {
     "transfer": "Writing the files.",
     "verify": "Reading the copy again to verify it.",
     "numbers": "Comparing the numbers that differ.",
+    "fetch": "Fetching the files to load.",
 }
 
 _NOTED: dict[type[JobEvent], str] = {

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any, Literal, cast
 
 from sharding.core.errors import SourceError
 from sharding.core.made import agreed, phrase
+from sharding.core.options import Options
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
 from sharding.core.verification import UNCHECKED
 from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
+from sharding.desk.jobs import JobRequest
 from sharding.desk.models import Models, fingerprint
 from sharding.desk.verdicts import Reading, Verdict, Verdicts, reading_of
 from sharding.planning.steps import names_asked
@@ -92,6 +95,18 @@ class Results:
         commit = f"{result.repo_id}@{result.revision}"
         records = (record for record in self.shelf.records() if record.result == commit)
         return next((record.whole_seconds for record in records if record.request.kind == "shard"), None)
+
+
+def request_about(kind: Literal["verify", "compare"], result: Result) -> JobRequest:
+    """Return the request for a job that reads `result` and its source, or loads both."""
+    (original, options), copy = decided_by(result.report), f"{result.repo_id}@{result.revision}"
+    return JobRequest(original, copy, options, kind=kind, of_result=True)
+
+
+def reading_both(likeness: Likeness) -> JobRequest:
+    """Return the request for a job that reads every byte of two repos, as `likeness` compares them."""
+    options = Options(**cast(Any, likeness.asked))
+    return JobRequest(likeness.original.text, likeness.copy.text, options, kind="verify")
 
 
 def judge_likeness(likeness: Likeness, verdicts: Verdicts) -> Trust:

@@ -3,7 +3,7 @@
 It also says what lies where in its strips, for a page: components, stages, and the bytes that go from file to file.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -138,27 +138,6 @@ def components(columns: Sequence[Column]) -> tuple[Bracket, ...]:
     runs = [(folder, list(run)) for folder, run in groupby(columns, lambda column: folder_of(column.names[0]))]
     names = ((folder.rstrip("/") or "top folder", run[0].x, run[-1]) for folder, run in runs if len(runs) > 1)
     return tuple(Bracket(name, x, last.x + last.width - x) for name, x, last in names)
-
-
-def stretches(columns: Sequence[Column], spans: Iterator[tuple[int, int]]) -> Iterator[tuple[float, float]]:
-    """Yield start and length in the strip of each of the `spans`, which are first byte and end."""
-    for start, end in spans:
-        x = position(columns, start)
-        yield x, position(columns, end, ends=True) - x
-
-
-def position(columns: Sequence[Column], byte: int, ends: bool = False) -> float:
-    """Return where a byte of all files lies in the strip. Between two files, a span `ends` in the first of them.
-
-    >>> files = [Column(["a"], 1, 100, 0, 480), Column(["b"], 1, 100, 520, 480)]
-    >>> position(files, 50), position(files, 100), position(files, 100, ends=True)
-    (240.0, 520.0, 480.0)
-    """
-    for column in columns:
-        if byte < column.bytes or (ends and byte == column.bytes):
-            return column.x + column.width * byte / column.bytes
-        byte -= column.bytes
-    return columns[-1].x + columns[-1].width if columns else WIDTH
 
 
 def file_numbers(columns: Sequence[Column]) -> list[int]:

@@ -6,6 +6,7 @@ It also puts checkpoints into folders from which a library can load them.
 import shutil
 import subprocess
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -98,7 +99,8 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
     copy_bytes = max(sum(file.bytes for file in files), memory_bytes)
     with TemporaryDirectory(prefix="classic-") as scratch:
         refuse_too_large(memory_bytes, download_bytes(origin, files) + copy_bytes, Path(scratch))
-        folder = lay_out(origin, files, Path(scratch) / "original")
+        folder = Path(scratch) / "original"
+        deque(lay_out(origin, files, folder), maxlen=0)
         cost = run_classic(folder, Path(scratch) / "saved", options.max_shard_bytes, dtype)
         saved = open_folder(str(Path(scratch) / "saved"))
         checkpoint = read_checkpoint(saved)
@@ -155,16 +157,18 @@ def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
 
 def lay_out(
     source: Files, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
-) -> Path:
-    """Fill the new `folder` with `files` of `source` and `written` (name to content); return it. Raises SourceError."""
+) -> Iterator[int]:
+    """Fill the new `folder` with `files` of `source` and `written` (name to content). Raises SourceError.
+
+    Yields the size of each piece that it has downloaded.
+    """
     folder.mkdir()
     for file in files:
         if path := source.path(file.path):
             (folder / file.path).symlink_to(path)
         else:
             with open(folder / file.path, "wb") as out:
-                out.writelines(source.read(file.path, 0, file.bytes))
+                yield from map(out.write, source.read(file.path, 0, file.bytes))
     for name, data in (written or {}).items():
         (folder / name).unlink(missing_ok=True)
         (folder / name).write_bytes(data)
-    return folder

@@ -1,6 +1,7 @@
 """Compare the cost of loading an original and its sharded copy. Predict it if it cannot be measured."""
 
 import shutil
+import time
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.loadable import files_beside, loadable_files
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import Remedy, SourceError, UsageError
+from sharding.core.events import Progress
 from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
 from sharding.core.protocols import Destination, Files
@@ -23,6 +25,7 @@ from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, 
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, is_loaded, measure, predict_load
 from sharding.loading.verdict import judge, judge_predicted
 from sharding.model_class.architecture import refuse_contradiction
+from sharding.transfer.lanes import Pace
 
 _LEAVE_OUT = Remedy("leave_comparison_out")
 
@@ -37,8 +40,8 @@ def compare_loads(
     *,
     alone: str = "",
     computes_the_same: bool = True,
-) -> Generator[Probed, None, Comparison]:
-    """Load both in turn, yield every probe, and return the comparison.
+) -> Generator[Probed | Progress, None, Comparison]:
+    """Fetch both, load them in turn, yield every probe, and return the comparison.
 
     - `written`: files of the sharded copy that are not stored yet: its index and its configuration.
     - `max_shard_bytes`: also make the copy in the classic way, and measure that.
@@ -70,10 +73,11 @@ def compare_loads(
         if not reason and download > room:
             reason = f"The download needs {format_bytes(download)}, but the disk has only {format_bytes(room)} free."
         if not reason:
-            folders = {
-                side: lay_out(source, files, Path(scratch) / side, written if side == "sharded" else None)
-                for side, (source, files) in sides.items()
-            }
+            folders, pace = {side: Path(scratch) / side for side in sides}, Pace("fetch", download, time.monotonic())
+            for side, (source, files) in sides.items():
+                for size in lay_out(source, files, folders[side], written if side == "sharded" else None):
+                    if event := pace.add(size, time.monotonic()):
+                        yield event
             for probed in measure(folders, load, rounds):
                 costs[probed.side].append(probed.cost)
                 yield probed
@@ -111,7 +115,8 @@ def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, e
         return replace(expected, reason_not_run=error.message)
     finally:
         shutil.rmtree(out, ignore_errors=True)
-    return replace(cost, disk_bytes=cost.disk_bytes + expected.disk_bytes - weight_bytes)
+    disk_bytes = cost.disk_bytes + expected.disk_bytes - weight_bytes
+    return replace(cost, disk_bytes=disk_bytes, mapped_bytes=expected.mapped_bytes)
 
 
 def how_to_load(
@@ -152,7 +157,7 @@ def compare_staged(
     target: Destination,
     rounds: int,
     alone: str,
-) -> Generator[Probed | Compared, None, Comparison]:
+) -> Generator[Probed | Progress | Compared, None, Comparison]:
     """Load the original and the result in turn. The result is not published yet, and its configuration is the plan's.
 
     `alone` says why the original cannot be loaded.

@@ -78,7 +78,7 @@ _LOOK_SECONDS = 0.02
 """Seconds between two looks into Gradio's queue. Gradio 6.31 looks every millisecond, which takes 8% of a core."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
-_BECOME = "(query) => query.startsWith('?result=') && window.shardMyRepo.address(query)"
+_BECOME = "(query) => /^[?](result|compare)=/.test(query) && window.shardMyRepo.address(query, true)"
 _BUILDING = "Building the model without its weights …"
 _SHOW_LIST = "() => window.shardMyRepo.showList()"
 
@@ -174,11 +174,11 @@ def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing:
 
 def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running) -> None:
     names: list[Block] = [form.original, form.copied]
-    shown: list[Block] = [form.likeness, form.read, form.read_message]
+    shown: list[Block] = [form.likeness, form.compare, form.read, form.read_message]
     opened = page.load(patient(comparing.arrive), None, [form.choose, form.same, *names, *shown], **_QUIET)
     triggers = [form.compare.click, form.original.input, form.copied.input]
     asked = gr.on(triggers, comparing.begin, [*names, form.compared], shown, trigger_mode="always_last", **_QUIET)
-    verdict: list[Block] = [*shown, form.compare, form.compared, form.query]
+    verdict: list[Block] = [*shown, form.compared, form.query]
     for chosen in (opened, asked):
         compared = chosen.then(patient(comparing.show), names, verdict, trigger_mode="always_last", **_QUIET)
         compared.then(None, form.query, js=_SHOW_ADDRESS)

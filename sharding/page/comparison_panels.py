@@ -69,7 +69,7 @@ def outcome_panel(status: JobStatus, endpoint: str, address: str) -> str:
         "checked",
         sides=_sides(status, endpoint),
         endpoint=endpoint,
-        link=address + _link(status),
+        link=address + link_of(status),
         unchecked=unchecked_sentence(UNCHECKED),
         unreached=status.unreached,
         unstated=bool(proof and proof.unstated),
@@ -84,7 +84,8 @@ def _sides(status: JobStatus, endpoint: str) -> list[Place]:
     return [parse_address(text, endpoint) for text in (status.request.source, status.request.destination)]
 
 
-def _link(status: JobStatus) -> str:
+def link_of(status: JobStatus) -> str:
+    """Return the link to the comparison of the two commits that a job has read."""
     return query_of(Wish(compare=status.request.source, against=status.request.destination))
 
 
@@ -102,6 +103,7 @@ def differences_panel(status: JobStatus, names: Iterable[str], endpoint: str, ad
         sides=_sides(status, endpoint),
         endpoint=endpoint,
         reason=reason,
+        ended=status.ended,
         heat=Markup(draw_heat(names, differences)),
         rung=Rung(
             FITS if all(one.equal is not None for one in differences) else CLAIMED,
@@ -112,7 +114,7 @@ def differences_panel(status: JobStatus, names: Iterable[str], endpoint: str, ad
         rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
         more=max(len(worst) - _MOST_SHOWN, 0),
         mismatches=mismatches_of(status),
-        link=address + _link(status),
+        link=address + link_of(status),
     )
 
 

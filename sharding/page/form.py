@@ -164,12 +164,12 @@ class Form:
         self.facts = _panel("facts")
 
     def _lay_out_comparison(self) -> None:
-        _panel("same-heading", render("heading", title="Is this copy the same?"))
+        _panel("same-heading", goals_panel(SAME))
         with gr.Row(elem_classes="fields"):
             field: dict[str, Any] = {"info": _REPO, "value": None, "allow_custom_value": True, "scale": 3}
             self.original = gr.Dropdown([], label="Original", elem_id="original", **field)
             self.copied = gr.Dropdown([], label="Copy", elem_id="copied", **field)
-            self.compare = _button("Compare", "compare", "primary", min_width=150)
+            self.compare = _button("Compare", "compare", "primary", min_width=180)
         self.likeness = _panel("likeness")
         self.read = _button("Read every byte of both", "read", "primary", visible=False)
         self.read_message = _panel("read-message")

@@ -21,6 +21,7 @@ from sharding.page.render import help_with, render, without_options
 _MOST_PERCENT = 99  # The bar is never full before the job is done.
 _READING, _NUMBERS = 9, 1
 """The parts of the bar for reading and for the numbers that differ. How many differ is not known while it reads."""
+_FETCHING, _IMPORTING, _LOADING = 1, 1, 8  # The parts of the bar of a job that only measures loads.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,7 @@ def _of_copy(status: JobStatus) -> list[Step]:
         reading = "Reading the copy again to verify it"
         phases += [Step("Read them again", reading, times.get("verified"), again, ("verify",))]
     if asked.compare_rounds:
-        loading = "Loading in turn what can be loaded, the original and the copy"
-        phases += [Step("Measure loading", loading, times.get("compared"), size + again)]
+        phases += [Step("Measure loading", _loading(status), times.get("compared"), size + again)]
     return [*phases, Step("Publish", "Publishing the copy", times.get("published"))]
 
 
@@ -125,12 +125,20 @@ def _of_check(status: JobStatus) -> list[Step]:
 
 
 def _of_loads(status: JobStatus) -> list[Step]:
-    begun = status.times.get("loading", status.times.get("compared"))
-    loading = "Loading in turn what can be loaded, the original and the copy"
+    times, now = status.times, _loading(status)
+    begun = times.get("loading", times.get("compared"))
     return [
-        Step("Fetch the files", "Fetching the files, and importing the libraries", begun),
-        Step("Measure loading", loading, status.times.get("compared"), 1.0),
+        Step("Fetch the files", now, times.get("fetched", begun), _FETCHING, ("fetch",)),
+        Step("Import the libraries", now, begun, _IMPORTING),
+        Step("Measure loading", now, times.get("compared"), _LOADING),
     ]
+
+
+def _loading(status: JobStatus) -> str:
+    """Return what a job does while it measures loads."""
+    if status.loads:
+        return "Loading in turn what can be loaded, the original and the copy"
+    return "Importing the libraries, and loading once" if "fetched" in status.times else "Fetching the files"
 
 
 def _share_done(status: JobStatus, phase: Step) -> float:
@@ -148,7 +156,7 @@ def _left(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> str:
         return ""
     later = sum(phase.work for phase in ahead[1:] if phase.stages and phase.certain)
     words = _in_words((progress.bytes_total - progress.bytes_done + later) / progress.bytes_per_second)
-    return f"{words}, without the loads" if status.request.compare_rounds else words
+    return f"{words}, without the loads" if status.request.compare_rounds or status.request.kind == "compare" else words
 
 
 def _left_of_loads(status: JobStatus) -> str:
@@ -165,8 +173,8 @@ def _numbers(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> tu
     rate = [("Speed", f"{format_bytes(progress.bytes_per_second)}/s")] if progress.bytes_per_second else []
     rate += [("Memory", format_bytes(progress.anon_bytes))]
     there = f"{format_bytes(progress.bytes_done)} of {format_bytes(progress.bytes_total)}"
-    if status.request.kind == "verify":
-        return (("Read", there), *rate)
+    if status.request.kind != "shard":
+        return (("Read" if status.request.kind == "verify" else "Fetched", there), *rate[:-1])
     size = status.planned.plan.total_bytes if status.planned else 0
     numbers = [("Written", f"{format_bytes(sum(status.written.values()))} of {format_bytes(size)}")]
     if progress.phase == "verify":

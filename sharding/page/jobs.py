@@ -15,13 +15,13 @@ from sharding.desk import JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.comparison_panels import differences_panel, outcome_panel
+from sharding.page.comparison_panels import link_of, outcome_panel
 from sharding.page.form import HIDDEN, PRIVATE, START, Shown, Update, Values
 from sharding.page.job_panels import differs, has_outcome, heading_of, job_panel, past_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.render import HOME, SIGN_IN, Help, render
-from sharding.page.results import Showing
+from sharding.page.results import Comparing, Showing
 from sharding.page.site import Events, Login, person
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import propose_name
@@ -225,14 +225,16 @@ class Running(Events):
         emptied |= {button: gr.Button(visible=False) for button in (form.check, form.load, form.cancel, form.resume)}
         try:
             if status.state == "failed":
-                shown = await patient(self._differences)(status, token, address)
+                comparing = Comparing(self.desk, self.site, form)
+                shown: Update = {form.result: await patient(comparing.differences)(status, token, address)}
             elif asked.kind == "verify" and not asked.of_result:
                 shown = {form.result: outcome_panel(status, self.site.endpoint, address)}
             else:
                 place, showing = status.result or asked.destination, Showing(self.desk, self.site, form)
-                shown = await showing.made(place, token, request, status.costs)
-                if asked.kind != "compare":  # the costs of loading are kept with the job
-                    shown |= {form.job: "", form.query: query_of(Wish(result=place))}
+                shown = await showing.made(place, token, request)
+                shown |= {form.job: "", form.query: query_of(Wish(result=place))}
+            if asked.kind == "verify" and not asked.of_result:
+                shown |= {form.job: "", form.query: link_of(status)}
         except ShardingError as error:
             shown = {form.result: problem(error, [HOME])}
         if status.remark:
@@ -320,10 +322,3 @@ class Running(Events):
                 drawn = map_panel(map_of_plan(checkpoint, plan), asked.destination)
                 return {self.form.job_map: drawn}
         return {}
-
-    def _differences(self, status: JobStatus, token: str | None, address: str) -> Update:
-        """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""
-        names = set[str]()
-        with suppress(ShardingError):
-            names = {tensor.name for tensor in self.desk.models.inspect(status.request.destination, "", token).tensors}
-        return {self.form.result: differences_panel(status, names, self.site.endpoint, address)}

@@ -15,7 +15,7 @@ from sharding.core.values import Content, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
 from sharding.desk.overview import Overview
-from sharding.drawing.map_svg import script_data, stretches
+from sharding.drawing.map_svg import script_data
 from sharding.drawing.model_map import ModelMap, today_of
 from sharding.page.form import size_label
 from sharding.page.render import Help, help_with, in_page_words, render, without_options
@@ -94,7 +94,8 @@ def map_panel(
         data=script_data(model_map),
         title=title,
         file=_UNSAFE.sub("-", "-".join(filter(None, [name.rpartition("/")[2], size]))).strip("-.") or "map",
-        fits=[(fit, list(stretches(model_map.after, fit.spans_of(total)))) for fit in places],
+        fits=places,
+        longest=max((sum(max(fit.room_bytes, need) for need in fit.needs) for fit in places), default=0),
         context=CONTEXT_TOKENS if need and need.context else 0,
         is_many=max(len(model_map.today), len(model_map.after)) > _MANY,
     )

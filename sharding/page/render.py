@@ -14,6 +14,7 @@ from sharding.core.errors import Remedy, RemedyKind
 from sharding.core.values import Finding
 from sharding.drawing.map_svg import NAMES, components, files_caption, outline
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box
+from sharding.loading.measure import BASE_ANON_BYTES
 from sharding.page.links import Wish, query_of
 
 MOST_NAMED = 12
@@ -52,7 +53,7 @@ def _templates() -> Environment:
     templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
-    templates.globals |= {"time_range": words.time_range}
+    templates.globals |= {"time_range": words.time_range, "BASE_ANON_BYTES": BASE_ANON_BYTES}
     templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_ROWS": MOST_ROWS, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
     templates.globals |= {"place": _place, "corners": _corners, "outline": outline, "components": components}

@@ -9,12 +9,11 @@ from sharding.core.errors import UsageError
 from sharding.core.made import Made, explained, keeps_sizes, phrase
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, time_range, within_words
-from sharding.desk import Forecast
+from sharding.desk import Forecast, JobStatus
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.planning.devices import parse_budgets
-from sharding.report.comparison import ComparisonSummary
 from sharding.report.report import asked_of, decided_by
 from sharding.report.schema import Report
 from sharding.report.snippets import COLAB, download_snippet, how_to_check, loading_snippets, pipeline_snippets, writes
@@ -122,13 +121,13 @@ def details_panel(
     places: Places,
     trust: Trust,
     seconds: float | None = None,
-    costs: ComparisonSummary | None = None,
+    loads: JobStatus | None = None,
 ) -> str:
     """Return what loading a result costs, the links to it, and the facts of its report: files, how it was made.
 
-    `seconds` is the time of the whole job, None if this page did not run it. `costs` were measured here, lately.
+    `seconds` is the time of the whole job, None if this page did not run it. `loads` has measured both here, lately.
     """
-    costs = costs or report.comparison
+    costs = loads.costs if loads else report.comparison
     return render(
         "details",
         places=places,
@@ -136,6 +135,7 @@ def details_panel(
         is_ours=trust.level in ("made-here", "stated"),
         seconds=seconds,
         costs=costs,
+        measured=loads.ended if loads else None,
         picture=Markup(costs.picture) if costs and costs.picture else None,
     )
 

@@ -1,5 +1,6 @@
 """Show the result in any repo, or how alike any two repos are. Only reading every byte needs a login."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
@@ -9,19 +10,20 @@ from sharding.core.errors import Refused, Remedy, ShardingError, VariantMissing
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import Content
-from sharding.desk import Forecast
+from sharding.desk import Forecast, JobStatus
+from sharding.desk.judgement import reading_both, request_about
 from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_copy
-from sharding.page.comparison_panels import likeness_panel
+from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.page.form import Update
 from sharding.page.goals import SAME
+from sharding.page.job_panels import has_outcome
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.render import HOME, SIGN_IN, Help, help_with
 from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
-from sharding.page.site import Events, Login
+from sharding.page.site import PUBLIC_HUB, Events, Login
 from sharding.planning.devices import needed
-from sharding.report.comparison import ComparisonSummary
 from sharding.report.files import Result
 from sharding.report.report import asked_of, decided_by
 from sharding.storage.hub.answers import Person
@@ -30,13 +32,17 @@ from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
 
 _CHECK_LOGIN = "Sign in to check every byte."
+SOON_SECONDS = 2.0  # The longest time that a result waits for headers before it shows what its report claims.
 
 
 class Showing(Events):
     """The events of a result link."""
 
     async def show(self, wanted: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
-        """Show the result that a link names: first what its report claims, then what the headers of both repos show."""
+        """Show the result that a link names, as the headers of both repos show it.
+
+        If they take long, it shows first what the report claims.
+        """
         form, token = self.form, self.site.token(request, login)
         hidden: Update = {part: gr.Button(visible=False) for part in (form.check, form.load)}
         hidden |= {form.result_map: "", form.result_details: ""}
@@ -47,17 +53,22 @@ class Showing(Events):
             result = await patient(self.desk.results.read)(wanted, token)
             claimed = claim(result.report, result.files)
             places = self.places(result.repo_id, result.revision, request, is_pinned="@" in wanted)
-            yield {form.result: _certificate(result, claimed, places), **hidden}
-            if claimed.level != "contradicted":
-                yield await patient(self._judged)(result, places, token)
+            first = {**hidden, form.result: _certificate(result, claimed, places)}
+            if claimed.level == "contradicted":
+                yield first
+                return
+            judging = asyncio.ensure_future(patient(self._judged)(result, places, token))
+            if not (await asyncio.wait({judging}, timeout=SOON_SECONDS))[0]:  # what is soon there would move it
+                yield first
+            yield {**hidden, **await judging}
         except ShardingError as error:
             yield {form.result: problem(error, self._ways(wanted, token)), **hidden}
 
-    async def made(self, place: str, token: str | None, request: gr.Request, costs: ComparisonSummary | None) -> Update:
-        """Show the result in `place` at once as far as it is known, with `costs` that were measured lately."""
+    async def made(self, place: str, token: str | None, request: gr.Request) -> Update:
+        """Show the result in `place` at once as far as it is known."""
         result = await patient(self.desk.results.read)(place, token)
         places = self.places(result.repo_id, result.revision, request, is_pinned=True)
-        return {self.form.wanted: place, **await patient(self._judged)(result, places, token, costs)}
+        return {self.form.wanted: place, **await patient(self._judged)(result, places, token)}
 
     def _ways(self, wanted: str, token: str | None) -> Iterator[Help]:
         """Offer what to do where there is no result."""
@@ -67,9 +78,7 @@ class Showing(Events):
             yield help_with(SIGN_IN)
         yield HOME
 
-    def _judged(
-        self, result: Result, places: Places, token: str | None, costs: ComparisonSummary | None = None
-    ) -> Update:
+    def _judged(self, result: Result, places: Places, token: str | None) -> Update:
         form, report = self.form, result.report
         with readers(1) as pool:
             pool.submit(self.desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it
@@ -83,7 +92,13 @@ class Showing(Events):
         drawn = map_of_copy(copy, original, report.plan.stages, changed)
         return {
             form.result: _certificate(result, trust, places, reading),
-            form.result_details: details_panel(report, places, trust, self.desk.results.seconds_of(result), costs),
+            form.result_details: details_panel(
+                report,
+                places,
+                trust,
+                self.desk.results.seconds_of(result),
+                self.desk.findings(request_about("compare", result)),
+            ),
             form.result_map: map_panel(drawn, result.repo_id, need=needed(copy), sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
             form.load: gr.Button(visible=loadable and token is not None),
@@ -139,11 +154,16 @@ def _certificate(result: Result, trust: Trust, places: Places, reading: Forecast
     return result_panel(result.report, trust, places, reading)
 
 
-_INTRODUCTION = message(
+_INTRODUCTION = (
     "Name two repos.",
     "This page compares the names, shapes and dtypes of their tensors, and the hashes of their files. It reads no "
     "weights. Public repos need no login.",
 )
+_EXAMPLES = (
+    ("Qwen/Qwen3-8B", "unsloth/Qwen3-8B"),
+    ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "unsloth/SmolLM2-1.7B-Instruct"),
+)
+_SAMPLES = (("samples/t5-tiny", "samples/t5-tiny-ranks"),)
 _NEEDS_LOGIN = "Reading every byte needs a login."
 
 
@@ -157,7 +177,19 @@ class Comparing(Events):
         if not (wish.compare or wish.against or wish.goal == SAME):
             return {form.same: gr.skip()}
         names = {form.original: wish.compare, form.copied: wish.against}
-        return {**self.open(), **names, **self.begin(wish.compare, wish.against)}
+        update = {**self.open(), **names, **self.begin(wish.compare, wish.against)}
+        if not (wish.compare or wish.against):
+            with suppress(ShardingError):  # examples are a courtesy
+                update[form.likeness] = message(*_INTRODUCTION, ways=list(self._examples()))
+        return update
+
+    def _examples(self) -> Iterator[Help]:
+        """Offer pairs of repos to try: well-known ones, or samples on a Hub that has such."""
+        is_public = self.site.endpoint == PUBLIC_HUB
+        for original, copy in _EXAMPLES if is_public else _SAMPLES:
+            if is_public or copy in self.desk.lookup.search(copy):
+                link = query_of(Wish(compare=original, against=copy))
+                yield Help(label=f"Try {original} and {copy}", link=link)
 
     def open(self) -> Update:
         """Show the section instead of the form of a plan."""
@@ -171,12 +203,13 @@ class Comparing(Events):
         form, names = self.form, [(name or "").strip() for name in (original, copied)]
         if compared and all(f"{was}@".startswith(f"{name}@") for name, was in zip(names, compared, strict=False)):
             return {form.likeness: gr.skip()}
-        waiting = _INTRODUCTION
+        waiting = message(*_INTRODUCTION)
         if all(names):
             waiting = message("Reading the headers of both repos …")
         elif any(names):
             waiting = message("Name the original and the copy.")
-        return {form.likeness: waiting, form.read: gr.Button(visible=False), form.read_message: ""}
+        hidden = {form.read: gr.Button(visible=False), form.read_message: ""}
+        return {form.likeness: waiting, form.compare: gr.Button("Compare", variant="primary"), **hidden}
 
     def show(self, original: str, copied: str, request: gr.Request, login: Login) -> Update:
         """Show what is known of both repos without reading weights."""
@@ -189,14 +222,17 @@ class Comparing(Events):
         except ShardingError as error:
             asked = query_of(Wish(compare=original, against=copied))
             return {form.likeness: problem(error), form.compared: (), form.query: asked}
-        # Differences can be read again, to see their numbers.
-        can_read = likeness.have_common and trust.level not in READ_HERE
-        names = [side.text for side in (likeness.original, likeness.copy)]
+        names, panel = [side.text for side in (likeness.original, likeness.copy)], ""
+        status = self.desk.findings(reading_both(likeness)) if trust.level == "contradicted" else None
+        if status and status.state == "failed" and has_outcome(status):
+            panel = self.differences(status, token, self.site.address(request))
+        # Differences whose numbers are not kept can be read again.
+        can_read = likeness.have_common and trust.level not in READ_HERE and not panel
         return {
-            form.likeness: likeness_panel(likeness, trust, self.site.endpoint),
+            form.likeness: panel or likeness_panel(likeness, trust, self.site.endpoint),
             form.read: gr.Button(_read_words(likeness), visible=can_read, interactive=token is not None),
             form.read_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if can_read and token is None else "",
-            form.compare: gr.Button(variant="secondary" if can_read else "primary"),
+            form.compare: gr.Button("Compare again", variant="secondary"),
             form.compared: (*names, likeness.variant),
             form.query: query_of(Wish(compare=original, against=copied)),
         }
@@ -213,6 +249,13 @@ class Comparing(Events):
         except ShardingError as error:
             return {form.read_message: problem(error)}
         return {form.same: gr.Column(visible=False), **self.taken(taken)}
+
+    def differences(self, status: JobStatus, token: str | None, address: str) -> str:
+        """Return by how much the tensors differ that a job has compared. Only the headers name those that do not."""
+        names = set[str]()
+        with suppress(ShardingError):
+            names = {tensor.name for tensor in self.desk.models.inspect(status.request.destination, "", token).tensors}
+        return differences_panel(status, names, self.site.endpoint, address)
 
     def _compared(self, original: str, copied: str, token: str | None, session: str | None) -> tuple[Likeness, Trust]:
         """Compare two repos. If the original has no plain weights, take the first of its variants."""

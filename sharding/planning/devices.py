@@ -254,10 +254,10 @@ class Fit:
             yield start, start + min(part, max(self.room_bytes - self.beside_bytes, 0))
             start += part
 
-    def spans_of(self, stored_bytes: int) -> Iterator[tuple[int, int]]:
-        """The same in files of `stored_bytes`, of which a device may hold each byte as two."""
-        held = sum(self.part_bytes)
-        return ((start * stored_bytes // held, end * stored_bytes // held) for start, end in self.spans)
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """What each device needs, in bytes."""
+        return tuple(part + self.beside_bytes for part in self.part_bytes)
 
     @property
     def words(self) -> str:

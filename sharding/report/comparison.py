@@ -149,8 +149,8 @@ def _cells(loads: LoadSummary) -> tuple[str, ...]:
     return (files, spread(loads.working_seconds, 1, "s", 1), *memory)
 
 
-_WIDTH, _HEIGHT = 760, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 108, 48
+_WIDTH, _HEIGHT = 430, 320  # So narrow that its letters can be read on a phone.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 108, 48
 _COLOURS = {"original": "#c2571a", "sharded copy": "#2563eb"}
 _TITLE = "Memory while loading and computing"
 _STYLE = (
@@ -171,7 +171,7 @@ def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
     size = _nice(max((moment.total_bytes for moment in (*original, *sharded)), default=1.0))
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" class="chart" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="13">',
+        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="system-ui, sans-serif" font-size="13">',
         f"<title>{_TITLE}</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="chart-ground" width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>',

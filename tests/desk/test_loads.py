@@ -14,6 +14,7 @@ from sharding.core.errors import Refused
 from sharding.core.options import Options
 from sharding.desk.desk import Desk
 from sharding.desk.jobs import JobRequest, Settings
+from sharding.desk.judgement import request_about
 from sharding.desk.runner import command_of
 from tests import models
 from tests.commands import invoke
@@ -44,8 +45,12 @@ def test_loads_are_measured_also_later_and_are_no_proof(
         )
         assert desk.results.judge(copy, ALICE)[1].level == "fits"
         assert [record.can_resume for record in desk.jobs_of("alice")] == [False]
+        asked = request_about("compare", desk.results.read(copy, BOB))
+        assert desk.findings(request_about("verify", desk.results.read(copy, BOB))) is None
     with Desk(settings) as later:
         assert seen(later, done.id, "alice").costs == done.costs
+        kept = later.findings(asked)
+        assert kept and (kept.costs, kept.ended) == (done.costs, done.ended)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

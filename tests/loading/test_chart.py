@@ -19,8 +19,8 @@ def test_a_thinned_curve_keeps_its_peak_and_its_order(sizes: list[int], most: in
     assert list(kept) == sorted(kept, key=lambda moment: moment.seconds)
 
 
-_WIDTH, _SHOWN = 760, 443
-"""The width of a picture, and how much of it a phone shows at once."""
+_WIDTH, _HEIGHT = 430, 320
+"""The size of a picture. A phone shows it whole, with letters of nine pixels or more."""
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 10**13)), max_size=50))
@@ -33,8 +33,8 @@ def test_every_picture_is_well_formed_and_stays_inside_its_frame(points: list[tu
     assert len(words) == (5 if points else 3)
     for text in words:
         size = float(text.attrib.get("font-size", "13"))
-        assert float(text.attrib["x"]) + 0.55 * size * len(text.text or "") <= _SHOWN
+        assert float(text.attrib["x"]) + 0.55 * size * len(text.text or "") <= _WIDTH
     assert len(drawn) == (6 if points else 0)
     for path in drawn:
         numbers = [float(number) for number in path.attrib["d"].translate(str.maketrans("MLZ,", "    ")).split()]
-        assert all(0 <= x <= _WIDTH for x in numbers[::2]) and all(0 <= y <= 380 for y in numbers[1::2])
+        assert all(0 <= x <= _WIDTH for x in numbers[::2]) and all(0 <= y <= _HEIGHT for y in numbers[1::2])

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from sharding import job
 from sharding.core.environment import child_variables
 from sharding.core.errors import DestinationError, SourceError
-from sharding.core.events import Published, Verified
+from sharding.core.events import Progress, Published, Verified
 from sharding.core.options import Options
 from sharding.job import Event
 from sharding.loading.costs import Compared, Comparison, LoadCost, Moment, Probed, middle_run
@@ -114,12 +114,14 @@ def test_repos_are_downloaded_into_a_folder_that_goes_again(
     with hub_in_house(tmp_path / "hub") as hub:
         push(hub, in_two_files(tmp_path / "in"), "alice/one")
         events = job.compare("alice/one", str(tmp_path / "in"), rounds=1, endpoint=hub.address, token=TOKEN)
-        folder = (next(events), probes.folders[0])[1]
+        fetched = [*takewhile(lambda event: isinstance(event, Progress), events)]
+        assert isinstance(fetched[-1], Progress) and fetched[-1].bytes_done == fetched[-1].bytes_total > 0
+        folder = probes.folders[0]
         assert listing(folder) == listing(tmp_path / "in")
         assert isinstance(last(events), Compared) and not folder.exists()
         events = job.compare("alice/one", "alice/one", rounds=1, endpoint=hub.address, token=TOKEN)
         next(events)
-        events.close()  # whoever does not wait for the end
+        events.close()  # whoever does not wait for the end, or for the download
 
 
 def test_memory_over_time_is_drawn_where_it_is_asked_for(pair: tuple[str, str], probes: Probes, tmp_path: Path) -> None:

@@ -255,7 +255,11 @@ def test_a_plan_is_drawn_beside_the_usual_way_with_what_that_maps() -> None:
         [float(width) for width in re.findall(r"<i[^>]* style=.width: ([\d.]+)%", row)] for row in html.split("<li")[1:]
     ]
     share = 100 / 14
-    assert tracks == [pytest.approx(one) for one in ([share], [4 * share, 10 * share], [25], [100], [0], [100])]
+    usual = [2.75 * share, 1.25 * share, 10 * share]  # the libraries, what is made, what is mapped
+    assert tracks == [pytest.approx(one) for one in ([share], usual, [25], [100], [0], [100])]
+    assert "takes less" not in text
+    small = panels.shards_panel(plan, replace(FORECAST, peak_anon_bytes=427_000_000), replace(classic, mapped_bytes=0))
+    assert "the usual way takes less. From about 152.0 MB of weights on, it takes more." in words(small)
     alone = panels.shards_panel(plan, FORECAST)
     assert not bars(alone) and "This jobabout 2.5 to 5 min100.0 MB none" in shown_first(alone)
 

@@ -75,6 +75,8 @@ def test_a_visitor_who_is_not_signed_in_gets_a_verdict_and_is_offered_to_read(
 ) -> None:
     page = visit(space, "?goal=is-this-copy-the-same")
     expect(page.locator("#choose")).to_have_count(0)
+    expect(page.locator("#same").get_by_role("link", name="All goals")).to_have_attribute("href", "./")
+    expect(page.locator("#same .goal svg")).to_have_count(1)
     tab_to(page, "Original")
     page.keyboard.type(small)
     tab_to(page, "Copy")
@@ -102,6 +104,7 @@ def test_a_link_compares_and_back_leads_to_it_from_the_job_that_read_every_byte(
     expect(outcome.locator(".share-link pre")).to_have_text(re.compile(rf"/\?compare={pinned[0]}&with={pinned[1]}$"))
     expect(outcome.locator(".route")).to_have_text(re.compile(f"{small} at [0-9a-f]{{12}} compared with {tuned} at "))
     assert "not published" not in page.locator("#past").inner_text()
+    expect(page).to_have_url(re.compile(rf"/\?compare={pinned[0]}&with={pinned[1]}$"))
     rows = outcome.get_by_role("rowheader")
     assert sorted(rows.all_inner_texts()) == ["layers.2.weight", "layers.9.weight"]
     expect(outcome.locator("tbody")).to_contain_text("0.5")
@@ -114,9 +117,13 @@ def test_a_link_compares_and_back_leads_to_it_from_the_job_that_read_every_byte(
     assert not page.complaints  # type: ignore[attr-defined]
     page.go_back()
     page.complaints.clear()  # type: ignore[attr-defined]  # a page that is left says that its stream broke off
-    verdict(page).to_have_text("Not the same, although names, shapes and dtypes are.")
-    expect(page).to_have_url(re.compile(r"\?compare="))
-    expect(page.locator("#likeness .bad")).to_have_count(1)
+    expect(page).to_have_url(re.compile(rf"\?compare={small}&with={tuned}$"))
+    kept = page.locator("#likeness")
+    expect(kept.locator(".state.bad")).to_have_text("2 tensors of 14 differ.")
+    expect(kept.locator("svg.heat rect:not([rx]):not(.h0)")).to_have_count(2)
+    expect(kept.locator("tbody")).to_contain_text("0.5")
+    expect(page.locator("#compare")).to_have_text("Compare again")
+    expect(page.locator("#read")).to_have_count(0)
 
 
 def test_what_differs_is_named_and_fits_a_phone_in_both_themes_and_axe_finds_nothing(

@@ -124,14 +124,17 @@ def test_a_check_reads_both_and_compares_numbers_only_where_they_differ() -> Non
 
 
 def test_loads_alone_are_counted_and_end_with_their_costs_or_with_nothing() -> None:
-    begun = [probed("sharded", number, loads=3) for number in range(2)]
-    running = timeline_of(status(*begun, kind="compare"))
-    assert [(step.title, step.state) for step in running.steps] == [
-        ("Fetch the files", "done"),
-        ("Measure loading", "current"),
+    titles = ["Fetch the files", "Import the libraries", "Measure loading"]
+    fetched = [progress("fetch", done, TOTAL) for done in (TOTAL // 2, TOTAL)]
+    begun = [*fetched, *(probed("sharded", number, loads=3) for number in range(2))]
+    told = [timeline_of(status(*begun[:number], kind="compare")) for number in range(len(begun) + 1)]
+    assert [one.percent for one in told] == [0, 5, 10, 46, 73]
+    assert [[step.title for step in one.steps if step.state == "current"] for one in told] == [
+        [titles[number]] for number in (0, 0, 1, 2, 2)
     ]
-    assert (running.percent, running.left, running.numbers) == (66, "about 8 to 14 s left", (("Loads", "2 of 3"),))
-    assert timeline_of(status(kind="compare")).percent == 0
+    assert told[1].numbers[0] == ("Fetched", "20.0 MB of 40.0 MB") and told[1].left.endswith(" left, without the loads")
+    assert told[2].headline == "Importing the libraries, and loading once"
+    assert (told[-1].left, told[-1].numbers) == ("about 8 to 14 s left", (("Loads", "2 of 3"),))
     for ended, words in {"done": "Done", "cancelled": "Nothing was measured to the end."}.items():
         said = panel(status(*begun, state=ended, kind="compare", ended=131.0))
         assert words in said and "staged" not in said and "Publish" not in said

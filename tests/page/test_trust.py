@@ -1,6 +1,7 @@
 """What a result link says of a result, which may be anybody's, in a browser."""
 
 import json
+import re
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
@@ -84,6 +85,10 @@ def test_what_loading_a_result_costs_is_measured_from_its_page(
     expect(page.locator("#result-details svg")).to_be_visible()
     headline(page, "fits")
     expect(page.locator("#load")).to_be_visible()
+    expect(page).to_have_url(re.compile(rf"\?result={name}@[0-9a-f]{{40}}$"))
+    stranger = visit(space, f"?result={name}")
+    expect(stranger.locator("#result-details")).to_contain_text("This page measured that on")
+    expect(stranger.locator("#result-details svg")).to_be_visible()
 
 
 def with_report(hub: Server, name: str, report: bytes) -> str:

@@ -273,9 +273,13 @@ def levels(rooms: Rooms, updates: list[Update]) -> list[str]:
     return [level for update in updates for level in re.findall('data-trust="([^"]*)"', update[rooms.form.result])]
 
 
-def test_what_a_report_claims_is_shown_until_the_headers_are_read(rooms: Rooms) -> None:
+def test_what_a_report_claims_is_shown_only_where_the_headers_take_long(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard(rooms.hub, MODEL, "alice/first-claims")
-    assert levels(rooms, show(rooms, "alice/first-claims")) == ["claims", "fits"]
+    for seconds, shown in ((60, ["fits"]), (0, ["claims", "fits"])):
+        monkeypatch.setattr("sharding.page.results.SOON_SECONDS", seconds)
+        assert levels(rooms, show(rooms, "alice/first-claims")) == shown
 
 
 LIES: dict[str, Callable[[Document], object]] = {
@@ -308,7 +312,7 @@ def test_what_cannot_be_compared_only_claims(rooms: Rooms) -> None:
     rooms.push("alice/hidden", random_tensors(3), private=True)
     shard(rooms.hub, "alice/hidden", "alice/shown", private=False, confirmed=True)
     updates = show(rooms, "alice/shown")
-    assert levels(rooms, updates) == ["claims", "claims"] and states(updates[-1][rooms.form.result]) == ["state "]
+    assert levels(rooms, updates)[-1] == "claims" and states(updates[-1][rooms.form.result]) == ["state "]
     assert "Claims to be alice/hidden@" in updates[-1][rooms.form.result]
     assert "Its source cannot be compared" in updates[-1][rooms.form.result]
     assert not told(updates[-1], rooms.form.check)["visible"]
