@@ -56,7 +56,8 @@ from sharding.storage.locate import find_destination, open_destination, open_inp
 from sharding.storage.names import is_folder, parse_address
 from sharding.transfer.stream import Prepared, transfer
 from sharding.verify.digests import ThisMachine
-from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
+from sharding.verify.sampled import sampling, verify_stated
+from sharding.verify.staged import ReadingBack, check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
 from sharding.verify.verify import verify as verify
 
@@ -160,6 +161,9 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
     if options.rank is not None and not is_folder(request.destination):
         message = "The part of one rank is not a complete model, so it cannot be a repo."
         raise UsageError(message, "Name a folder, such as ./part.")
+    if (is_stated := request.proof == "stated") and is_folder(request.destination):
+        hint = "Have the folder read again, as usual, or write to a repo of a Hub."
+        raise UsageError("A folder states no hashes, so nothing can be compared with them.", hint)
     hub = _hub(endpoint, token)
     origin, target = _open(request, hub)
     with Meter() as meter, closing(target), ExitStack() as stack:
@@ -186,26 +190,36 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
         if request.expect and plan_id != request.expect:
             message = f"The plan has the id {plan_id}, but you expect {request.expect}."
             raise Refused(message, "The source or the options have changed. Look at the plan again.")
-        kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
+        if is_stated:
+            prepared = replace(prepared, plan=sampling(plan))
+        checking = check_kept(target, prepared, plan_id, origin, reader, always=is_stated)
+        kept = yield from _measured(checking, target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
             ours = files_written(plan, has_picture=bool(compare_rounds))
             theirs = [file.path for file in checkpoint.side_files if file.path not in ours]
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept), ours, theirs)
             moving = transfer(prepared, target, kept, reader.move)
-            moved = reading_back(moving, prepared, origin, kept, target, reader, stack)
-            records, back = yield from _measured(moved, target, meter)
+            back: ReadingBack | None = None
+            if is_stated:
+                records = yield from _measured(moving, target, meter)
+            else:
+                moved = reading_back(moving, prepared, origin, kept, target, reader, stack)
+                records, back = yield from _measured(moved, target, meter)
             prepared = replace(prepared, plan=counted(plan, records))
             plan = prepared.plan
-            proving = verify_staged(prepared, origin, records, back, target, meter, reader, kept)
-            verification = yield from _measured(proving, target, meter)
+            if is_stated:
+                verification = verify_stated(prepared, records, target, meter, len(kept))
+            else:
+                proving = verify_staged(prepared, origin, records, back, target, meter, reader, kept)
+                verification = yield from _measured(proving, target, meter)
             if classic and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
             resources = _resources(meter, prepared, target, crew)
             comparison = None
-            if compare_rounds and verification.identical:
+            if compare_rounds and verification.may_be_published:
                 comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, alone)
             told = prepared.original or checkpoint
             report = make_report(
@@ -221,7 +235,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
                 comparison=comparison,
                 fleet=crew.cost if crew else None,
             )
-            if verification.identical:
+            if verification.may_be_published:
                 beside = write_beside(report, checkpoint, plan, records, origin, card, hub)
                 side_files = [file for file in checkpoint.side_files if file.path not in beside]
                 yield target.publish(records, side_files, origin, beside)

@@ -198,7 +198,7 @@ def test_what_a_report_says_was_done_is_never_told_as_ours() -> None:
         shown = result_panel(told, trust, places) + details_panel(told, places, trust)
         picture = str(certificate_of(Shown("me/copy", "e" * 40, (), told), trust))
         assert "EVIL" not in shown + picture
-        assert ("GOOD" in shown) == (level in ("made-here", "read-now", "fits")), level
+        assert ("GOOD" in shown) == (level in ("made-here", "read-now", "stated", "fits")), level
 
 
 @cache

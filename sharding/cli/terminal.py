@@ -146,6 +146,10 @@ class Terminal(AbstractContextManager["Terminal"]):
                 self._say(f"{f'Equal to the original{done}' if done else 'Identical'}: {all_}", style)
             case "unstated":
                 self._say(f"Matches what was read{done}: {all_}", style)
+            case "stated":
+                self._say(
+                    f"The Hub states the hashes of what was sent{done}; {verification.sample} read again: {all_}", style
+                )
             case "within":
                 same = f"Not identical, but within the tolerance in {count(outcome.tensors, 'tensor')}"
                 self._say(f"{same}: {all_}", style)

@@ -100,6 +100,7 @@ THREADS = 2
 DISK_FLOOR_BYTES = 64_000_000
 PROGRESS_SECONDS = 0.1  # Shortest time between two progress events: fast enough for the eye, slow enough for a log.
 PROGRESS_FILES = 64  # Most files in one progress event. The others follow in the next.
+MAX_SAMPLED_BYTES = 64_000_000  # Most bytes of a copy that are read to sample it. They take seconds on a slow line.
 DEFAULT_MAX_SHARD_SIZE = "5GB"  # Default shard size. `huggingface_hub.save_torch_state_dict` has the same.
 
 # --- Comparisons --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sharding.core.text import nearest, parse_bytes
 Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
+Proving = Literal["read", "stated"]
 Group = Literal["What to write", "Where", "How to check", "For machines"]
 """The headings of a command's help. The help lists them in this order."""
 
@@ -375,6 +376,7 @@ class Request:
     - `overwrite`: replace the copy of another model, or a checkpoint in a folder that this tool did not write.
     - `restart`: discard what an earlier run left.
     - `engine`: "classic" loads the whole model and saves it again.
+    - `proof`: "read" reads the copy again. "stated" compares the hashes that its Hub states, and reads a sample.
     - `compare_rounds`: how many times to load the original and the result, for the report and the card. This happens
       before the result is published.
     - `workers`: "ray" lets the machines of the cluster at RAY_ADDRESS move and read the bytes. They get no login.
@@ -400,6 +402,17 @@ class Request:
         labels={"stream": "Move its bytes", "classic": "Load the model and save it again"},
         remedy="use_stream_engine",
         needs={"classic": "load"},
+    )
+    proof: Proving = _of_job(
+        "read",
+        "--proof",
+        "read (every byte again) or stated (trust the Hub's hashes)",
+        group="How to check",
+        metavar="PROOF",
+        title="Check",
+        labels={"read": "Read everything again", "stated": "Trust the Hub's hashes"},
+        excludes={"engine": "The classic engine reads the whole copy again."},
+        since=5,
     )
     compare_rounds: int = _of_job(
         0,

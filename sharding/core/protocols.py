@@ -166,6 +166,8 @@ class Inputs(Files):
 class ShardWriter(Protocol):
     """One shard that is being written to a sink."""
 
+    xet_hash: str | None = None  # The hash that hf-xet computed for the bytes it got, after `finish`.
+
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes. The caller may change them after the call."""
 

@@ -226,12 +226,14 @@ class Stage:
 class Shard:
     """One file of the result: its tensors, in the order in which their bytes are written.
 
-    Ranges of a file that are read for their hashes make a shard too, each as a tensor of bytes.
+    Ranges of a file that are read for their hashes make a shard too, each as a tensor of bytes. `sampled` are ranges
+    (start, end) of the file that are hashed while it is written.
     """
 
     file: str
     tensors: tuple[Tensor, ...]
     bytes: int
+    sampled: tuple[tuple[int, int], ...] = ()
 
     @property
     def folder(self) -> str:
@@ -333,6 +335,7 @@ class ShardRecord:
     `reads` lists what the job has read from its source since the previous record, if it notes that. `overflowed`
     counts, for each tensor, the numbers that a cast has made infinite. `unchanged` names the tensors whose numbers a
     merge could have changed and did not, and `unsure` those with many numbers that nobody can judge (`Chunk`).
+    `xet_hash` is that of what was sent to a store, and `samples` has the hashes of the ranges that were `sampled`.
     """
 
     file: str
@@ -343,6 +346,8 @@ class ShardRecord:
     overflowed: Mapping[str, int] = field(default_factory=dict)
     unchanged: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
+    xet_hash: str | None = field(default=None, compare=False)
+    samples: tuple[BytesRead, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

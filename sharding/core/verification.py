@@ -5,7 +5,7 @@ from typing import Literal
 
 from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.made import Made, phrase
-from sharding.core.text import count
+from sharding.core.text import count, format_bytes, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,21 @@ UNCHECKED = (
 """What a comparison of the weights of two checkpoints does not check."""
 
 
-Read = Literal["both", "folder", "hub", "digests"]
+Read = Literal["both", "folder", "hub", "stated", "digests"]
 """What was read of a copy.
 
 - both: every tensor of two checkpoints.
 - folder, hub: the copy that a job has just made, from there.
+- stated: a sample of such a copy on a Hub, and the hashes that the Hub states of it.
 - digests: no weights, only the digests that this tool stored with both.
 """
 
-Kind = Literal["identical", "unstated", "within", "undecided", "different"]
+Kind = Literal["identical", "unstated", "stated", "within", "undecided", "different"]
 """How a comparison ends, from best to worst.
 
 - identical: every tensor has the bits of the original's, or of what was computed from it.
 - unstated: so it has, but the Hub states no hash for some of the files that were read.
+- stated: the Hub states the hashes of what was sent, and a sample has the same bytes. The rest was not read again.
 - within: some tensors have other bits, within the tolerance of what was computed.
 - undecided: some have other bits in numbers that nobody can judge, and none has wrong ones.
 - different: something is wrong.
@@ -80,6 +82,7 @@ class Evidence:
     """What was compared, beside the BLAKE3 of every tensor.
 
     - `read`: what was read.
+    - `sampled`: bytes of the sample, if `read` is "stated". `xet`: whether the Xet hash of every file was compared.
     - `structure`: whether safetensors opened the files and found what was planned.
     - `rebuilt`: files of the source that were put together again from the copy, for the SHA-256 that a Hub states.
     - `reread` of `weights` files of the source were read whole once more, for the hash that a Hub states.
@@ -100,6 +103,8 @@ class Evidence:
     beside: Count = 0
     measured: Count = 0
     original: bool = False
+    sampled: Count = 0
+    xet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +139,24 @@ class Verification:
             return Outcome("undecided", self.undecided)
         if self.within:
             return Outcome("within", self.within)
+        if self.evidence.read == "stated":
+            return Outcome("stated", self.tensors)
         return Outcome("unstated" if self.unstated else "identical", self.tensors)
 
     @property
     def identical(self) -> bool:
         """Whether every tensor is bit-identical to the original's, or to what was computed from it."""
+        return self.may_be_published and self.evidence.read != "stated"
+
+    @property
+    def may_be_published(self) -> bool:
+        """Whether a job publishes such a copy: no bit differs, as far as it was compared."""
         return self.holds and not self.within
+
+    @property
+    def sample(self) -> str:
+        """How much of the copy was read again, in words, if only a sample was."""
+        return f"{format_bytes(self.evidence.sampled)} ({share(self.evidence.sampled, self.bytes)})"
 
     @property
     def holds(self) -> bool:
@@ -153,7 +170,12 @@ class Verification:
         have = "should have" if self.mismatches else "have"
         if seen.read == "digests":
             return "stored digests were compared, no weights were read"
-        if seen.read == "both":
+        if seen.read == "stated":
+            hashes = f"{'should state' if self.mismatches else 'states'} the SHA-256{' and Xet hash' * seen.xet}"
+            said = [f"the Hub {hashes} of every file as it was sent"]
+            said += [f"headers, indexes and {self.sample} of the weights were read again and compared"]
+            said += ["the rest was not, and what was read of the source was not compared with hashes of the Hub"]
+        elif seen.read == "both":
             said = [f"every tensor of both was read and its BLAKE3 compared with the original's{first}"]
         else:
             where = "from the Hub" if seen.read == "hub" else "from the folder, through the page cache"

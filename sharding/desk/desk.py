@@ -19,6 +19,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import (
     CLASSIC_TIMES,
+    STATED_TIMES,
     Forecast,
     Rates,
     correction,
@@ -162,6 +163,7 @@ class Desk(AbstractContextManager["Desk"]):
         seconds = expected_seconds(work_of(original, made), self._rates(original, made))
         if seconds and request.engine == "classic":
             seconds *= CLASSIC_TIMES
+        seconds *= STATED_TIMES if request.proof == "stated" else 1.0
         record = JobRecord(
             new_job_id(request.destination.partition("@")[0]),
             who.name,

@@ -235,13 +235,15 @@ class History:
             case Verification():
                 self.verification = event
                 outcome, done = event.outcome, phrase(event.made)
-                if event.holds:
+                if event.holds and outcome.kind != "stated":
                     self.reread = dict(self._sizes)
                 match outcome.kind:
                     case "identical":
                         return f"Verified: all {event.tensors:,} tensors are bit-identical to the source's{done}."
                     case "unstated":
                         return f"Verified: all {event.tensors:,} tensors match what was read from the source{done}."
+                    case "stated":
+                        return f"The Hub states the hashes of what was sent{done}; {event.sample} read again."
                     case "within":
                         return f"Verified: {within_words(event.tensors, outcome.tensors)}."
                     case "undecided":

@@ -27,6 +27,7 @@ from sharding.verify.trust import Level, Trust, judge, lowered
 BESIDE = "The files beside the weights, such as the configuration and the tokenizer, were copied and not compared."
 """What a job that copies does not prove."""
 
+_NOT_READ = "Only a sample of it was read again, and what was read of the original was not compared with its hashes."
 _UNSTATED = "The Hub states no hash for some of the files that were read, so only what was read is known to match."
 
 
@@ -153,5 +154,8 @@ def _own(verdict: Verdict, unread: Sequence[str], until: str) -> Trust:
         others = (change.caveat for change in verdict.made if change.caveat)
         reasons = (read, unchecked_sentence(UNCHECKED), *others)
         return Trust("read-now", reasons, caveats, within, verdict.made, until)
+    if verdict.outcome.kind == "stated":
+        made = f"This page made the copy on {day}, and the Hub states the hashes of what was sent."
+        return Trust("stated", (made, _NOT_READ, BESIDE), caveats, made=verdict.made, until=until)
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."
     return Trust("made-here", (text, BESIDE), caveats, made=verdict.made, until=until)

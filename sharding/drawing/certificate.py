@@ -197,7 +197,7 @@ def _paint_step(brush: _Brush, step: Step, x: float, width: float) -> None:
         brush.line([(middle - 8, y + 0.5), (middle - 2, y + 6.5), (middle + 8, y - 6)], _SURFACE, 3.5)
     else:
         brush.disc(middle, y, 17, _SURFACE, _LINE)
-    brush.text(step.title, (x + 74, y + 10), (29, 20), width - 92, _INK if step.is_reached else _MUTED, step.is_reached)
+    brush.text(step.title, (x + 74, y + 10), (29, 18), width - 92, _INK if step.is_reached else _MUTED, step.is_reached)
     brush.text(step.words, (x + 26, y + 58), (24, 16), width - 48, _MUTED)
 
 

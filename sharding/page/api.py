@@ -187,9 +187,10 @@ class Endpoints(Asked):
 
         It answers with an object: `repo_id`, `revision`, `trust` and `report`. Anybody can write a report, so look at
         `trust` first: it has a `level` and the `reasons` for it. At "made-here" or "read-now", this page has read every
-        byte itself. At "fits", the files and headers of both repos agree with the report. At "unreached", the commit of
-        the copy or of its source is on no known branch or tag. At "claims", there is nothing to compare the report
-        with. At "contradicted", something does not match, and `report` is null.
+        byte itself. At "stated", it made the copy, compared the hashes that the Hub states, and read only a sample. At
+        "fits", the files and headers of both repos agree with the report. At "unreached", the commit of the copy or of
+        its source is on no known branch or tag. At "claims", there is nothing to compare the report with. At
+        "contradicted", something does not match, and `report` is null.
 
         Args:
             repo: the copy, as "owner/name", "owner/name@revision" or a link to it

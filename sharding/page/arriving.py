@@ -46,6 +46,7 @@ class Arriving(Events):
             update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner)}
         if wish.repo:
             chosen = {form.visibility: wish.private and PRIVATE, form.measure: wish.measure, form.engine: wish.engine}
+            chosen[form.proof] = wish.proof
             update |= {field: value for field, value in chosen.items() if value}
         if wish.job or wish.result:
             update |= {
@@ -132,4 +133,5 @@ def wish_of(form: Form, values: Values, options: Options) -> Wish:
         private=values[form.visibility] == PRIVATE,
         measure=bool(values[form.measure]),
         engine=values[form.engine],
+        proof=values[form.proof],
     )

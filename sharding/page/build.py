@@ -119,7 +119,7 @@ def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing:
     planning = Planning(arriving.desk, arriving.site, form)
     # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
-    target: set[Block] = {*name, form.visibility, form.measure, form.engine, form.own}
+    target: set[Block] = {*name, form.visibility, form.measure, form.engine, form.proof, form.own}
     plan: set[Block] = {*form.of_a_plan, *target, form.goal, form.aim, form.shown, form.proposed}
     place: list[Block] = [form.target, form.visibility, form.own]
     order = {*plan, form.permitted, form.replace, form.replaced}
@@ -153,7 +153,7 @@ def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing:
     # Only what the visitor does, not what a link fills in. They run one after another, so the last choice wins.
     changes = [form.size.submit, form.size.blur, form.order.input]
     changes += [form.strategy.input, form.machines.submit, form.machines.blur, form.dtype.input, form.overflow.input]
-    changes += [form.dequantize.input, *(field.input for field in form.more.values())]
+    changes += [form.dequantize.input, form.proof.input, *(field.input for field in form.more.values())]
     propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET).then(None, js=_SHOW_LIST)
 
@@ -198,7 +198,7 @@ def _plan_parts(form: Form) -> list[Block]:
     shown += [form.facts, form.variants, form.variant, form.plan, form.push, form.advanced, form.sizes, form.size]
     shown += [form.size_message, form.dequantize, form.picture, form.tensors, form.findings, form.summary, form.shards]
     shown += [form.strategy, form.machines, form.dtype, form.overflow, form.visibility, form.permitted, form.measure]
-    return [*shown, form.engine, form.machine, form.devices, form.start, form.query, form.aim, form.shown]
+    return [*shown, form.engine, form.proof, form.machine, form.devices, form.start, form.query, form.aim, form.shown]
 
 
 def _job_parts(form: Form) -> list[Block]:

@@ -108,7 +108,7 @@ def differences_panel(status: JobStatus, names: Iterable[str], endpoint: str, ad
         rung=Rung(
             FITS if all(one.equal is not None for one in differences) else CLAIMED,
             READ,
-            ("", "names, shapes and dtypes", "read by this page"),
+            ("", "names, shapes and dtypes", "", "read by this page"),
         ),
         headline=f"{count(len(worst), 'tensor')} of {proof.tensors if proof else 0:,} differ{'s' * (len(worst) == 1)}.",
         rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
@@ -140,12 +140,12 @@ def _percent(part: float) -> str:
 def _rung(likeness: Likeness, is_read: bool, was_read: bool, until: str) -> Rung:
     what, size = "names, shapes and dtypes", format_bytes(likeness.bytes)
     if is_read:
-        return Rung(READ, words=("", what, f"{size}, by this page{f'; known {until}' if until else ''}"))
+        return Rung(READ, words=("", what, "", f"{size}, by this page{f'; known {until}' if until else ''}"))
     if was_read:
-        return Rung(FITS, READ, ("", what, "read by this page"))
+        return Rung(FITS, READ, ("", what, "", "read by this page"))
     if likeness.verdict == "different":
-        return Rung(CLAIMED, FITS, ("", what, "not read"))
-    return Rung(FITS, words=("", what, f"not yet: {size}"))
+        return Rung(CLAIMED, FITS, ("", what, "", "not read"))
+    return Rung(FITS, words=("", what, "", f"not yet: {size}"))
 
 
 def _facts(likeness: Likeness) -> Iterable[str]:

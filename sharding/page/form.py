@@ -39,7 +39,7 @@ _PRESETS = {
     "24gb": "a card of 24 GB",
     "laptop-16gb": "a laptop with 16 GB",
 }
-_PLACED = ("strategy", "order", "dtype", "allow_overflow", "engine")
+_PLACED = ("strategy", "order", "dtype", "allow_overflow", "engine", "proof")
 _MORE = tuple(name for name, one in OPTIONS.items() if one.title and not one.role and name not in _PLACED)
 """Options that have a title but no place of their own. They stand below the others."""
 _INPUTS: Mapping[Role, Option] = {option.role: option for option in OPTIONS.values() if option.role}
@@ -205,6 +205,7 @@ class Form:
         self.more = {name: _control(name) for name in _MORE}
         # No plan depends on it, so nobody waits for one.
         self.engine = _control("engine", visible=False, elem_classes="")
+        self.proof = _control("proof", elem_classes="")
         with gr.Column(elem_id="machine") as self.machine:
             with gr.Row(elem_classes="fields"):
                 self.budget = gr.Dropdown(

@@ -97,10 +97,13 @@ def _of_copy(status: JobStatus) -> list[Step]:
         checking = "Checking the files that an earlier run finished"
         phases += [Step("Check the files of an earlier run", checking, times.get("transfer"), size, ("check",))]
     written = times.get("written", times.get("verify"))
-    phases += [
-        Step("Write the files", "Writing the files", written, size, ("transfer",)),
-        Step("Read them again", "Reading the copy again to verify it", times.get("verified"), again, ("verify",)),
-    ]
+    phases += [Step("Write the files", "Writing the files", written, size, ("transfer",))]
+    if asked.proof == "stated":
+        comparing = "Comparing the Hub's hashes, and reading a sample"
+        phases += [Step("Compare the hashes", comparing, times.get("verified"), size / 100)]
+    else:
+        reading = "Reading the copy again to verify it"
+        phases += [Step("Read them again", reading, times.get("verified"), again, ("verify",))]
     if asked.compare_rounds:
         phases += [Step("Measure loading", _loading(status), times.get("compared"), size + again)]
     return [*phases, Step("Publish", "Publishing the copy", times.get("published"))]
@@ -305,7 +308,7 @@ def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
     """Return the link to the plan of a job, with the same choices, and `with_overflow` with overflow allowed."""
     asked = status.request
     options = replace(asked.options, allow_overflow=asked.options.allow_overflow or with_overflow)
-    return query_of(Wish(asked.source, options, to=asked.destination, private=bool(asked.private)))
+    return query_of(Wish(asked.source, options, to=asked.destination, private=bool(asked.private), proof=asked.proof))
 
 
 @dataclass(frozen=True, slots=True)

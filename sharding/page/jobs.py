@@ -128,6 +128,7 @@ class Pushing(Events):
                 # The permission to replace one copy does not hold for another.
                 overwrite=values[form.replace] and values[form.replaced] == (source, destination),
                 engine=values[form.engine],
+                proof=values[form.proof],
                 compare_rounds=ROUNDS if values[form.measure] else 0,
                 expect=values[form.shown].plan_id,
             )

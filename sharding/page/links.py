@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from sharding.core.errors import UsageError
-from sharding.core.options import Engine, Options, of_tool
+from sharding.core.options import Engine, Options, Proving, of_tool
 from sharding.page.goals import GOALS, goal_for
 
 _LONGEST = 300
@@ -26,7 +26,7 @@ class Wish:
 
     `goal` is a name in GOALS, or "". `repo` can name a revision ("owner/name@v2"). `sized` is false if the link
     gives no size, or only a `misspelt` one. `to` is the repo to write, or "" if the page is to propose one. `measure`
-    also loads both. `engine` makes the copy.
+    also loads both. `engine` makes the copy, and `proof` says how it is checked.
     """
 
     repo: str = ""
@@ -38,6 +38,7 @@ class Wish:
     private: bool = False
     measure: bool = False
     engine: Engine = "stream"
+    proof: Proving = "read"
     job: str = ""
     result: str = ""
     compare: str = ""
@@ -71,6 +72,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         private=fields.get("private") == "true",
         measure=fields.get("measure") == "true",
         engine="classic" if fields.get("engine") == "classic" else "stream",
+        proof="stated" if fields.get("proof") == "stated" else "read",
         **{field: fields.get(name, "") for field, name in _AS_IT_IS.items()},
     )
 
@@ -108,6 +110,7 @@ def query_of(wish: Wish) -> str:
         named |= {"to": wish.to} if wish.to else {}
         named |= {name: "true" for name in ("private", "measure") if getattr(wish, name)}
         named |= {"engine": wish.engine} if wish.engine != "stream" else {}
+        named |= {"proof": wish.proof} if wish.proof != "read" else {}
         goal = {"goal": wish.goal} if wish.goal else {}
         pairs = {"repo": wish.repo, **goal, **named} if wish.repo else goal
     return f"?{urlencode(pairs, safe='/@:', quote_via=quote)}" if pairs else "?"

@@ -15,13 +15,14 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Role
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
-from sharding.desk.forecast import Forecast, classic_forecast
+from sharding.desk.forecast import STATED_TIMES, Forecast, classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.arriving import wish_of
 from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
 from sharding.page.goals import GOALS, fields_of, goals_of, has_components, is_adapter, role_asked, sole_goal
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import (
+    about,
     changes_nothing,
     devices_panel,
     facts_panel,
@@ -206,7 +207,10 @@ class Planning(Events):
         each = "A pipeline cannot become one file here. Each of its components gets one file."
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
-        classic = classic_forecast(checkpoint, plan, forecast)
+        classic, again = classic_forecast(checkpoint, plan, forecast), (forecast.lower_seconds, forecast.upper_seconds)
+        sampled = [STATED_TIMES * seconds for seconds in again]
+        if values[form.proof] == "stated":
+            forecast = replace(forecast, lower_seconds=sampled[0], upper_seconds=sampled[1])
         wish = wish_of(form, values, replace(options, allow_overflow=options.allow_overflow and may))
         return {
             **update,
@@ -215,6 +219,10 @@ class Planning(Events):
             form.overflow: _possible(may),
             form.measure: _possible(loads),
             form.engine: self._engine(classic if "engine" not in options.contradicted else None),
+            form.proof: gr.Radio(
+                info=f"The job takes {about(*again)} if it reads everything again. It takes {about(*sampled)} if it "
+                "trusts the Hub's hashes. Then only a sample is read, and the result is not shown in green."
+            ),
             form.picture: map_panel(
                 map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen), needed(checkpoint, plan)
             ),

@@ -19,30 +19,31 @@ from sharding.report.schema import Report
 from sharding.report.snippets import COLAB, download_snippet, how_to_check, loading_snippets, pipeline_snippets, writes
 from sharding.verify.trust import Level, Trust
 
-TITLES = "Has a report", "Structure matches", "Every byte read"
+TITLES = "Has a report", "Structure matches", "Hashes match", "Every byte read"
 """The steps of the ladder of proofs."""
 READ_HERE: tuple[Level, ...] = ("made-here", "read-now")  # Levels at which this page has read every byte itself.
-CLAIMED, FITS, READ = 1, 2, 3  # The numbers of the steps.
+CLAIMED, FITS, STATED, READ = 1, 2, 3, 4  # The numbers of the steps.
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
     """How far the ladder of proofs is climbed. `words` say below each step what it rests on.
 
-    A step without words is left out: where nobody made a report, nothing is claimed.
+    A step without words is left out: where nobody made a report, nothing is claimed. Hashes match only where a job of
+    this page has made the copy, and has not read it again.
     """
 
     reached: int
     failed: int = 0
-    words: tuple[str, str, str] = ("", "names, shapes and dtypes", "read by this page")
-    titles: tuple[str, str, str] = TITLES
+    words: tuple[str, str, str, str] = ("", "names, shapes and dtypes", "", "read by this page")
+    titles: tuple[str, str, str, str] = TITLES
 
 
 def rung_of(trust: Trust) -> Rung:
     """Return how far the ladder is climbed for a result that is not "contradicted"."""
     if trust.level in READ_HERE:
         return Rung(READ)
-    return Rung(FITS if trust.level == "fits" else CLAIMED)
+    return Rung(STATED if trust.level == "stated" else FITS if trust.level == "fits" else CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _snippets(report: Report, place: str) -> Mapping[str, str]:
 def is_proved(report: Report, trust: Trust) -> bool:
     """Return whether this page has read every byte of a result and nothing about it is unknown. Only that is green."""
     proof = report.verification
-    is_known = proof.identical and not trust.within and not proof.unstated and not trust.caveats
+    is_known = proof.may_be_published and not trust.within and not proof.unstated and not trust.caveats
     return rung_of(trust).reached == READ and is_known
 
 
@@ -131,7 +132,7 @@ def details_panel(
         "details",
         places=places,
         report=report,
-        is_ours=trust.level == "made-here",
+        is_ours=trust.level in ("made-here", "stated"),
         seconds=seconds,
         costs=costs,
         measured=loads.ended if loads else None,
@@ -139,21 +140,24 @@ def details_panel(
     )
 
 
-def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str]:
+def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str, str]:
     """Return what each step of the ladder rests on. `reading` is the expected cost of the last one."""
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
-    structure = f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level == "fits" else "not known"
+    structure = (
+        f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level in ("stated", "fits") else "not known"
+    )
     until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
-        return "which anyone could write", structure, f"read, but not all is known{until}"
+        return "which anyone could write", structure, "", f"read, but not all is known{until}"
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
-        return "which anyone could write", structure, f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
+        return "which anyone could write", structure, "", f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
+    stated = f"the Hub states the same hashes; {proof.sample} read{until}" if trust.level == "stated" else ""
     if report.needs_folder:
-        return "which anyone could write", structure, "not here, because it was made from a folder"
+        return "which anyone could write", structure, stated, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
-    return "which anyone could write", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
+    return "which anyone could write", structure, stated, f"not yet: {format_bytes(proof.bytes)}{time}"
 
 
 def _next_step(report: Report, made: Made, first: str) -> str:
@@ -202,7 +206,7 @@ def named(place: Place) -> str:
 
 def made_of(trust: Trust) -> Made:
     """Return what was done to the numbers, () if only a report says so: its words may be anybody's."""
-    return trust.made if trust.level in (*READ_HERE, "fits") else ()
+    return trust.made if trust.level in (*READ_HERE, "stated", "fits") else ()
 
 
 def is_told(report: Report, trust: Trust) -> bool:
@@ -231,6 +235,8 @@ def _verdict(report: Report, trust: Trust) -> str:
             same = "match what was read from" if proof.unstated else "equal" if change else "bit-identical to"
             exact = ", bit for bit" if change and not proof.unstated else ""
             return f"All {count(proof.tensors, 'tensor')} {same} {source}{change}{exact}"
+        case "stated":
+            return f"Made from {source}{change}; the Hub states the same hashes, {proof.sample} read"
         case "unreached":
             return "Of a commit that is on no known branch"
         case "fits":

@@ -86,7 +86,7 @@ class Showing(Events):
         if trust.level == "contradicted":
             return {form.result: _certificate(result, trust, places)}
         copy, original, changed = self._both(result, token)
-        checkable = trust.level == "fits" and not report.needs_folder
+        checkable = trust.level in ("stated", "fits") and not report.needs_folder
         loadable = bool(original and original.has_loadable_copy and copy.is_plain_model and not report.needs_folder)
         reading = self.desk.forecast(original, copy) if checkable and original else None
         drawn = map_of_copy(copy, original, report.plan.stages, changed)

@@ -92,7 +92,7 @@ def _introduction(report: Report, endpoint: str, result: str | None, is_private:
     origin = _link(report.source.place, endpoint)
     what = f"a copy of {origin}" if report.plan.rank is None else f"the part of {origin} for {_part(report)}"
     what += phrase(report.plan.made, lambda place: _link(place, endpoint)) + "," * bool(report.plan.made)
-    proved = f" in {files}. {_proof(report)}" if report.verification.identical else "."
+    proved = f" in {files}. {_proof(report)}" if report.verification.may_be_published else "."
     yield f"This is {what}{proved}\n"
     if count := report.source.in_pieces:
         yield (
@@ -126,6 +126,12 @@ def _proof(report: Report) -> str:
     if report.engine != "stream":
         first = "It was loaded and saved by transformers and accelerate."
         return f"{first} Then all {count} tensors were read again and compared."
+    if (proof := report.verification).evidence.read == "stated":
+        hashes = f"the SHA-256{' and Xet hash' * proof.evidence.xet} of every file as it was sent"
+        read = f"{proof.sample} of the weights were read again. The rest was not"
+        return (
+            f"Before it was published, the Hub stated {hashes}, and {read}. The reads of the original were not checked."
+        )
     unstated, done = "", phrase(report.plan.made, lambda place: _plain(place.name))
     claim = f"were equal to the original's{done}" if done else "were bit-identical to the original's"
     if report.verification.unstated:

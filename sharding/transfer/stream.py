@@ -18,7 +18,7 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Content, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Content, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes
 from sharding.transfer.making import Making
@@ -171,7 +171,7 @@ def move_shards(
     def move(number: int, shard: Shard) -> ShardRecord:
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
-        output = _Output(writer)
+        output = _Output(writer, shard)
         digests, overflowed, size = dict[str, str](), dict[str, int](), 0
         unchanged, unsure = list[str](), list[str]()
         made = making.made(shard)
@@ -205,7 +205,8 @@ def move_shards(
         sha256 = writer.finish()
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())
-            record = ShardRecord(shard.file, size, sha256, digests, reads, overflowed, tuple(unchanged), tuple(unsure))
+            told = reads, overflowed, tuple(unchanged), tuple(unsure), writer.xet_hash, output.samples()
+            record = ShardRecord(shard.file, size, sha256, digests, *told)
             sink.note(record)
         in_work.discard(writer)
         return record
@@ -229,13 +230,22 @@ def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]
 
 
 class _Output:
-    """The output of one shard. It joins small pieces, because each write takes time."""
+    """The output of one shard. It joins small pieces, because each write takes time, and hashes what is sampled."""
 
-    def __init__(self, writer: ShardWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: ShardWriter, shard: Shard) -> None:
+        self._writer, self._file = writer, shard.file
         self._held = bytearray()
+        self._samples = [(start, end, blake3()) for start, end in shard.sampled]
+        self._written = 0
+
+    def samples(self) -> tuple[BytesRead, ...]:
+        return tuple(BytesRead(self._file, start, end, hash_.hexdigest()) for start, end, hash_ in self._samples)
 
     def write(self, data: bytes | memoryview) -> None:
+        before, self._written = self._written, self._written + len(data)
+        for start, end, hash_ in self._samples:
+            if start < self._written and end > before:
+                hash_.update(memoryview(data)[max(start - before, 0) : end - before])
         if len(data) >= BATCH_BYTES // 8:
             self.flush()
             self._writer.write(data)

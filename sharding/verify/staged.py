@@ -47,11 +47,12 @@ class ReadingBack:
 
 
 def check_kept(
-    target: Destination, prepared: Prepared, plan_id: str, origin: Inputs, reader: Reader
+    target: Destination, prepared: Prepared, plan_id: str, origin: Inputs, reader: Reader, *, always: bool = False
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Return the shards of an earlier run that have not changed, and that `origin` still gives; yield progress.
 
-    A commit of a Hub never changes. A folder is read again: two states may have files of the same names, sizes, times.
+    A commit of a Hub never changes, so only if it is `always` to be read again, or is a folder, it is: two states may
+    have files of the same names, sizes and times.
     """
     plan, records = prepared.plan, target.done(plan_id)
     # Check the records: everybody who can write to the destination can also write records.
@@ -70,10 +71,11 @@ def check_kept(
     unknown = [FileEntry(file, record.bytes) for file, record in done.items() if known.get(file) is None]
     whole = yield from reader.digest_files([staged], unknown)
     kept = {file: record for file, record in done.items() if (known.get(file) or whole[file].sha256) == record.sha256}
-    if kept and not origin.ref.states_hashes:
+    if kept and (always or not origin.ref.states_hashes):
         shards = [shard for shard in plan.shards if shard.file in kept]
         fresh = yield from reader.digest_shards(shards, partial(format_of(plan).pieces, plan), origin.sources, "check")
-        kept = {file: one for file, one in kept.items() if replace(one, reads=()) == replace(fresh[file], reads=())}
+        same = (file for file, one in kept.items() if replace(one, reads=()) == replace(fresh[file], reads=()))
+        kept = {file: replace(kept[file], samples=fresh[file].samples) for file in same}
     if kept and prepared.noted:  # keep the reads of the other records: shards that stay may depend on them too
         file, first = next(iter(kept.items()))
         lost = [read for other, record in records.items() if other not in kept for read in record.reads]

@@ -20,11 +20,12 @@ from sharding.planning.steps import Asks, drafted
 from sharding.report.report import decided_by, summarize_source
 from sharding.report.schema import Report
 
-Level = Literal["made-here", "read-now", "fits", "unreached", "claims", "contradicted"]
+Level = Literal["made-here", "read-now", "stated", "fits", "unreached", "claims", "contradicted"]
 """How far you can rely on a result, from best to worst.
 
-- made-here: this desk keeps a verdict of the job here that made the result.
+- made-here: this desk keeps a verdict of the job here that made the result and read it again.
 - read-now: this desk keeps a verdict of a job that read every byte of the result and the source.
+- stated: this desk keeps a verdict of the job here that made the result, and only compared hashes of the Hub.
 - fits: the headers of both agree, and files and hashes match the report.
 - unreached: no branch and no tag is known to lead to the result, or to its source.
 - claims: there is nothing to compare the result with.

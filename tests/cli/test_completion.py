@@ -38,7 +38,7 @@ def test_commands_and_their_options_are_completed(complete: Callable[[str], list
     assert complete("shard-my-repo ") == list(CLI.commands)
     assert complete("shard-my-repo de") == ["devices"]
     assert complete("shard-my-repo plan --d") == ["--dtype", "--dequantize"]
-    assert complete("shard-my-repo shard owner/name --p") == ["--private", "--public"]
+    assert complete("shard-my-repo shard owner/name --p") == ["--private", "--public", "--proof"]
     # The two names of the help come from a set, in any order.
     assert sorted(complete("shard-my-repo discard -")) == ["--help", "--json", "-h"]
     assert complete("shard-my-repo plan ") == [], "the shell completes a path itself"

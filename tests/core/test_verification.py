@@ -13,7 +13,16 @@ KINDS = get_args(Kind)
 WORSE = {"unstated": True, "within": 2, "undecided": 1, "mismatches": (Mismatch("w", "its bytes differ"),)}
 counts, flags = st.sampled_from([0, 2]), st.booleans()
 evidence = st.builds(
-    Evidence, st.sampled_from(["both", "folder", "hub"]), flags, *[counts] * 3, flags, *[counts] * 3, flags
+    *(
+        Evidence,
+        st.sampled_from(["both", "folder", "hub", "stated"]),
+        flags,
+        *[counts] * 3,
+        flags,
+        *[counts] * 3,
+        flags,
+    ),
+    *(counts, flags),
 )
 found = st.builds(
     *(Verification, st.just(9), st.just(9), st.just(1.0), evidence, st.sampled_from([(), WORSE["mismatches"]])),
@@ -23,13 +32,14 @@ found = st.builds(
 
 @given(found, st.sampled_from([*WORSE]))
 def test_a_comparison_ends_as_the_worst_that_it_found(one: Verification, fault: str) -> None:
-    worse = replace(one, **{fault: WORSE[fault]})
-    assert KINDS.index(worse.outcome.kind) >= max(KINDS.index(one.outcome.kind), 1 + [*WORSE].index(fault))
-    assert one.holds == (one.outcome.kind in KINDS[:3]) and one.identical == (one.outcome.kind in KINDS[:2])
+    worse, least = replace(one, **{fault: WORSE[fault]}), KINDS.index("different" if fault == "mismatches" else fault)
+    assert KINDS.index(worse.outcome.kind) >= max(KINDS.index(one.outcome.kind), least)
+    assert one.holds == (one.outcome.kind in KINDS[:4]) and one.identical == (one.outcome.kind in KINDS[:2])
+    assert one.may_be_published == (one.outcome.kind in KINDS[:3])
     assert one.outcome.tensors == {"different": 1, "undecided": one.undecided, "within": one.within}.get(
         one.outcome.kind, 9
     )
-    is_clean = not (one.mismatches or one.undecided or one.within or one.unstated)
+    is_clean = not (one.mismatches or one.undecided or one.within or one.unstated or one.evidence.read == "stated")
     assert (one.outcome.kind == "identical") == is_clean
 
 
@@ -44,10 +54,16 @@ SAID = {
 def test_the_method_says_what_was_compared_and_no_more(one: Verification) -> None:
     seen, said = one.evidence, one.method
     for name, words in SAID.items():
-        is_there = bool(getattr(seen, name)) and not (name == "structure" and seen.read == "both")
+        is_there = bool(getattr(seen, name)) and not (name == "structure" and seen.read in ("both", "stated"))
         assert (words in said) == is_there, name
     assert ("every tensor of both was read" in said) == (seen.read == "both")
     assert ("from the Hub" in said, "from the folder" in said) == (seen.read == "hub", seen.read == "folder")
+    is_stated = seen.read == "stated"
+    assert ("states the SHA-256" in said, "and Xet hash" in said) == (
+        is_stated and not one.mismatches,
+        is_stated and seen.xet,
+    )
+    assert ("the rest was not" in said) == is_stated == ("what was read of the source was not compared" in said)
     assert ("within the tolerance" in said) == bool(one.within)
     proved = (" have the SHA-256" in said or " have the hash that" in said) and "should have" not in said
     assert not (proved and one.mismatches)

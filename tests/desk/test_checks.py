@@ -13,6 +13,8 @@ from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
 from sharding.desk.desk import Desk
 from sharding.desk.jobs import JobRecord, JobRequest, Settings, new_job_id
+from sharding.page.result_panels import is_proved
+from sharding.page.serving.pictures import certificate_of
 from sharding.report.snippets import how_to_check
 from tests import quantized
 from tests.conftest import random_tensors, write_checkpoint
@@ -103,6 +105,23 @@ def test_what_was_made_here_is_known_to_be(desk: Desk, small: str, name: str) ->
     assert made.state == "done"
     assert desk.results.judge(name, BOB)[1].level == "made-here"
     assert desk.results.compare(small, name, None)[1].level == "made-here"
+
+
+@promise("docs/security.md#make-every-byte-read-sound-like")
+def test_a_copy_that_was_only_sampled_is_known_as_that_until_a_check_reads_it(
+    desk: Desk, small: str, name: str
+) -> None:
+    made = end(desk, desk.submit(JobRequest(small, name, Options("70kB"), proof="stated"), *AS_ALICE))
+    assert made.state == "done" and made.verification and made.verification.outcome.kind == "stated"
+    assert made.reread == {} and any("The Hub states the hashes" in line for line in made.log)
+    result, trust = desk.results.judge(name, BOB)
+    assert trust.level == "stated" and "every byte" not in " ".join(trust.reasons)
+    assert not is_proved(result.report, trust) and certificate_of(result, trust).tone == "plain"
+    assert desk.results.compare(small, name, None)[1].level == "stated"
+    end(desk, desk.submit_check(name, *AS_ALICE))
+    result, trust = desk.results.judge(name, BOB)
+    assert trust.level == "read-now" and certificate_of(result, trust).tone == "good"
+    assert desk.results.compare(small, name, None)[1].level == "read-now"
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.made import Made
 from sharding.core.values import Content
-from sharding.core.verification import Outcome
+from sharding.core.verification import Evidence, Outcome
 from sharding.desk.judgement import Results
 from sharding.desk.verdicts import Reading, Verdict, Verdicts
+from sharding.page.result_panels import is_proved
 from sharding.report.files import Result, read_result
 from sharding.verify.trust import Trust
 from tests.conftest import random_tensors, write_checkpoint
@@ -232,3 +233,25 @@ def test_a_report_that_names_such_a_commit_itself_is_believed_in_that(
 ) -> None:
     proof = replace(result.report.verification, unreached=(UNMERGED,))
     assert judged(told=replace(result, report=replace(result.report, verification=proof))).level == "unreached"
+
+
+@promise("docs/security.md#what-a-result-proves")
+def test_a_copy_that_was_made_here_and_not_read_again_is_not_one_that_was(
+    judged: Callable[..., Any], verdict: Callable[..., Verdict], result: Result
+) -> None:
+    """Whatever its report says, such as that all of it was read. A reading of every byte counts more, before and after."""
+    stated, read = verdict(outcome=Outcome("stated", 14)), verdict(kind="verify")
+    assert result.report.verification.evidence.read == "hub" and result.report.verification.identical
+    found = judged(stated)
+    assert (
+        found.level == "stated" and "Only a sample" in found.reasons[1] and "every byte" not in " ".join(found.reasons)
+    )
+    assert not is_proved(result.report, found) and judged(stated, verdict(**DIFFERS)).level == "contradicted"
+    for order in permutations((stated, read)):
+        found = judged(*order)
+        assert found.level == "read-now" and is_proved(result.report, found)
+    assert judged(verdict(), stated).level == judged(stated, verdict()).level == "made-here"
+    sampled = replace(result.report.verification, evidence=Evidence("stated", sampled=600, xet=True))
+    honest = replace(result, report=replace(result.report, verification=sampled))
+    assert judged(told=honest).level == "fits" and not is_proved(honest.report, judged(told=honest))
+    assert is_proved(honest.report, judged(stated, read, told=honest))

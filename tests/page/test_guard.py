@@ -28,7 +28,7 @@ def finish(site: Site, said: str) -> str:
 
 def public_copy(source: str, name: str) -> list[Any]:
     """The arguments of `shard` that make a public copy, also of what is private."""
-    flags: list[Any] = [False, False, True, False, False, "", "", False, ""]
+    flags: list[Any] = [False, False, True, False, False, "", "", False, "", "read"]
     return [source, f"alice/{name}", "1GB", "size", "natural", "keep", *flags]
 
 

@@ -104,10 +104,12 @@ def test_a_form_that_nobody_touched_asks_for_no_more_than_a_copy(rooms: Rooms, p
     (waits,) = rooms.waiting("alice")
     assert not (waits.compare_rounds or waits.confirmed or waits.overwrite or waits.restart or waits.private)
     assert (waits.options.dtype, waits.options.allow_overflow, waits.options.dequantize) == ("keep", False, False)
+    assert waits.proof == "read"
     rooms.cancel_all()
-    pushing.start(order(rooms, MODEL, "alice/plain", measure=True, visibility=PRIVATE), asks("alice"), None)
+    given = {"measure": True, "visibility": PRIVATE, "proof": "stated"}
+    pushing.start(order(rooms, MODEL, "alice/plain", **given), asks("alice"), None)
     (waits,) = rooms.waiting("alice")
-    assert (waits.compare_rounds, waits.private) == (ROUNDS, True)
+    assert (waits.compare_rounds, waits.private, waits.proof) == (ROUNDS, True, "stated")
 
 
 def test_loading_is_offered_for_each_model_without_a_tick_of_its_own(rooms: Rooms) -> None:

@@ -193,12 +193,16 @@ def test_a_result_that_contradicts_the_repos_is_red_and_nothing_of_its_report_is
 
 @pytest.mark.parametrize(
     ("level", "tone", "reached"),
-    [("made-here", "good", 3), ("read-now", "good", 3), ("fits", "plain", 2), ("unreached", "plain", 1)],
+    [
+        *(("made-here", "good", 3), ("read-now", "good", 3), ("stated", "plain", 3)),
+        *(("fits", "plain", 2), ("unreached", "plain", 1)),
+    ],
 )
 def test_only_what_was_read_here_is_green(result: Result, level: Level, tone: str, reached: int) -> None:
     certificate = certificate_of(result, Trust(level, ()))
     assert (certificate.copy, certificate.tone) == (COPY, tone)
-    assert [step.is_reached for step in certificate.steps] == [number < reached for number in range(3)]
+    steps = 4 if level == "stated" else 3
+    assert [step.is_reached for step in certificate.steps] == [number < reached for number in range(steps)]
 
 
 def test_what_was_read_here_is_not_green_if_something_else_was_not(result: Result) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import parse_qsl
 
 import gradio as gr
@@ -13,6 +14,7 @@ import pytest
 from gradio.blocks import Block
 
 from sharding.core.options import Options
+from sharding.desk import Forecast
 from sharding.page.api import Endpoints
 from sharding.page.arriving import Arriving
 from sharding.page.form import PRIVATE
@@ -164,6 +166,19 @@ def test_each_model_suggests_a_size_and_a_size_of_ones_own_stays(rooms: Rooms) -
     assert visit.now("size") == "77kB" and "size=77kB" in visit.now("query")
     visit.draw(size="one file")
     assert "1 file" in visit.text("summary") and "size=single-file" in visit.now("query")
+
+
+def test_both_ways_of_checking_say_their_time_and_the_chosen_one_is_in_the_bar_and_the_link(rooms: Rooms) -> None:
+    slow = Forecast(100, 200, 10**8, 0, "As measured.")
+    with patch.object(rooms.desk, "forecast", lambda *_: slow):
+        visit = Visitor(rooms, {"repo": SMALL, "size": "50kB"})
+        said = visit.shown[visit.form.proof]["info"]
+        assert "about 100 to 200 s if it reads everything" in said and "about 75 to 150 s if it trusts" in said
+        assert visit.now("proof") == "read" and "about 100 to 200 s" in visit.text("summary")
+        visit.draw(proof="stated")
+        assert "about 75 to 150 s" in visit.text("summary") and "proof=stated" in visit.now("query")
+        again = Visitor(rooms, dict(parse_qsl(visit.now("query")[1:])))
+        assert again.now("proof") == "stated" and "about 75 to 150 s" in again.text("summary")
 
 
 def test_the_base_of_a_training_run_is_asked_for_and_goes_with_the_copy(rooms: Rooms, tmp_path: Path) -> None:

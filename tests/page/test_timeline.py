@@ -96,6 +96,21 @@ def test_files_of_an_earlier_run_and_loads_are_phases_only_where_they_happen() -
     assert [step[1:] for step in states(checked)[1:3]] == [("done", 20), ("current", None)]
 
 
+def test_a_copy_that_is_only_sampled_has_a_phase_of_its_own_and_no_file_is_marked_as_read() -> None:
+    """Its bar is nearly full once all is written, and what it says at the end is not that all was read."""
+    proof = Verification(93, TOTAL, 4.2, Evidence("stated", sampled=TOTAL // 100, xet=True), ())
+    events = [planned(), *map(finished, range(FILES)), event_json(Verified(proof))]
+    running, verified = (with_proof(status(*some)) for some in (events[:-1], events))
+    assert [title for title, *_ in states(running)] == ["Plan", "Write the files", "Compare the hashes", "Publish"]
+    assert [state for _, state, _ in states(running)] == ["done", "done", "current", "ahead"]
+    assert timeline_of(running).percent == 99 and "Comparing the Hub's hashes" in panel(running)
+    assert files_of(verified).checked == "" and "400.0 kB (1.0%) read again" in verified.log[-1]
+
+
+def with_proof(of: JobStatus) -> JobStatus:
+    return replace(of, request=replace(of.request, proof="stated"))
+
+
 def test_a_check_reads_both_and_compares_numbers_only_where_they_differ() -> None:
     same = status(progress("verify", 1), kind="verify")
     assert [title for title, *_ in states(same)] == ["Read the headers", "Read every byte of both"]

@@ -216,6 +216,24 @@ def certificates() -> Parts:
             yield f"{trust.level}{' with caveats' if trust.caveats else ''}", "\n".join(filter(None, lines))
 
 
+def stated() -> Parts:
+    """What is said of a copy that was only sampled: by the page that made it, by another, and after a check."""
+    cases: tuple[tuple[Evidence, Level], ...]
+    cases = (STATED, "stated"), (replace(STATED, xet=False), "fits"), (STATED, "read-now")
+    for evidence, level in cases:
+        result = made(Options(LIMIT, dtype="bf16"), made=(MERGE,), evidence=evidence)
+        trust = Trust(level, ("It is so.",), made=result.report.plan.made)
+        if level == "stated":
+            yield from of_job(result, level)
+        else:
+            yield "page", page(result_panel(result.report, trust, PLACES))
+        shown = certificate_of(Shown("me/copy", "e" * 40, (), result.report), trust)
+        steps = (f"{'x' if step.is_reached else '-'} {step.title}: {step.words}" for step in shown.steps)
+        yield "certificate", "\n".join((f"{shown.verdict} ({shown.tone})", shown.sentence, *steps, shown.note))
+    wrong = (Mismatch(FILES[0], "the Hub does not state the size and hashes of what was sent"),)
+    yield from of_proofs(proof(evidence=replace(STATED, sampled=0), mismatches=wrong, unchecked=()))
+
+
 def read() -> Parts:
     findings = (
         Finding("info", "y", "A file is left out."),
@@ -252,6 +270,7 @@ def fleet() -> FleetCost:
 
 
 LOST = f"acme/model@{'a' * 40}"
+STATED = Evidence("stated", sampled=19, xet=True)
 CARD = "---\nlicense: other\nlicense_link: LICENSE.md\nbase_model: some/body\n---\n# Mine\n"
 CASES: dict[str, Callable[[], Parts]] = {
     "plain": lambda: of_job(made(), "made-here", before=CARD),
@@ -280,6 +299,7 @@ CASES: dict[str, Callable[[], Parts]] = {
     ),
     "differences": differences,
     "same": same,
+    "stated": stated,
     "certificates": certificates,
     "read": read,
     "refused": refused,

@@ -43,7 +43,7 @@ KEYS = {
     "plan shards 0": "file bytes tensors",
     "shards 0": "file bytes sha256",
     "verification": "identical outcome method tensors bytes seconds evidence mismatches",
-    "verification evidence": "read structure rebuilt reread weights loaded kept beside measured original",
+    "verification evidence": "read structure rebuilt reread weights loaded kept beside measured original sampled xet",
     "resources": "peak_anon_bytes seconds bytes_read read_requests bytes_uploaded bytes_deduplicated disk_bytes_written",
 }
 

@@ -288,7 +288,7 @@ def run_a_job(visitor: Visitor) -> None:
     """Copy a model; watch, cancel, resume. It has ended when this returns."""
     name, source = f"{visitor.user}/copy-{visitor.token()}", visitor.dice.choice(PUBLIC[:2])
     choices = [source, name, f"{visitor.dice.randrange(60, 300)}kB", "size", "natural", "keep"]
-    taken = visitor.call("job", "shard", [*choices, False, None, False, False, False, "", "", False, ""])
+    taken = visitor.call("job", "shard", [*choices, False, None, False, False, False, "", "", False, "", "read"])
     if taken is None:
         return
     job, page = taken["job"], _Functions(visitor)

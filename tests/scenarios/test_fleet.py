@@ -130,10 +130,13 @@ def test_a_repo_becomes_what_one_machine_makes_of_it(
 
 
 @pytest.mark.thorough
-def test_a_folder_goes_to_a_hub(cluster: Cluster, hub: InHouse, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("proof", "outcome"), [("read", "identical"), ("stated", "stated")])
+def test_a_folder_goes_to_a_hub(proof: str, outcome: str, cluster: Cluster, hub: InHouse, tmp_path: Path) -> None:
     (source, words), number = plain(tmp_path), next(NUMBERS)
+    words += ["--proof", proof]
     with fleet(variables(cluster, hub), source, f"alice/fleet-{number}", *words) as job:
-        job.finish()
+        verification = job.finish()["verification"]
+    assert verification["outcome"] == outcome and verification["evidence"]["xet"] == (proof == "stated")
     alone(variables(None, hub), source, f"alice/alone-{number}", *words)
     assert_same_repos(hub, f"alice/fleet-{number}", f"alice/alone-{number}", tmp_path)
 

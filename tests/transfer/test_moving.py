@@ -32,6 +32,8 @@ HEADER = b"header"
 class Writer:
     """A shard that is kept in memory. Each of its deeds can be made to wait."""
 
+    xet_hash = None
+
     def __init__(self, sink: "Sink", file: str) -> None:
         self.sink, self.file, self.data = sink, file, b""
 

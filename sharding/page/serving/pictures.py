@@ -24,7 +24,7 @@ from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_ce
 from sharding.page.form import first_view
 from sharding.page.goals import GOALS, SAME
 from sharding.page.links import Wish, read_wish
-from sharding.page.result_panels import CLAIMED, FITS, READ, TITLES, change_of, is_proved, is_told, rung_of
+from sharding.page.result_panels import CLAIMED, FITS, READ, STATED, TITLES, change_of, is_proved, is_told, rung_of
 from sharding.page.site import BADGE, CERTIFICATE, Site
 from sharding.report.files import Result
 from sharding.storage.hub.answers import UNREADABLE, OddAnswer, may_pass
@@ -139,8 +139,9 @@ _T = TypeVar("_T")
 Judge = Callable[[str, str | None], tuple[Result, Trust]]
 """Returns the result in a repo as the owner of a token may see it, and how far you can trust it."""
 
-_VERDICTS = {CLAIMED: "only claimed", FITS: "structure matches", READ: "every byte read"}
+_VERDICTS = {CLAIMED: "only claimed", FITS: "structure matches", STATED: "hashes match", READ: "every byte read"}
 _SENTENCES = {CLAIMED: "Claims to be a copy of", FITS: "Matches the structure of", READ: "A copy of"}
+_SENTENCES[STATED] = "By the Hub's hashes, a copy of"
 _UNSURE = "read, with caveats", "Matches what was read from", "read, but not all is known"
 """The verdict, the sentence and the words of the last step if every byte was read, but there are caveats."""
 _NOTE = "Code, configuration and tokenizer are not checked."
@@ -286,17 +287,18 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     # Headers and files were compared with these numbers, unlike with most others of a report.
     tensors = count(len(report.plan.weight_map), "tensor")
     climbed = FITS if is_unsure else rung.reached
-    reached = [number <= climbed for number in (CLAIMED, FITS, READ)]
+    reached = [number <= climbed for number in (CLAIMED, FITS, STATED, READ)]
     missing = _UNSURE[2] if is_unsure else "not yet"
     same = "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
-    steps = zip(TITLES, ("which anyone could write", same, "by this page"), reached, strict=True)
+    sample = f"{report.verification.sample} read" if trust.level == "stated" else ""
+    steps = zip(TITLES, ("which anyone could write", same, sample, "by this page"), reached, strict=True)
     return Certificate(
         result.repo_id,
         verdict,
         "good" if is_good else "plain",
         f"{relation} {name}.",
         (files, tensors, format_bytes(report.plan.total_bytes)),
-        tuple(Step(title, words if is_there else missing, is_there) for title, words, is_there in steps),
+        tuple(Step(title, words if is_there else missing, is_there) for title, words, is_there in steps if words),
         (*trust.caveats, _UNSTATED)[0] if is_unsure else _NOTE,
         revision,
     )

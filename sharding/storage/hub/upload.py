@@ -87,7 +87,7 @@ class XetShardWriter(ShardWriter):
         if stored.file_size != self._bytes or not stored.sha256:
             raise DestinationError(f"{self._file} arrived damaged at the Hub's store.", GO_ON)
         self.bytes_uploaded, self.bytes_deduplicated = metrics.total_bytes_uploaded, metrics.deduped_bytes
-        self.stored = FileEntry(self._file, self._bytes, stored.sha256, stored.hash)
+        self.stored, self.xet_hash = FileEntry(self._file, self._bytes, stored.sha256, stored.hash), stored.hash
         return str(stored.sha256)
 
     @override
