@@ -138,7 +138,9 @@ const CHOICES = "#size, #machines, .choice, #variants";
 document.addEventListener("change", (event) => event.target.closest(CHOICES) && window.shardMyRepo.busy());
 document.addEventListener("input", (event) => event.target.closest("#size, #machines") && window.shardMyRepo.busy());
 document.addEventListener("click", (event) => {
-  if (event.target.closest("#show, #examples button, #examples .gallery-item")) window.shardMyRepo.busy();
+  const example = event.target.closest("#examples button, #examples .gallery-item");
+  if (example) document.body.classList.add("named");
+  if (example || event.target.closest("#show")) window.shardMyRepo.busy();
 });
 
 // --- Goals
@@ -151,9 +153,9 @@ document.addEventListener("click", (event) => {
   const goal = new URLSearchParams(link.search).get("goal");
   if (document.querySelector("#plan")) {
     window.shardMyRepo.busy();
-    aimAt(link);
   } else window.history.pushState(window.history.state, "", link.search); // "Back" leads to all goals
-  tell(link, { goal });
+  tell(link, { goal }); // before the card goes
+  aimAt(link);
 });
 
 // Show a goal as the server will: what moved a moment later would move under the hand.
@@ -165,7 +167,18 @@ function aimAt(link) {
   goals.querySelectorAll(":scope > :not(.chips)").forEach((old) => old.remove());
   words.className = "muted";
   words.textContent = link.dataset.words;
+  if (link.matches(".card")) goals.replaceChildren(headOf(link));
   goals.append(words);
+}
+
+// What a card becomes above the form of its goal.
+function headOf(card) {
+  const head = document.createElement("div"), title = document.createElement("h2"), all = document.createElement("a");
+  Object.assign(head, { className: "goal" });
+  Object.assign(title, { className: "step-title", textContent: card.querySelector("b").textContent });
+  Object.assign(all, { className: "all", href: "./", textContent: "All goals" });
+  head.append(card.querySelector("svg"), title, all);
+  return head;
 }
 
 // Who has named a model is done with the cards, at once: what moves later would move under the hand.

@@ -65,7 +65,7 @@ class Arriving(Events):
         return {**self._begun(name, (repo or "").strip()), self.form.chosen: name} if name in GOALS else {}
 
     def _begun(self, goal: str, repo: str) -> Update:
-        label = {self.form.goal: goal, self.form.repo: gr.Dropdown(label=GOALS[goal].source)}
+        label = {self.form.goal: goal, self.form.repo: gr.Dropdown(label=GOALS[goal].source), self.form.jobs: ""}
         # Beside a model the browser shows the goal at once, and the plan shows it again.
         return label if repo else {**label, self.form.goals: goals_panel(goal, fields_of(goal))}
 

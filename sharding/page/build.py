@@ -139,7 +139,8 @@ def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing:
     named = form.examples.click(lambda sample: sample[0], form.examples, form.repo, **_QUIET)
     # In the browser, because Gradio refuses a choice of a radio whose choices have changed in the meantime.
     picked = form.variants.input(None, form.variants, form.variant, js="(chosen) => chosen")
-    aimed = form.goals.select(arriving.aim_at, form.repo, [form.goal, form.chosen, form.goals, form.repo], **_QUIET)
+    chosen_goal: list[Block] = [form.goal, form.chosen, form.goals, form.repo, form.jobs]
+    aimed = form.goals.select(arriving.aim_at, form.repo, chosen_goal, **_QUIET)
     aimed.then(None, js="() => window.shardMyRepo.aimed()")
     for begun in (arrived, aimed):
         begun.then(patient(arriving.exemplify), [form.goal, form.repo], form.examples, **_QUIET)

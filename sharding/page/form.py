@@ -308,7 +308,7 @@ def goals_panel(goal: str = "", fields: Iterable[str] = (), chips: Iterable[str]
     """
     source = more.get("source", "")
     links = [(name, GOALS[name], query_of(Wish(source, goal=name, sized=False))) for name in chips]
-    cards = [] if goal or source else [(name, one.title, one.line) for name, one in GOALS.items()]
+    cards = [] if goal or source else GOALS.items()
     values = {
         "drawings": _DRAWINGS,
         "same": SAME,
@@ -316,6 +316,7 @@ def goals_panel(goal: str = "", fields: Iterable[str] = (), chips: Iterable[str]
         "goal": GOALS.get(goal),
         "source": "",
         "remark": "",
+        "answer": "",
         **more,
     }
     return render("goals", cards=cards, chips=links, fields=list(fields), **values)

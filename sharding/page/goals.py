@@ -12,6 +12,7 @@ from sharding.core.origin import Role
 from sharding.core.values import Content
 from sharding.formats.names import SINGLE_NAME
 from sharding.planning.dequantize import ordinary
+from sharding.planning.devices import Fit, needed, where_it_fits
 from sharding.planning.sizes import colab_size, kept_size, usual_size
 
 SAME = "is-this-copy-the-same"
@@ -26,7 +27,7 @@ class Goal:
 
     `line` and `words` say what it does. `role` is that of an input which it asks for. `is_likely` tells whether most
     people with such a model have this goal. `source` is what the first field names, and `examples` are repos of the
-    public Hub.
+    public Hub. `answer` says how it is with a model as it is now, and `is_done` whether it needs no copy.
     """
 
     title: str
@@ -38,6 +39,8 @@ class Goal:
     is_likely: Callable[[Content], bool] = lambda _: False
     source: str = "Model"
     examples: tuple[str, ...] = ()
+    answer: Callable[[Content], str] = lambda _: ""
+    is_done: Callable[[Content], bool] = lambda _: False
 
 
 def _usual(checkpoint: Content) -> str:
@@ -89,6 +92,19 @@ def _colab(checkpoint: Content) -> _Chosen:
     return Options(colab_size(checkpoint.total_bytes, largest) or _usual(checkpoint))
 
 
+def _t4(checkpoint: Content) -> Fit:
+    return next(fit for fit in where_it_fits(needed(checkpoint)) if fit.place == "T4")
+
+
+def _fits_t4(checkpoint: Content) -> bool:
+    return _t4(checkpoint).spare_bytes >= 0 and not _is_wide(checkpoint)
+
+
+def _on_t4(checkpoint: Content) -> str:
+    needs_none = " You need no copy for that." if _fits_t4(checkpoint) else ""
+    return f"As it is now, a T4: {_t4(checkpoint).words}.{needs_none}"
+
+
 def _one_file(checkpoint: Content) -> _Chosen:
     if has_components(checkpoint):
         return (
@@ -107,6 +123,8 @@ def _ordinary(checkpoint: Content) -> _Chosen:
 def _merge(checkpoint: Content) -> _Chosen:
     if needs_base(checkpoint):
         return "These are files of a training run. Make an ordinary model of them first."
+    if _is_quantized(checkpoint):
+        return "An adapter cannot be added to quantized weights. Make ordinary weights of them first."
     return Options(_as_today(checkpoint))
 
 
@@ -145,6 +163,8 @@ GOALS: Mapping[str, Goal] = {
         _colab,
         ("size",),
         examples=("Qwen/Qwen3-8B", "google-t5/t5-large"),
+        answer=_on_t4,
+        is_done=_fits_t4,
     ),
     "one-file": Goal(
         "One file",
@@ -170,7 +190,7 @@ GOALS: Mapping[str, Goal] = {
         ("adapter",),
         "adapter",
         is_likely=is_adapter,
-        source="Base model, or the adapter if it names its base",
+        source="Base model (or only the adapter)",
         examples=("ybelkada/opt-350m-lora",),
     ),
     "training-run": Goal(
@@ -221,7 +241,15 @@ def fields_of(goal: str, takes_base: bool | None = None) -> set[str]:
 
 def sole_goal(checkpoint: Content) -> str:
     """Return the goal that everybody with such a model has, "" if they differ."""
+    if is_adapter(checkpoint) and "/" in checkpoint.named_base:
+        return "merge-lora"
     return "training-run" if checkpoint.of_ranks else ""
+
+
+def is_vain(name: str | None, checkpoint: Content) -> bool:
+    """Return whether the goal makes no sense for a model, or needs no copy of it."""
+    goal = GOALS.get(name or "")
+    return goal is not None and (isinstance(goal.choose(checkpoint), str) or goal.is_done(checkpoint))
 
 
 def goals_of(checkpoint: Content) -> list[str]:

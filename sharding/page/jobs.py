@@ -53,9 +53,8 @@ class Pushing(Events):
             update: Update = {form.start: gr.Button(START, interactive=can_start), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
             if namespace and namespace != space:
-                update |= {
-                    form.start_message: message(f"You cannot write to {namespace}.", f"{space} is taken.", "warning")
-                }
+                where = (f"You cannot write to {namespace}.", f"The copy goes to {space} instead.")
+                update |= {form.start_message: message(*where, "warning")}
             with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, form.source_in(values), form.options_in(values))
             if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own

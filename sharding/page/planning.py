@@ -19,7 +19,7 @@ from sharding.desk.forecast import STATED_TIMES, Forecast, classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.arriving import wish_of
 from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
-from sharding.page.goals import GOALS, fields_of, goals_of, has_components, is_adapter, role_asked, sole_goal
+from sharding.page.goals import GOALS, fields_of, goals_of, has_components, is_adapter, is_vain, role_asked, sole_goal
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import (
     about,
@@ -66,13 +66,15 @@ class Planning(Events):
         of_ranks, swapped = False, dict[Any, Any]()
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
-            if is_adapter(checkpoint) and "/" in checkpoint.named_base and role_asked(goal) == "adapter":
-                swapped = {form.repo: checkpoint.named_base, form.inputs["adapter"]: source}
-                values, source = {**values, **swapped}, checkpoint.named_base
-                checkpoint, taken, remark = self._read(source, "", token)
-            of_ranks = needs_base(checkpoint)
             if not goal and (goal := sole_goal(checkpoint)):
                 swapped = {form.goal: goal, form.repo: gr.Dropdown(label=GOALS[goal].source)}
+            if is_adapter(checkpoint) and "/" in checkpoint.named_base and role_asked(goal) == "adapter":
+                adapter, source = source, checkpoint.named_base
+                values = {**values, form.repo: source, form.inputs["adapter"]: adapter}
+                swapped |= {form.repo: gr.Dropdown(value=source, label=GOALS[goal].source)}
+                swapped |= {form.inputs["adapter"]: adapter}
+                checkpoint, taken, remark = self._read(source, "", token)
+            of_ranks = needs_base(checkpoint)
             values = {**values, form.goal: goal, form.inputs["base"]: base if of_ranks else ""}
             if of_ranks and base:
                 checkpoint = self.desk.models.inspect(source, taken, token, {"base": base})
@@ -100,7 +102,8 @@ class Planning(Events):
         quantized = offer(checkpoint)
         seen[form.dequantize] = bool(quantized and seen[form.dequantize])
         drawn = self.draw(seen, request, login)
-        chips = {"chips": goals_of(checkpoint), "source": source}
+        chips: dict[str, Any] = {"chips": goals_of(checkpoint), "source": source}
+        chips |= {"answer": GOALS[goal].answer(checkpoint) if goal else ""}
         return {
             **swapped,
             form.repo_message: remark,
@@ -205,7 +208,7 @@ class Planning(Events):
             size = max(folders.values())
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         each = "A pipeline cannot become one file here. Each of its components gets one file."
-        in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
+        in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint) or is_vain(values[form.goal], checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
         classic, again = classic_forecast(checkpoint, plan, forecast), (forecast.lower_seconds, forecast.upper_seconds)
         sampled = [STATED_TIMES * seconds for seconds in again]

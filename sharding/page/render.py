@@ -122,10 +122,10 @@ _HELP: dict[RemedyKind, Help] = {
 }
 _OF_FINDINGS = {
     "variants": "To copy one of them instead, choose it under Advanced.",
-    "no-base": "Name it below the model.",
+    "no-base": 'Name it in the field "The model that was trained".',
     "ranks-uneven": 'To check that, fill in "The model that was trained".',
     "base-dtype": "To convert them, choose a number format under Advanced.",
-    "quantized": "Tick Dequantize for training, or for tools that cannot read such weights.",
+    "quantized": "For training, and for tools that cannot read such weights, choose ordinary weights.",
     "adapter-alone": 'To merge it into its base, choose "Merge my LoRA" above.',
     "quantization-left-over": "If you choose a number format under Advanced, the copy's does not say it.",
     "no-known-loader": 'If your loader reads only one file, write "one file" as the size.',

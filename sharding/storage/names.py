@@ -1,6 +1,7 @@
 """Parse what a user typed or pasted: a folder, a repo at a revision, or a new repo. Opens nothing."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -81,6 +82,8 @@ def new_repo_id(text: str, endpoint: str) -> str:
     if text.strip().startswith("/") or text.strip().endswith("/"):
         raise DestinationError(f"{text[:200]!r} is not the complete name of a repo.", "Write owner/name.")
     place = parse_address(text, endpoint, DestinationError)
+    if not place.revision and place.name.count("/") == 1:  # a name that the Hub does not accept looks like a folder
+        place = replace(place, repo_id=place.name, inside="")
     if place.revision or place.inside:
         revised = "names a revision, but a result always goes to main"
         inside = "names a folder in a repo, but a result is always a whole repo"

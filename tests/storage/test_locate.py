@@ -127,7 +127,7 @@ def test_revisions_of_every_ordinary_kind_are_taken() -> None:
     assert parse_address("owner/name@feature/x.y", HUB) == Place("hub", "owner/name", "feature", "x.y/")
 
 
-@pytest.mark.parametrize("name", ["x.git", "a--b", "a..b", "-x", "x-", ".x", "x.", "x" * 97])
+@pytest.mark.parametrize("name", ["x.git", "a--b", "a..b", "-x", "x-", ".x", "x.", "x" * 97, "my model!"])
 def test_a_name_that_the_hub_does_not_accept_is_refused_with_the_rule(name: str) -> None:
     with pytest.raises(DestinationError, match="does not accept the name") as refusal:
         new_repo_id(f"owner/{name}", HUB)
