@@ -55,7 +55,7 @@ def test_a_merge_goes_from_its_goal_to_its_certificate(home: Site, visit: Visit,
     start_job(page, copy_name("merged"))
     expect(page.locator(".job .route")).to_contain_text("bob/plain, with the adapter bob/lora merged")
     expect(page.locator("#result h2.state")).to_contain_text(
-        re.compile(r"bit-identical to .*plain@\w+, with the adapter .*lora@\w+ merged")
+        re.compile(r"equal .*plain@\w+, with the adapter .*lora@\w+ merged, bit for bit")
     )
     expect(page.locator("#result")).to_contain_text(f"The adapter changes {CHANGED} of {TENSORS} tensors")
     expect(page.locator("#result a", has_text="lora").first).to_have_attribute("href", re.compile("/bob/lora/tree/"))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sharding import job
 from sharding.core.errors import ShardingError, SourceError, UsageError
+from sharding.core.events import ShardFinished
 from sharding.core.limits import MAX_SAMPLED_BYTES
 from sharding.core.options import Options
 from sharding.core.origin import Place
@@ -235,8 +236,8 @@ def test_shards_of_an_earlier_run_are_kept_if_the_source_still_gives_them(hub: I
     until_shard(begin(hub), stop=True)
     events = [*begin(hub)]
     proof = events[-1].verification
-    assert kept(events) == proof.evidence.kept == 1 and proof.outcome.kind == "stated"
-    assert "1 shard of an earlier run compared with the source's tensors first" in proof.method
+    assert kept(events) == proof.evidence.kept >= 1 and proof.outcome.kind == "stated"
+    assert "of an earlier run compared with the source's tensors first" in proof.method
     assert compare(hub, SOURCE, MADE).identical
 
 
@@ -257,7 +258,8 @@ def test_a_forged_shard_with_a_forged_record_is_made_again(hub: InHouse, tmp_pat
     change = CommitOperationAdd(record, json.dumps(text).encode())
     api.create_commit(MADE, [change], commit_message="Forged", revision=STAGING_BRANCH)
     events = [*begin(hub)]
-    assert kept(events) == 0 and events[-1].verification.outcome.kind == "stated"
+    made = [event.file for event in events if isinstance(event, ShardFinished) and not event.kept]
+    assert first.file in made and events[-1].verification.outcome.kind == "stated"
     assert compare(hub, SOURCE, MADE).identical
 
 
@@ -265,7 +267,7 @@ def test_a_forged_shard_with_a_forged_record_is_made_again(hub: InHouse, tmp_pat
 def test_a_job_that_reads_everything_goes_on_from_one_that_does_not_and_loses_no_proof(hub: InHouse) -> None:
     until_shard(begin(hub, Options(SIZE, dtype="bf16")), stop=True)
     events = [*begin(hub, Options(SIZE, dtype="bf16"), proof="read")]
-    assert kept(events) == 1
+    assert kept(events) >= 1  # the next shard may be finished too
     proof = events[-1].verification
     assert proof.identical and proof.evidence.reread == proof.evidence.weights == 1
 
