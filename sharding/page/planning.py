@@ -71,7 +71,7 @@ class Planning(Events):
             if is_adapter(checkpoint) and "/" in checkpoint.named_base and role_asked(goal) == "adapter":
                 adapter, source = source, checkpoint.named_base
                 values = {**values, form.repo: source, form.inputs["adapter"]: adapter}
-                swapped |= {form.repo: gr.Dropdown(value=source, label=GOALS[goal].source)}
+                swapped |= {form.repo: gr.Dropdown(choices=[source], value=source, label=GOALS[goal].source)}
                 swapped |= {form.inputs["adapter"]: adapter}
                 checkpoint, taken, remark = self._read(source, "", token)
             of_ranks = needs_base(checkpoint)

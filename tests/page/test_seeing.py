@@ -221,7 +221,7 @@ def test_ordinary_weights_are_offered_where_a_repo_is_quantized(rooms: Rooms) ->
     box = visit.shown[visit.form.dequantize]
     assert box["label"] == "Dequantize: 320.9 kB → 640.8 kB"
     assert "quantized with fp8, one scale for each 128 x 128" in box["info"]
-    assert visit.now("dequantize") is False and "Tick Dequantize for training" in visit.text("findings")
+    assert visit.now("dequantize") is False and "choose ordinary weights" in visit.text("findings")
     visit.see(dequantize=True)
     assert "640.8 kB" in visit.text("picture") and visit.now("query").endswith("size=90kB&dequantize=true")
     assert not visit.is_visible("measure") and visit.now("name") == "model-fp8-bf16-sharded-90kB"
@@ -247,7 +247,7 @@ def test_a_goal_changes_the_size_that_another_goal_set_and_a_size_of_ones_own_st
 
 
 def test_what_is_pasted_is_recognised(rooms: Rooms, tmp_path: Path) -> None:
-    """The goals that fit it are offered, and an adapter in the field of its base names that itself."""
+    """The goals that fit it are offered, and an adapter alone is merged into the base that it names."""
     config = {"peft_type": "LORA", "base_model_name_or_path": PLAIN, "r": 2, "lora_alpha": 2, "target_modules": ["x"]}
     folder = save_lora(tmp_path / "lora")
     known = json.loads((folder / "adapter_config.json").read_text())
@@ -255,14 +255,15 @@ def test_what_is_pasted_is_recognised(rooms: Rooms, tmp_path: Path) -> None:
     push(rooms.hub, folder, "bob/names-its-base", "hf_bob")
     offered = {
         repo: re.findall(r"data-goal[^>]*>([^<]+)<", Visitor(rooms, {"repo": repo}).now("goals"))
-        for repo in (SMALL, FP8, VARIANTS, "bob/names-its-base")
+        for repo in (SMALL, FP8, VARIANTS)
     }
     first = {SMALL: "Smaller files", FP8: "Ordinary weights", VARIANTS: "Smaller files"}
-    assert {repo: titles[0] for repo, titles in offered.items()} == {**first, "bob/names-its-base": "Merge my LoRA"}
-    assert offered["bob/names-its-base"] == ["Merge my LoRA"] and "Half the size" in offered[VARIANTS]
-    visit = Visitor(rooms, {"repo": "bob/names-its-base", "goal": "merge-lora"})
-    assert (visit.now("repo"), visit.now("adapter")) == (PLAIN, "bob/names-its-base")
-    assert "12 of 25 tensors change" in visit.text("summary") and visit.now("name") == "plain-names-its-base-merged"
+    assert {repo: titles[0] for repo, titles in offered.items()} == first
+    assert "Half the size" in offered[VARIANTS] and "Merge my LoRA" not in offered[FP8]
+    for goal in ({}, {"goal": "merge-lora"}):
+        visit = Visitor(rooms, {"repo": "bob/names-its-base", **goal})
+        assert (visit.now("repo"), visit.now("adapter")) == (PLAIN, "bob/names-its-base")
+        assert "12 of 25 tensors change" in visit.text("summary") and visit.now("name") == "plain-names-its-base-merged"
 
 
 def test_a_goal_that_is_not_about_sizes_keeps_those_of_today(rooms: Rooms) -> None:
