@@ -184,5 +184,5 @@ def test_the_keys_and_events_of_what_loads_a_model_are_those_in_the_docs(tmp_pat
     assert set(printed("devices", source, "--budget", "cpu=1GB")) == documented["devices"]
     said = [*events("shard", source, out), *events("compare", source, out, "--rounds", "1")]
     assert {event["event"] for event in said} == documented_events("shard")
-    assert documented_events("compare") == {"probed", "compared"}
+    assert documented_events("compare") == {"progress", "probed", "compared"}
     assert said[-1].keys() - {"event"} == documented["compare"]
