@@ -22,6 +22,7 @@ from sharding.verify.trust import Level, Trust
 TITLES = "Has a report", "Structure matches", "Every byte read"
 """The steps of the ladder of proofs."""
 READ_HERE: tuple[Level, ...] = ("made-here", "read-now")  # Levels at which this page has read every byte itself.
+_WRITTEN = "no proof: anyone could write one"
 CLAIMED, FITS, READ = 1, 2, 3  # The numbers of the steps.
 
 
@@ -146,14 +147,14 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     structure = f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level == "fits" else "not known"
     until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
-        return "which anyone could write", structure, f"read, but not all is known{until}"
+        return _WRITTEN, structure, f"read, but not all is known{until}"
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
-        return "which anyone could write", structure, f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
+        return _WRITTEN, structure, f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
     if report.needs_folder:
-        return "which anyone could write", structure, "not here, because it was made from a folder"
+        return _WRITTEN, structure, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
-    return "which anyone could write", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
+    return _WRITTEN, structure, f"not yet: {format_bytes(proof.bytes)}{time}"
 
 
 def _next_step(report: Report, made: Made, first: str) -> str:
