@@ -157,8 +157,8 @@ class Verification:
             said = [f"every tensor of both was read and its BLAKE3 compared with the original's{first}"]
         else:
             where = "from the Hub" if seen.read == "hub" else "from the folder, through the page cache"
-            said = [f"the copy was read again {where}"] + ["its structure was checked by safetensors"] * seen.structure
-            said += [f"the headers and the BLAKE3 of every tensor were compared with the source's{first}"]
+            said = [f"read again {where}"] + ["structure checked by safetensors"] * seen.structure
+            said += [f"headers and BLAKE3 of every tensor compared with the source's{first}"]
         again = "" if seen.read == "both" or seen.original else ", put together again from the result,"
         whose = "" if seen.read == "both" else "the source's "
         if seen.rebuilt:
@@ -172,7 +172,7 @@ class Verification:
             said.append(f"{files} were not compared with hashes of the Hub")
         if seen.kept:
             said.append(
-                f"{count(seen.kept, 'shard')} of an earlier run had been compared with the source's tensors first"
+                f"{count(seen.kept, 'shard')} of an earlier run compared with the source's tensors first"
             )
         said += ["every tensor compared with the original's"] * seen.original
         said += [f"the SHA-256 of {count(seen.beside, 'weight file')} beside them was compared"] * bool(seen.beside)
