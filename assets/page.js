@@ -10,9 +10,9 @@ window.shardMyRepo = {
     if (["repo", "compare"].includes(kind(query)) && isJob && !ends) return;
     // A job becomes what it has found, so "Back" must not lead to the job, which would become that again.
     const goes = kind(query) !== kind(window.location.search) && kind(window.location.search) && !(isJob && ends);
-    if (goes && kind(query) === "job" && kind(window.location.search) !== "repo") this.before = true;
+    if (goes && kind(query) === "job") this.before = kind(window.location.search) === "result";
     if (isJob && ends && this.before) {
-      // "Back" leads from what a job has measured or compared to what was before it, not to the same once more.
+      // "Back" leads from what a job has measured or read to what was before it, not to the same once more.
       this.before = false;
       leaves = () => this.address(query);
       return window.history.back();

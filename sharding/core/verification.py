@@ -171,9 +171,7 @@ class Verification:
             files = "some of the files" if seen.read == "both" else "the source's files"
             said.append(f"{files} were not compared with hashes of the Hub")
         if seen.kept:
-            said.append(
-                f"{count(seen.kept, 'shard')} of an earlier run compared with the source's tensors first"
-            )
+            said.append(f"{count(seen.kept, 'shard')} of an earlier run compared with the source's tensors first")
         said += ["every tensor compared with the original's"] * seen.original
         said += [f"the SHA-256 of {count(seen.beside, 'weight file')} beside them was compared"] * bool(seen.beside)
         if self.within:

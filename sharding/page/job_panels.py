@@ -78,10 +78,10 @@ def timeline_of(status: JobStatus) -> Timeline:
         done += works[passed] * _share_done(status, phases[passed])
     percent = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT)
     ahead, now = phases[passed:], status.progress
-    left = ""
-    if status.state == "running" and ahead and status.loads and status.request.kind == "compare":
+    left, runs = "", ahead and status.state == "running"
+    if runs and status.loads and status.request.kind == "compare":
         left = _left_of_loads(status)
-    elif status.state == "running" and ahead and now:
+    elif runs and now:
         left = _left(status, now, ahead)
     return Timeline(tuple(steps), percent, left, _numbers(status, ahead))
 
@@ -194,12 +194,12 @@ _LATER = "You can close this page and come back with the link of the job."
 
 def heading_of(status: JobStatus) -> str:
     """Return the heading of a job that has not come to its result."""
-    ended, asked = status.state in ("failed", "cancelled"), status.request
-    titles = {
-        "compare": ("Measuring what loading costs", "Loading was not measured"),
-        "shard": ("Making the copy", "The copy was not published"),
-        "verify": ("Checking a result" if asked.of_result else "Comparing two repos",) * 2,
-    }
+    is_over, asked = status.state in ("failed", "cancelled"), status.request
+    title = "Checking a result" if asked.of_result else "Comparing two repos"
+    if asked.kind == "compare":
+        title = "Loading was not measured" if is_over else "Measuring what loading costs"
+    elif asked.kind == "shard":
+        title = "The copy was not published" if is_over else "Making the copy"
     return render("heading", title=titles[asked.kind][ended])
 
 
@@ -312,9 +312,8 @@ def _before(status: JobStatus) -> tuple[str, str]:
     asked = status.request
     if asked.kind == "shard":
         return _form_of(status), "Back to the plan"
-    if asked.kind == "compare" or asked.of_result:
-        return query_of(Wish(result=asked.destination)), "Back to the result"
-    return query_of(Wish(compare=asked.source, against=asked.destination)), "Back to the comparison"
+    pair = Wish(compare=asked.source, against=asked.destination)
+    return query_of(Wish(result=asked.destination) if asked.of_result else pair), "Go back"
 
 
 def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
