@@ -1,4 +1,5 @@
 // What only the browser can do: the address and title, copying, the slider, the maps, the time that passes.
+let leaves = null; // What to do once the browser has gone back.
 window.shardMyRepo = {
   address(query, ends = false) {
     if (!query || query === window.location.search) return;
@@ -9,11 +10,24 @@ window.shardMyRepo = {
     if (["repo", "compare"].includes(kind(query)) && isJob && !ends) return;
     // A job becomes what it has found, so "Back" must not lead to the job, which would become that again.
     const goes = kind(query) !== kind(window.location.search) && kind(window.location.search) && !(isJob && ends);
+    if (goes && kind(query) === "job") this.before = kind(window.location.search) === "result";
+    if (isJob && ends && this.before) {
+      // "Back" leads from what a job has measured or read to what was before it, not to the same once more.
+      this.before = false;
+      leaves = () => this.address(query);
+      return window.history.back();
+    }
     window.history[goes ? "pushState" : "replaceState"](window.history.state, "", query);
     // A Space is in a frame. The Hub copies the address from it.
     if (window.parent !== window) {
       window.parent.postMessage({ queryString: query.slice(1) }, "https://huggingface.co");
     }
+  },
+
+  // Show a job that was taken from its top.
+  taken(query, job) {
+    this.address(job ? `?job=${encodeURI(job)}` : query);
+    if (job) window.scrollTo({ top: 0 });
   },
 
   // Sign in or out, and come back to the choices in `query`. If the visitor wanted to start, this tab keeps that.
@@ -130,7 +144,11 @@ function arrived() {
   }
 }
 
-window.addEventListener("popstate", () => window.location.reload());
+window.addEventListener("popstate", () => {
+  if (!leaves) return window.location.reload();
+  leaves();
+  leaves = null; // what comes next is the visitor's
+});
 
 // --- Choices that the visitor waits for
 
@@ -282,6 +300,8 @@ function tick() {
   const job = document.querySelector(".job");
   const active = job && "active" in job.dataset;
   const state = active && job.dataset.percent ? `${job.dataset.percent}%` : job?.querySelector(".state")?.textContent.trim();
+  const runs = document.querySelector(".signed-in .runs");
+  if (runs?.querySelector("a").search === window.location.search) runs.remove(); // this page shows that job, and its end
   document.title = job ? `${state} · ${TITLE}` : TITLE;
   const elapsed = job?.querySelector(".elapsed");
   const soFar = elapsed && `${passed(Date.now() / 1000 - elapsed.dataset.since)} so far`;

@@ -186,8 +186,8 @@ class Verification:
         if seen.rebuilt:
             said.append(f"{seen.rebuilt} of {whose or 'the '}files{again} {have} the SHA-256 that the Hub states")
         if seen.weights:
-            files = f"{seen.reread} of {whose}{seen.weights} files, read whole once more"
-            said.append(f"{files}, {have} the hash that the Hub states, and match the earlier reads")
+            files = f"{seen.reread} of {whose}{seen.weights} files were read whole once more"
+            said.append(f"{files}: they {have} the hash that the Hub states, and match the earlier reads")
         said += ["the files that were downloaded and loaded have the hashes that the Hub states"] * seen.loaded
         if self.unstated and not seen.weights and not seen.original:
             files = "some of the files" if seen.read == "both" else "the source's files"

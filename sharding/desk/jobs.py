@@ -53,11 +53,12 @@ class JobRequest(Request):
 
     A "verify" reads two, the second at a commit, and a "compare" loads them in turn.
 
-    `of_result` says that the second is a result, whose report names the first.
+    `of_result` says that the second is a result, whose report names the first. A copy was asked for with a `goal`.
     """
 
     kind: Literal["shard", "verify", "compare"] = "shard"
     of_result: bool = False
+    goal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def draw_heat(names: Iterable[str], differences: Sequence[Difference]) -> str:
     for stack in stacks:
         drawn += _draw_stack(stack, y)
         y += 26 + _ROW * len(stack.rows) + 18
-    drawn.append(f'<text x="0" y="{y + 16:.0f}">1 − cosine of both tensors</text>')
+    drawn.append(f'<text x="0" y="{y + 16:.0f}">1 − cosine: 0 if they agree</text>')
     x = _LABEL
     for level, words in enumerate(_LEGEND):
         drawn.append(f'<rect class="h{level}" x="{x:.0f}" y="{y + 4:.0f}" width="14" height="14" rx="3"/>')

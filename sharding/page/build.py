@@ -77,7 +77,7 @@ _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"
 _LOOK_SECONDS = 0.02
 """Seconds between two looks into Gradio's queue. Gradio 6.31 looks every millisecond, which takes 8% of a core."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
-_SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
+_SHOW_JOB = "(query, job) => window.shardMyRepo.taken(query, job)"
 _BECOME = "(query) => /^[?](result|compare)=/.test(query) && window.shardMyRepo.address(query, true)"
 _BUILDING = "Building the model without its weights …"
 _SHOW_LIST = "() => window.shardMyRepo.showList()"

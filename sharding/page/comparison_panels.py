@@ -39,7 +39,10 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     reasons = [reason for reason in trust.reasons if reason != headline]
     if is_read:
         how = phrase(likeness.made)
-        headline = f"The same: all {count(likeness.tensors, 'tensor')} are identical{how}."
+        headline = f"The same: all {count(likeness.tensors, 'tensor')} are identical."
+        if how:
+            equal = within_words(likeness.tensors, trust.within) if trust.within else "all are exactly the original's"
+            headline = f"Not the original's bytes. Of {count(likeness.tensors, 'tensor')}, {equal}{how}."
         if trust.caveats:
             headline = f"All {count(likeness.tensors, 'tensor')} that were compared match{how}. But not all is known."
     elif was_read:
@@ -49,7 +52,11 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
         likeness=likeness,
         endpoint=endpoint,
         headline=headline,
-        tone="good" if is_read and not trust.caveats else "bad" if trust.level == "contradicted" else "",
+        tone="good"
+        if is_read and not (trust.caveats or likeness.made)
+        else "bad"
+        if trust.level == "contradicted"
+        else "",
         rung=_rung(likeness, is_read, was_read, trust.until),
         facts=[*([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
         counts=_counts(likeness.mismatches),
@@ -157,7 +164,7 @@ def _facts(likeness: Likeness) -> Iterable[str]:
     elif likeness.in_same_files:
         yield f"{likeness.in_same_files:,} of {total} are in files with the same SHA-256, so their bytes are equal."
     elif likeness.verdict == "same-structure":
-        yield f"Both have {total}. Their files are cut differently or differ, so their hashes say nothing."
+        yield f"Both have {total}. Perhaps only their files are cut differently: the hashes of the files cannot tell."
     if likeness.verdict == "converted":
         first = phrase(likeness.made).removeprefix(", ")
         yield f"Reading every byte compares the copy with the original, {first}."

@@ -78,12 +78,12 @@ def timeline_of(status: JobStatus) -> Timeline:
         done += works[passed] * _share_done(status, phases[passed])
     percent = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT)
     ahead, now = phases[passed:], status.progress
-    if status.loads and status.request.kind == "compare" and ahead and status.state == "running":
-        numbers = (("Loads", "{} of {}".format(*status.loads)),)
-        return Timeline(tuple(steps), percent, _left_of_loads(status), numbers)
-    if now is None or not ahead or status.state != "running":
-        return Timeline(tuple(steps), percent, "", ())
-    return Timeline(tuple(steps), percent, _left(status, now, ahead), _numbers(status, now, ahead))
+    left, runs = "", ahead and status.state == "running"
+    if runs and status.loads and status.request.kind == "compare":
+        left = _left_of_loads(status)
+    elif runs and now:
+        left = _left(status, now, ahead)
+    return Timeline(tuple(steps), percent, left, _numbers(status, ahead))
 
 
 def _of_copy(status: JobStatus) -> list[Step]:
@@ -94,15 +94,15 @@ def _of_copy(status: JobStatus) -> list[Step]:
         again += status.planned.source.total_bytes  # to prove the reads, the source is read whole
     phases = [Step("Plan", "Reading the headers", times.get("planned"))]
     if "check" in times:
-        checking = "Checking the files that an earlier run finished"
-        phases += [Step("Check the files of an earlier run", checking, times.get("transfer"), size, ("check",))]
+        checking = "Checking earlier files"
+        phases += [Step("Check earlier files", checking, times.get("transfer"), size, ("check",))]
     written = times.get("written", times.get("verify"))
     phases += [Step("Write the files", "Writing the files", written, size, ("transfer",))]
     if asked.proof == "stated":
         comparing = "Comparing the Hub's hashes, and reading a sample"
         phases += [Step("Compare the hashes", comparing, times.get("verified"), size / 100)]
     else:
-        reading = "Reading the copy again to verify it"
+        reading = "Reading the copy again"
         phases += [Step("Read them again", reading, times.get("verified"), again, ("verify",))]
     if asked.compare_rounds:
         phases += [Step("Measure loading", _loading(status), times.get("compared"), size + again)]
@@ -115,9 +115,9 @@ def _of_check(status: JobStatus) -> list[Step]:
     read = times.get("numbers", times.get("verified"))
     phases = [
         Step("Read the headers", "Reading the headers", begun),
-        Step("Read every byte of both", "Reading every byte of both repos", read, _READING, ("check", "verify")),
+        Step("Read every byte of both", "Reading both repos", read, _READING, ("check", "verify")),
     ]
-    comparing, happens = "Comparing the numbers that differ", "numbers" in times
+    comparing, happens = "Comparing what differs", "numbers" in times
     if happens or "verified" not in times:
         ended, title = times.get("verified"), "Compare the numbers that differ"
         phases += [Step(title, comparing, ended, _NUMBERS, ("numbers",), happens)]
@@ -137,8 +137,8 @@ def _of_loads(status: JobStatus) -> list[Step]:
 def _loading(status: JobStatus) -> str:
     """Return what a job does while it measures loads."""
     if status.loads:
-        return "Loading in turn what can be loaded, the original and the copy"
-    return "Importing the libraries, and loading once" if "fetched" in status.times else "Fetching the files"
+        return "Loading both in turn"
+    return "Importing the libraries" if "fetched" in status.times else "Fetching the files"
 
 
 def _share_done(status: JobStatus, phase: Step) -> float:
@@ -169,22 +169,26 @@ def _in_words(seconds: float) -> str:
     return f"{about(*range_around(seconds))} left"
 
 
-def _numbers(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> tuple[tuple[str, str], ...]:
-    rate = [("Speed", f"{format_bytes(progress.bytes_per_second)}/s")] if progress.bytes_per_second else []
-    rate += [("Memory", format_bytes(progress.anon_bytes))]
-    there = f"{format_bytes(progress.bytes_done)} of {format_bytes(progress.bytes_total)}"
-    if status.request.kind != "shard":
-        return (("Read" if status.request.kind == "verify" else "Fetched", there), *rate[:-1])
-    size = status.planned.plan.total_bytes if status.planned else 0
-    numbers = [("Written", f"{format_bytes(sum(status.written.values()))} of {format_bytes(size)}")]
-    if progress.phase == "verify":
-        numbers += [("Read again", there)]
-    if ahead[0].stages:
-        numbers += rate
-    elif status.loads:
-        numbers += [("Loads", "{} of {}".format(*status.loads))]
-    uploaded, deduplicated = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
-    return (*numbers, ("Uploaded", uploaded), ("Not sent again", deduplicated))
+def _numbers(status: JobStatus, ahead: Sequence[Step]) -> tuple[tuple[str, str], ...]:
+    """Return the numbers of a job: the same names from its start to its end, so that no row moves."""
+    now, kind, loads = status.progress, status.request.kind, ("Loads", "{} of {}".format(*status.loads or (0, "–")))
+    there = {now.phase: f"{format_bytes(now.bytes_done)} of {format_bytes(now.bytes_total)}"} if now else {}
+    reads = now and now.bytes_per_second and ahead and now.phase in ahead[0].stages
+    speed = ("Speed", f"{format_bytes(now.bytes_per_second)}/s" if now and reads else "–")
+    if kind == "compare":
+        return ("Fetched", there.get("fetch", "–")), speed, loads
+    if kind == "verify":
+        return ("Read", next(iter(there.values()), "–")), speed
+    size = format_bytes(status.planned.plan.total_bytes) if status.planned else "–"
+    return (
+        ("Written", f"{format_bytes(sum(status.written.values()))} of {size}"),
+        ("Read again", f"{format_bytes(sum(status.reread.values()))} of {size}"),
+        speed,
+        ("Memory", format_bytes(now.anon_bytes) if now and now.anon_bytes else "–"),
+        *([loads] if status.request.compare_rounds else []),
+        ("Uploaded", format_bytes(now.bytes_uploaded) if now else "–"),
+        ("On the Hub already", format_bytes(now.bytes_deduplicated) if now else "–"),
+    )
 
 
 _MOST_JOBS = 8
@@ -193,13 +197,13 @@ _LATER = "You can close this page and come back with the link of the job."
 
 def heading_of(status: JobStatus) -> str:
     """Return the heading of a job that has not come to its result."""
-    if status.request.kind == "compare":
-        title = "Measuring what loading costs"
-    elif status.request.kind == "shard":
-        title = "The copy was not published" if status.state == "failed" else "Making the copy"
-    else:
-        title = "Checking a result" if status.request.of_result else "Comparing two repos"
-    return render("heading", title=title)
+    is_over, asked = status.state in ("failed", "cancelled"), status.request
+    title = "Checking a result" if asked.of_result else "Comparing two repos"
+    if asked.kind == "compare":
+        title = "Loading was not measured" if is_over else "Measuring what loading costs"
+    elif asked.kind == "shard":
+        title = "The copy was not published" if is_over else "Making the copy"
+    return render("heading", title=titles[asked.kind][ended])
 
 
 def past_panel(status: JobStatus, source_link: str) -> str:
@@ -210,7 +214,9 @@ def past_panel(status: JobStatus, source_link: str) -> str:
 
 def job_panel(status: JobStatus, source_link: str, link: str) -> str:
     """Return the panel with the status of a job. `link` leads back to it."""
-    timeline = timeline_of(status) if status.started and status.state not in ("failed", "cancelled") else None
+    is_active = status.state in ("queued", "running", "cancelling")
+    is_timed = is_active or (status.started and status.state not in ("failed", "cancelled"))
+    timeline = timeline_of(status) if is_timed else None
     headline, detail = _headline(status, timeline)
     is_check = status.request.kind != "shard"
     return render(
@@ -225,11 +231,11 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         is_running=status.state == "running",
         tick=f"{status.progress.bytes_done if status.progress else 0} {status.log[-1:]}",
         link=link,
-        is_active=status.state in ("queued", "running", "cancelling"),
+        is_active=is_active,
         files=files_of(status) if status.state != "failed" else Files(),
         help=help_with(status.remedy),
         mismatches=mismatches_of(status),
-        again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
+        again=_before(status) if status.state in ("cancelled", "failed") else None,
         overflowing=_form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None,
         is_check=is_check,
     )
@@ -304,11 +310,21 @@ def mismatches_of(status: JobStatus) -> list[Mismatch]:
     return [mismatch for mismatch in proof.mismatches if mismatch.tensor not in numbers]
 
 
+def _before(status: JobStatus) -> tuple[str, str]:
+    """Return the link to where a job was started, and its words."""
+    asked = status.request
+    if asked.kind == "shard":
+        return _form_of(status), "Back to the plan"
+    pair = Wish(compare=asked.source, against=asked.destination)
+    return query_of(Wish(result=asked.destination) if asked.of_result else pair), "Go back"
+
+
 def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
     """Return the link to the plan of a job, with the same choices, and `with_overflow` with overflow allowed."""
     asked = status.request
     options = replace(asked.options, allow_overflow=asked.options.allow_overflow or with_overflow)
-    return query_of(Wish(asked.source, options, to=asked.destination, private=bool(asked.private), proof=asked.proof))
+    wish = Wish(asked.source, options, asked.goal, to=asked.destination, private=bool(asked.private), proof=asked.proof)
+    return query_of(replace(wish, measure=bool(asked.compare_rounds), engine=asked.engine))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from sharding.desk.jobs import ACTIVE
 from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.comparison_panels import link_of, outcome_panel
-from sharding.page.form import HIDDEN, PRIVATE, START, Shown, Update, Values
+from sharding.page.form import HIDDEN, PRIVATE, START, Shown, Update, Values, goals_panel
+from sharding.page.goals import SAME
 from sharding.page.job_panels import differs, has_outcome, heading_of, job_panel, past_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
@@ -130,6 +131,7 @@ class Pushing(Events):
                 proof=values[form.proof],
                 compare_rounds=ROUNDS if values[form.measure] else 0,
                 expect=values[form.shown].plan_id,
+                goal=values[form.goal] or "",
             )
             if not wanted.expect:
                 raise Refused("There is no plan yet.", "Choose a model and a size first.")
@@ -225,7 +227,8 @@ class Running(Events):
         try:
             if status.state == "failed":
                 comparing = Comparing(self.desk, self.site, form)
-                shown: Update = {form.result: await patient(comparing.differences)(status, token, address)}
+                told = await patient(comparing.told)(asked.destination, token)
+                shown: Update = {form.result: told + await patient(comparing.differences)(status, token, address)}
             elif asked.kind == "verify" and not asked.of_result:
                 shown = {form.result: outcome_panel(status, self.site.endpoint, address)}
             else:
@@ -233,6 +236,7 @@ class Running(Events):
                 shown = await showing.made(place, token, request)
                 shown |= {form.job: "", form.query: query_of(Wish(result=place))}
             if asked.kind == "verify" and not asked.of_result:
+                shown[form.result] = goals_panel(SAME) + shown[form.result]
                 shown |= {form.job: "", form.query: link_of(status)}
         except ShardingError as error:
             shown = {form.result: problem(error, [HOME])}

@@ -23,6 +23,7 @@ TITLES = "Has a report", "Structure matches", "Hashes match", "Every byte read"
 """The steps of the ladder of proofs."""
 READ_HERE: tuple[Level, ...] = ("made-here", "read-now")  # Levels at which this page has read every byte itself.
 CLAIMED, FITS, STATED, READ = 1, 2, 3, 4  # The numbers of the steps.
+_WRITTEN = "no proof: anyone could write one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +150,15 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     )
     until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
-        return "which anyone could write", structure, "", f"read, but not all is known{until}"
+        return _WRITTEN, structure, "", f"read, but not all is known{until}"
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
-        return "which anyone could write", structure, "", f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
+        return _WRITTEN, structure, "", f"{format_bytes(proof.bytes)}, by this page, {when}{until}"
     stated = f"the Hub states the same hashes; {proof.sample} read{until}" if trust.level == "stated" else ""
     if report.needs_folder:
-        return "which anyone could write", structure, stated, "not here, because it was made from a folder"
+        return _WRITTEN, structure, stated, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
-    return "which anyone could write", structure, stated, f"not yet: {format_bytes(proof.bytes)}{time}"
+    return _WRITTEN, structure, stated, f"not yet: {format_bytes(proof.bytes)}{time}"
 
 
 def _next_step(report: Report, made: Made, first: str) -> str:

@@ -21,7 +21,7 @@ from sharding.page.job_panels import has_outcome
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.render import HOME, SIGN_IN, Help, help_with
-from sharding.page.result_panels import READ_HERE, Places, details_panel, result_panel
+from sharding.page.result_panels import READ_HERE, Places, details_panel, named, result_panel
 from sharding.page.site import PUBLIC_HUB, Events, Login
 from sharding.planning.devices import needed
 from sharding.report.files import Result
@@ -62,7 +62,7 @@ class Showing(Events):
                 yield first
             yield {**hidden, **await judging}
         except ShardingError as error:
-            yield {form.result: problem(error, self._ways(wanted, token)), **hidden}
+            yield {form.result: problem(error, await patient(self._ways)(wanted, token)), **hidden}
 
     async def made(self, place: str, token: str | None, request: gr.Request) -> Update:
         """Show the result in `place` at once as far as it is known."""
@@ -70,13 +70,14 @@ class Showing(Events):
         places = self.places(result.repo_id, result.revision, request, is_pinned=True)
         return {self.form.wanted: place, **await patient(self._judged)(result, places, token)}
 
-    def _ways(self, wanted: str, token: str | None) -> Iterator[Help]:
-        """Offer what to do where there is no result."""
+    def _ways(self, wanted: str, token: str | None) -> list[Help]:
+        """Return what to do where there is no result."""
+        ways = [HOME] if token else [help_with(SIGN_IN), HOME]
         with suppress(ShardingError):
-            yield help_with(Remedy("plan_repo", parse_address(wanted, self.site.endpoint).text))
-        if token is None:
-            yield help_with(SIGN_IN)
-        yield HOME
+            place = parse_address(wanted, self.site.endpoint).text
+            self.desk.lookup.card(place, token)  # there is a repo
+            return [help_with(Remedy("plan_repo", place)), *ways]
+        return ways
 
     def _judged(self, result: Result, places: Places, token: str | None) -> Update:
         form, report = self.form, result.report
@@ -90,6 +91,9 @@ class Showing(Events):
         loadable = bool(original and original.has_loadable_copy and copy.is_plain_model and not report.needs_folder)
         reading = self.desk.forecast(original, copy) if checkable and original else None
         drawn = map_of_copy(copy, original, report.plan.stages, changed)
+        loads = self.desk.findings(request_about("compare", result))
+        costs = loads.costs if loads else report.comparison
+        again = "Measure again" if costs and costs.table else "Measure loading"
         return {
             form.result: _certificate(result, trust, places, reading),
             form.result_details: details_panel(
@@ -97,11 +101,11 @@ class Showing(Events):
                 places,
                 trust,
                 self.desk.results.seconds_of(result),
-                self.desk.findings(request_about("compare", result)),
+                loads,
             ),
             form.result_map: map_panel(drawn, result.repo_id, need=needed(copy), sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
-            form.load: gr.Button(visible=loadable and token is not None),
+            form.load: gr.Button(again, visible=loadable and token is not None),
             form.check_message: message(_CHECK_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }
 
@@ -229,8 +233,13 @@ class Comparing(Events):
         # Differences whose numbers are not kept can be read again.
         can_read = likeness.have_common and trust.level not in READ_HERE and not panel
         return {
-            form.likeness: panel or likeness_panel(likeness, trust, self.site.endpoint),
-            form.read: gr.Button(_read_words(likeness), visible=can_read, interactive=token is not None),
+            form.likeness: self.told(names[1], token) + (panel or likeness_panel(likeness, trust, self.site.endpoint)),
+            form.read: gr.Button(
+                f"Read every byte of both ({format_bytes(likeness.bytes)})",
+                variant="secondary" if likeness.verdict == "different" else "primary",
+                visible=can_read,
+                interactive=token is not None,
+            ),
             form.read_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if can_read and token is None else "",
             form.compare: gr.Button("Compare again", variant="secondary"),
             form.compared: (*names, likeness.variant),
@@ -250,6 +259,19 @@ class Comparing(Events):
             return {form.read_message: problem(error)}
         return {form.same: gr.Column(visible=False), **self.taken(taken)}
 
+    def told(self, copy: str, token: str | None) -> str:
+        """Return the message that a `copy` need not be the same, if its report names other weights, else ""."""
+        with suppress(ShardingError):
+            beside = self.desk.results.read(copy, token).report.source.beside
+            if others := " and ".join(named(place) for place in beside if place.gives_numbers):
+                way = Help(label="Open its result", link=query_of(Wish(result=copy)))
+                return message(
+                    f"The report of the copy says that {others} went into it, so it need not be the same.",
+                    "Its result shows whether that holds, here or by the command that it names.",
+                    ways=[way],
+                )
+        return ""
+
     def differences(self, status: JobStatus, token: str | None, address: str) -> str:
         """Return by how much the tensors differ that a job has compared. Only the headers name those that do not."""
         names = set[str]()
@@ -263,7 +285,3 @@ class Comparing(Events):
             return self.desk.results.compare(original, copied, token, session)
         except VariantMissing as error:
             return self.desk.results.compare(original, copied, token, session, error.there[0])
-
-
-def _read_words(likeness: Likeness) -> str:
-    return f"Read every byte of both ({format_bytes(likeness.bytes)})"

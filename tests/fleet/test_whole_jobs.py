@@ -146,7 +146,7 @@ def test_what_workers_have_read_to_cast_is_held_to_the_hash_of_the_hub(
     report = shard(in_house, "alice/source", "alice/cast", Options("50kB", dtype="bf16"), workers="ray")
     verification = report.verification
     assert verification.identical == (damages == "nothing") and not verification.unstated
-    assert "2 of the source's 2 files, read whole once more" in verification.method
+    assert "2 of the source's 2 files were read whole once more" in verification.method
     assert in_house.api().repo_exists("alice/cast") == verification.identical
     problems = {one.tensor: one.problem for one in reversed(verification.mismatches)}  # the first of each
     wrong = {

@@ -91,7 +91,7 @@ def test_all_phases_are_in_one_list_each_with_its_time_once_it_is_done() -> None
 def test_files_of_an_earlier_run_and_loads_are_phases_only_where_they_happen() -> None:
     checked = status(planned(), progress("check", 1), finished(0), rounds=1)
     assert [title for title, *_ in states(checked)] == [
-        "Plan", "Check the files of an earlier run", "Write the files", "Read them again", "Measure loading", "Publish",
+        "Plan", "Check earlier files", "Write the files", "Read them again", "Measure loading", "Publish",
     ]  # fmt: skip
     assert [step[1:] for step in states(checked)[1:3]] == [("done", 20), ("current", None)]
 
@@ -133,8 +133,9 @@ def test_loads_alone_are_counted_and_end_with_their_costs_or_with_nothing() -> N
         [titles[number]] for number in (0, 0, 1, 2, 2)
     ]
     assert told[1].numbers[0] == ("Fetched", "20.0 MB of 40.0 MB") and told[1].left.endswith(" left, without the loads")
-    assert told[2].headline == "Importing the libraries, and loading once"
-    assert (told[-1].left, told[-1].numbers) == ("about 8 to 14 s left", (("Loads", "2 of 3"),))
+    assert told[2].headline == "Importing the libraries"
+    assert (told[-1].left, told[-1].numbers[-1]) == ("about 8 to 14 s left", ("Loads", "2 of 3"))
+    assert len({tuple(name for name, _ in one.numbers) for one in told}) == 1, "a row of numbers moves"
     for ended, words in {"done": "Done", "cancelled": "Nothing was measured to the end."}.items():
         said = panel(status(*begun, state=ended, kind="compare", ended=131.0))
         assert words in said and "staged" not in said and "Publish" not in said

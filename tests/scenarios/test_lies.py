@@ -227,7 +227,9 @@ def test_what_is_made_and_what_is_compared_is_held_to_what_the_hub_states_of_the
     asked = {"dtype": options.dtype, "dequantize": options.dequantize}
     proof = compared(hub, source, name, **asked)
     assert proof.identical and not proof.unstated
-    assert re.search("files have the SHA-256 that the Hub.*once more, have the hash that the Hub states", proof.method)
+    assert re.search(
+        "files have the SHA-256 that the Hub.*once more: they have the hash that the Hub states", proof.method
+    )
     flip(file, middle(file))
     assert not compared(hub, source, name, **asked).identical
 

@@ -167,7 +167,7 @@ def test_one_file_without_a_hash_makes_a_result_unstated(
     if paths:
         assert "put together again" not in proof.method
     if paths or dtype == "bf16":
-        assert f"{2 - len(paths)} of the source's 2 files, read whole once more, have the hash" in proof.method
+        assert f"{2 - len(paths)} of the source's 2 files were read whole once more: they have the hash" in proof.method
     else:
         assert "2 of the source's files, put together again from the result, have the SHA-256" in proof.method
 
