@@ -182,7 +182,11 @@ def _numbers(status: JobStatus, ahead: Sequence[Step]) -> tuple[tuple[str, str],
     size = format_bytes(status.planned.plan.total_bytes) if status.planned else "–"
     return (
         ("Written", f"{format_bytes(sum(status.written.values()))} of {size}"),
-        ("Read again", f"{format_bytes(sum(status.reread.values()))} of {size}"),
+        *(
+            [("Read again", f"{format_bytes(sum(status.reread.values()))} of {size}")]
+            if status.request.proof == "read"
+            else []
+        ),
         speed,
         ("Memory", format_bytes(now.anon_bytes) if now and now.anon_bytes else "–"),
         *([loads] if status.request.compare_rounds else []),
@@ -203,7 +207,7 @@ def heading_of(status: JobStatus) -> str:
         title = "Loading was not measured" if is_over else "Measuring what loading costs"
     elif asked.kind == "shard":
         title = "The copy was not published" if is_over else "Making the copy"
-    return render("heading", title=titles[asked.kind][ended])
+    return render("heading", title=title)
 
 
 def past_panel(status: JobStatus, source_link: str) -> str:
