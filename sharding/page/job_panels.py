@@ -200,7 +200,7 @@ def heading_of(status: JobStatus) -> str:
         title = "Loading was not measured" if is_over else "Measuring what loading costs"
     elif asked.kind == "shard":
         title = "The copy was not published" if is_over else "Making the copy"
-    return render("heading", title=titles[asked.kind][ended])
+    return render("heading", title=title)
 
 
 def past_panel(status: JobStatus, source_link: str) -> str:
