@@ -37,6 +37,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     was_read = trust.level == "contradicted" and likeness.verdict != "different"
     headline = sentence_of(likeness)
     reasons = [reason for reason in trust.reasons if reason != headline]
+    tone = "good" if is_read and not (trust.caveats or likeness.made) else ""
     if is_read:
         how = phrase(likeness.made)
         headline = f"The same: all {count(likeness.tensors, 'tensor')} are identical."
@@ -52,11 +53,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
         likeness=likeness,
         endpoint=endpoint,
         headline=headline,
-        tone="good"
-        if is_read and not (trust.caveats or likeness.made)
-        else "bad"
-        if trust.level == "contradicted"
-        else "",
+        tone=tone or ("bad" if trust.level == "contradicted" else ""),
         rung=_rung(likeness, is_read, was_read, trust.until),
         facts=[*([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
         counts=_counts(likeness.mismatches),

@@ -264,12 +264,9 @@ class Comparing(Events):
         with suppress(ShardingError):
             beside = self.desk.results.read(copy, token).report.source.beside
             if others := " and ".join(named(place) for place in beside if place.gives_numbers):
-                way = Help(label="Open its result", link=query_of(Wish(result=copy)))
-                return message(
-                    f"The report of the copy says that {others} went into it, so it need not be the same.",
-                    "Its result shows whether that holds, here or by the command that it names.",
-                    ways=[way],
-                )
+                text = f"The report of the copy says that {others} went into it, so it need not be the same."
+                ways = [Help(label="Check that on its result", link=query_of(Wish(result=copy)))]
+                return message(text, ways=ways)
         return ""
 
     def differences(self, status: JobStatus, token: str | None, address: str) -> str:
