@@ -19,6 +19,7 @@ _COMMANDS = (
     "consolidate.py",
     "hub.py",
     "link.py",
+    "link.py --megabytes-a-second 0",
     "pipeline.py",
     "latency.py",
     "estimate.py",
