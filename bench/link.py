@@ -73,7 +73,7 @@ def main() -> None:
         ]
         print_figures(
             "Behind a line" if rate else "Hub jobs without a limit",
-            _figures(costs),
+            _figures(costs, is_limited=bool(rate)),
             costs,
             facts,
             folder,
@@ -102,11 +102,14 @@ def _timeline(title: str, logs: dict[str, Path]) -> Iterator[str]:
         yield f"Megabytes {'down' if verb == 'GET' else 'up'} in every {_STEP_SECONDS} s, {title}: {row}."
 
 
-def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
+def _figures(costs: dict[str, list[Cost]], *, is_limited: bool) -> list[Figure]:
     pairs = [(_HUB, _BOTH, "at most 1.05"), (_FOLDER, _UPLOAD, "at most 1.25"), (_FETCH, _DOWNLOAD, "at most 1.1")]
     pairs += [(_STATED, _BOTH, "at most 0.6"), (_FOLDER_STATED, _UPLOAD, "at most 1.05")]
     return [
-        *(ratio(f"time, {one} to {other}", seconds(costs[one]), seconds(costs[other]), to) for one, other, to in pairs),
+        *(
+            ratio(f"time, {one} to {other}", seconds(costs[one]), seconds(costs[other]), to if is_limited else "")
+            for one, other, to in pairs
+        ),
         *(Figure(f"peak anonymous memory, {title}", anon_megabytes(costs[title]), "{:.1f} MB") for title in costs),
     ]
 
