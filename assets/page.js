@@ -58,6 +58,9 @@ window.shardMyRepo = {
       refusal.scrollIntoView({ block: "center" });
     } else if (document.querySelector("#progress .job") || !looks) {
       window.scrollTo({ top: 0, behavior: "smooth" });
+      const heading = document.querySelector("#run-heading h2");
+      heading?.setAttribute("tabindex", "-1"); // the button that had the focus is gone
+      heading?.focus({ preventScroll: true });
     } else {
       requestAnimationFrame(() => this.started(looks - 1));
     }

@@ -129,6 +129,7 @@ def test_a_job_that_was_pushed_by_keyboard_alone_leaves_its_token_nowhere_and_it
         tab_to(page, "Start", "Shift+Tab")
         page.keyboard.press("Enter")
         expect(page.locator("#progress .running")).to_contain_text("Writing the files")
+        expect(page.locator("#run-heading h2")).to_be_focused()
         # Nobody finds the token where the job runs, nor in what it leaves.
         assert space.process
         children = psutil.Process(space.process.pid).children(recursive=True)
