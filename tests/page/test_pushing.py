@@ -162,7 +162,7 @@ def test_a_job_is_resumed_after_the_space_was_restarted_with_an_empty_disk(
     site = serve(**as_space(hub))
     page = visit(site, f"?repo={long}&size={LONG}", user="alice")
     name = copy_name()
-    with hub.failing(f"delay:0.6@GET .*/{name}/xet-write"):
+    with hub.failing(f"delay:1.5@GET .*/{name}/xet-write"):
         job = start_job(page, name)
         assert job.endswith(f"/alice/{name}")
         expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[3-9] of 12 files"))
