@@ -5,7 +5,7 @@ Two shards are made at a time. For each, one thread makes, hashes and writes the
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Event, Lock
@@ -158,50 +158,48 @@ def move_shards(
     written = [Event() for _ in shards]
     in_work: set[ShardWriter] = set()
 
-    @contextmanager
-    def turn(number: int) -> Iterator[None]:
-        """Wait until the shards before this one are written, but for as many as may be written beside it."""
-        if number >= sink.writes_at_once:
-            written[number - sink.writes_at_once].wait()
-        try:
-            yield
-        finally:
-            written[number].set()
-
     def move(number: int, shard: Shard) -> ShardRecord:
+        try:
+            return write(number, shard)
+        finally:
+            written[number].set()  # if it failed, the next one must not wait for it
+
+    def write(number: int, shard: Shard) -> ShardRecord:
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
         output = _Output(writer, shard)
         digests, overflowed, size = dict[str, str](), dict[str, int](), 0
         unchanged, unsure = list[str](), list[str]()
         made = making.made(shard)
-        with turn(number):
-            for piece in pieces(shard):
-                if isinstance(piece, bytes):
-                    output.write(piece)
-                    size += len(piece)
-                    continue
-                tensor, chunks = next(made)
-                digest, infinite, same, odd = blake3(), 0, True, False
-                # A shard that is only read may be a file of the source, put together from several files of the copy.
-                file = shard.file if phase == "transfer" else tensor.file
-                for data, count, is_same, is_odd in chunks:
-                    infinite += count
-                    same, odd = same and is_same, odd or is_odd
-                    if infinite and not may_overflow:
-                        continue  # the rest is counted for the refusal
-                    digest.update(data)
-                    output.write(data)
-                    size += len(data)
-                    lanes.count(len(data), file)
+        if number >= sink.writes_at_once:  # only so many are written side by side, the first ones first
+            written[number - sink.writes_at_once].wait()
+        for piece in pieces(shard):
+            if isinstance(piece, bytes):
+                output.write(piece)
+                size += len(piece)
+                continue
+            tensor, chunks = next(made)
+            digest, infinite, same, odd = blake3(), 0, True, False
+            # A shard that is only read may be a file of the source, put together from several files of the copy.
+            file = shard.file if phase == "transfer" else tensor.file
+            for data, count, is_same, is_odd in chunks:
+                infinite += count
+                same, odd = same and is_same, odd or is_odd
                 if infinite and not may_overflow:
-                    raise _refusal(tensor, infinite)
-                digests[tensor.name] = digest.hexdigest()
-                if infinite:
-                    overflowed[tensor.name] = infinite
-                unchanged += [tensor.name] * bool(same and tensor.bytes)
-                unsure += [tensor.name] * odd
-            output.flush()
+                    continue  # the rest is counted for the refusal
+                digest.update(data)
+                output.write(data)
+                size += len(data)
+                lanes.count(len(data), file)
+            if infinite and not may_overflow:
+                raise _refusal(tensor, infinite)
+            digests[tensor.name] = digest.hexdigest()
+            if infinite:
+                overflowed[tensor.name] = infinite
+            unchanged += [tensor.name] * bool(same and tensor.bytes)
+            unsure += [tensor.name] * odd
+        output.flush()
+        written[number].set()
         sha256 = writer.finish()
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())

@@ -1,6 +1,7 @@
 """Shards on their way: how many at a time, how much of them in memory, in which order they are told, and their end."""
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from threading import Barrier, Event, Lock
@@ -173,6 +174,26 @@ def test_the_next_shard_is_written_while_the_one_before_is_finished_and_not_earl
     sink.on_write, sink.on_finish = on_write, on_finish
     assert len(move(source, shards, sink)) == len(shards)
     assert order == sorted(order) and set(order) == begun.keys()
+
+
+def test_no_shard_waits_for_one_that_could_not_be_opened() -> None:
+    source, shards = some_shards(2)
+    sink, opened = Sink(2), Event()
+    sink.writes_at_once = 1
+
+    def on_open(file: str) -> None:
+        if file == shards[0].file:
+            assert opened.wait(LONG)
+            raise DestinationError("The login has ended.")
+        opened.set()
+
+    sink.on_open = on_open
+    with pytest.raises(DestinationError, match="login has ended"):
+        move(source, shards, sink)
+    lanes = [thread for thread in threading.enumerate() if thread.name.startswith("lane")]
+    for lane in lanes:
+        lane.join(LONG)
+    assert not any(lane.is_alive() for lane in lanes)
 
 
 @pytest.mark.parametrize(
