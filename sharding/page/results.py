@@ -91,18 +91,13 @@ class Showing(Events):
         loadable = bool(original and original.has_loadable_copy and copy.is_plain_model and not report.needs_folder)
         reading = self.desk.forecast(original, copy) if checkable and original else None
         drawn = map_of_copy(copy, original, report.plan.stages, changed)
-        loads = self.desk.findings(request_about("compare", result))
+        # What loading costs tells something of both, so it is only for who can read both.
+        loads = self.desk.findings(request_about("compare", result)) if original else None
         costs = loads.costs if loads else report.comparison
         again = "Measure again" if costs and costs.table else "Measure loading"
         return {
             form.result: _certificate(result, trust, places, reading),
-            form.result_details: details_panel(
-                report,
-                places,
-                trust,
-                self.desk.results.seconds_of(result),
-                loads,
-            ),
+            form.result_details: details_panel(report, places, trust, self.desk.results.seconds_of(result), loads),
             form.result_map: map_panel(drawn, result.repo_id, need=needed(copy), sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
             form.load: gr.Button(again, visible=loadable and token is not None),

@@ -369,3 +369,17 @@ def test_a_result_is_read_whole_on_a_click_by_who_has_a_login(rooms: Rooms, runn
     copy, source = rooms.hub.api().model_info(name).sha, rooms.hub.api().model_info(MODEL).sha
     assert (request.kind, request.destination) == ("verify", f"{name}@{copy}")
     assert request.source == f"{MODEL}@{source}" and isinstance(taken[form.check], gr.Button)
+
+
+def test_what_loading_costs_is_told_only_to_those_who_can_read_both(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms.push("alice/hidden-source", private=True)
+    shard(rooms.hub, "alice/hidden-source", "alice/of-hidden")
+    rooms.hub.api().update_repo_settings("alice/of-hidden", private=False)
+    asked = list[JobRequest]()
+    monkeypatch.setattr(type(rooms.desk), "findings", lambda _, request: asked.append(request))
+    for by in (None, login("alice")):
+        assert not asked
+        whole(Showing(rooms.desk, rooms.space, rooms.form).show("alice/of-hidden", asks(), by))
+    assert [request.kind for request in asked] == ["compare"]
