@@ -102,7 +102,7 @@ def _fits_t4(checkpoint: Content) -> bool:
 
 def _on_t4(checkpoint: Content) -> str:
     needs_none = " You need no copy for that." if _fits_t4(checkpoint) else ""
-    return f"As it is now, a T4: {_t4(checkpoint).words}.{needs_none}"
+    return f"On a T4, as it is now: {_t4(checkpoint).words}.{needs_none}"
 
 
 def _one_file(checkpoint: Content) -> _Chosen:
