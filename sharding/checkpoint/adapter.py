@@ -55,7 +55,9 @@ def with_adapter(
         copied_weights=tuple(file for file in checkpoint.copied_weights if file.path not in own),
         findings=tuple(findings),
         others=(*checkpoint.others, adapter),
-        head_is_copy=_head_is_copy(checkpoint, origin, adapter, most_bytes),
+        head_is_copy=head_is_copy(
+            checkpoint, origin, most_bytes, touches=any(_WORDS.search(one.name) for one in adapter.tensors)
+        ),
         unreached=origin.unreached,
     )
 
@@ -81,7 +83,7 @@ def stored_heads(config: Any) -> tuple[str, ...]:
     return head, f"language_model.{head}"
 
 
-def _head_is_copy(checkpoint: Content, origin: Inputs, adapter: Content, most_bytes: int | None) -> bool | None:
+def head_is_copy(checkpoint: Content, origin: Inputs, most_bytes: int | None, *, touches: bool = True) -> bool | None:
     """Return whether a model that may tie its head to its embeddings stores both with the same bytes.
 
     transformers 5.23 ties them only then. Reads both, if both are there and the result may depend on it. Returns None
@@ -90,7 +92,6 @@ def _head_is_copy(checkpoint: Content, origin: Inputs, adapter: Content, most_by
     config = parsed_json(checkpoint.configs.get("", "{}"))
     is_tied = ties(config)
     heads = stored_heads(config)
-    touches = any(_WORDS.search(tensor.name) for tensor in adapter.tensors)
     if is_tied is False or (is_tied is None and not touches):
         return None
     embeddings = [tensor for tensor in checkpoint.tensors if EMBEDDINGS.search(tensor.name)]

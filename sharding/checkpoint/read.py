@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from sharding.checkpoint.adapter import with_adapter
+from sharding.checkpoint.adapter import head_is_copy, with_adapter
 from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
 from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.readers import reader_of
@@ -21,6 +21,7 @@ from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import WeightSet, by_folder, why_one_file
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
+from sharding.core.origin import Place
 from sharding.core.protocols import Files, Inputs
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.values import Component, Content, FileEntry, Finding, Tensor
@@ -28,6 +29,7 @@ from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.names import CONFIG_NAME, POINTER, POINTER_BYTES, USUAL_POINTER, what_is
 from sharding.formats.peft_config import named_base
 from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
+from sharding.recipes.views import from_source
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""
@@ -41,7 +43,19 @@ def read_inputs(
     Raises as `read_checkpoint` does, for each of them. Raises WeightsNeeded if more than `most_bytes` of weights would
     have to be read.
     """
-    return with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
+    checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
+    for number, place in enumerate(origin.places):
+        if place.role in ("like", "fill"):
+            other = _of_input(read_checkpoint(origin.sources[number], most_tensors=most_tensors), place, number)
+            is_copy = head_is_copy(checkpoint, origin, most_bytes) if place.role == "like" else None
+            checkpoint = replace(checkpoint, others=(*checkpoint.others, other), head_is_copy=is_copy)
+    return checkpoint
+
+
+def _of_input(content: Content, place: Place, number: int) -> Content:
+    """Return what another input holds, at `place`, with its `number` among the inputs of the job."""
+    files = tuple(replace(file, source=number) for file in content.weight_files)
+    return replace(content, source=place, tensors=from_source(content.tensors, number), weight_files=files)
 
 
 def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Content:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sharding.job import Event
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
-_TO_COME = ("--experts", "--only", "--drop", "--rename", "--fill", "--pull-request")
+_TO_COME = ("--pull-request",)
 """Options of later versions. This version has no similar ones, so it suggests none."""
 
 
@@ -109,7 +109,8 @@ class _Command(TyperCommand):
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for option, times in Counter(one for one in order if isinstance(one, TyperOption)).items():
             # A switch may be repeated, unless it has an opposite: --private --public.
-            if times > 1 and not ctx.resilient_parsing and (not option.is_flag or option.secondary_opts):
+            may_repeat = option.multiple or (option.is_flag and not option.secondary_opts)
+            if times > 1 and not ctx.resilient_parsing and not may_repeat:
                 flag = option.opts[0]
                 again = OPTIONS[option.name].again if option.name in OPTIONS else "Give it once."
                 message = f"{'/'.join([flag, *option.secondary_opts])} is given {times} times."
@@ -121,7 +122,8 @@ class _Command(TyperCommand):
         try:
             for parameter in given:
                 value = ctx.params.get(parameter.name)
-                if isinstance(value, str) and not value.strip():
+                values = value if isinstance(value, (list, tuple)) else [value]
+                if any(isinstance(one, str) and not one.strip() for one in values):
                     is_option = parameter.opts[0].startswith("-")
                     name = parameter.opts[0] if is_option else parameter.opts[0].upper()
                     raise UsageError(f"{name} is empty.", f"Give it a value{', or leave it out' * is_option}.")

@@ -61,6 +61,8 @@ def without_shorthands(values: Mapping[str, Any], given: Container[str]) -> dict
                 usual = option.flags[0]
                 raise UsageError(f"{short} and {usual} cannot be used together.", "Leave out one of them.")
             left[option.name] = value
+        if option.is_list and option.name in left:
+            left[option.name] = ",".join(left[option.name] or ())
         if option.on is not None and option.name in left:
             left[option.name] = option.on if left[option.name] else option.default
     return left
@@ -82,8 +84,8 @@ def _parameters(option: Option, group: Group) -> list[inspect.Parameter]:
     if option.default in (None, "") and not option.is_switch:
         more["show_default"] = False
     told = typer.Option(*option.flags, help=option.help, metavar=option.metavar, rich_help_panel=group, **more)
-    kind = str if option.name == "max_shard_size" else option.kind
-    kind, default = (kind, option.default) if option.on is None else (bool, False)
+    kind = list[str] if option.is_list else str if option.name == "max_shard_size" else option.kind
+    kind, default = (kind, [] if option.is_list else option.default) if option.on is None else (bool, False)
     parameters = [_parameter(option.name, kind, default, told)]
     if option.shorthand:
         flag, _, words = option.shorthand

@@ -1,9 +1,12 @@
 """Say what was done to the numbers of a copy. The step of the planner that does it chooses the words. Pure."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from operator import attrgetter
+from typing import Annotated
+
+from pydantic import Field
 
 from sharding.core.bounds import Count, Line, Word
 from sharding.core.origin import Place
@@ -27,6 +30,7 @@ class Change:
     - `evidence`: what decided the numbers, such as a file with its SHA-256.
     - `caveat`: what a comparison of two repos does not tell about it.
     - `peer`: how people do it without this tool, if `from_pretrained` and `save_pretrained` do not.
+    - `details`: more facts about it, by kind.
     """
 
     kind: Word
@@ -43,6 +47,7 @@ class Change:
     evidence: Line = ""
     caveat: Line = ""
     peer: Line = ""
+    details: Annotated[Mapping[Word, Line], Field(exclude_if=lambda details: not details)] = field(default_factory=dict)
 
     @property
     def around(self) -> tuple[str, str]:

@@ -62,6 +62,7 @@ class Option:
     - `computes`: whether the copy may have other numbers than the source.
     - `again`: the hint if it is given twice.
     - `role`: the role of the input that it names. See `origin.Role`.
+    - `is_list`: whether it may be given several times. Its value is a list with commas.
     - `since`: sorts the parameters of an endpoint. New options come last, so that callers need no change.
     """
 
@@ -87,6 +88,7 @@ class Option:
     computes: bool = False
     again: str = "Give it once."
     role: Role | None = None
+    is_list: bool = False
     since: int = 0
 
     @property
@@ -132,6 +134,13 @@ def _option(default: Any, flags: str, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(tuple(flags.split()), help, default, **more)})
 
 
+_by_hand = partial(
+    _option,
+    commands=("plan", "shard", "verify"),
+    excludes={"engine": "The classic engine keeps the layout of its model."},
+    computes=True,
+    since=8,
+)
 _of_job = partial(_option, group="Where", commands=("shard",), tools=("shard",))
 
 
@@ -164,6 +173,10 @@ class Options:
     - `base`: the model that was trained, a folder or a repo. A training run saves no configuration with its weights.
     - `dequantize`: turn quantized weights into ordinary ones. "keep" makes bf16 of them and casts no other tensor.
     - `adapter`: a LoRA to merge into the weights, a folder or `owner/name[@revision][/folder]`.
+    - `like`: the original, whose names, shapes, form and parts the copy gets. `keep_extra`: keep what it does not have.
+    - `text_only`: take only the text model. `experts`: store experts "fused" or "separate".
+    - `only`, `drop`: globs of the tensors to take, and to leave out. `rename`: "OLD=NEW", how names begin.
+    - `fill`: globs of tensors to add from `fill_from`. These four are lists with commas.
 
     Raises UsageError for a value that is no choice.
 
@@ -293,9 +306,64 @@ class Options:
         info="The LoRA to merge: owner/name, owner/name@revision/folder, or a link to it.",
     )
 
+    like: str = _option(
+        "",
+        "--like",
+        "Give it the names and form of its original",
+        commands=("plan", "shard", "verify"),
+        metavar="SOURCE",
+        excludes={
+            "base": "With --base, a training run gets the names of its base already.",
+            "adapter": "Merge the adapter first. Then make the result like its original.",
+            "engine": "The classic engine keeps the layout of its model.",
+            **dict.fromkeys(
+                ("text_only", "experts", "only", "drop", "rename", "fill"),
+                "The original decides all names and forms, so nothing is left to choose by hand.",
+            ),
+        },
+        since=6,
+        computes=True,
+        role="like",
+        title="The original",
+        info="The model that it was trained from, as tools load it: owner/name. The copy gets its names and form.",
+    )
+    keep_extra: bool = _option(
+        False,
+        "--keep-extra",
+        "With --like: keep what the original does not have",
+        commands=("plan", "shard", "verify"),
+        since=7,
+    )
+    text_only: bool = _by_hand(False, "--text-only", "Only the text model of a model for images or speech")
+    experts: Literal["", "fused", "separate"] = _by_hand(
+        "", "--experts", "Store experts in one tensor (fused) or one by one (separate)", metavar="FORM"
+    )
+    only: str = _by_hand("", "--only", "Take only tensors with such names", metavar="GLOB", is_list=True)
+    drop: str = _by_hand("", "--drop", "Leave out tensors with such names", metavar="GLOB", is_list=True)
+    rename: str = _by_hand("", "--rename", "Change how names begin", metavar="OLD=NEW", is_list=True)
+    fill: str = _by_hand("", "--fill", "Add tensors that it lacks, from --from", metavar="GLOB", is_list=True)
+    fill_from: str = _option(
+        "",
+        "--from",
+        "Where --fill takes its tensors",
+        commands=("plan", "shard", "verify"),
+        metavar="SOURCE",
+        excludes={"like": "The original decides what is filled."},
+        since=14,
+        role="fill",
+        computes=True,
+    )
+
     def __post_init__(self) -> None:
         """Check every value."""
-        for name in ("variant", *(name for name, option in _declared(Options).items() if option.role)):
+        for name in (
+            "variant",
+            "only",
+            "drop",
+            "rename",
+            "fill",
+            *(name for name, option in _declared(Options).items() if option.role),
+        ):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"The {name} is not a text.", "Give it one value.")
         if not self.is_single_file:
@@ -305,6 +373,13 @@ class Options:
         if not _STRATEGY.fullmatch(self.strategy):
             raise _no_such("strategy", self.strategy, _STRATEGIES, " N is 2 or more.")
         chosen("order", self.order, get_args(Order))
+        if self.experts:
+            chosen("form of experts", self.experts, ("fused", "separate"))
+        if self.keep_extra and not self.like:
+            raise UsageError("--keep-extra needs --like.", "Name the original with --like owner/name.")
+        if bool(self.fill) != bool(self.fill_from):
+            lacks, needs = ("--from", "--fill") if self.fill else ("--fill", "--from")
+            raise UsageError(f"{needs} needs {lacks}.", "Write --fill GLOB --from owner/name.")
         chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
             ranks = f"one from 0 to {self.ranks - 1}" if self.ranks else "the strategy pp:N, which has N ranks"

@@ -9,12 +9,14 @@ from pydantic import Field
 from sharding.core.bounds import OptionalFolder, Word
 
 Store = Literal["folder", "hub"]
-Role = Literal["model", "base", "adapter"]
+Role = Literal["model", "base", "adapter", "like", "fill"]
 """What a job takes from an input.
 
 The *model* is what it copies. The *base* is the model that was trained: its files beside the weights go into the copy.
-The *adapter* is merged into the model.
+The *adapter* is merged into the model. The copy gets the layout of what is *like*, and tensors of what it is to *fill*.
 """
+
+_CALLED = {"model": "source", "like": "original", "fill": "repo of the filled tensors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Place:
 
     @property
     def called(self) -> str:
-        """What a sentence calls it: "source", "base", "adapter"."""
-        return "source" if self.role == "model" else self.role
+        """What a sentence calls it: "source", "base", "adapter", "original"."""
+        return _CALLED.get(self.role, self.role)
 
     def is_same(self, other: "Place") -> bool:
         """Return whether both are the same repo of a Hub. Two folders with the same name may be different ones."""

@@ -146,6 +146,22 @@ def tied_names(config: Any) -> tuple[str, ...]:
     return names.pop() if len(names) == 1 else ()
 
 
+def is_known_type(kind: Any) -> bool:
+    """Return whether transformers has classes for the model type `kind`."""
+    return kind in _table()["types"] if isinstance(kind, str) else False
+
+
+def causal_class(kind: Any) -> str:
+    """Return the class of a model type that predicts the next word and nothing else, "" if there is none or several.
+
+    >>> causal_class("gemma3_text"), causal_class("qwen2_5_vl_text")
+    ('Gemma3ForCausalLM', '')
+    """
+    known = [name for name, entry in _table()["classes"].items() if entry and entry["type"] == kind]
+    causal = [name for name in known if name.endswith("ForCausalLM")]
+    return causal[0] if len(causal) == 1 else ""
+
+
 def always_ties(config: Any) -> bool:
     """Return whether the configuration of a model ties its weights even if config.json says that it does not."""
     kind = _type_of(config)

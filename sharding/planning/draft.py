@@ -26,6 +26,7 @@ class Draft:
     findings: tuple[Finding, ...] = ()
     made: Made = ()
     hints: Hints = field(default_factory=dict)
+    unfit: frozenset[str] = frozenset()  # Files beside the weights that do not fit the copy.
 
 
 def draft_of(content: Content, options: Options) -> Draft:

@@ -58,7 +58,7 @@ def _laid_out(draft: Draft) -> Plan:
     return replace(
         plan,
         findings=(*findings, *plan.findings, *(finding for *_, finding in stated)),
-        unfit=frozenset(unfit),
+        unfit=frozenset(unfit) | draft.unfit,
         made=draft.made,
         sources=content.inputs,
         written=written | {path: text for path, text, _ in stated},

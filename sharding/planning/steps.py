@@ -10,6 +10,8 @@ from sharding.core.options import Options
 from sharding.core.values import Content
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.adapters import merged
+from sharding.planning.alike import alike
+from sharding.planning.alike.selected import chosen
 from sharding.planning.cast import cast_change, cast_findings, cast_tensors, refuse_cast
 from sharding.planning.dequantize import dequantized, without_left_over
 from sharding.planning.draft import Draft, draft_of
@@ -43,7 +45,7 @@ def drafted(content: Content, options: Options, asks: Asks = NO_CLASS) -> Draft:
 
 def names_asked(content: Content) -> Content | None:
     """Return the model of which a step needs the names in memory (see `Asks.names`), None if no step needs them."""
-    return merged.names_asked(content)
+    return merged.names_asked(content) or alike.names_asked(draft_of(content, Options()))
 
 
 def _merged(draft: Draft, asks: Asks) -> Draft:
@@ -54,6 +56,15 @@ def _merged(draft: Draft, asks: Asks) -> Draft:
     known = asks.names(asked) if asked else {}
     merge: Draft = asks.run("merge", partial(merged.merged, draft, known))
     return merge
+
+
+def _alike(draft: Draft, asks: Asks) -> Draft:
+    if draft.content.of("like") is None:
+        return draft
+    asked = asks.run("names", partial(alike.names_asked, draft))
+    known = asks.names(asked) if asked else {}
+    made: Draft = asks.run("like", partial(alike.alike, draft, known))
+    return made
 
 
 def _cast(draft: Draft, asks: Asks) -> Draft:
@@ -73,6 +84,8 @@ STEPS: tuple[Callable[[Draft, Asks], Draft], ...] = (
     lambda draft, _: without_left_over(draft),
     lambda draft, _: dequantized(draft) if draft.options.dequantize else draft,
     _merged,
+    lambda draft, _: chosen(draft),
+    _alike,
     _cast,
 )
 """All that can be done to the numbers of a copy, in order."""

@@ -14,7 +14,7 @@ from sharding.core.options import Request
 from sharding.core.origin import Role
 from sharding.core.protocols import Destination, Files, Inputs, Source
 from sharding.core.values import FileEntry
-from sharding.formats.names import CONFIG_NAME, is_duplicate, is_training_state, is_weights
+from sharding.formats.names import CARD_NAME, CONFIG_NAME, is_duplicate, is_training_state, is_weights
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_names import lies_in, refuse_overlap
@@ -42,7 +42,9 @@ def open_inputs(named: Mapping[Role, str], hub: Hub) -> Inputs:
         _refuse_gguf(text)
         sources[role] = open_folder(text) if is_folder(text) else open_repo(hub, parse_address(text, hub.endpoint))
     folder = trained_folder([*(file.path for file in sources["model"].files), *sources["model"].links_out])
-    return Inputs(sources) if folder is None or not (folder or "base" in sources) else trained(sources, folder)
+    if folder is None:
+        return completed(sources) if "like" in sources else Inputs(sources)
+    return trained(sources, folder) if folder or "base" in sources else Inputs(sources)
 
 
 def _refuse_base(text: str, base: str, source: Source) -> None:
@@ -135,6 +137,17 @@ def trained(sources: Mapping[Role, Source], folder: str) -> Inputs:
             file = replace(file, path=file.path.removeprefix(folder), place=file.path, xet_hash=None)
         files[file.path] = file
     return Inputs(sources, (files[path] for path in sorted(files)), links)
+
+
+def completed(sources: Mapping[Role, Source]) -> Inputs:
+    """Return the inputs with the small files of the original that the model lacks: configuration, tokenizer, licence."""
+    files = {file.path: file for file in sources["model"].files}
+    number = list(sources).index("like")
+    for file in sources["like"].files:
+        path = file.path
+        if path not in files and "/" not in path and path != CARD_NAME and not is_weights(path) and _is_beside(path):
+            files[path] = replace(file, source=number)
+    return Inputs(sources, (files[path] for path in sorted(files)))
 
 
 def _is_beside(path: str) -> bool:

@@ -1,0 +1,1 @@
+"""Give a checkpoint the names, shapes and form of another, with its own numbers."""

@@ -1,0 +1,195 @@
+"""Find which weight of one checkpoint is which of another, by names and shapes. Pure."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharding.core.text import objects_in
+from sharding.planning.alike.units import Unit
+
+_DEEPEST = 5
+"""The most parts of a name that a prefix has: "base_model.model.model.language_model." has four."""
+
+_CONTAINERS = frozenset(["model", "thinker", "transformer", "base_model", "language_model"])
+"""Modules that hold the parts of a model: its text model, its towers, its MTP head."""
+
+_SMALL_PARTS = ("projector", "connector", "merger", "mtp", "embed_vision", "embed_audio", "adapter", "resampler")
+"""What parts without layers of their own are called, beside towers."""
+
+Prefix = tuple[str, str]  # What names begin with here, and in the original.
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How two checkpoints belong together.
+
+    - `of`: the name of the unit here, by the unit's name in the original.
+    - `prefixes`: which prefix became which, and how many units have it.
+    - `twice`: pairs of names that both fit one unit of the original; `unclear`: a unit here with two names there.
+    - `misfits`: units of the same name and another shape: (here, there).
+    - `absent`: units of the original that are not here. `extra`: units that the original does not have.
+    """
+
+    of: Mapping[str, str]
+    prefixes: Mapping[Prefix, int]
+    twice: tuple[tuple[str, str, str], ...] = ()
+    unclear: tuple[tuple[str, str, str], ...] = ()
+    misfits: tuple[tuple[str, str], ...] = ()
+    absent: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Whether shapes fit: they are equal, but for the rows of words, of which each model has its own number."""
+
+    words: tuple[int | None, int | None] = (None, None)
+
+    def __call__(self, mine: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+        """Return whether a tensor of shape `mine` may take the place of one of shape `theirs`."""
+        if mine == theirs:
+            return True
+        is_words = bool(mine and theirs) and mine[1:] == theirs[1:] and None not in self.words
+        return is_words and (mine[0], theirs[0]) == self.words
+
+
+def words_of(config: Any) -> int | None:
+    """Return how many words the model of `config` (the JSON of a config.json) has, None if that is not one number."""
+    found = {level["vocab_size"] for level in objects_in(config) if type(level.get("vocab_size")) is int}
+    return found.pop() if len(found) == 1 else None
+
+
+def matched(mine: Mapping[str, Unit], theirs: Mapping[str, Unit], fits: Fits) -> Match:
+    """Return which unit of `mine` is which of `theirs`.
+
+    A name that both have counts, if the shapes fit. Any other name loses, gets or changes its prefix as most of its
+    neighbours do. A prefix changes only where names behind it and shapes agree.
+    """
+    exact = {name for name in mine.keys() & theirs.keys() if fits(mine[name].shape, theirs[name].shape)}
+    found, votes = _candidates(mine, theirs, fits, exact)
+    of, prefixes = {name: name for name in exact}, Counter[Prefix]({("", ""): len(exact)} if exact else {})
+    twice, unclear = list[tuple[str, str, str]](), list[tuple[str, str, str]]()
+    for name, candidates in found.items():
+        best, *more = sorted(candidates, key=lambda prefix: (-votes[prefix], prefix))
+        if more and votes[more[0]] == votes[best]:
+            unclear.append((name, _moved(name, best), _moved(name, more[0])))
+            continue
+        target = _moved(name, best)
+        if target in exact:
+            continue
+        if target in of:
+            twice.append((target, of[target], name))
+            continue
+        of[target] = name
+        prefixes[best] += 1
+    taken = {*of.values(), *(name for name, *_ in unclear), *(name for *_, name in twice)}
+    misfits = [(name, name) for name in sorted(mine.keys() & theirs.keys() - of.keys() - taken)]
+    misfits += _misfits(mine, theirs, of, prefixes, taken)
+    wrong = {there for _, there in misfits}
+    return Match(
+        of,
+        prefixes,
+        tuple(twice),
+        tuple(unclear),
+        tuple(dict.fromkeys(misfits)),
+        tuple(name for name in theirs if name not in of and name not in wrong),
+        tuple(name for name in mine if name not in taken and name not in {here for here, _ in misfits}),
+    )
+
+
+def _candidates(
+    mine: Mapping[str, Unit], theirs: Mapping[str, Unit], fits: Fits, exact: Collection[str]
+) -> tuple[dict[str, list[Prefix]], Counter[Prefix]]:
+    """Return the prefixes that each name of `mine` may change, and how many names would find their place by each."""
+    endings = dict[str, list[str]]()
+    for name in theirs:
+        for prefix in _prefixes(name):
+            endings.setdefault(name[len(prefix) :], []).append(prefix)
+    found, votes = dict[str, list[Prefix]](), Counter[Prefix]()
+    for name, unit in mine.items():
+        for prefix in _prefixes(name):
+            ending = name[len(prefix) :]
+            targets = [there for there in endings.get(ending, ()) if fits(unit.shape, theirs[there + ending].shape)]
+            votes.update((prefix, there) for there in targets)
+            if targets and name not in exact:
+                found[name] = [(prefix, there) for there in targets]
+            if targets:
+                break
+    return found, votes
+
+
+def _misfits(
+    mine: Mapping[str, Unit],
+    theirs: Mapping[str, Unit],
+    of: Mapping[str, str],
+    prefixes: Iterable[Prefix],
+    taken: Collection[str],
+) -> Iterator[tuple[str, str]]:
+    """Yield what has its place by a prefix that others changed, and another shape there."""
+    for name in mine:
+        if name not in taken:
+            moved = (there + name[len(here) :] for here, there in prefixes if name.startswith(here))
+            if target := next((one for one in moved if one in theirs and one not in of), None):
+                yield name, target
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Yield what a name may begin with: nothing, its first module, its first two. Its last module always stays.
+
+    >>> list(_prefixes("model.layers.weight"))
+    ['', 'model.']
+    """
+    yield ""
+    at = 0
+    for _ in range(min(name.count(".") - 1, _DEEPEST)):
+        at = name.index(".", at) + 1
+        yield name[:at]
+
+
+def _moved(name: str, prefix: Prefix) -> str:
+    return prefix[1] + name[len(prefix[0]) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Units of the original that are not here: whole parts, by name, and holes in parts that are here."""
+
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    holes: tuple[str, ...] = ()
+
+
+def lacking(match: Match, theirs: Iterable[str], layers: int | None) -> Lack:
+    """Return what is not here as parts and holes. The original's model has `layers` layers, if that is known.
+
+    A *part* is a tower, a talker, or an MTP head, of which nothing is here. Layers behind the last one are an MTP head.
+    """
+    here = set[str]()
+    for name in theirs:
+        if name in match.of:
+            here.update(_modules(name))
+    inside = dict[str, list[str]]()
+    for name in match.absent:
+        inside.setdefault(next((module for module in _modules(name) if module not in here), ""), []).append(name)
+    parts = {module: tuple(names) for module, names in inside.items() if module and _is_part(module, names, layers)}
+    return Lack(parts, tuple(name for module, names in inside.items() if module not in parts for name in names))
+
+
+def _modules(name: str) -> list[str]:
+    """Return the modules around a weight, the outermost first."""
+    steps = name.split(".")
+    return [".".join(steps[:count]) for count in range(1, len(steps))]
+
+
+def _is_part(module: str, inside: Collection[str], layers: int | None) -> bool:
+    """Return whether a module, of which nothing is here, is a whole part of a model and not a hole in one."""
+    around, _, last = module.rpartition(".")
+    if last.isdecimal():
+        return layers is not None and int(last) >= layers and around.endswith("layers")
+    if not all(step in _CONTAINERS for step in around.split(".") if step):
+        return False
+    if any(word in last for word in _SMALL_PARTS):
+        return True
+    steps = [name[len(module) + 1 :].split(".") for name in inside]
+    has_layers = any(step.isdecimal() for names in steps for step in names)
+    return has_layers and not any(names[0].isdecimal() for names in steps) and last not in _CONTAINERS

@@ -1,0 +1,286 @@
+"""Take some tensors of a checkpoint, rename them, store its experts otherwise, or fill in others' tensors. Pure."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.made import Change
+from sharding.core.text import as_object, count, name_some, nearest, parsed_json
+from sharding.core.values import Finding, Tensor
+from sharding.formats.quantization import is_quantized
+from sharding.model_class.class_table import causal_class, ties
+from sharding.planning.adapters.experts import is_fused_type
+from sharding.planning.alike.units import PARTS, Slot, Unit, slots_of, units_of
+from sharding.planning.draft import Draft
+
+_TEXTS = (
+    ("thinker.model.", "thinker.lm_head."),
+    ("language_model.model.", "language_model.lm_head."),
+    ("model.language_model.", "lm_head."),
+    ("model.", "lm_head."),
+)
+"""How names of the text model and of its head begin in a model with several parts."""
+
+_TOWERS = ("model.visual.", "model.vision_tower.", "model.vision_model.", "model.multi_modal_projector.", "model.audio")
+_ALSO = {
+    "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen2_5_omni_text": "qwen2", "qwen3_vl_text": "qwen3",
+}  # fmt: skip
+"""Text models without a class of their own, and the type that computes the same for text (transformers 5.23)."""
+
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_SHORT_NAMES = ("mixtral", "minimax", "minimax_m2", "phimoe", "lfm2_moe")
+"""Types whose experts have the matrices w1, w2 and w3 in files."""
+
+
+def chosen(draft: Draft) -> Draft:
+    """Return `draft` with the tensors, names and form that its options ask for. Raises UsageError, SourceError."""
+    options = draft.options
+    if options.only or options.drop:
+        draft = _selected(draft)
+    if options.rename:
+        draft = _renamed(draft)
+    if options.text_only:
+        draft = _text_only(draft)
+    if options.experts:
+        draft = _with_experts(draft)
+    return _filled(draft) if options.fill else draft
+
+
+def _selected(draft: Draft) -> Draft:
+    only, drop = globs(draft.options.only), globs(draft.options.drop)
+    names = [tensor.name for tensor in draft.tensors]
+    for flag, pattern in (*(("--only", one) for one in only), *(("--drop", one) for one in drop)):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise _nothing(flag, pattern, names)
+    left = tuple(
+        tensor
+        for tensor in draft.tensors
+        if (not only or _matches(tensor.name, only)) and not _matches(tensor.name, drop)
+    )
+    if not left:
+        raise UsageError("No tensor is left for the copy.", "Choose fewer with --drop, or more with --only.")
+    gone = len(names) - len(left)
+    return _changed(
+        draft, left, "only" if only else "drop", f"without {count(gone, 'tensor')}", "The choice", "Left out"
+    )
+
+
+def _renamed(draft: Draft) -> Draft:
+    pairs = []
+    for text in globs(draft.options.rename):
+        old, sign, new = text.partition("=")
+        if not sign or not old:
+            raise UsageError(f"--rename {text} has no old name or no =.", "Write OLD=NEW: the first letters of names.")
+        pairs.append((old, new))
+    names = [tensor.name for tensor in draft.tensors]
+    for old, _ in pairs:
+        if not any(name.startswith(old) for name in names):
+            raise _nothing("--rename", old, names)
+    renamed = []
+    for tensor in draft.tensors:
+        pair = next(((old, new) for old, new in pairs if tensor.name.startswith(old)), None)
+        renamed.append(tensor._replace(name=pair[1] + tensor.name[len(pair[0]) :]) if pair else tensor)
+    if not all(tensor.name for tensor in renamed):
+        raise UsageError("--rename leaves a tensor without a name.", "Give it a new name after =.")
+    times = sum(one.name != other.name for one, other in zip(renamed, draft.tensors, strict=True))
+    return _changed(draft, renamed, "rename", f"with {count(times, 'tensor')} renamed", "Renaming", "Renamed")
+
+
+def _text_only(draft: Draft) -> Draft:
+    config = as_object(parsed_json(draft.configs.get("", "")))
+    outer = as_object(config.get("thinker_config")) or config
+    text = as_object(outer.get("text_config"))
+    kind = text.get("model_type")
+    if not text or any(component.folder for component in draft.components):
+        message = "This is no model with a text model inside: its config.json has no text_config."
+        raise UsageError(message, "Leave out --text-only.")
+    cls = causal_class(kind) or causal_class(_ALSO.get(str(kind)))
+    found = next(
+        (pair for pair in _TEXTS if any(one.name.startswith(f"{pair[0]}layers.") for one in draft.tensors)), None
+    )
+    if not cls or not found:
+        reason = (
+            f"transformers has no class for its text model alone ({kind})" if not cls else "no names of a text model"
+        )
+        raise SourceError(f"The text model cannot be taken out: {reason}.", "Use --only and --rename by hand.")
+    inside, head = found
+    tensors = []
+    for tensor in draft.tensors:
+        if tensor.name.startswith(inside) and not tensor.name.startswith(_TOWERS):
+            tensors.append(tensor._replace(name=f"model.{tensor.name.removeprefix(inside)}"))
+        elif tensor.name.startswith(head):
+            tensors.append(tensor._replace(name=f"lm_head.{tensor.name.removeprefix(head)}"))
+        elif tensor.name.startswith("mtp."):
+            tensors.append(tensor)
+    document = _text_config(config, outer, text, cls, _ALSO.get(str(kind), kind))
+    gone = len(draft.tensors) - len(tensors)
+    draft = replace(draft, configs={**draft.configs, "": json.dumps(document)}, reconfigured=draft.reconfigured | {""})
+    draft = _changed(draft, tensors, "text_only", "as its text model alone", "Taking the text model out", "Left out")
+    unfit = [file.path for file in draft.content.side_files if file.path.rpartition("/")[2] in _PROCESSORS]
+    message = f"The copy is the text model alone, a {cls}. {count(gone, 'tensor')} of other parts are left out."
+    return replace(
+        draft, unfit=draft.unfit | {*unfit}, findings=(*draft.findings, Finding("info", "text-only", message))
+    )
+
+
+def _text_config(
+    config: Mapping[str, Any], outer: Mapping[str, Any], text: Mapping[str, Any], cls: str, kind: Any
+) -> dict[str, Any]:
+    """Return the config.json of a text model alone, from those of the whole model and of its text model."""
+    document = {"architectures": [cls], **text, "model_type": kind}
+    for key in ("dtype", "torch_dtype", "transformers_version"):
+        if key in config and key not in text:
+            document[key] = config[key]
+    # A model with several parts decides by its own rules whether its head is tied. The text model has one flag.
+    if (is_tied := ties(config if "thinker_config" not in config else outer)) is not None:
+        document["tie_word_embeddings"] = is_tied
+    if kind != text.get("model_type"):
+        for key in ("rope_scaling", "rope_parameters"):
+            rope = document.get(key)
+            if isinstance(rope, dict) and "mrope_section" in rope:
+                rest = {name: value for name, value in rope.items() if not name.startswith("mrope") and name != "type"}
+                document[key] = {**rest, "rope_type": "default"} if key == "rope_parameters" else None
+    return document
+
+
+def _with_experts(draft: Draft) -> Draft:
+    want = draft.options.experts
+    config = as_object(parsed_json(draft.configs.get("", "")))
+    kinds = [str(level.get("model_type")) for level in (config, as_object(config.get("text_config")))]
+    slots = list(slots_of(draft.tensors))
+    units = units_of(slots)
+    of_experts = {name: unit for name, unit in units.items() if unit.is_of_experts}
+    if not of_experts or any("gate_up_proj_bias" in tensor.name for tensor in draft.tensors):
+        known = "experts that are always in one tensor" if of_experts else "no experts that this version knows"
+        raise SourceError(f"This model has {known}.", "Leave out --experts.")
+    if want == "separate" and not any(map(_is_separate_type, kinds)):
+        message = f"Experts of a {kinds[0]} have no separate form that a library loads."
+        raise SourceError(message, "Leave out --experts.")
+    made, short = list[Tensor](), any(kind in _SHORT_NAMES for kind in kinds)
+    old_block = any(kind in ("mixtral", "minimax", "minimax_m2", "phimoe") for kind in kinds)
+    done = set[str]()
+    for slot in slots:
+        if not units[slot.units[0]].is_of_experts:
+            name = slot.tensor.name
+            if want == "separate" and old_block:
+                name = name.replace(".mlp.", ".block_sparse_moe.")
+            elif want == "fused":
+                name = name.replace(".block_sparse_moe.", ".mlp.")
+            made.append(slot.tensor._replace(name=name))
+            continue
+        of = slot.units[0].partition(".*.")[0]
+        if of not in done:
+            done.add(of)
+            inside = {name.rpartition(".")[2]: unit for name, unit in of_experts.items() if name.startswith(f"{of}.*.")}
+            made += _fused(of, inside) if want == "fused" else _separate(of, inside, short=short, old_block=old_block)
+    how = "in one tensor a layer" if want == "fused" else "one by one"
+    return _changed(draft, made, "experts", f"with experts {how}", "The form of the experts", "Layers")
+
+
+def _is_separate_type(kind: str) -> bool:
+    return is_fused_type(kind) or kind.removesuffix("_text") in ("qwen3_5_moe", "lfm2_moe", "nemotron_h")
+
+
+def _fused(of: str, inside: Mapping[str, Unit]) -> list[Tensor]:
+    tensors = []
+    for part, parts in (
+        ("gate_up_proj", ("gate_proj", "up_proj")),
+        ("up_proj", ("up_proj",)),
+        ("down_proj", ("down_proj",)),
+    ):
+        if all(name in inside for name in parts) and not (part == "up_proj" and "gate_proj" in inside):
+            given = [inside[name] for name in parts]
+            slot = Slot(given[0].tensors[0]._replace(name=f"{of}.{part}"), tuple(parts))
+            tensors.append(slot.made_of(given))
+    return tensors
+
+
+def _separate(of: str, inside: Mapping[str, Unit], *, short: bool, old_block: bool) -> list[Tensor]:
+    of = of.replace(".mlp.", ".block_sparse_moe.") if old_block else of
+    return [
+        Slot(
+            unit.tensors[0]._replace(name=f"{of}.{number}.{PARTS[part] if short else part}.weight"), (part,), number
+        ).made_of([unit])
+        for part, unit in inside.items()
+        for number in range(unit.shape[0])
+    ]
+
+
+def _filled(draft: Draft) -> Draft:
+    other = draft.content.of("fill")
+    assert other is not None, "--fill needs --from"
+    patterns, here = globs(draft.options.fill), {tensor.name for tensor in draft.tensors}
+    names = [tensor.name for tensor in other.tensors]
+    new = [tensor for tensor in other.tensors if tensor.name not in here and _matches(tensor.name, patterns)]
+    if not new:
+        first = next((one for one in patterns if not any(fnmatchcase(name, one) for name in names)), "")
+        if first:
+            raise _nothing("--fill", first, names)
+        message = f"This checkpoint has every tensor of {other.source.words} that --fill names."
+        raise UsageError(message, "Leave out --fill and --from.")
+    if packed := [tensor.name for tensor in new if is_quantized(tensor)]:
+        message = f"{packed[0]} of {other.source.words} is quantized, and this checkpoint is not."
+        raise SourceError(message, "Make an ordinary copy of that repo with --dequantize first, and fill from there.")
+    text = other.source.text
+    tensors, named = [*draft.tensors, *new], f"{count(len(new), 'tensor')}: {name_some([one.name for one in new])}"
+    change = Change(
+        kind="fill",
+        done=f"with {count(len(new), 'tensor')} from {text} added",
+        called="Filling",
+        how=f"From {other.source.words} come {named}. The licence of that repo holds for them.",
+        then="",
+        changed=len(new),
+        of=len(tensors),
+        by=other.source,
+        evidence=text,
+        details={"filled": named[:1900]},
+    )
+    message = f"{count(len(new), 'tensor')} come from {other.source.words}: {name_some([one.name for one in new])}."
+    return replace(
+        _uncounted(draft, tensors),
+        made=(*draft.made, change),
+        findings=(*draft.findings, Finding("info", "filled", message)),
+    )
+
+
+def globs(text: str) -> list[str]:
+    """Return the parts of a list with commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _nothing(flag: str, pattern: str, names: Sequence[str]) -> UsageError:
+    like = nearest(pattern, names[:2000]) or names[0]
+    return UsageError(f"{flag} {pattern} matches no tensor.", f"A name is, for example, {like}.")
+
+
+def _uncounted(draft: Draft, tensors: Sequence[Tensor]) -> Draft:
+    if double := next((name for name, times in Counter(one.name for one in tensors).items() if times > 1), None):
+        raise UsageError(f"Two tensors of the copy would be called {double}.", "Change --rename, or drop one of them.")
+    components = tuple(replace(one, total_parameters=None) for one in draft.components)
+    return replace(draft, tensors=tuple(tensors), components=components)
+
+
+def _changed(draft: Draft, tensors: Sequence[Tensor], kind: str, done: str, called: str, what: str) -> Draft:
+    """Return `draft` with other `tensors`, none of which has other numbers, and say what is `done`."""
+    old, new = {tensor.name for tensor in draft.tensors}, {tensor.name for tensor in tensors}
+    gone = sorted(old - new)
+    details = {what.lower(): f"{len(gone):,}, {name_some(gone)}"} if gone else {}
+    change = Change(
+        kind=kind,
+        done=done,
+        called=called,
+        how="The numbers of all tensors that are left are those of the source.",
+        then="",
+        changed=0,
+        of=len(tensors),
+        details=details,
+    )
+    return replace(_uncounted(draft, tensors), made=(*draft.made, change))

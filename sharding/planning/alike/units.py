@@ -1,0 +1,178 @@
+"""Bring the tensors of a checkpoint into one form, however experts and gates are stored. Pure.
+
+transformers 5 holds all experts of a layer in one tensor, with gate and up joined. Most repos store them one by one.
+A *unit* is one kind of weight of all experts of a layer, or any other tensor.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from sharding.core.errors import SourceError
+from sharding.core.values import Tensor
+from sharding.recipes.views import View, joined, stacked, view_of
+
+_SINGLE = re.compile(r"(?P<of>.*\bexperts)\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w[123])\.weight")
+_FUSED = re.compile(r"(?P<of>.*\bexperts)\.(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)")
+_JOINED = re.compile(r"(?P<of>.*\.)gate_up_proj\.weight")
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What torch.compile, FSDP and activation checkpointing put into the names of modules."""
+
+PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+"""The matrices of an expert, and what Mixtral and its kin call them."""
+
+_PART_OF = {short: part for part, short in PARTS.items()}
+
+
+class Unit(NamedTuple):
+    """A weight, as it is stored: whole in a tensor, one expert a tensor, or a half of a tensor.
+
+    `shape` is as if all experts were stacked, outputs before inputs. `half` is 0 for gate, 1 for up, None for all of a
+    tensor. `is_turned` means that inputs come before outputs in the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+    half: int | None = None
+    is_turned: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether each expert has a tensor of its own."""
+        return bool(_SINGLE.fullmatch(self.tensors[0].name))
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it is a weight of all experts of a layer."""
+        return ".*." in self.name
+
+    def view(self) -> View:
+        """Return it in one piece: [experts, outputs, inputs], or its own shape. Raises SourceError."""
+        if self.is_single:
+            return stacked([view_of(tensor) for tensor in self.tensors])
+        whole = view_of(self.tensors[0])
+        whole = whole.turned() if self.is_turned else whole
+        if self.half is None:
+            return whole
+        length = whole.shape[-2] // 2
+        return whole.part(len(whole.shape) - 2, self.half * length, (self.half + 1) * length)
+
+
+class Slot(NamedTuple):
+    """A tensor that is to be made, and the units that it consists of: one, or gate and up.
+
+    With `expert`, it is that expert of the unit.
+    """
+
+    tensor: Tensor
+    units: tuple[str, ...]
+    expert: int | None = None
+    is_turned: bool = False
+
+    def made_of(self, given: Sequence[Unit]) -> Tensor:
+        """Return the tensor, made of units of another checkpoint. Raises SourceError."""
+        first = given[0]
+        if self.expert is not None and first.is_single:
+            return first.tensors[self.expert]._replace(name=self.tensor.name)
+        same = {unit.tensors for unit in given}
+        if self.expert is None and len(same) == 1 and not first.is_single and self._takes_all(given):
+            return first.tensors[0]._replace(name=self.tensor.name)
+        if odd := next((unit for unit in given if unit.tensors[0].dtype != first.tensors[0].dtype), None):
+            message = f"{odd.tensors[0].name} and {first.tensors[0].name} have different dtypes, so they cannot be one."
+            raise SourceError(message, "Add --dtype bf16 to a copy of its own first.")
+        views = [unit.view() for unit in given]
+        if self.expert is not None:
+            views = [view.row(self.expert) for view in views]
+        view = joined(views, -2) if len(views) > 1 else views[0]
+        view = view.turned() if self.is_turned else view
+        return Tensor(self.tensor.name, first.tensors[0].dtype, view.shape, view.recipe())
+
+    def _takes_all(self, given: Sequence[Unit]) -> bool:
+        halves = [unit.half for unit in given]
+        return halves in ([None], [0, 1]) and given[0].is_turned == self.is_turned
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a tensor without what wrappers of a trainer put into it.
+
+    >>> plain_name("_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.up_proj.weight")
+    'model.layers.0.mlp.up_proj.weight'
+    """
+    return _WRAPPERS.sub("", name) if "_" in name else name
+
+
+def slots_of(tensors: Iterable[Tensor]) -> Iterator[Slot]:
+    """Yield every tensor with the units that it consists of."""
+    tensors = list(tensors)
+    fused = dict[str, dict[str, Tensor]]()
+    for tensor in tensors:
+        if len(tensor.shape) == 3 and (match := _FUSED.fullmatch(_in_memory(tensor.name))):
+            fused.setdefault(match["of"], {})[match["part"]] = tensor
+    for tensor in tensors:
+        name = _in_memory(tensor.name)
+        if len(tensor.shape) == 2 and ".experts." in name and (match := _SINGLE.fullmatch(name)):
+            part = _PART_OF.get(match["part"], match["part"])
+            yield Slot(tensor, (f"{match['of']}.*.{part}",), int(match["number"]))
+        elif len(tensor.shape) == 3 and (match := _FUSED.fullmatch(name)):
+            turned = _are_turned(fused[match["of"]])
+            parts = ("gate_proj", "up_proj") if match["part"] == "gate_up_proj" else (match["part"],)
+            known = turned is not None
+            units = tuple(f"{match['of']}.*.{part}" for part in parts) if known else (name,)
+            yield Slot(tensor, units, None, bool(turned))
+        elif len(tensor.shape) == 2 and (match := _JOINED.fullmatch(name)):
+            yield Slot(tensor, tuple(f"{match['of']}{part}.weight" for part in ("gate_proj", "up_proj")))
+        else:
+            yield Slot(tensor, (name,))
+
+
+def units_of(slots: Iterable[Slot]) -> dict[str, Unit]:
+    """Return the units of a checkpoint by name. Raises SourceError if an expert is missing or has another shape."""
+    single = dict[str, dict[int, Tensor]]()
+    units = dict[str, Unit]()
+    for slot in slots:
+        tensor = slot.tensor
+        if slot.expert is not None:
+            single.setdefault(slot.units[0], {})[slot.expert] = tensor
+            continue
+        shape = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]) if slot.is_turned else tensor.shape
+        halves: Sequence[int | None] = (0, 1) if len(slot.units) > 1 else (None,)
+        if len(slot.units) > 1:
+            shape = (*shape[:-2], shape[-2] // 2, shape[-1])
+        for name, half in zip(slot.units, halves, strict=True):
+            units[name] = Unit(name, shape, (tensor,), half, slot.is_turned)
+    for name, experts in single.items():
+        absent = next((number for number in range(len(experts)) if number not in experts), None)
+        first = experts[min(experts)]
+        if absent is not None:
+            message = f"{first.name} is there, but the same weight of expert {absent} is missing."
+            raise SourceError(message, "It looks like a half-saved checkpoint. Save or download it again.")
+        ordered = tuple(experts[number] for number in range(len(experts)))
+        if odd := next((one for one in ordered if (one.shape, one.dtype) != (first.shape, first.dtype)), None):
+            message = f"{odd.name} is {odd.dtype} {list(odd.shape)}, but {first.name} is {first.dtype} "
+            raise SourceError(f"{message}{list(first.shape)}.", "The experts of a layer have one shape and dtype.")
+        units[name] = Unit(name, (len(ordered), *first.shape), ordered)
+    return units
+
+
+def _in_memory(name: str) -> str:
+    """Return the name of a tensor without wrappers, where Mixtral's blocks have the name that transformers 5 gives."""
+    name = plain_name(name)
+    return name.replace(".block_sparse_moe.", ".mlp.") if ".block_sparse_moe." in name else name
+
+
+def _are_turned(fused: Mapping[str, Tensor]) -> bool | None:
+    """Return whether the fused experts of a layer have inputs before outputs. None if their shapes do not tell.
+
+    gate_up_proj has twice as many outputs as down_proj has inputs. gpt-oss has gate and up in turns, and a bias.
+    """
+    down = fused.get("down_proj")
+    if down is None:
+        return None
+    first = fused.get("gate_up_proj") or fused.get("up_proj")
+    if first is None:
+        return None
+    times = 2 if "gate_up_proj" in fused else 1
+    if (first.shape[1], first.shape[2]) == (times * down.shape[2], down.shape[1]):
+        return False
+    return True if (first.shape[2], first.shape[1]) == (times * down.shape[1], down.shape[2]) else None
