@@ -140,7 +140,7 @@ def trained(sources: Mapping[Role, Source], folder: str) -> Inputs:
 
 
 def completed(sources: Mapping[Role, Source]) -> Inputs:
-    """Return the inputs with the small files of the original that the model lacks: configuration, tokenizer, licence."""
+    """Return the inputs, with the small files that the model lacks and the original has: configuration, tokenizer …"""
     files = {file.path: file for file in sources["model"].files}
     number = list(sources).index("like")
     for file in sources["like"].files:
