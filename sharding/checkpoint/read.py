@@ -47,8 +47,11 @@ def read_inputs(
     for number, place in enumerate(origin.places):
         if place.role in ("like", "fill"):
             other = _of_input(read_checkpoint(origin.sources[number], most_tensors=most_tensors), place, number)
-            is_copy = head_is_copy(checkpoint, origin, most_bytes) if place.role == "like" else None
-            checkpoint = replace(checkpoint, others=(*checkpoint.others, other), head_is_copy=is_copy)
+            checkpoint = replace(checkpoint, others=(*checkpoint.others, other))
+            if place.role == "like":  # the copy has no names of wrappers, and a head as its original has it
+                findings = tuple(finding for finding in checkpoint.findings if finding.code != "wrapped-names")
+                is_copy = head_is_copy(checkpoint, origin, most_bytes)
+                checkpoint = replace(checkpoint, findings=findings, head_is_copy=is_copy)
     return checkpoint
 
 

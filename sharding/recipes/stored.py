@@ -73,5 +73,5 @@ def place_of(tensor: Tensor) -> Stored:
 
 
 def are_stored(tensors: Iterable[Tensor]) -> bool:
-    """Return whether each of `tensors` is stored in one file, as it is."""
-    return all(tensor.recipe.place for tensor in tensors)
+    """Return whether each of `tensors` is stored in one file of the first source, as it is."""
+    return all((place := tensor.recipe.place) is not None and not place.source for tensor in tensors)

@@ -63,9 +63,10 @@ def _selected(draft: Draft) -> Draft:
     )
     if not left:
         raise UsageError("No tensor is left for the copy.", "Choose fewer with --drop, or more with --only.")
-    gone = len(names) - len(left)
+    kept = {tensor.name for tensor in left}
+    gone = [name for name in names if name not in kept]
     return _changed(
-        draft, left, "only" if only else "drop", f"without {count(gone, 'tensor')}", "The choice", "Left out"
+        draft, left, "only" if only else "drop", f"without {count(len(gone), 'tensor')}", "The choice", gone
     )
 
 
@@ -87,7 +88,7 @@ def _renamed(draft: Draft) -> Draft:
     if not all(tensor.name for tensor in renamed):
         raise UsageError("--rename leaves a tensor without a name.", "Give it a new name after =.")
     times = sum(one.name != other.name for one, other in zip(renamed, draft.tensors, strict=True))
-    return _changed(draft, renamed, "rename", f"with {count(times, 'tensor')} renamed", "Renaming", "Renamed")
+    return _changed(draft, renamed, "rename", f"with {count(times, 'tensor')} renamed", "Renaming")
 
 
 def _text_only(draft: Draft) -> Draft:
@@ -99,16 +100,14 @@ def _text_only(draft: Draft) -> Draft:
         message = "This is no model with a text model inside: its config.json has no text_config."
         raise UsageError(message, "Leave out --text-only.")
     cls = causal_class(kind) or causal_class(_ALSO.get(str(kind)))
-    found = next(
-        (pair for pair in _TEXTS if any(one.name.startswith(f"{pair[0]}layers.") for one in draft.tensors)), None
-    )
+    names = [tensor.name for tensor in draft.tensors]
+    found = next((pair for pair in _TEXTS if any(name.startswith(f"{pair[0]}layers.") for name in names)), None)
     if not cls or not found:
-        reason = (
-            f"transformers has no class for its text model alone ({kind})" if not cls else "no names of a text model"
-        )
+        reason = "no tensor has the name of a text model's layer"
+        reason = reason if cls else f"transformers has no class for its text model alone ({kind})"
         raise SourceError(f"The text model cannot be taken out: {reason}.", "Use --only and --rename by hand.")
     inside, head = found
-    tensors = []
+    tensors, gone = list[Tensor](), list[str]()
     for tensor in draft.tensors:
         if tensor.name.startswith(inside) and not tensor.name.startswith(_TOWERS):
             tensors.append(tensor._replace(name=f"model.{tensor.name.removeprefix(inside)}"))
@@ -116,15 +115,15 @@ def _text_only(draft: Draft) -> Draft:
             tensors.append(tensor._replace(name=f"lm_head.{tensor.name.removeprefix(head)}"))
         elif tensor.name.startswith("mtp."):
             tensors.append(tensor)
+        else:
+            gone.append(tensor.name)
     document = _text_config(config, outer, text, cls, _ALSO.get(str(kind), kind))
-    gone = len(draft.tensors) - len(tensors)
     draft = replace(draft, configs={**draft.configs, "": json.dumps(document)}, reconfigured=draft.reconfigured | {""})
-    draft = _changed(draft, tensors, "text_only", "as its text model alone", "Taking the text model out", "Left out")
+    draft = _changed(draft, tensors, "text_only", "as its text model alone", "Taking the text model out", gone)
     unfit = [file.path for file in draft.content.side_files if file.path.rpartition("/")[2] in _PROCESSORS]
-    message = f"The copy is the text model alone, a {cls}. {count(gone, 'tensor')} of other parts are left out."
-    return replace(
-        draft, unfit=draft.unfit | {*unfit}, findings=(*draft.findings, Finding("info", "text-only", message))
-    )
+    message = f"The copy is the text model alone, a {cls}. {count(len(gone), 'tensor')} of other parts are left out."
+    findings = (*draft.findings, Finding("info", "text-only", message))
+    return replace(draft, unfit=draft.unfit | {*unfit}, findings=findings)
 
 
 def _text_config(
@@ -178,7 +177,7 @@ def _with_experts(draft: Draft) -> Draft:
             inside = {name.rpartition(".")[2]: unit for name, unit in of_experts.items() if name.startswith(f"{of}.*.")}
             made += _fused(of, inside) if want == "fused" else _separate(of, inside, short=short, old_block=old_block)
     how = "in one tensor a layer" if want == "fused" else "one by one"
-    return _changed(draft, made, "experts", f"with experts {how}", "The form of the experts", "Layers")
+    return _changed(draft, made, "experts", f"with experts {how}", "The form of the experts")
 
 
 def _is_separate_type(kind: str) -> bool:
@@ -268,11 +267,11 @@ def _uncounted(draft: Draft, tensors: Sequence[Tensor]) -> Draft:
     return replace(draft, tensors=tuple(tensors), components=components)
 
 
-def _changed(draft: Draft, tensors: Sequence[Tensor], kind: str, done: str, called: str, what: str) -> Draft:
-    """Return `draft` with other `tensors`, none of which has other numbers, and say what is `done`."""
-    old, new = {tensor.name for tensor in draft.tensors}, {tensor.name for tensor in tensors}
-    gone = sorted(old - new)
-    details = {what.lower(): f"{len(gone):,}, {name_some(gone)}"} if gone else {}
+def _changed(
+    draft: Draft, tensors: Sequence[Tensor], kind: str, done: str, called: str, gone: Sequence[str] = ()
+) -> Draft:
+    """Return `draft` with other `tensors`, none of which has other numbers, and say what is `done` and `gone`."""
+    details = {"dropped": f"{count(len(gone), 'tensor')}, {name_some(gone)}"} if gone else {}
     change = Change(
         kind=kind,
         done=done,
