@@ -44,6 +44,7 @@ from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
+from sharding.planning.alike.advice import named_like
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import counted, identify_plan, planned
@@ -352,7 +353,7 @@ def _read(origin: Inputs, variant: str, most_tensors: int = MAX_TENSORS, most_by
         return checkpoint
     trained = read_checkpoint(base, most_tensors=most_tensors)
     after = ordinary(trained)
-    return compare_with_base(checkpoint, trained, after.tensors if after else None)
+    return compare_with_base(named_like(checkpoint, trained), trained, after.tensors if after else None)
 
 
 def _hub(endpoint: str | None, token: str | None) -> Hub:

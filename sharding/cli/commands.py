@@ -234,7 +234,7 @@ def verify(
 def diff(
     source: Source, destination: Copy, as_json: AsJson = False, as_events: AsEvents = False, **chosen: Any
 ) -> None:
-    """Say by how much each tensor differs, as verify --numeric does."""
+    """Say why SOURCE does not load where DESTINATION does, and by how much each tensor differs."""
     _verify(source, destination, as_json, as_events, numeric=True, **chosen)
 
 

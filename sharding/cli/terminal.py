@@ -163,6 +163,8 @@ class Terminal(AbstractContextManager["Terminal"]):
             self._say(undecided_sentence(verification.undecided), style)
         for place in verification.unreached:
             self._say(unreached_sentence(place), "yellow")
+        for sentence in verification.advice:
+            self._say(sentence, "yellow")
         differences = verification.differences or ()
         self._differences(differences)
         measured = {one.tensor for one in differences}

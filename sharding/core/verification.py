@@ -1,7 +1,9 @@
 """Hold what a comparison of two checkpoints found, and say it in a sentence. Pure."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.made import Made, phrase
@@ -112,7 +114,8 @@ class Verification:
     """What a comparison of two checkpoints found: where they differ, and what was compared.
 
     `made` was first done to the original's numbers. `within` counts tensors that have other bits, within the tolerance,
-    and `undecided` those with other bits in numbers that cannot be judged, and no wrong ones. `unstated` means that the
+    and `undecided` those with other bits in numbers that cannot be judged, and no wrong ones. `advice` says why
+    one does not load where the other does. `unstated` means that the
     Hub states no hash for some of the files that were read. `unreached` are those of both checkpoints, as in
     `Content`. `unchecked` names what was not compared, if only weights were.
     """
@@ -129,6 +132,7 @@ class Verification:
     differences: tuple[Difference, ...] | None = None
     within: Count = 0
     undecided: Count = 0
+    advice: Annotated[tuple[Line, ...], Field(exclude_if=lambda advice: not advice)] = ()
 
     @property
     def outcome(self) -> Outcome:

@@ -55,7 +55,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
         headline=headline,
         tone=tone or ("bad" if trust.level == "contradicted" else ""),
         rung=_rung(likeness, is_read, was_read, trust.until),
-        facts=[*([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
+        facts=[*likeness.advice, *([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
         counts=_counts(likeness.mismatches),
         rows=likeness.mismatches[:_MOST_SHOWN],
         more=max(len(likeness.mismatches) - _MOST_SHOWN, 0),

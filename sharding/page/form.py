@@ -42,7 +42,7 @@ _PRESETS = {
 _PLACED = ("strategy", "order", "dtype", "allow_overflow", "engine", "proof")
 _MORE = tuple(name for name, one in OPTIONS.items() if one.title and not one.role and name not in _PLACED)
 """Options that have a title but no place of their own. They stand below the others."""
-_INPUTS: Mapping[Role, Option] = {option.role: option for option in OPTIONS.values() if option.role}
+_INPUTS: Mapping[Role, Option] = {option.role: option for option in OPTIONS.values() if option.role and option.title}
 _BY_GOAL = {goal.role for goal in GOALS.values() if goal.role}  # The roles of inputs that goals ask for.
 _DRAWINGS = {name: Markup((ASSETS / "goals" / f"{name}.svg").read_text()) for name in GOALS}
 _REPO = "owner/name, or a link to it; @name for a branch, tag or commit"

@@ -128,6 +128,14 @@ def _merge(checkpoint: Content) -> _Chosen:
     return Options(_as_today(checkpoint))
 
 
+def _like(checkpoint: Content) -> _Chosen:
+    if is_adapter(checkpoint):
+        return "This is an adapter. Merge it into its base instead."
+    if needs_base(checkpoint):
+        return "These are files of a training run. Make an ordinary model of them first."
+    return Options(_as_today(checkpoint))
+
+
 def _run(checkpoint: Content) -> _Chosen:
     if not checkpoint.of_ranks:
         return "It is an ordinary model, not the files that a training run saved."
@@ -192,6 +200,15 @@ GOALS: Mapping[str, Goal] = {
         is_likely=is_adapter,
         source="Base model (or only the adapter)",
         examples=("ybelkada/opt-350m-lora",),
+    ),
+    "make-it-load": Goal(
+        "Make it load again",
+        "The names and form of its original",
+        "A model that a trainer saved gets the names, form and parts of the model that it was trained from.",
+        _like,
+        ("like",),
+        "like",
+        source="Model that does not load",
     ),
     "training-run": Goal(
         "My training run",

@@ -14,6 +14,7 @@ from sharding.core.origin import Place
 from sharding.core.recipe import Extent
 from sharding.core.text import count
 from sharding.core.values import Content, Tensor, TensorDigest
+from sharding.planning.alike.advice import advised
 from sharding.planning.cast import keeping
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import natural_key
@@ -59,6 +60,7 @@ class Likeness:
     `asked` are the options that make the headers of the original those of the copy, and `made` is what they do.
     `in_same_files` of its `tensors` are in files with equal hashes.
     `bytes` are those of both. `unread` are weight files of the copy that are not compared. `claims` is never a proof.
+    `advice` says why the copy does not load where the original does.
     """
 
     verdict: Verdict
@@ -74,6 +76,7 @@ class Likeness:
     unreached: tuple[str, ...]
     unread: tuple[str, ...] = ()
     claims: Claims | None = None
+    advice: tuple[str, ...] = ()
 
     @property
     def have_common(self) -> bool:
@@ -102,6 +105,7 @@ def compare_structure(original: Content, copy: Content) -> Likeness:
         *(verdict, original.source, copy.source, original.variant, draft.options.deciding, made),
         *(count_, original.total_bytes + copy.total_bytes, same, (*contrasts, *beside)),
         *(tuple(dict.fromkeys((*original.unreached, *copy.unreached))), copy.other_weights),
+        advice=advised(copy, original) if verdict == "different" else (),
     )
 
 

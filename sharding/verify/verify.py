@@ -17,6 +17,7 @@ from sharding.core.text import values_in
 from sharding.core.values import BytesRead, Content, FileEntry, Plan, TensorDigest, folder_of
 from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verification
 from sharding.formats.names import DIGESTS_NAME
+from sharding.planning.alike.advice import advised
 from sharding.planning.order import natural_key
 from sharding.planning.plan import planned
 from sharding.recipes.stored import are_stored
@@ -51,7 +52,8 @@ def verify(
 
     - `original`, `copy`: folders, or `owner/name[@revision][/folder]` on the Hub at `endpoint`, with the login `token`.
     - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
-    - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`.
+    - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`. If names or shapes
+      differ, say why `original` does not load where `copy` does, and how to mend that.
     - `chosen`: the options of `Options` that decide bytes, by their names. What they do is first done to the original.
       If the bits of a tensor that another machine may compute otherwise differ, its numbers are compared within a
       tolerance: see `recipes.tolerance`.
@@ -98,7 +100,8 @@ def verify(
     found = len(sides[0].digests), checkpoints[1].total_bytes, meter.seconds, evidence
     unstated, unreached = any(side.unstated for side in sides), _unreached(checkpoints)
     outcome = Verification(*found, (*of_tensors, *wrong, *others), made, unstated, unreached, UNCHECKED)
-    yield Verified(replace(outcome, differences=differences, within=within, undecided=undecided))
+    advice = advised(*checkpoints) if numeric and not options.like else ()
+    yield Verified(replace(outcome, differences=differences, within=within, undecided=undecided, advice=advice))
 
 
 def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Content], meter: Meter) -> Verification:
