@@ -114,7 +114,8 @@ def _legend(model_map: ModelMap, y: float) -> Iterable[str]:
     sizes = {kind: sum(cell.bytes for cell in model_map.cells if cell.kind == kind) for kind in model_map.kinds}
     entries = [(f"{NAMES[kind]} {share(size, total)}", [f'class="{kind}"']) for kind, size in sizes.items()]
     if model_map.changed:
-        changes = f"changes: {model_map.changed:,} of {count(model_map.tensors, 'tensor')}"
+        verb = "filled" if "filled" in model_map.verb else "changes"
+        changes = f"{verb}: {model_map.changed:,} of {count(model_map.tensors, 'tensor')}"
         entries.append((changes, ['class="file"', 'fill="url(#hatch)"']))
     for text, fills in entries:
         yield from (f'<rect {fill} x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>' for fill in fills)

@@ -66,12 +66,13 @@ class Cell(NamedTuple):
     after: Box
     column: int
     changed: int = 0
+    is_filled: bool = False
 
     @property
     def title(self) -> str:
         """The text that describes the cell."""
-        some = f", {self.changed:,} of them change" if self.changed else ""
-        change = ", changes" if self.changed == self.tensors else some
+        some = f", {self.changed:,} of them {'are filled' if self.is_filled else 'change'}" if self.changed else ""
+        change = f", {'is filled' if self.is_filled else 'changes'}" if self.changed == self.tensors else some
         if self.tensor:
             shape = " × ".join(map(str, self.tensor.shape)) or "scalar"
             return f"{self.tensor.name}, {self.tensor.dtype}, {shape}{change}"
@@ -117,6 +118,12 @@ class ModelMap:
         return sum(cell.changed for cell in self.cells)
 
     @property
+    def verb(self) -> str:
+        """What happens to the changed ones."""
+        verbs = ("is filled", "are filled") if any(cell.is_filled for cell in self.cells) else ("changes", "change")
+        return verbs[self.changed != 1]
+
+    @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds in the map, those with the most bytes first."""
         kinds = dict.fromkeys(cell.kind for cell in self.cells)
@@ -126,7 +133,13 @@ class ModelMap:
 def map_of_plan(checkpoint: Content, plan: Plan) -> ModelMap:
     """Return the map of a checkpoint and of its copy by `plan`."""
     placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
-    return _map(placed, [shard.file for shard in plan.shards], checkpoint, plan.stages, plan.of_others)
+    moved = {
+        tensor.name: (tensor.file, tensor.bytes)
+        for tensor in (plan.tensors if any(not change.changed or change.details for change in plan.made) else ())
+        if not next(tensor.recipe.reads()).source
+    }
+    files, is_filled = [shard.file for shard in plan.shards], any("filled" in change.details for change in plan.made)
+    return _map(placed, files, checkpoint, plan.stages, plan.of_others, moved, is_filled=is_filled)
 
 
 def map_of_copy(
@@ -169,10 +182,17 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
 
 
 def _map(
-    placed: _Placed, files: Sequence[str], original: Content | None, stages: Iterable[Stage], changed: Container[str]
+    placed: _Placed,
+    files: Sequence[str],
+    original: Content | None,
+    stages: Iterable[Stage],
+    changed: Container[str],
+    moved: Mapping[str, tuple[str, int]] | None = None,
+    *,
+    is_filled: bool = False,
 ) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
-    there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
+    there = {**(moved or {}), **today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})}
     numbers = [{file: index for index, file in enumerate(names)} for names in (files_today, files)]
     fine = _grouped(placed, numbers, there, changed)
     # A tensor in pieces lies in many files. Today's files then become one column.
@@ -190,7 +210,7 @@ def _map(
     for ((was, column, _, kind, _), group), box_today, box in zip(groups, boxes_today, boxes, strict=True):
         assert box, "every tensor of a copy is in one of its files"
         what = kind, group.first if group.tensors == 1 else None, group.tensors, tuple(group.layers)
-        cells.append(Cell(*what, group.today_bytes, group.bytes, box_today, was, box, column, group.changed))
+        cells.append(Cell(*what, group.today_bytes, group.bytes, box_today, was, box, column, group.changed, is_filled))
     columns_of = [{file: at for at, one in enumerate(columns) for file in one.names} for columns in (after, today)]
     column_of, column_today = columns_of
     experts = expert_grid(
