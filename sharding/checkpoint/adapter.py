@@ -95,7 +95,9 @@ def head_is_copy(checkpoint: Content, origin: Inputs, most_bytes: int | None, *,
     if is_tied is False or (is_tied is None and not touches):
         return None
     embeddings = [tensor for tensor in checkpoint.tensors if EMBEDDINGS.search(tensor.name)]
-    for head in (tensor for tensor in checkpoint.tensors if tensor.name in heads):
+    for head in (
+        tensor for tensor in checkpoint.tensors if f".{tensor.name}".endswith(tuple(f".{name}" for name in heads))
+    ):
         for tensor in embeddings:
             if (tensor.dtype, tensor.shape) == (head.dtype, head.shape):
                 _refuse_reading(f"whether {head.name} and {tensor.name} are equal", 2 * head.bytes, most_bytes)

@@ -13,7 +13,7 @@ from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import quantization_of, quantized_in, without_quantization
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import is_known_type, tied_names, ties
+from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
 from sharding.planning.alike.configs import Kept, layers_of, with_values
 from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, words_of
 from sharding.planning.alike.units import Slot, Unit, plain_name, slots_of, units_of
@@ -30,9 +30,9 @@ _HALF_SAVED = (
 class Comparison:
     """A checkpoint beside its original: the tensors and units of both, how they belong together, and what is not here.
 
-    `untied` are output heads of the checkpoint that its original does not store, and `tied` those that are stored there
-    and are the embeddings here, each with the unit that it gets. `config` and `form` are the content of both
-    config.json.
+    `untied` are output heads of the checkpoint that its original does not store, each with its name in the copy, and
+    `copies` those with the bytes of the embeddings. `tied` are heads that are stored there and are the embeddings here,
+    each with the unit that it gets. `config` and `form` are the content of both config.json.
     """
 
     slots: tuple[Slot, ...]
@@ -42,6 +42,7 @@ class Comparison:
     match: Match
     lack: Lack
     untied: Mapping[str, str]
+    copies: frozenset[str]
     tied: Mapping[str, str]
     config: Mapping[str, Any]
     form: Mapping[str, Any]
@@ -53,14 +54,8 @@ class Comparison:
 
     @property
     def extra(self) -> tuple[str, ...]:
-        """Units that the original does not have, without output heads that are its embeddings."""
-        return tuple(name for name in self.match.extra if name not in self.untied and not self._is_tied_head(name))
-
-    def _is_tied_head(self, name: str) -> bool:
-        return HEADS.search(name) is not None and any(
-            EMBEDDINGS.search(other) and self.units[name].shape == self.units[mine].shape
-            for other, mine in self.match.of.items()
-        )
+        """Units that the original does not have, without output heads that it has as its embeddings."""
+        return tuple(name for name in self.match.extra if name not in self.untied and name not in self.copies)
 
 
 def compared(
@@ -89,12 +84,13 @@ def compared(
     if is_tied and not is_real:
         words = next((name for name in match.of if EMBEDDINGS.search(name)), "")
         tied = {name: words for name in match.absent if words and _is_head(name, theirs[name], theirs[words])}
-    heads = [name for name in match.extra if HEADS.search(name)] if is_real else []
-    names = [name for name in tied_names(form)[:1] or ("lm_head.weight",) if name not in theirs]
-    untied = dict(zip(heads, names, strict=False))
+    usual = tied_names(form)[:1] or (USUAL_HEAD,)
+    heads = [name for name in match.extra if f".{name}".endswith(f".{usual[0]}") and usual[0] not in theirs]
+    untied = dict(zip(heads, usual, strict=False)) if is_real else {}
+    copies = frozenset(heads if mine.head_is_copy else ())
     match = replace(match, absent=tuple(name for name in match.absent if name not in tied))
     lack = lacking(match, theirs, layers_of(form))
-    return Comparison(slots, units, theirs_slots, theirs, match, lack, untied, tied, ours, form)
+    return Comparison(slots, units, theirs_slots, theirs, match, lack, untied, copies, tied, ours, form)
 
 
 def _is_head(name: str, head: Unit, words: Unit) -> bool:
@@ -137,12 +133,13 @@ def alike(draft: Draft, known: Mapping[str, str]) -> Draft:
     if written is not None and written != parsed_json(draft.configs.get("", "")):
         configs[""], reconfigured = json.dumps(written), draft.reconfigured | {""}
     details = details_of(found, kept, values, is_kept=bool(draft.options.keep_extra))
+    told = " ".join(f"{what[0].upper()}{what[1:]}: {text}." for what, text in details.items())
+    told += " The original's own licence holds for what is filled." if of_original else ""
     change = Change(
         kind="like",
         done=f"with the layout of {original.source.text} applied",
         called="The layout",
-        how=" ".join(f"{what[0].upper()}{what[1:]}: {text}." for what, text in details.items())
-        or "Names and form were those of the original already.",
+        how=told or "Names and form were those of the original already.",
         then=f"It loads where {original.source.words} loads.",
         changed=of_original,
         of=len(tensors),
@@ -274,6 +271,8 @@ def details_of(found: Comparison, kept: Sequence[Tensor], values: Sequence[Kept]
     details |= {"filled": name_some(filled, 8)} if filled else {}
     if found.tied:
         details["head"] = f"{name_some(list(found.tied))} is a copy of the embeddings"
+    if found.copies:
+        details["head"] = f"{name_some(list(found.copies))} is left out, because it is the embeddings"
     if extra := [slot.tensor.name for slot in found.slots if set(found.extra).issuperset(slot.units)]:
         details["kept" if is_kept else "dropped"] = f"{count(len(extra), 'tensor')}, {name_some(extra)}"
     if values:

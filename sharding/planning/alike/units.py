@@ -28,7 +28,7 @@ class Unit(NamedTuple):
     """A weight, as it is stored: whole in a tensor, one expert a tensor, or a half of a tensor.
 
     `shape` is as if all experts were stacked, outputs before inputs. `half` is 0 for gate, 1 for up, None for all of a
-    tensor. `is_turned` means that inputs come before outputs in the file.
+    tensor. `is_turned`: inputs come before outputs in the file. `is_single`: each expert has a tensor of its own.
     """
 
     name: str
@@ -36,11 +36,7 @@ class Unit(NamedTuple):
     tensors: tuple[Tensor, ...]
     half: int | None = None
     is_turned: bool = False
-
-    @property
-    def is_single(self) -> bool:
-        """Whether each expert has a tensor of its own."""
-        return bool(_SINGLE.fullmatch(self.tensors[0].name))
+    is_single: bool = False
 
     @property
     def is_of_experts(self) -> bool:
@@ -151,7 +147,7 @@ def units_of(slots: Iterable[Slot]) -> dict[str, Unit]:
         if odd := next((one for one in ordered if (one.shape, one.dtype) != (first.shape, first.dtype)), None):
             message = f"{odd.name} is {odd.dtype} {list(odd.shape)}, but {first.name} is {first.dtype} "
             raise SourceError(f"{message}{list(first.shape)}.", "The experts of a layer have one shape and dtype.")
-        units[name] = Unit(name, (len(ordered), *first.shape), ordered)
+        units[name] = Unit(name, (len(ordered), *first.shape), ordered, is_single=True)
     return units
 
 
