@@ -45,7 +45,10 @@ def drafted(content: Content, options: Options, asks: Asks = NO_CLASS) -> Draft:
 
 def names_asked(content: Content) -> Content | None:
     """Return the model of which a step needs the names in memory (see `Asks.names`), None if no step needs them."""
-    return merged.names_asked(content) or alike.names_asked(draft_of(content, Options()))
+    if content.of("like"):
+        draft = draft_of(content, Options())
+        return alike.names_asked(draft, alike.found_in(draft))
+    return merged.names_asked(content)
 
 
 def _merged(draft: Draft, asks: Asks) -> Draft:
@@ -61,9 +64,10 @@ def _merged(draft: Draft, asks: Asks) -> Draft:
 def _alike(draft: Draft, asks: Asks) -> Draft:
     if draft.content.of("like") is None:
         return draft
-    asked = asks.run("names", partial(alike.names_asked, draft))
-    known = asks.names(asked) if asked else {}
-    made: Draft = asks.run("like", partial(alike.alike, draft, known))
+    found: alike.Comparison = asks.run("compared", partial(alike.found_in, draft))
+    if (asked := alike.names_asked(draft, found)) and (known := asks.names(asked)):
+        found = asks.run("compared in memory", partial(alike.found_in, draft, known))
+    made: Draft = asks.run("like", partial(alike.alike, draft, found))
     return made
 
 

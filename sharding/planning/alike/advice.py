@@ -52,8 +52,8 @@ def _sentences(found: Comparison) -> Iterator[str]:
     for module, names in lack.parts.items():
         yield f"{_missing(names)} missing: the whole part {module}."
     if lack.holes:
-        names = [found.theirs[name].tensors[0].name for name in lack.holes]
-        yield f"{_missing(names)} missing inside parts that are here: {name_some(names)}."
+        holes = [found.theirs[name].tensors[0].name for name in lack.holes]
+        yield f"{_missing(holes)} missing inside parts that are here: {name_some(holes)}."
     if match.misfits:
         here, there = match.misfits[0]
         shapes = f"{list(found.units[here].shape)} here and {list(found.theirs[there].shape)} in the original"

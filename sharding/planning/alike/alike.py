@@ -97,28 +97,34 @@ def _is_head(name: str, head: Unit, words: Unit) -> bool:
     return HEADS.search(name) is not None and head.shape == words.shape
 
 
-def names_asked(draft: Draft) -> Content | None:
-    """Return the original, if its names in memory may tell more than prefixes do; else None. Raises SourceError."""
-    original = draft.content.of("like")
-    if original is None:
-        return None
-    found = compared(draft.content, draft.tensors, draft.configs.get("", ""), original, {})
+def found_in(draft: Draft, known: Mapping[str, str] | None = None) -> Comparison:
+    """Return the checkpoint of `draft` beside its original. Raises SourceError if their weights cannot be compared."""
+    original = _original(draft)
+    _refuse_unusable(draft, original)
+    return compared(draft.content, draft.tensors, draft.configs.get("", ""), original, known or {})
+
+
+def names_asked(draft: Draft, found: Comparison) -> Content | None:
+    """Return the original, if its names in memory may tell more than prefixes do; else None."""
+    original = _original(draft)
     config = original.configs.get("", "")
-    asks = found.match.absent and found.match.extra and not found.is_other_model
-    return replace(original, configs={"": without_quantization(config)}) if asks and config else None
+    asks = found.match.absent and found.match.extra and config
+    return replace(original, configs={"": without_quantization(config)}) if asks else None
 
 
-def alike(draft: Draft, known: Mapping[str, str]) -> Draft:
+def _original(draft: Draft) -> Content:
+    original = draft.content.of("like")
+    assert original is not None
+    return original
+
+
+def alike(draft: Draft, found: Comparison) -> Draft:
     """Return `draft` with the names, shapes and parts of its original, and with its own numbers.
 
-    `known` are the original's stored names of names in memory, if they are needed. Raises SourceError if the two are
-    different models, if a weight is missing inside a part, or if more than one way fits.
+    Raises SourceError if the two are different models, if a weight is missing inside a part, or if more than one way
+    fits.
     """
-    content = draft.content
-    original = content.of("like")
-    assert original is not None
-    _refuse_unusable(draft, original)
-    found = compared(content, draft.tensors, draft.configs.get("", ""), original, known)
+    content, original = draft.content, _original(draft)
     refuse_unlike(found, content, original)
     filled = frozenset(name for names in found.lack.parts.values() for name in names)
     of_original = sum(filled.issuperset(slot.units) for slot in found.original)

@@ -95,7 +95,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.up_proj.weight")
     'model.layers.0.mlp.up_proj.weight'
     """
-    return _WRAPPERS.sub("", name) if "_" in name else name
+    return _WRAPPERS.sub("", name) if "._" in name or name[:1] == "_" else name
 
 
 def slots_of(tensors: Iterable[Tensor]) -> Iterator[Slot]:
