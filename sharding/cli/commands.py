@@ -234,7 +234,7 @@ def verify(
 def diff(
     source: Source, destination: Copy, as_json: AsJson = False, as_events: AsEvents = False, **chosen: Any
 ) -> None:
-    """Say why SOURCE does not load where DESTINATION does, and by how much each tensor differs."""
+    """Say why a model does not load like another, and how tensors differ."""
     _verify(source, destination, as_json, as_events, numeric=True, **chosen)
 
 

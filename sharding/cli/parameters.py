@@ -27,7 +27,8 @@ def taking_options(command: str, group: Group | None = None) -> Callable[[_Comma
 
         @wraps(function)
         def run(**values: Any) -> None:
-            function(**{name: value for name, value in values.items() if name not in short})
+            lists = {option.name: ",".join(values[option.name] or ()) for option in taken if option.is_list}
+            function(**{name: value for name, value in {**values, **lists}.items() if name not in short})
 
         keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
         run.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in every])  # type: ignore[attr-defined]
@@ -61,8 +62,6 @@ def without_shorthands(values: Mapping[str, Any], given: Container[str]) -> dict
                 usual = option.flags[0]
                 raise UsageError(f"{short} and {usual} cannot be used together.", "Leave out one of them.")
             left[option.name] = value
-        if option.is_list and option.name in left:
-            left[option.name] = ",".join(left[option.name] or ())
         if option.on is not None and option.name in left:
             left[option.name] = option.on if left[option.name] else option.default
     return left

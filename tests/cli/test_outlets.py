@@ -167,8 +167,7 @@ def start_slow_job(checkpoint: Path, out: Path, **more: Any) -> "subprocess.Pope
     usual: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": hear_hangups}
     job = subprocess.Popen(command, text=True, env=environment(), **(usual | more))
     assert job.stdout
-    while '"shard-finished"' not in job.stdout.readline():
-        pass
+    assert any('"shard-finished"' in line for line in iter(job.stdout.readline, "")), "it has ended too early"
     return job
 
 
