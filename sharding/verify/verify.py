@@ -100,7 +100,7 @@ def verify(
     found = len(sides[0].digests), checkpoints[1].total_bytes, meter.seconds, evidence
     unstated, unreached = any(side.unstated for side in sides), _unreached(checkpoints)
     outcome = Verification(*found, (*of_tensors, *wrong, *others), made, unstated, unreached, UNCHECKED)
-    advice = advised(*checkpoints) if numeric and not options.like else ()
+    advice = advised(*checkpoints, (original, copy)) if numeric and not options.like else ()
     yield Verified(replace(outcome, differences=differences, within=within, undecided=undecided, advice=advice))
 
 

@@ -12,10 +12,10 @@ from sharding.planning.alike.units import plain_name
 from sharding.planning.dequantize import ordinary
 
 
-def advised(mine: Content, original: Content) -> tuple[str, ...]:
+def advised(mine: Content, original: Content, named: tuple[str, str] | None = None) -> tuple[str, ...]:
     """Return how the names, shapes and parts of `mine` differ from its original's, and the command that mends it.
 
-    Returns () if both have the same names and shapes, or if nobody can tell.
+    The command takes the two as they are `named`, or as commands take their places. Returns () if both have the same names and shapes, or if nobody can tell.
     """
     of, theirs = ({tensor.name: tensor.shape for tensor in one.tensors} for one in (mine, original))
     if of == theirs or any(one.library != "transformers" for one in (mine, original)):
@@ -27,13 +27,16 @@ def advised(mine: Content, original: Content) -> tuple[str, ...]:
     if found.is_other_model:
         return ()
     match, lack = found.match, found.lack
-    command = f"shard-my-repo shard {shlex.quote(mine.source.text)} ./mended --like {shlex.quote(original.source.text)}"
+    first, second = map(shlex.quote, named or (mine.source.text, original.source.text))
+    command = f"shard-my-repo shard {first} ./mended --like {second}"
     is_clear = not (lack.holes or match.misfits or match.unclear or match.twice)
     return (*_sentences(found), *([f"To mend it: {command}"] if is_clear else []))
 
 
 def _sentences(found: Comparison) -> Iterator[str]:
-    match, lack = found.match, found.lack
+    match, lack, details = found.match, found.lack, details_of(found, (), (), is_kept=False)
+    if "unwrapped" in details:
+        yield f"A wrapper of the trainer is in the names of {details['unwrapped']}."
     for (old, new), times in match.prefixes.items():
         if old != new:
             which = "Every name" if times == len(match.of) else f"{count(times, 'name')}"
@@ -44,7 +47,6 @@ def _sentences(found: Comparison) -> Iterator[str]:
                 yield f"{which} lack{'s' * (has == 'has')} {new.removesuffix(old) if old else new!r} in front."
             else:
                 yield f"{which} begin{'s' * (has == 'has')} with {old!r} instead of {new!r}."
-    details = details_of(found, (), (), is_kept=False)
     if "separated" in details:
         yield f"Here, {details['separated']} are in one tensor for each layer. The original stores them one by one."
     if "fused" in details:

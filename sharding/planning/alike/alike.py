@@ -259,6 +259,9 @@ def has_own_config(content: Content) -> bool:
 def details_of(found: Comparison, kept: Sequence[Tensor], values: Sequence[Kept], *, is_kept: bool) -> dict[str, str]:
     """Return what becomes of the checkpoint, by kind, in words."""
     details = dict[str, str]()
+    wrapped = [slot.tensor.name for slot in found.slots if plain_name(slot.tensor.name) != slot.tensor.name]
+    if wrapped:
+        details["unwrapped"] = f"{count(len(wrapped), 'tensor')}, such as {wrapped[0]}"
     if moved := {prefix: times for prefix, times in found.match.prefixes.items() if prefix[0] != prefix[1]}:
         details["prefix"] = "; ".join(
             f"{old or 'none'} becomes {new or 'none'} ({times:,} weights)" for (old, new), times in moved.items()
