@@ -15,10 +15,11 @@ from sharding.planning.dequantize import ordinary
 def advised(mine: Content, original: Content, named: tuple[str, str] | None = None) -> tuple[str, ...]:
     """Return how the names, shapes and parts of `mine` differ from its original's, and the command that mends it.
 
-    The command takes the two as they are `named`, or as commands take their places. Returns () if both have the same names and shapes, or if nobody can tell.
+    The command takes the two as they are `named`, or as commands take their places. Returns () if both have the same
+    names and shapes, or if nobody can tell.
     """
     of, theirs = ({tensor.name: tensor.shape for tensor in one.tensors} for one in (mine, original))
-    if of == theirs or any(one.library != "transformers" for one in (mine, original)):
+    if of == theirs or any(one.library not in ("transformers", "unknown") for one in (mine, original)):
         return ()
     try:
         found = compared(mine, mine.tensors, mine.configs.get("", ""), original, {})
