@@ -335,8 +335,8 @@ class Options:
         since=7,
     )
     text_only: bool = _by_hand(False, "--text-only", "Only the text model of a model for images or speech")
-    experts: Literal["", "fused", "separate"] = _by_hand(
-        "", "--experts", "Store experts in one tensor (fused) or one by one (separate)", metavar="FORM"
+    experts: Literal["fused", "separate"] | None = _by_hand(
+        None, "--experts", "Store experts in one tensor (fused) or one by one (separate)", metavar="FORM"
     )
     only: str = _by_hand("", "--only", "Take only tensors with such names", metavar="GLOB", is_list=True)
     drop: str = _by_hand("", "--drop", "Leave out tensors with such names", metavar="GLOB", is_list=True)
@@ -373,7 +373,7 @@ class Options:
         if not _STRATEGY.fullmatch(self.strategy):
             raise _no_such("strategy", self.strategy, _STRATEGIES, " N is 2 or more.")
         chosen("order", self.order, get_args(Order))
-        if self.experts:
+        if self.experts is not None:
             chosen("form of experts", self.experts, ("fused", "separate"))
         if self.keep_extra and not self.like:
             raise UsageError("--keep-extra needs --like.", "Name the original with --like owner/name.")

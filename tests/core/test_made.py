@@ -40,7 +40,7 @@ def other(value: Any) -> Any:
     return PLACES[0] if value != PLACES[0] else PLACES[1]
 
 
-WORDS = {"done", "called", "how", "then", "caveat", "peer"}
+WORDS = {"done", "called", "how", "then", "caveat", "peer", "details"}
 
 
 @given(st.lists(computed | merges, max_size=3), st.data())

@@ -17,6 +17,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, Kind
+from sharding.model_class.experts import TRANSPOSED
 from sharding.planning.adapters.merging import SAVE_AGAIN, Merging, refuse_large, refuse_unusable
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import LowRank, Update
@@ -25,24 +26,8 @@ from sharding.recipes.stored import Stored, place_of
 IN_FUSED = re.compile(r"\.experts\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w1|w2|w3)(?=$|\.)")
 """One of the experts that transformers 5 holds in one tensor."""
 
-_TYPES = (
-    "mixtral", "minimax", "minimax_m2", "phimoe", "qwen2_moe", "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32",
-    "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe", "longcat_flash", "solar_open",
-    "mellum", "qwen3_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe_text", "qwen3_next",
-    "hunyuan_v1_moe", "flex_olmo", "olmoe", "exaone_moe", "cohere2_moe",
-)  # fmt: skip
-"""Types that transformers 5.23 stores one by one and holds in one tensor (`conversion_mapping`)."""
-
-_TRANSPOSED = ("gpt_oss", "aria", "aria_text", "openai_privacy_filter")
-"""Types whose experts have inputs before outputs (transformers 5.23, `is_transposed`)."""
-
 _PARTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
 """What the fused tensors are made of, in order, by both sets of names."""
-
-
-def is_fused_type(model_type: str) -> bool:
-    """Return whether transformers 5.23 holds the experts of this type in one tensor and stores them one by one."""
-    return model_type in _TYPES
 
 
 def refuse_some_experts(modules: Iterable[str], model: Mapping[str, Any]) -> None:
@@ -168,7 +153,7 @@ class Experts:
         grouped = count > 1 and rank > 1 and self._work.config.groups_by_expert(leaf)
         if stored := self._stored(container, leaf):
             ends, (outputs, inputs) = (b.shape[0], a.shape[1]), shape[-2:]
-            swapped = ends != (outputs, inputs) or (outputs == inputs and self._work.type in _TRANSPOSED)
+            swapped = ends != (outputs, inputs) or (outputs == inputs and self._work.type in TRANSPOSED)
             pair = a.recipe, b.recipe, a.dtype, b.dtype, rank, scale
             update = Update(*pair, 0, shape[-2], 0, count, transposed=swapped, is_grouped=grouped)
             yield stored.name, self._twice(stored, (update,), is_stacked=len(shape) == 3)

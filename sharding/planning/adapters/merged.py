@@ -17,8 +17,9 @@ from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import tied_names, ties
+from sharding.model_class.experts import is_fused_type
 from sharding.planning.adapters import merging, replaced
-from sharding.planning.adapters.experts import IN_FUSED, Experts, is_fused_type, refuse_some_experts
+from sharding.planning.adapters.experts import IN_FUSED, Experts, refuse_some_experts
 from sharding.planning.adapters.merging import WITH_PEFT, Merging, heads_last
 from sharding.planning.draft import Draft
 from sharding.planning.schemes import can_help

@@ -13,7 +13,7 @@ from sharding.core.text import as_object, count, name_some, nearest, parsed_json
 from sharding.core.values import Finding, Tensor
 from sharding.formats.quantization import is_quantized
 from sharding.model_class.class_table import causal_class, ties
-from sharding.planning.adapters.experts import is_fused_type
+from sharding.model_class.experts import OLD_BLOCKS, SHORT_NAMES, is_stored_apart
 from sharding.planning.alike.units import PARTS, Slot, Unit, slots_of, units_of
 from sharding.planning.draft import Draft
 
@@ -32,8 +32,6 @@ _ALSO = {
 """Text models without a class of their own, and the type that computes the same for text (transformers 5.23)."""
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-_SHORT_NAMES = ("mixtral", "minimax", "minimax_m2", "phimoe", "lfm2_moe")
-"""Types whose experts have the matrices w1, w2 and w3 in files."""
 
 
 def chosen(draft: Draft) -> Draft:
@@ -156,11 +154,11 @@ def _with_experts(draft: Draft) -> Draft:
     if not of_experts or any("gate_up_proj_bias" in tensor.name for tensor in draft.tensors):
         known = "experts that are always in one tensor" if of_experts else "no experts that this version knows"
         raise SourceError(f"This model has {known}.", "Leave out --experts.")
-    if want == "separate" and not any(map(_is_separate_type, kinds)):
+    if want == "separate" and not any(map(is_stored_apart, kinds)):
         message = f"Experts of a {kinds[0]} have no separate form that a library loads."
         raise SourceError(message, "Leave out --experts.")
-    made, short = list[Tensor](), any(kind in _SHORT_NAMES for kind in kinds)
-    old_block = any(kind in ("mixtral", "minimax", "minimax_m2", "phimoe") for kind in kinds)
+    made, short = list[Tensor](), any(kind in SHORT_NAMES for kind in kinds)
+    old_block = any(kind in OLD_BLOCKS for kind in kinds)
     done = set[str]()
     for slot in slots:
         if not units[slot.units[0]].is_of_experts:
@@ -178,10 +176,6 @@ def _with_experts(draft: Draft) -> Draft:
             made += _fused(of, inside) if want == "fused" else _separate(of, inside, short=short, old_block=old_block)
     how = "in one tensor a layer" if want == "fused" else "one by one"
     return _changed(draft, made, "experts", f"with experts {how}", "The form of the experts")
-
-
-def _is_separate_type(kind: str) -> bool:
-    return is_fused_type(kind) or kind.removesuffix("_text") in ("qwen3_5_moe", "lfm2_moe", "nemotron_h")
 
 
 def _fused(of: str, inside: Mapping[str, Unit]) -> list[Tensor]:
