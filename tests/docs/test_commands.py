@@ -85,7 +85,7 @@ def test_defaults_and_choices_of_options_are_those_in_the_docs() -> None:
             if code(default):
                 assert [str(param.default)] == code(default), names
             else:
-                assert param.required if default else param.default in (False, None, ""), names
+                assert param.required if default else param.default in (False, None, "", []), names
             kind = get_type_hints(getattr(commands, command))[param.name]
             choices = {word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)}
             assert choices <= {*code(meaning), *code(names)[0].split()[1:]}, names
