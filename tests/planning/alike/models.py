@@ -171,7 +171,7 @@ def configure(folder: Path, **changes: Any) -> dict[str, Any]:
 def _put_into_omni(folder: Path) -> None:
     """Put a thinker where the published model has it: beside a talker."""
     generator = torch.Generator().manual_seed(5)
-    others = {"talker.model.layers.0.mlp.up_proj.weight": (8, 4), "token2wav.code2wav_dit_model.norm.weight": (4,)}
+    others = {"talker.model.layers.0.mlp.up_proj.weight": (8, 4), "token2wav.dit_model.blocks.0.norm.weight": (4,)}
     talker = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in others.items()}
     edit(folder, lambda state: {f"thinker.{name.removeprefix('thinker.')}": state[name] for name in state} | talker)
     thinker = json.loads((folder / "config.json").read_text())

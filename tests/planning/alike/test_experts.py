@@ -60,7 +60,7 @@ def test_experts_are_fused_and_separated_by_hand(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", FUSED_ONLY)
 def test_experts_that_are_only_ever_fused_are_not_separated(name: str, tmp_path: Path) -> None:
     source = published(build(name), tmp_path / "in")
-    with pytest.raises(SourceError, match=MODELS[name][1].removesuffix("_text")):
+    with pytest.raises(SourceError, match="xperts"):
         shard(source, tmp_path / "out", experts="separate")
     assert not (tmp_path / "out").exists()
 

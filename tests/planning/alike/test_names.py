@@ -1,5 +1,6 @@
 """Prefixes are put on, taken off and exchanged, heads tied or untied, and the vocabulary stays as it was trained."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_names_become_those_of_the_original_again(case: str, tmp_path: Path) -> 
     report = shard(mine, tmp_path / "out", like=original)
     assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
     assert_loads(tmp_path / "out", original, build(name, 1), MODELS[name][0])
-    assert new.strip("^") in words(report)
+    assert all(part in words(report) for part in re.findall(r"[\w]+\.", new) if part != "model.")
 
 
 def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path) -> None:

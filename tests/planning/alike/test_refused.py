@@ -50,9 +50,9 @@ def of_nobody(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
-    "another model": ("gpt2", "llama", {}, ""),
-    "another kind of model": ("vit", "qwen3_moe", {}, ""),
-    "another size": ("large", "llama", {}, ""),
+    "another model": ("gpt2", "llama", {}, "another model|different models"),
+    "another kind of model": ("vit", "qwen3_moe", {}, "another model|different models"),
+    "another size": ("large", "llama", {}, "different models|no rule"),
     "another shape": ("llama", "llama", {"mine": spoil(K_PROJ, lambda held: held[:, :30])}, r"layers\.1\.self_attn\.k_proj"),
     "turned": ("llama", "llama", {"mine": spoil(K_PROJ, lambda held: held.T)}, r"layers\.1\.self_attn\.k_proj"),
     "fewer layers": ("llama", "llama", {"mine": one_layer}, r"layers\.1|num_hidden_layers"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sharding.core.errors import SourceError
+from sharding.core.errors import ShardingError
 from tests.folders import tensors
 from tests.planning.alike.models import (
     FORMS,
@@ -96,6 +96,6 @@ def test_files_of_the_processor_stay_behind_and_the_tokenizer_s_come_along(tmp_p
 @pytest.mark.parametrize("name", ["llama", "t5", "vit", "clip"])
 def test_a_model_without_a_text_model_inside_is_refused(name: str, tmp_path: Path) -> None:
     source = published(build(name), tmp_path / "in")
-    with pytest.raises(SourceError):
+    with pytest.raises(ShardingError):
         shard(source, tmp_path / "out", text_only=True)
     assert not (tmp_path / "out").exists()
