@@ -50,7 +50,7 @@ class Comparison:
     @property
     def is_other_model(self) -> bool:
         """Whether the two have little in common."""
-        return 2 * len(self.match.of) < min(len(self.units), len(self.theirs))
+        return 2 * (len(self.match.of) + len(self.match.unclear)) < min(len(self.units), len(self.theirs))
 
     @property
     def extra(self) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def matched(mine: Mapping[str, Unit], theirs: Mapping[str, Unit], fits: Fits) ->
             unclear.append((name, _moved(name, best), _moved(name, more[0])))
             continue
         target = _moved(name, best)
-        if target in exact:
+        if target in exact and votes[best] <= votes[("", "")]:
             continue
         if target in of:
             twice.append((target, of[target], name))

@@ -92,7 +92,7 @@ def _renamed(draft: Draft) -> Draft:
 def _text_only(draft: Draft) -> Draft:
     config = as_object(parsed_json(draft.configs.get("", "")))
     outer = as_object(config.get("thinker_config")) or config
-    text = as_object(outer.get("text_config"))
+    text = as_object(outer.get("text_config")) or _at_the_top(outer)
     kind = text.get("model_type")
     if not text or any(component.folder for component in draft.components):
         message = "This is no model with a text model inside: its config.json has no text_config."
@@ -122,6 +122,15 @@ def _text_only(draft: Draft) -> Draft:
     message = f"The copy is the text model alone, a {cls}. {count(len(gone), 'tensor')} of other parts are left out."
     findings = (*draft.findings, Finding("info", "text-only", message))
     return replace(draft, unfit=draft.unfit | {*unfit}, findings=findings)
+
+
+def _at_the_top(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a text model that stand beside those of its tower, as Qwen2.5-VL was published. Or {}."""
+    kind = f"{config.get('model_type')}_text"
+    if kind not in _ALSO or "vision_config" not in config:
+        return {}
+    of_others = ("architectures", "vision_", "image_", "video_")
+    return {**{key: value for key, value in config.items() if not key.startswith(of_others)}, "model_type": kind}
 
 
 def _text_config(

@@ -1,0 +1,91 @@
+"""config.json has the form of the original's, and the values of mine."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import listing
+from tests.planning.alike.models import (
+    MODELS,
+    build,
+    build_text,
+    configure,
+    load,
+    logits,
+    published,
+    rename,
+    shard,
+    words,
+)
+
+Folders = tuple[Path, Path]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Folders:
+    """A tuned text model, and the model that sees."""
+    return published(build_text("gemma3"), tmp_path / "mine"), published(build("gemma3"), tmp_path / "original")
+
+
+def test_values_of_mine_stand_where_the_original_has_them_and_both_are_reported(pair: Folders, tmp_path: Path) -> None:
+    mine, original = pair
+    configure(mine, max_position_embeddings=777, rms_norm_eps=2e-5)
+    before = configure(original, text_config__max_position_embeddings=555)
+    report = shard(mine, tmp_path / "out", like=original)
+    after = configure(tmp_path / "out")
+    assert after["text_config"]["max_position_embeddings"] == 777 and after["text_config"]["rms_norm_eps"] == 2e-5
+    assert all(text in words(report) for text in ("max_position_embeddings", "777", "555"))
+    for key in ("architectures", "model_type", "vision_config", "mm_tokens_per_image"):
+        assert after[key] == before[key]
+    assert after["text_config"]["model_type"] == before["text_config"]["model_type"]
+    assert after.keys() == before.keys() and "max_position_embeddings" not in after
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_without_a_configuration_that_of_the_original_is_taken_with_a_warning(name: str, tmp_path: Path) -> None:
+    original, mine = published(build(name), tmp_path / "original"), published(build(name, 1), tmp_path / "mine")
+    rename(mine, "^", "module.")
+    (mine / "config.json").unlink()
+    report = shard(mine, tmp_path / "out", like=original)
+    before, after = configure(original), configure(tmp_path / "out")
+    assert after == before
+    warned = [one for one in report.plan.findings if one.level != "info" and "config.json" in one.message]
+    assert warned, words(report)
+    assert torch.equal(load(tmp_path / "out", MODELS[name][0]).logits, logits(build(name, 1)))
+
+
+def test_a_configuration_that_is_the_original_s_is_copied_as_bytes(tmp_path: Path) -> None:
+    original, mine = published(build("llama"), tmp_path / "original"), published(build("llama", 1), tmp_path / "mine")
+    shard(rename(mine, "^", "module."), tmp_path / "out", like=original)
+    assert (tmp_path / "out/config.json").read_bytes() == (original / "config.json").read_bytes()
+
+
+def test_the_dtype_is_that_of_the_weights(tmp_path: Path) -> None:
+    original = published(build("qwen3_moe"), tmp_path / "original")
+    deepcopy(build("qwen3_moe", 1)).float().save_pretrained(tmp_path / "mine")
+    shard(rename(tmp_path / "mine", "^", "module."), tmp_path / "out", like=original)
+    assert configure(tmp_path / "out")["dtype"] == "float32"
+    loaded, _ = MODELS["qwen3_moe"][0].from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
+    assert loaded.dtype == torch.float32
+
+
+FILES: dict[str, Any] = {"tokenizer.json": "{}", "tokenizer_config.json": "{}", "chat_template.jinja": "{{ messages }}"}
+
+
+@pytest.mark.parametrize("has_its_own", [True, False])
+def test_tokenizer_and_template_are_those_of_mine_where_it_has_them(
+    has_its_own: bool, pair: Folders, tmp_path: Path
+) -> None:
+    for folder, mark in zip(pair, ("mine", "original"), strict=True):
+        for file, text in FILES.items():
+            if has_its_own or mark == "original":
+                (folder / file).write_text(text.replace("{}", json.dumps({"made_by": mark})).replace("messages", mark))
+    (pair[1] / "preprocessor_config.json").write_text('{"size": 3}')
+    shard(pair[0], tmp_path / "out", like=pair[1])
+    there, wanted = listing(tmp_path / "out"), listing(pair[0] if has_its_own else pair[1])
+    assert {file: there.get(file) for file in FILES} == {file: wanted[file] for file in FILES}
+    assert there["preprocessor_config.json"] == b'{"size": 3}'  # nobody else knows how the model sees

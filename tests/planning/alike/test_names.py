@@ -1,0 +1,179 @@
+"""Prefixes are put on, taken off and exchanged, heads tied or untied, and the vocabulary stays as it was trained."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from sharding.core.errors import ShardingError
+from tests.folders import tensors
+from tests.lora import CAUSAL, SMALL
+from tests.planning.alike.models import (
+    MODELS,
+    Tensors,
+    assert_loads,
+    build,
+    configure,
+    edit,
+    in_memory,
+    load,
+    logits,
+    published,
+    rename,
+    shapes,
+    shard,
+    unlike,
+    words,
+)
+
+WRAPPED = (
+    "_orig_mod.",
+    "module.",
+    "base_model.model.",
+    "module._orig_mod.",
+    "_orig_mod.module.",
+    "_fsdp_wrapped_module.",
+)
+PREFIXES: dict[str, tuple[str, str, str]] = {
+    **{prefix: ("qwen3_moe", "^", prefix) for prefix in WRAPPED},
+    "model. is missing": ("llama", r"^model\.", ""),
+    "language_model. is missing": ("gemma3", r"^language_model\.", ""),
+    "language_model. is missing in model.": ("qwen3_5", r"^model\.language_model\.", "model."),
+    "one prefix for another": ("gemma3", "^language_model", "text_decoder"),
+    "the names of older versions": ("qwen2_5_vl", r"^model\.", "model.language_model."),
+    "prefix upon prefix": ("gemma3", r"^(language_model\.)?", "module."),
+}
+"""A model, and what trainers have made of the names of its tensors."""
+
+
+@pytest.mark.parametrize("case", PREFIXES)
+def test_names_become_those_of_the_original_again(case: str, tmp_path: Path) -> None:
+    name, pattern, new = PREFIXES[case]
+    original, wanted = published(build(name), tmp_path / "original"), published(build(name, 1), tmp_path / "wanted")
+    mine = rename(published(build(name, 1), tmp_path / "mine"), pattern, new)
+    assert shapes(mine).keys() != shapes(original).keys()
+    report = shard(mine, tmp_path / "out", like=original)
+    assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
+    assert_loads(tmp_path / "out", original, build(name, 1), MODELS[name][0])
+    assert all(part in words(report) for part in re.findall(r"[\w]+\.", new) if part != "model.")
+
+
+def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path) -> None:
+    original, wanted = (published(build("qwen2_5_omni", n), tmp_path / f"{n}") for n in (0, 1))
+    build("qwen2_5_omni", 1).save_pretrained(tmp_path / "mine")
+    assert not [name for name in shapes(tmp_path / "mine") if name.startswith("thinker.")]
+    shard(tmp_path / "mine", tmp_path / "out", like=original)
+    assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}  # the talker is the same in both
+    assert configure(tmp_path / "out")["architectures"] == ["Qwen2_5OmniForConditionalGeneration"]
+
+
+def test_a_prefix_and_another_form_at_once(tmp_path: Path) -> None:
+    original, wanted = (
+        published(build("mixtral"), tmp_path / "original"),
+        published(build("mixtral", 1), tmp_path / "w"),
+    )
+    mine = rename(in_memory(build("mixtral", 1), tmp_path / "mine"), "^", "module._orig_mod.")
+    shard(mine, tmp_path / "out", like=original)
+    assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
+
+
+def test_a_prefix_that_makes_nothing_agree_is_no_prefix(tmp_path: Path) -> None:
+    """A tensor that both have under one name keeps it, even where others lose a prefix."""
+    original = edit(
+        published(build("llama"), tmp_path / "original"),
+        lambda state: state | {"module.scale": torch.ones(3).bfloat16()},
+    )
+    mine = edit(
+        published(build("llama", 1), tmp_path / "mine"),
+        lambda state: state | {"module.scale": torch.zeros(3).bfloat16()},
+    )
+    shard(mine, tmp_path / "out", like=original)
+    assert unlike(tensors(tmp_path / "out"), tensors(mine)) == {}
+
+
+# --- What the original does not have ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_the_original_lacks_is_left_out_and_said_or_kept_if_asked_for(keeps: bool, tmp_path: Path) -> None:
+    more = {
+        "value_head.weight": torch.randn(1, 32).bfloat16(),
+        "model.layers.0.self_attn.sinks": torch.randn(4).bfloat16(),
+    }
+    original, mine = published(build("llama"), tmp_path / "original"), published(build("llama", 1), tmp_path / "mine")
+    plain = tensors(mine)
+    edit(mine, lambda state: state | more)
+    report = shard(mine, tmp_path / "out", like=original, keep_extra=keeps)
+    assert unlike(tensors(tmp_path / "out"), plain | more if keeps else plain) == {}
+    assert all(name in words(report) for name in more)
+
+
+# --- Heads -------------------------------------------------------------------------------------------------
+
+
+def _llama(folder: Path, seed: int, tied: bool, **changes: Any) -> Any:
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model("llama", **{**SMALL, "tie_word_embeddings": tied, **changes})
+    model = CAUSAL.from_config(config, dtype=torch.bfloat16).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def _with_head(state: Tensors) -> Tensors:
+    return state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}
+
+
+def _without_head(state: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
+
+
+@pytest.mark.parametrize("original_is_tied", [True, False])
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_tied_head_is_stored_where_the_original_stores_one(
+    has_head: bool, original_is_tied: bool, tmp_path: Path
+) -> None:
+    _llama(tmp_path / "original", 0, original_is_tied)
+    model = _llama(tmp_path / "mine", 1, True)
+    if has_head:
+        edit(tmp_path / "mine", _with_head)
+    shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
+    assert shapes(tmp_path / "out") == shapes(tmp_path / "original")
+    loaded = load(tmp_path / "out", CAUSAL)
+    assert loaded.told == {} and torch.equal(loaded.logits, logits(model))
+
+
+def test_a_head_of_its_own_is_never_lost_because_the_original_s_is_tied(tmp_path: Path) -> None:
+    _llama(tmp_path / "original", 0, True)
+    model = _llama(tmp_path / "mine", 1, False)
+    try:
+        shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
+    except ShardingError as error:
+        assert "lm_head" in error.message and not (tmp_path / "out").exists()
+    else:
+        assert torch.equal(load(tmp_path / "out", CAUSAL).logits, logits(model))
+
+
+def test_a_head_that_is_missing_although_nothing_ties_it_is_a_hole(tmp_path: Path) -> None:
+    _llama(tmp_path / "original", 0, False)
+    _llama(tmp_path / "mine", 1, False)
+    edit(tmp_path / "mine", _without_head)
+    with pytest.raises(ShardingError, match="lm_head"):
+        shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
+
+
+@pytest.mark.parametrize("rows", [100, 90])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vocabulary_that_was_resized_keeps_its_size(tied: bool, rows: int, tmp_path: Path) -> None:
+    _llama(tmp_path / "original", 0, tied)
+    model = _llama(tmp_path / "mine", 1, tied)
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    model.save_pretrained(tmp_path / "mine")
+    rename(tmp_path / "mine", "^", "module.")
+    shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
+    assert shapes(tmp_path / "out").keys() == shapes(tmp_path / "original").keys()
+    assert configure(tmp_path / "out")["vocab_size"] == rows
+    loaded = load(tmp_path / "out", CAUSAL)
+    assert loaded.told == {} and torch.equal(loaded.logits, logits(model))

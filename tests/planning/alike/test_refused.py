@@ -1,0 +1,123 @@
+"""What cannot be told, or does not belong together, is refused by name; what contradicts itself is wrong usage."""
+
+import json
+import shlex
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharding.core.errors import SourceError
+from tests import quantized
+from tests.commands import invoke
+from tests.conftest import listing
+from tests.folders import tensors
+from tests.planning.alike.models import build, configure, edit, published, rename, shard, write
+from tests.quantized import save_fp8
+
+Edit = Callable[[Path], object]
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+
+
+def spoil(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
+    return lambda folder: edit(folder, lambda held: held | {name: change(held[name])})
+
+
+def wrapped(folder: Path) -> None:
+    """One tensor stands there twice, with a prefix and without."""
+    edit(folder, lambda held: {f"module.{name}": held[name] for name in held} | {K_PROJ: held[K_PROJ] * 2})
+
+
+def one_layer(folder: Path) -> None:
+    edit(folder, lambda held: {name: held[name] for name in held if "layers.1." not in name})
+    configure(folder, num_hidden_layers=1)
+
+
+def tower_alone(folder: Path) -> None:
+    place = "vision_model."
+    layers = f"{place}encoder.layers."
+    edit(folder, lambda held: {n.removeprefix(place): held[n] for n in held if n.startswith(layers)})
+
+
+def with_prefix(folder: Path) -> None:
+    rename(folder, "^", "module.")
+
+
+def of_nobody(folder: Path) -> None:
+    configure(folder, architectures=["NobodysForCausalLM"], model_type="nobodys")
+
+
+REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
+    "another model": ("gpt2", "llama", {}, "another model|different models"),
+    "another kind of model": ("vit", "qwen3_moe", {}, "another model|different models"),
+    "another size": ("large", "llama", {}, "different models|no rule"),
+    "another shape": ("llama", "llama", {"mine": spoil(K_PROJ, lambda held: held[:, :30])}, r"layers\.1\.self_attn\.k_proj"),
+    "turned": ("llama", "llama", {"mine": spoil(K_PROJ, lambda held: held.T)}, r"layers\.1\.self_attn\.k_proj"),
+    "fewer layers": ("llama", "llama", {"mine": one_layer}, r"layers\.1|num_hidden_layers"),
+    "layers that fit in two towers": (
+        "clip", "clip", {"mine": tower_alone}, "(?s)text_model.*vision_model|vision_model.*text_model",
+    ),
+    "two tensors for one": ("llama", "llama", {"mine": wrapped}, "k_proj"),
+    "quantized": (
+        "llama", "llama", {"mine": partial(save_fp8, "qwen3"), "original": partial(quantized.build, "qwen3")}, "quantized",
+    ),
+    "a class that nobody knows": ("llama", "llama", {"mine": with_prefix, "original": of_nobody}, "[Nn]obodys"),
+}  # fmt: skip
+"""Which model is to be like which, what is done to both before, and what the message names."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_by_name_before_anything_is_written(
+    case: str, tmp_path: Path, nothing_stays_on_this_disk: None
+) -> None:
+    ours, theirs, changes, named = REFUSED[case]
+    mine, original = published(build(ours, 1), tmp_path / "mine"), published(build(theirs), tmp_path / "original")
+    for place, change in changes.items():
+        change(tmp_path / place)
+    before = listing(tmp_path)
+    with pytest.raises(SourceError, match=named) as refusal:
+        shard(mine, tmp_path / "out", like=original)
+    assert refusal.value.hint
+    assert listing(tmp_path) == before
+
+
+def test_an_original_that_is_not_there_is_named(tmp_path: Path) -> None:
+    mine = published(build("llama"), tmp_path / "mine")
+    with pytest.raises(SourceError, match="nothing-here"):
+        shard(mine, tmp_path / "out", like=tmp_path / "nothing-here")
+
+
+def test_a_quantized_original_gives_an_ordinary_copy_without_scales(tmp_path: Path) -> None:
+    original = save_fp8("qwen3", tmp_path / "original")
+    plain = configure(original)
+    del plain["quantization_config"]
+    model = {name: tensor for name, tensor in tensors(original).items() if not name.endswith("_scale_inv")}
+    mine = write(tmp_path / "mine", {f"module.{n}": torch.ones_like(t.bfloat16()) for n, t in model.items()})
+    (mine / "config.json").write_text(json.dumps(plain))
+    shard(mine, tmp_path / "out", "10MB", like=original)
+    assert tensors(tmp_path / "out").keys() == model.keys()
+    assert "quantization_config" not in configure(tmp_path / "out")
+
+
+CONTRADICTIONS = (
+    "--like ./o --text-only", "--like ./o --experts fused", "--like ./o --only model.*", "--like ./o --drop model.*",
+    "--like ./o --rename a.=b.", "--like ./o --fill mtp.* --from ./o", "--keep-extra", "--fill mtp.*", "--from ./o",
+    "--rename a.", "--experts joined", "--like ./o --like ./p", "--like ./o --engine classic",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", CONTRADICTIONS)
+def test_options_that_contradict_one_another_are_wrong_usage(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("i", "o", "p"):
+        published(build("llama"), tmp_path / place)
+    before = listing(tmp_path)
+    done = invoke("shard", "./i", "./out", *shlex.split(words), "--json")
+    assert done.exit_code == 2, done.output
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "UsageError" and error["message"] and error["hint"]
+    assert listing(tmp_path) == before

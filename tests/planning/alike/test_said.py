@@ -1,0 +1,68 @@
+"""What is wrong with a checkpoint is said in words, with the command that mends it, and what became of it is explained."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.commands import invoke
+from tests.planning.alike.models import MODELS, build, edit, in_memory, load, published, rename, shapes
+from tests.planning.alike.test_filled import add_head
+
+WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "fused": ("qwen3_moe", lambda folder: in_memory(build("qwen3_moe", 1), folder), "are in one tensor"),
+    "a prefix too many": ("llama", lambda folder: rename(folder, "^", "_orig_mod."), "_orig_mod."),
+    "a prefix too few": ("gemma3", lambda folder: rename(folder, "^language_model.", ""), "language_model."),
+    "no head": ("deepseek_v3", lambda folder: None, "model.layers.2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_diff_says_why_a_model_does_not_load_and_prints_the_command_that_mends_it(case: str, tmp_path: Path) -> None:
+    name, spoil, says = WRONG[case]
+    original, mine = published(build(name), tmp_path / "original"), published(build(name, 1), tmp_path / "mine")
+    if case == "no head":
+        add_head(name, original)
+    spoil(mine)
+    done = invoke("diff", mine, original)
+    told = " ".join(done.output.split())
+    assert done.exit_code == 1 and says in told, done.output
+    command = re.search(r"shard-my-repo (shard \S+ \S+ --like \S+)", told)
+    assert command, done.output
+    _, mine_said, _, _, original_said = shlex.split(command[1])
+    mended = invoke("shard", mine_said, tmp_path / "out", "--like", original_said)
+    assert mended.exit_code == 0, mended.output
+    assert shapes(tmp_path / "out") == shapes(original)
+    assert "missing_keys" not in load(tmp_path / "out", MODELS[name][0]).told
+    again = invoke("diff", tmp_path / "out", original)
+    assert "--like" not in again.output, again.output
+
+
+def test_diff_finds_nothing_wrong_with_another_training_of_the_same_model(tmp_path: Path) -> None:
+    original, mine = (
+        published(build("qwen3_moe"), tmp_path / "original"),
+        published(build("qwen3_moe", 1), tmp_path / "m"),
+    )
+    done = invoke("diff", mine, original)
+    assert "model.norm.weight" in done.output and "--like" not in done.output, done.output
+
+
+def test_diff_names_a_hole_and_prints_no_command_that_would_be_refused(tmp_path: Path) -> None:
+    original, mine = published(build("llama"), tmp_path / "original"), published(build("llama", 1), tmp_path / "mine")
+    hole = "model.layers.1.self_attn.k_proj.weight"
+    edit(mine, lambda state: {name: state[name] for name in state if name != hole})
+    done = invoke("diff", mine, original)
+    assert "k_proj" in done.output and "--like" not in done.output, done.output
+
+
+def test_a_plan_explains_where_each_tensor_comes_from(tmp_path: Path) -> None:
+    original = add_head("qwen3_next", published(build("qwen3_next"), tmp_path / "original"))
+    mine = in_memory(build("qwen3_next", 1), tmp_path / "mine")
+    done = invoke("plan", mine, "--like", original, "--explain", "*", "--json")
+    assert done.exit_code == 0, done.output
+    recipes = json.loads(done.stdout)["recipes"]
+    assert recipes.keys() == shapes(original).keys()
+    assert all("original" in recipes[name] for name in recipes if name.startswith("mtp."))
