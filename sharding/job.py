@@ -47,7 +47,7 @@ from sharding.model_class.architecture import ask_architecture
 from sharding.planning.alike.advice import named_like
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
-from sharding.planning.plan import counted, identify_plan, planned
+from sharding.planning.plan import as_read, counted, identify_plan, planned
 from sharding.report.comparison import draw_memory
 from sharding.report.files import read_card, write_beside
 from sharding.report.report import files_written, make_report
@@ -125,7 +125,8 @@ def plan(
     request.refuse_contradictions()
     origin = open_inputs(request.inputs, _hub(endpoint, token))
     checkpoint = offering(_read(origin, options.variant))
-    return checkpoint, planned(checkpoint, options)
+    plan = planned(checkpoint, options)
+    return as_read(checkpoint, plan), plan
 
 
 def shard(
@@ -176,6 +177,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             noted = noting(origin.sources)
             checkpoint = _read(origin.through(noted), options.variant)
             plan = planned(checkpoint, options)
+            checkpoint = as_read(checkpoint, plan)
             prepared = Prepared(sources_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
         card = read_card(origin)
         checkpoint, plan = prepared.checkpoint, prepared.plan

@@ -30,7 +30,7 @@ from sharding.desk.overview import Overview, ask_overview
 from sharding.desk.questions import Kept, Questions, answered, forget_old, result_of
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.devices import DevicePlan
-from sharding.planning.plan import planned
+from sharding.planning.plan import as_read, planned
 from sharding.planning.steps import Asks
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
@@ -171,7 +171,8 @@ class Models:
             return self.in_turn(key, caller, make) if is_large else make()
 
         names = partial(self.names, caller=caller)
-        return checkpoint, planned(checkpoint, options, Asks(partial(self.hints, caller=caller), names, run))
+        plan = planned(checkpoint, options, Asks(partial(self.hints, caller=caller), names, run))
+        return as_read(checkpoint, plan), plan
 
     def in_turn(self, key: Hashable, caller: str, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, which nobody else's runs beside. Raises Refused if too many wait."""

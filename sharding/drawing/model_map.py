@@ -5,7 +5,7 @@ strip with fewer bytes is shorter. If there are too many, tensors of a kind in t
 become one cell, neighbouring files one column.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -133,21 +133,15 @@ class ModelMap:
 def map_of_plan(checkpoint: Content, plan: Plan) -> ModelMap:
     """Return the map of a checkpoint and of its copy by `plan`."""
     placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
-    moved = {
-        tensor.name: (tensor.file, tensor.bytes)
-        for tensor in (plan.tensors if any(not change.changed or change.details for change in plan.made) else ())
-        if not next(tensor.recipe.reads()).source
-    }
-    files, is_filled = [shard.file for shard in plan.shards], any("filled" in change.details for change in plan.made)
-    return _map(placed, files, checkpoint, plan.stages, plan.of_others, moved, is_filled=is_filled)
+    return _map(placed, [shard.file for shard in plan.shards], checkpoint, plan.stages, plan)
 
 
 def map_of_copy(
-    copy: Content, original: Content | None, stages: Iterable[Stage] = (), changed: Collection[str] = ()
+    copy: Content, original: Content | None, stages: Iterable[Stage] = (), plan: Plan | None = None
 ) -> ModelMap:
-    """Return the map of a copy with its `stages`, and of its `original` if known. A merge has `changed` tensors."""
+    """Return the map of a copy with its `stages`, and of its `original` if known. `plan` says how it was made."""
     placed = [(tensor, tensor.file) for tensor in copy.tensors]
-    return _map(placed, [file.path for file in copy.weight_files], original, stages, changed)
+    return _map(placed, [file.path for file in copy.weight_files], original, stages, plan)
 
 
 @dataclass(slots=True)
@@ -181,18 +175,25 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
     return places
 
 
+def _moved_in(plan: Plan) -> dict[str, tuple[str, int]]:
+    """Return today's file of the first byte of each tensor that comes from the model, and its bytes."""
+    from_model = (tensor for tensor in plan.tensors if not next(tensor.recipe.reads()).source)
+    return {tensor.name: (tensor.file, tensor.bytes) for tensor in from_model}
+
+
 def _map(
     placed: _Placed,
     files: Sequence[str],
     original: Content | None,
     stages: Iterable[Stage],
-    changed: Container[str],
-    moved: Mapping[str, tuple[str, int]] | None = None,
-    *,
-    is_filled: bool = False,
+    plan: Plan | None,
 ) -> ModelMap:
+    changed: Container[str] = plan.of_others if plan else ()
+    is_filled = bool(plan and any("filled" in change.details for change in plan.made))
     files_today = [file.path for file in original.weight_files] if original else []
-    there = {**(moved or {}), **today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})}
+    there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
+    if plan and any(not change.changed or change.details for change in plan.made):  # names may have changed
+        there = {**_moved_in(plan), **there}
     numbers = [{file: index for index, file in enumerate(names)} for names in (files_today, files)]
     fine = _grouped(placed, numbers, there, changed)
     # A tensor in pieces lies in many files. Today's files then become one column.

@@ -126,6 +126,7 @@ _OF_FINDINGS = {
     "ranks-uneven": 'To check that, fill in "The model that was trained".',
     "base-dtype": "To convert them, choose a number format under Advanced.",
     "quantized": "For training, and for tools that cannot read such weights, choose ordinary weights.",
+    "like-dropped": "The command line can keep them.",
     "adapter-alone": 'To merge it into its base, choose "Merge my LoRA" above.',
     "quantization-left-over": "If you choose a number format under Advanced, the copy's does not say it.",
     "no-known-loader": 'If your loader reads only one file, write "one file" as the size.',

@@ -9,7 +9,7 @@ import gradio as gr
 from sharding.core.errors import Refused, Remedy, ShardingError, VariantMissing
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
-from sharding.core.values import Content
+from sharding.core.values import Content, Plan
 from sharding.desk import Forecast, JobStatus
 from sharding.desk.judgement import reading_both, request_about
 from sharding.desk.questions import patient
@@ -86,11 +86,11 @@ class Showing(Events):
             trust = self.desk.results.trust(result, token)
         if trust.level == "contradicted":
             return {form.result: _certificate(result, trust, places)}
-        copy, original, changed = self._both(result, token)
+        copy, original, plan = self._both(result, token)
         checkable = trust.level in ("stated", "fits") and not report.needs_folder
         loadable = bool(original and original.has_loadable_copy and copy.is_plain_model and not report.needs_folder)
         reading = self.desk.forecast(original, copy) if checkable and original else None
-        drawn = map_of_copy(copy, original, report.plan.stages, changed)
+        drawn = map_of_copy(copy, original, report.plan.stages, plan)
         # What loading costs tells something of both, so it is only for who can read both.
         loads = self.desk.findings(request_about("compare", result)) if original else None
         costs = loads.costs if loads else report.comparison
@@ -127,23 +127,24 @@ class Showing(Events):
         """List the tensors in the chosen column of the map."""
         token = self.site.token(request, login)
         try:
-            copy, original, _ = self._both(self.desk.results.judge(wanted, token)[0], token)
+            copy, original, plan = self._both(self.desk.results.judge(wanted, token)[0], token)
         except ShardingError as error:
             return problem(error)
         placed = [(tensor, tensor.file) for tensor in copy.tensors]
-        return tensors_of(map_of_copy(copy, original), placed, original.tensors if original else (), chosen)
+        return tensors_of(map_of_copy(copy, original, plan=plan), placed, original.tensors if original else (), chosen)
 
-    def _both(self, result: Result, token: str | None) -> tuple[Content, Content | None, frozenset[str]]:
-        """Return the copy, its source if that can be read, and the names of the tensors that another input changes."""
+    def _both(self, result: Result, token: str | None) -> tuple[Content, Content | None, Plan | None]:
+        """Return the copy, its source if that can be read, and the plan if other inputs or names count."""
         report, copy = result.report, f"{result.repo_id}@{result.revision}"
-        original, changed = None, frozenset[str]()
+        original: Content | None = None
+        plan: Plan | None = None
         if report.source.place.is_pinned:
             source, options = decided_by(report)
             with suppress(ShardingError):
                 original = self.desk.models.inspect(source, options.variant, token)
-                if not report.needs_folder and any(change.by and change.changed for change in report.plan.made):
-                    changed = self.desk.models.plan(*asked_of(report), token)[1].of_others
-        return self.desk.models.inspect(copy, "", token), original, changed
+                if not report.needs_folder and any(one.by or not one.changed for one in report.plan.made):
+                    plan = self.desk.models.plan(*asked_of(report), token)[1]
+        return self.desk.models.inspect(copy, "", token), original, plan
 
 
 def _certificate(result: Result, trust: Trust, places: Places, reading: Forecast | None = None) -> str:

@@ -38,6 +38,18 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
     return plan
 
 
+def as_read(content: Content, plan: Plan) -> Content:
+    """Return `content`, whose other inputs have only the weight files that `plan` reads."""
+    if not content.others:
+        return content
+    reads = {file for tensor in plan.tensors for file in tensor.recipe.files() if file[0]}
+    others = (
+        replace(other, weight_files=tuple(file for file in other.weight_files if (file.source, file.path) in reads))
+        for other in content.others
+    )
+    return replace(content, others=tuple(others))
+
+
 def _laid_out(draft: Draft) -> Plan:
     """Return the plan that cuts what a copy will hold into shards."""
     content, options, tensors, findings = draft.content, draft.options, draft.tensors, draft.findings

@@ -19,7 +19,7 @@ from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verificati
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.alike.advice import advised
 from sharding.planning.order import natural_key
-from sharding.planning.plan import planned
+from sharding.planning.plan import as_read, planned
 from sharding.recipes.stored import are_stored
 from sharding.report.report import parse_digests
 from sharding.storage.hub.client import Hub
@@ -74,7 +74,8 @@ def verify(
         return
     plan = planned(checkpoints[0], options) if options.computing else None
     made = plan.made if plan else ()
-    sides = [Side(sources[0], checkpoints[0], plan), Side(sources[1], checkpoints[1])]
+    read = as_read(checkpoints[0], plan) if plan else checkpoints[0]
+    sides = [Side(sources[0], read, plan), Side(sources[1], checkpoints[1])]
     beside = [file for checkpoint in checkpoints for file in checkpoint.copied_weights]
     total, done = sum(side.bytes for side in sides) + sum(file.bytes for file in beside), 0
     for side in sides:

@@ -189,9 +189,10 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     model = _short_name(source, "model")
     for option in (option for option in OPTIONS.values() if option.role and option.computes):
         if text := getattr(options, option.name):
-            other = _short_name(text, option.name)
-            model = other if other.lower().startswith(model.lower()) else f"{model}-{other}"
-            size = "merged"
+            size = {"adapter": "merged", "like": "mended"}.get(option.role or "", "filled")
+            if size == "merged":
+                other = _short_name(text, option.name)
+                model = other if other.lower().startswith(model.lower()) else f"{model}-{other}"
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
     machines = f"-{options.strategy.replace(':', '')}" if options.strategy.startswith("pp:") else ""
