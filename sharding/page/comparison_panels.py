@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from markupsafe import Markup
 
 from sharding.core.made import phrase
+from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes, unchecked_sentence, within_words
 from sharding.core.verification import UNCHECKED, Difference
@@ -55,12 +56,21 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
         headline=headline,
         tone=tone or ("bad" if trust.level == "contradicted" else ""),
         rung=_rung(likeness, is_read, was_read, trust.until),
-        facts=[*likeness.advice, *([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
+        facts=[*_advice(likeness), *([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
         counts=_counts(likeness.mismatches),
         rows=likeness.mismatches[:_MOST_SHOWN],
         more=max(len(likeness.mismatches) - _MOST_SHOWN, 0),
         command=_command(likeness),
     )
+
+
+def _advice(likeness: Likeness) -> list[str]:
+    """Return why the copy does not load where the original does, with a link to the plan that mends that."""
+    *sentences, last = likeness.advice or ("",)
+    if not last.startswith("To mend it: "):
+        return [*likeness.advice]
+    wish = Wish(likeness.copy.text, Options(like=likeness.original.text), "make-it-load", sized=False)
+    return [*sentences, Markup('<a href="{}">Make it load again</a>').format(query_of(wish))]
 
 
 def outcome_panel(status: JobStatus, endpoint: str, address: str) -> str:

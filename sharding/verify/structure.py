@@ -111,6 +111,8 @@ def compare_structure(original: Content, copy: Content) -> Likeness:
 
 def sentence_of(likeness: Likeness) -> str:
     """Return what is known in one or two sentences, which claim no more."""
+    if not likeness.have_common and likeness.advice:
+        return "Not the same: the copy has other names or another form than the original."
     if not likeness.have_common and likeness.verdict == "different":
         return "These are different models: no tensor of one is in the other."
     number = count(len(likeness.mismatches), "tensor")
