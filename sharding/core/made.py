@@ -47,7 +47,9 @@ class Change:
     evidence: Line = ""
     caveat: Line = ""
     peer: Line = ""
-    details: Annotated[Mapping[Word, Line], Field(exclude_if=lambda details: not details)] = field(default_factory=dict)
+    details: Annotated[Mapping[Word, Line], Field(exclude_if=lambda details: not details)] = field(
+        default_factory=dict, hash=False
+    )
 
     @property
     def around(self) -> tuple[str, str]:

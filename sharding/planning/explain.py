@@ -24,6 +24,8 @@ def explained(plan: Plan, pattern: str) -> dict[str, str]:
     Raises UsageError if no name matches.
     """
     matches = {tensor.name: sentence(tensor) for tensor in plan.tensors if fnmatchcase(tensor.name, pattern)}
+    for number, place in enumerate(plan.sources[1:], start=1):
+        matches = {name: text.replace(f" of source {number} ", f" of {place.name} ") for name, text in matches.items()}
     if not matches:
         example = plan.shards[0].tensors[0].name
         raise UsageError(f"No tensor of the plan matches {pattern!r}.", f"A name is, for example, {example}. Try '*'.")

@@ -256,6 +256,8 @@ def lies_about_what_was_done(told: Told) -> list[Lie]:
                     others = [value + 1, value - 1]
                 case str(value):
                     others = [f"{value}."] if one.name in ("kind", "relation", "evidence") else []
+                case dict():
+                    others = []  # words of its own
                 case _:
                     others = [Place("hub", "eve/lora", "0" * 40, role="adapter")]
             forged = [replace(change, **{one.name: other}) for other in others]
