@@ -28,6 +28,7 @@ from tests.planning.alike.models import (
     unlike,
     words,
 )
+from tests.promises import promise
 
 WRAPPED = (
     "_orig_mod.",
@@ -49,6 +50,7 @@ PREFIXES: dict[str, tuple[str, str, str]] = {
 """A model, and what trainers have made of the names of its tensors."""
 
 
+@promise("docs/formats.md#the-layout-of-an-original")
 @pytest.mark.parametrize("case", PREFIXES)
 def test_names_become_those_of_the_original_again(case: str, tmp_path: Path) -> None:
     name, pattern, new = PREFIXES[case]

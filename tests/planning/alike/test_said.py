@@ -65,4 +65,4 @@ def test_a_plan_explains_where_each_tensor_comes_from(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     recipes = json.loads(done.stdout)["recipes"]
     assert recipes.keys() == shapes(original).keys()
-    assert all(("source 1" in recipes[name]) is name.startswith("mtp.") for name in recipes)
+    assert all(("original" in recipes[name]) is name.startswith("mtp.") for name in recipes)
