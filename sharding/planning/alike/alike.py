@@ -16,7 +16,7 @@ from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
 from sharding.planning.alike.configs import Kept, layers_of, with_values
 from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, words_of
-from sharding.planning.alike.units import Slot, Unit, plain_name, slots_of, units_of
+from sharding.planning.alike.units import Slot, Unit, in_memory, plain_name, slots_of, units_of
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft
 
@@ -74,9 +74,9 @@ def compared(
     units, theirs = units_of(slots), units_of(theirs_slots)
     ours, form = as_object(parsed_json(config)), as_object(parsed_json(original.configs.get("", "")))
     fits = Fits((words_of(ours), words_of(form)))
-    units = {
-        known[name] if known.get(name) in theirs and name not in theirs else name: unit for name, unit in units.items()
-    }
+    pairs = [(in_memory(name), in_memory(stored)) for name, stored in known.items()]
+    there = {here: target for one, two in pairs for here, target in ((one, two), (two, one)) if target in theirs}
+    units = {name if name in theirs else there.get(name, name): unit for name, unit in units.items()}
     match = matched(units, theirs, fits)
     is_tied = ties(ours)
     is_real = is_tied is False or mine.head_is_copy is False

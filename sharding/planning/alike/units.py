@@ -103,10 +103,10 @@ def slots_of(tensors: Iterable[Tensor]) -> Iterator[Slot]:
     tensors = list(tensors)
     fused = dict[str, dict[str, Tensor]]()
     for tensor in tensors:
-        if len(tensor.shape) == 3 and (match := _FUSED.fullmatch(_in_memory(tensor.name))):
+        if len(tensor.shape) == 3 and (match := _FUSED.fullmatch(in_memory(tensor.name))):
             fused.setdefault(match["of"], {})[match["part"]] = tensor
     for tensor in tensors:
-        name = _in_memory(tensor.name)
+        name = in_memory(tensor.name)
         if len(tensor.shape) == 2 and ".experts." in name and (match := _SINGLE.fullmatch(name)):
             part = _PART_OF.get(match["part"], match["part"])
             yield Slot(tensor, (f"{match['of']}.*.{part}",), int(match["number"]))
@@ -151,7 +151,7 @@ def units_of(slots: Iterable[Slot]) -> dict[str, Unit]:
     return units
 
 
-def _in_memory(name: str) -> str:
+def in_memory(name: str) -> str:
     """Return the name of a tensor without wrappers, where Mixtral's blocks have the name that transformers 5 gives."""
     name = plain_name(name)
     return name.replace(".block_sparse_moe.", ".mlp.") if ".block_sparse_moe." in name else name

@@ -21,7 +21,7 @@ from tests.planning.alike.models import (
 )
 
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "olmoe", "glm4_moe", "phimoe", "qwen3_vl_moe")
-SAMPLE = ("mixtral", "deepseek_v3", "qwen3_vl_moe")
+SAMPLE = ("mixtral", "deepseek_v3", "phimoe", "qwen3_vl_moe")
 EACH = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.thorough) for name in KINDS]
 FUSED_ONLY = ("gpt_oss", "llama4", "qwen3_vl_moe")
 
