@@ -8,10 +8,11 @@ work only while you ask for the next event. Nothing here prints.
 """
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from sharding.checkpoint.documents import read_card_base
 from sharding.checkpoint.read import read_checkpoint, read_inputs
 from sharding.checkpoint.trained import compare_with_base
 from sharding.core.dtypes import torch_name
@@ -33,7 +34,7 @@ from sharding.core.options import Options as Options
 from sharding.core.options import Request as Request
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Destination, Discarded, Inputs
-from sharding.core.values import Content, Plan, ShardRecord, StagedJob
+from sharding.core.values import Content, Finding, Plan, ShardRecord, StagedJob
 from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.ray_workers import ray_workers
@@ -44,7 +45,7 @@ from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
-from sharding.planning.alike.advice import named_like
+from sharding.planning.alike.advice import advised, named_like
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import as_read, counted, identify_plan, planned
@@ -76,11 +77,15 @@ def inspect(source: str, *, endpoint: str | None = None, token: str | None = Non
     The headers of each other input are read too, and those of a base compared with the source's. If a merge depends on
     it, the weights of an adapter whose SHA-256 nobody states are read, and a head of `source` that may be tied.
 
+    If the card of a repo names another one as its base, a finding says why `source` does not load where that one does.
+
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors, and UsageError for an input
     that it does not need.
     """
-    options = Options(**chosen)
-    return inspect_inputs({"model": source, **options.inputs}, options.variant, endpoint=endpoint, token=token)
+    options, hub = Options(**chosen), _hub(endpoint, token)
+    origin = open_inputs({"model": source, **options.inputs}, hub)
+    checkpoint = offering(_read(origin, options.variant))
+    return _beside_original(checkpoint, origin, source, hub) if origin.ref.is_pinned else checkpoint
 
 
 def inspect_inputs(
@@ -245,6 +250,19 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             else:
                 target.discard()
     yield report
+
+
+def _beside_original(checkpoint: Content, origin: Inputs, source: str, hub: Hub) -> Content:
+    """Return `checkpoint`, with a finding if it does not load where the base that its card names does."""
+    sentences: tuple[str, ...] = ()
+    with suppress(ShardingError):  # the base may be a secret, gone, or no model
+        if named := read_card_base(origin, {file.path: file for file in origin.files}):
+            sentences = advised(checkpoint, read_checkpoint(open_inputs({"model": named}, hub)), (source, named))
+    if not sentences:
+        return checkpoint
+    message = f"It may not load where {named} does, which its card names as its base. {' '.join(sentences[:-1])}"
+    finding = Finding("warning", "unlike-base", message, sentences[-1])
+    return replace(checkpoint, findings=(*checkpoint.findings, finding))
 
 
 def devices(

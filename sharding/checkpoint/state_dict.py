@@ -161,7 +161,7 @@ def remarks_on(tensors: Sequence[Tensor]) -> Iterator[Finding]:
         if wrapper == _DDP and len(names) < len(tensors):
             continue  # it wraps the whole model, so a part of it may well have that name
         message = f"{_some(names)} names that {wrapper} makes, so no library finds them: {name_some(names)}."
-        yield Finding("warning", "wrapped-names", message, "Save the model inside the wrapper again, not the wrapper.")
+        yield Finding("warning", "wrapped-names", message, "Add --like and the model that it was trained from.")
 
 
 def _some(names: list[str]) -> str:
