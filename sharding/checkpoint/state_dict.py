@@ -161,7 +161,9 @@ def remarks_on(tensors: Sequence[Tensor]) -> Iterator[Finding]:
         if wrapper == _DDP and len(names) < len(tensors):
             continue  # it wraps the whole model, so a part of it may well have that name
         message = f"{_some(names)} names that {wrapper} makes, so no library finds them: {name_some(names)}."
-        yield Finding("warning", "wrapped-names", message, "Add --like and the model that it was trained from.")
+        yield Finding(
+            "warning", "wrapped-names", message, "Save what the wrapper holds. Or add --like with the original model."
+        )
 
 
 def _some(names: list[str]) -> str:
