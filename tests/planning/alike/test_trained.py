@@ -1,0 +1,21 @@
+"""What a training run has saved gets the names and the form of its base."""
+
+from pathlib import Path
+
+import pytest
+import torch.distributed.checkpoint as dcp
+
+from tests.planning.alike.models import MODELS, assert_loads, build, published, shard, words
+from tests.promises import promise
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+@promise("docs/formats.md#the-layout-of-an-original")
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "mistral3"])
+def test_names_in_memory_become_those_of_the_base(name: str, tmp_path: Path) -> None:
+    base, model = published(build(name), tmp_path / "base"), build(name, 1)
+    dcp.save({"model": dict(model.state_dict())}, storage_writer=dcp.FileSystemWriter(tmp_path / "run"), no_dist=True)
+    report = shard(tmp_path / "run", tmp_path / "out", base=base)
+    assert_loads(tmp_path / "out", base, model, MODELS[name][0])
+    assert "Names and form are those of" in words(report)
