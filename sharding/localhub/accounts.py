@@ -9,9 +9,7 @@ from sharding.localhub.records import Repo, find_repo
 from sharding.localhub.refusals import Refusal, bad_credentials, forbidden
 from sharding.localhub.web import Call
 
-Right = Literal["see", "read", "propose", "write", "manage"]
-"""In this order: see the description, read the files, open a pull request, commit, change or delete the repo itself."""
-
+Right = Literal["see", "read", "propose", "write", "manage"]  # Each also allows what stands before it.
 _SCOPES_BY_RIGHT = {
     "read": {"read-repos", "write-repos", "manage-repos"},
     "propose": {"write-repos", "manage-repos"},
@@ -123,7 +121,6 @@ def _judge_gate(caller: Caller, repo: Repo) -> Refusal | None:
 
 
 def _covers(caller: Caller, repo: Repo, right: str) -> bool:
-    """Return whether the caller's token gives that right to their own repos."""
     if caller.token != "oauth":
         return True
     contributed = repo.app is not None and repo.app == caller.app and "contribute-repos" in caller.scopes

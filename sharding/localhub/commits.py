@@ -22,13 +22,13 @@ MAX_PREUPLOAD_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A commit that a client requests. A deletion is a path, and whether it is a folder."""
+    """What a commit is to do. A deletion is a path, and whether it is a folder. `parent` is what a client has seen."""
 
     summary: str
-    description: str
-    parent: str | None
-    entries: list[Entry]
-    deletions: list[tuple[str, bool]]
+    entries: Sequence[Entry]
+    deletions: Sequence[tuple[str, bool]] = ()
+    description: str = ""
+    parent: str | None = None
 
 
 def preupload(call: Call) -> Answer:
@@ -68,8 +68,7 @@ def commit(call: Call) -> Answer:
         hub.check_quota(db, repo, draft.entries)
         number = db.execute("SELECT count(*) + 1 FROM refs WHERE repo = ? AND type = 'pull'", (repo.number,))
         target = f"refs/pr/{number.fetchone()[0]}" if as_pull else branch.removeprefix("refs/heads/")
-        texts, changes = (draft.summary, caller.name or ""), (draft.entries, draft.deletions)
-        new_commit = write_commit(db, repo, target, head, *texts, *changes, draft.description)
+        new_commit = write_commit(db, repo, target, head, caller.name or "", draft)
     page = link(hub, repo.path)
     return {
         "success": True,
@@ -81,22 +80,11 @@ def commit(call: Call) -> Answer:
 
 
 def write_commit(
-    db: sqlite3.Connection,
-    repo: Repo,
-    branch: str,
-    parent: Commit | None,
-    title: str,
-    author: str,
-    entries: Sequence[Entry] = (),
-    deletions: Iterable[tuple[str, bool]] = (),
-    message: str = "",
+    db: sqlite3.Connection, repo: Repo, branch: str, parent: Commit | None, author: str, draft: Draft
 ) -> Commit:
-    """Add a commit to a branch: first the deletions, then the files.
-
-    Raises Refusal: EntryNotFound if there is nothing to delete, 400 for a file below a file.
-    """
-    new_commit = records.add_commit(db, repo, parent, title, author, message)
-    for place, is_folder in deletions:
+    """Add a commit to a branch: first the deletions, then the files. Raises Refusal, also for a file below a file."""
+    new_commit = records.add_commit(db, repo, parent, draft.summary, author, draft.description)
+    for place, is_folder in draft.deletions:
         gone = records.list_entries(db, new_commit, place.strip("/")) if is_folder else []
         if not is_folder and (entry := records.find_entry(db, new_commit, place)):
             gone = [entry]
@@ -104,15 +92,15 @@ def write_commit(
             raise entry_not_found(place, parent.id if parent else new_commit.id)
         paths = [(new_commit.number, entry.path) for entry in gone]
         db.executemany('DELETE FROM files WHERE "commit" = ? AND path = ?', paths)
-    for entry in entries:
+    for entry in draft.entries:
         records.put_entry(db, new_commit, entry)
-    for entry in entries:
+    for entry in draft.entries:
         parts = entry.path.split("/")
         above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         is_below = any(records.find_entry(db, new_commit, path) for path in above)
         if is_below or records.list_entries(db, new_commit, entry.path):
             raise bad_request(f"{entry.path} cannot be both a file and a folder.")
-    stored = [(repo.number, entry.sha256, entry.size_bytes) for entry in entries if entry.sha256]
+    stored = [(repo.number, entry.sha256, entry.size_bytes) for entry in draft.entries if entry.sha256]
     db.executemany("INSERT INTO objects VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET referenced = 1", stored)
     records.point(db, repo, "pull" if branch.startswith("refs/pr/") else "branch", branch, new_commit)
     return new_commit
@@ -139,7 +127,7 @@ def parse_commit(hub: Hub, repo: Repo, body: bytes) -> Draft:
     parent = header.get("parentCommit")
     if parent is not None and not (isinstance(parent, str) and re.fullmatch("[0-9a-f]{7,40}", parent)):
         raise bad_request('"parentCommit" must be a commit id')
-    return Draft(text_of(header, "summary"), text_of(header, "description", ""), parent, entries, deletions)
+    return Draft(text_of(header, "summary"), entries, deletions, text_of(header, "description", ""), parent)
 
 
 def _parse_entry(hub: Hub, repo: Repo, key: str, value: Json) -> Entry:

@@ -1,7 +1,4 @@
-"""Receive uploads over git LFS, in one piece or in parts.
-
-The upload URLs hold a signed right to write for one hour. Clients send no token to them.
-"""
+"""Receive uploads over git LFS, in one piece or in parts, at URLs that hold a signed right to write for an hour."""
 
 import hashlib
 import hmac
@@ -90,32 +87,22 @@ def upload_routes(hub: Hub) -> list[Route]:
     async def put(request: Request) -> Response:
         call = to_call(hub, request)
         repo, sha256, size = _check_signature(call)
-        part = hub.blobs.new_part()
+        number, arrived = call.parameters.get("number"), hub.blobs.new_part()
         try:
-            digest = await _receive(request, part, size)
-            if digest != sha256 or part.stat().st_size != size:
+            digest = await _receive(request, arrived, hub.settings.part_bytes if number else size)
+            if number:
+                arrived.replace(hub.blobs.upload_part(_upload_name(repo, sha256), int(number)))
+                return Response(headers={"ETag": f'"{digest[:32]}"'})
+            if digest != sha256 or arrived.stat().st_size != size:
                 raise bad_request(f"The content has sha256 {digest}, not {sha256}.")
-            await run_in_threadpool(hub.blobs.keep, part, sha256)
+            await run_in_threadpool(hub.blobs.keep, arrived, sha256)
             await run_in_threadpool(_add, hub, repo, sha256, size)
+            return Response(headers={"ETag": f'"{sha256}"'})
         finally:
-            part.unlink(missing_ok=True)
-        return Response(headers={"ETag": f'"{sha256}"'})
+            arrived.unlink(missing_ok=True)
 
-    async def put_part(request: Request) -> Response:
-        call = to_call(hub, request)
-        repo, sha256, _ = _check_signature(call)
-        part = hub.blobs.new_part()
-        try:
-            digest = await _receive(request, part, hub.settings.part_bytes)
-            part.replace(hub.blobs.upload_part(_upload_name(repo, sha256), int(call.parameters["number"])))
-        finally:
-            part.unlink(missing_ok=True)
-        return Response(headers={"ETag": f'"{digest[:32]}"'})
-
-    return [
-        Route("/lfs/{sha256}/content", put, methods=["PUT"]),
-        Route("/lfs/{sha256}/parts/{number}", put_part, methods=["PUT"]),
-    ]
+    paths = ("/lfs/{sha256}/content", "/lfs/{sha256}/parts/{number}")
+    return [Route(path, put, methods=["PUT"]) for path in paths]
 
 
 async def _receive(request: Request, target: Path, most_bytes: int) -> str:
@@ -165,7 +152,6 @@ def _signature(hub: Hub, path: str, query: str) -> str:
 
 
 def _check_signature(call: Call) -> tuple[int, str, int]:
-    """Return the number of the repo, the sha256 and the size in the URL. Raises Refusal (403)."""
     query = urlencode({name: call.query.get(name, "") for name in ("repo", "size", "expires")})
     signature = _signature(call.hub, call.address.removeprefix(call.hub.address), query)
     if not hmac.compare_digest(signature, call.query.get("signature", "")):

@@ -1,7 +1,4 @@
-"""Sign users in to applications on this machine, by OpenID Connect with authorization codes, and tell who they are.
-
-There are no passwords: the page asks which user you are. It accepts any client id, with any secret or none.
-"""
+"""Sign users in to applications on this machine, by OpenID Connect: any client id, no passwords, a page that asks."""
 
 import base64
 import hashlib

@@ -7,7 +7,7 @@ import sqlite3
 from sharding.localhub import accounts, records
 from sharding.localhub.accounts import Caller
 from sharding.localhub.cards import MAX_CARD_BYTES, card_data, card_tags
-from sharding.localhub.commits import write_commit
+from sharding.localhub.commits import Draft, write_commit
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Kind, Repo
 from sharding.localhub.refusals import Refusal, bad_request
@@ -38,7 +38,7 @@ def create_repo(hub: Hub, db: sqlite3.Connection, caller: Caller, kind: Kind, re
     owner, name = _check_new_id(hub, db, caller, kind, repo_id)
     repo = records.add_repo(db, kind, owner, name, private, caller.app)
     attributes = Entry(".gitattributes", hub.blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
-    write_commit(db, repo, "main", None, "initial commit", caller.name or "", [attributes])
+    write_commit(db, repo, "main", None, caller.name or "", Draft("initial commit", [attributes]))
     return repo
 
 
@@ -91,7 +91,8 @@ def duplicate(call: Call) -> Answer:
         for entry in entries:
             if entry.sha256:
                 records.add_object(db, repo.number, entry.sha256, entry.size_bytes)
-        write_commit(db, repo, "main", None, f"Duplicate from {source.id}", caller.name or "", entries)
+        draft = Draft(f"Duplicate from {source.id}", entries)
+        write_commit(db, repo, "main", None, caller.name or "", draft)
     return {"url": link(call.hub, repo.path), "filesCopyPending": False}
 
 

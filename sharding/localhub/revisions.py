@@ -101,10 +101,7 @@ def tree(call: Call) -> Answer:
 
 
 def paths_info(call: Call) -> Answer:
-    """Describe the files and folders in the form field `paths`. Those that do not exist are left out.
-
-    `expand` adds the last commit of each.
-    """
+    """Describe the files and folders in the form field `paths` that exist. `expand` adds the last commit of each."""
     form, items, entries = call.form(), list[Json](), list[Entry]()
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
@@ -137,7 +134,6 @@ def commits(call: Call) -> Answer:
 
 
 def _list_items(hub: Hub, entries: list[Entry], folder: str, recursive: bool) -> list[Json]:
-    """Return files and folders sorted by path, each folder before its contents."""
     start = len(folder) + 1 if folder else 0
     folders: dict[str, list[Entry]] = {}
     files: list[Entry] = []
@@ -168,7 +164,6 @@ def _folder(path: str, below: list[Entry]) -> Json:
 
 
 def _add_last_commits(db: sqlite3.Connection, items: list[Json], entries: list[Entry]) -> None:
-    """Add to each item the commit that last changed it or, for a folder, something below it."""
     for item in items:
         number = max(entry.changed_in for entry in entries if f"{entry.path}/".startswith(f"{item['path']}/"))
         commit = db.execute("SELECT id, title, date_seconds FROM commits WHERE number = ?", (number,)).fetchone()

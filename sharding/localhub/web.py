@@ -20,9 +20,7 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.records import KINDS
 from sharding.localhub.refusals import Refusal, bad_request
 
-MAX_BODY_BYTES = 256_000_000
-"""The limit of a request that is read whole. A commit has all its regular files in one request."""
-
+MAX_BODY_BYTES = 256_000_000  # Of a request that is read whole, such as a commit's regular files.
 Json = dict[str, Any]
 Answer = Json | list[Any] | Response | None
 
@@ -65,10 +63,7 @@ Handler = Callable[[Call], Answer]
 
 
 def routes(hub: Hub, rules: Iterable[tuple[str, str, Handler]]) -> list[Route]:
-    """Return the routes of the rules (method, path, function), in order. GET also answers HEAD.
-
-    `{kind}` in a path matches all three kinds of repo.
-    """
+    """Return the routes of (method, path, function), in order. `{kind}` in a path matches all kinds of repo."""
     table = []
     for method, rule, handler in rules:
         for kind in KINDS if "{kind" in rule else ("",):

@@ -181,11 +181,9 @@ def _chunks_to_ask_for(shard: Path) -> frozenset[str]:
 
 @lru_cache(maxsize=1000)
 def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return for each chunk of a xorb where its header starts, its size with the header, and its size unpacked.
-
-    The header is little-endian: version 0, 3 bytes of packed size, 1 byte of packing, 3 bytes of unpacked size. A xorb
-    that hf-xet itself has written to a folder also has a footer, which starts with another byte.
-    """
+    """Return where the header of each chunk of a xorb starts, its size with the header, and its size unpacked. The
+    header: version 0, 3 bytes of packed size, 1 byte of packing, 3 bytes of unpacked size. hf-xet's own files have a
+    footer too, which starts with another byte."""
     chunks, place = [], 0
     with path.open("rb") as xorb:
         while (header := xorb.read(_HEADER_BYTES)) and header[0] == 0:
