@@ -22,13 +22,9 @@ from sharding.verify.digests import compare
 from sharding.verify.verify import compare_listed
 
 Verdict = Literal["different", "converted", "same-structure", "same-files"]
-"""What is known of a copy without reading weights: it has other tensors; the names and shapes of the original, cast or
-dequantized; its dtypes too; or the Hub states for all its weight files the SHA-256 of files of the original.
-"""
+"""A copy has other tensors; names and shapes of the original, cast or dequantized; dtypes too; or the same SHA-256s."""
 
-Kind = Literal["missing", "added", "shape", "dtype", "file"]
-"""How a tensor differs. A "file" holds weights that lie beside the checkpoint, such as an adapter."""
-
+Kind = Literal["missing", "added", "shape", "dtype", "file"]  # A "file" lies beside it, such as an adapter.
 _KEPT = "F32"  # a cast may leave tensors in this dtype, because their model class needs it
 
 
@@ -54,12 +50,9 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How alike two checkpoints are, as far as it is known without reading weights.
-
-    `asked` are the options that make the headers of the original those of the copy, and `made` is what they do.
-    `in_same_files` of its `tensors` are in files with equal hashes.
-    `bytes` are those of both. `unread` are weight files of the copy that are not compared. `claims` is never a proof.
-    """
+    """How alike two checkpoints are without reading weights. `asked` are the options that give the copy's headers,
+    `made` is what they do. `in_same_files` of its `tensors` are in files with equal hashes. `unread` are weight files
+    of the copy that are not compared. `claims` is never a proof."""
 
     verdict: Verdict
     original: Place
@@ -126,7 +119,6 @@ def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDig
 
 
 def _readings(original: Content, copy: Mapping[str, Tensor]) -> Iterator[Draft]:
-    """Yield the original as it is, and as what the planner can make of it alone that may give the copy."""
     yield draft_of(original, Options(variant=original.variant))
     target = _target(copy.values())
 
