@@ -106,7 +106,6 @@ def compare_loads(
 
 
 def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, expected: ClassicCost) -> ClassicCost:
-    """Make the copy in the classic way, measure the cost, and delete it."""
     weight_bytes = sum(path.stat().st_size for path in folder.iterdir() if is_loaded(path.name))
     try:
         refuse_too_large(expected.peak_anon_bytes, weight_bytes, folder.parent)
@@ -130,10 +129,7 @@ def how_to_load(
 
 
 def refuse_incomparable(checkpoint: Content, origin: Files) -> str:
-    """Return why transformers cannot load the `checkpoint` of `origin`, though it can load a copy; "" if it can.
-
-    Raises UsageError, Refused or ModelRefused if it can load neither.
-    """
+    """Return why transformers can load only a copy, or "". Raises UsageError, Refused, ModelRefused if neither."""
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.has_loadable_copy:
         what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"
@@ -151,17 +147,9 @@ def refuse_incomparable(checkpoint: Content, origin: Files) -> str:
 
 
 def compare_staged(
-    plan: Plan,
-    records: Mapping[str, ShardRecord],
-    origin: Files,
-    target: Destination,
-    rounds: int,
-    alone: str,
+    plan: Plan, records: Mapping[str, ShardRecord], origin: Files, target: Destination, rounds: int, alone: str
 ) -> Generator[Probed | Progress | Compared, None, Comparison]:
-    """Load the original and the result in turn. The result is not published yet, and its configuration is the plan's.
-
-    `alone` says why the original cannot be loaded.
-    """
+    """Load original and unpublished result in turn. `alone` says why the original cannot be loaded."""
     beside = [file for file in files_beside(origin) if not is_weights(file.path)]
     configs = {file.path: read_small(origin, file, file.bytes) for file in beside}
     configs |= {path: text for path, text in plan.written.items() if path in configs}

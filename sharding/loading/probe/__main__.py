@@ -30,10 +30,7 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 def main() -> None:
-    """Probe the folders in all arguments but the last, which says how: the fields of `measure.Load` as JSON.
-
-    The exit status is 0 for every outcome, because a load that fails is an answer too.
-    """
+    """Probe all folders as the last argument says: `measure.Load` as JSON. A load that fails is an answer too."""
     *folders, how = sys.argv[1:]
     asked: dict[str, Any] = json.loads(how)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the process that loads ends too
@@ -46,11 +43,8 @@ def main() -> None:
 
 
 def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = None) -> dict[str, Any]:
-    """Load `folder` as `asked` in a new process; return its facts, its cost and its memory over time.
-
-    The process is a fork of this one if `import_seconds` is given, the time that imports took here. A limit of memory
-    can be `limit_by` a "cgroup" or an "rlimit". Without that it is a cgroup if one can be created.
-    """
+    """Load `folder` as `asked` in a new process, a fork if `import_seconds` (of imports here) is given; return facts,
+    cost and memory over time. A limit can be `limit_by` a "cgroup" or an "rlimit"; else by what can be made."""
     cache = drop(path for path in folder.iterdir() if path.name.endswith(_WEIGHTS)) if asked["cold"] else "warm"
     with ExitStack() as stack:
         cap = None
@@ -106,8 +100,6 @@ def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = No
 
 
 class _Fresh:
-    """A new process that imports the libraries and loads."""
-
     def __init__(self, order: str, writing: int, errors: int, cap: Cap | None) -> None:
         self._process = subprocess.Popen(
             child_command("sharding.loading.probe.child", order),
@@ -125,8 +117,6 @@ class _Fresh:
 
 
 class _Fork:
-    """A fork of this process, which has imported the libraries."""
-
     def __init__(self, order: str, errors: int) -> None:
         self._process = ForkProcess(target=_load, args=(order, errors))
         self._process.start()

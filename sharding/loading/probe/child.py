@@ -1,7 +1,4 @@
-"""The process that loads: import, load, one forward pass, a few tokens. It writes a line of JSON after each step.
-
-It runs no code of a repo. The model class is transformers' own, or the load is not supported.
-"""
+"""The process that loads, computes, and writes a line of JSON after each step. It runs no code of a repo."""
 
 import hashlib
 import inspect
@@ -22,8 +19,7 @@ from sharding.model_class.transformers_class import Unsupported, model_class
 _READ_BYTES = "/proc/self/io", "read_bytes"
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-_FLOATS = set(_NAMES.values())
-"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
+_FLOATS = set(_NAMES.values())  # A load casts these. Integers, booleans and fp8 count as not cast.
 
 
 def main() -> None:
@@ -293,7 +289,10 @@ def _fixed_inputs(model: Any) -> dict[str, Any]:
         "input_values": lambda _: (1, _SOUND_SAMPLES),
         "input_features": lambda of: (1, getattr(of, "num_mel_bins", 80), 2 * getattr(of, "max_source_positions", 50)),
     }
-    inputs = {name: _ramp(shapes[name](config), model.dtype) for name in sorted(names) if name in shapes}
+    wanted = {name: shapes[name](config) for name in sorted(names) if name in shapes}
+    inputs = {
+        name: torch.linspace(-1, 1, math.prod(shape)).view(shape).to(model.dtype) for name, shape in wanted.items()
+    }
     inputs |= {"input_ids": tokens} if "input_ids" in names else {}
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in known:
         inputs["decoder_input_ids"] = tokens[:, :4]
@@ -304,12 +303,6 @@ def _picture(config: Any) -> tuple[int, ...]:
     vision = getattr(config, "vision_config", None) or config
     size = getattr(vision, "image_size", 224)
     return 1, getattr(vision, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size))
-
-
-def _ramp(shape: tuple[int, ...], dtype: Any) -> Any:
-    import torch
-
-    return torch.linspace(-1, 1, math.prod(shape)).view(shape).to(dtype)
 
 
 if __name__ == "__main__":
