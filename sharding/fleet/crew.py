@@ -22,8 +22,7 @@ from sharding.transfer.stream import Moving, PiecesOf, Target
 from sharding.verify.digests import Reader
 
 ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
-WORKERS_SECONDS = 60.0
-"""Longest time that a job waits for a cluster without any processor. After it, a job with no running part ends."""
+WORKERS_SECONDS = 60.0  # Longest wait for a cluster without any processor, while no part runs.
 
 
 class _Queue:
@@ -99,15 +98,11 @@ class Crew(Reader):
         may_overflow: bool = True,
     ) -> Moving:
         """Do what `move_shards` does, a part for each shard. The first error ends all of them."""
-
-        def part_of_shard(shard: Shard) -> Part:
-            return part_of(shard, phase, pieces, sources, sink, may_overflow)
-
         pace = Pace(phase, sum(shard.bytes for shard in shards), time.monotonic(), TOLD_SECONDS)
         queue = _Queue(shards)
         try:
             while queue.waiting or queue.under_way:
-                has_room = self._send(queue, part_of_shard)
+                has_room = self._send(queue, lambda shard: part_of(shard, phase, pieces, sources, sink, may_overflow))
                 for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
                     if done := self._heard(queue, part, event):
                         self._add(done.result, shards[done.number].bytes, of_source=phase == "transfer")

@@ -71,10 +71,7 @@ def _do(part: Part, node: str) -> Iterator[PartEvent]:
 
 
 def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
-    """Return whether a part failed because its access expired, by any clock, or because the store was out of reach.
-
-    hf-xet does not separate the two. After a 401 it reports a connection error, or a stream just ends.
-    """
+    """Return whether access expired, by any clock, or the store was out of reach: hf-xet does not say which."""
     cause = error.__cause__
     if isinstance(error, GrantExpired) or isinstance(cause, (PermissionError, ConnectionError, TimeoutError)):
         return True
