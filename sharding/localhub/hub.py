@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sharding.localhub.blobs import Blobs, read_file
 from sharding.localhub.records import Commit, Entry, Repo, State, find_entry
-from sharding.localhub.refusals import Refusal, forbidden
+from sharding.localhub.refusals import Refusal
 from sharding.localhub.store import RANGE_BYTES, Grants, XetFile, XetStore
 
 
@@ -111,4 +111,4 @@ class Hub:
         sizes = {entry.sha256: entry.size_bytes for entry in entries or () if entry.sha256 and entry.sha256 not in here}
         used = sum(row[0] for row in stored)
         if used + sum(sizes.values()) > quota or (used == quota and (sizes or entries is None)):
-            raise forbidden(f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")
+            raise Refusal(403, f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")

@@ -11,7 +11,7 @@ from sharding.localhub import accounts, records
 from sharding.localhub.blobs import CHUNK_BYTES, lfs_pointer
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Repo
-from sharding.localhub.refusals import Refusal, bad_request, entry_not_found, revision_not_found
+from sharding.localhub.refusals import Refusal, entry_not_found, revision_not_found
 from sharding.localhub.web import Answer, Call, Json, is_true, iso, link, page, text_of
 
 _COMMITS, _MOST_COMMITS = 50, 1000
@@ -122,7 +122,7 @@ def commits(call: Call) -> Answer:
     """List the commits of a revision, newest first. A page has 50 of them, or `limit`, at most 1000."""
     limit = call.query.get("limit", str(_COMMITS))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_COMMITS):
-        raise bad_request(f'"limit" must be a number from 1 to {_MOST_COMMITS}')
+        raise Refusal(400, f'"limit" must be a number from 1 to {_MOST_COMMITS}')
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         line = records.history(db, records.find_commit(db, repo, call.parameters["revision"]))
@@ -272,7 +272,7 @@ def _new_name(name: str) -> str:
     # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
     wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
     if not name or len(name) > 244 or re.search(wrong, name):
-        raise bad_request(f"Invalid reference name: {name}")
+        raise Refusal(400, f"Invalid reference name: {name}")
     return name
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import KINDS
-from sharding.localhub.refusals import Refusal, bad_request
+from sharding.localhub.refusals import Refusal
 
 MAX_BODY_BYTES = 256_000_000  # Of a request that is read whole, such as a commit's regular files.
 Json = dict[str, Any]
@@ -42,9 +42,9 @@ class Call:
         try:
             value = json.loads(self.body or b"{}")
         except ValueError as error:
-            raise bad_request("The body is not JSON.") from error
+            raise Refusal(400, "The body is not JSON.") from error
         if not isinstance(value, dict):
-            raise bad_request("The body is not a JSON object.")
+            raise Refusal(400, "The body is not a JSON object.")
         return value
 
     def form(self) -> dict[str, list[str]]:
@@ -52,7 +52,7 @@ class Call:
         try:
             return parse_qs(self.body.decode(), keep_blank_values=True)
         except ValueError as error:
-            raise bad_request("The body is not a form.") from error
+            raise Refusal(400, "The body is not a form.") from error
 
     def asks(self, name: str) -> bool:
         """Return whether the query sets `name` to true."""
@@ -128,7 +128,7 @@ def page(call: Call, items: Sequence[Json], size: int) -> Response:
     try:
         start = max(0, int(call.query.get("cursor", 0)))
     except ValueError as error:
-        raise bad_request("Invalid cursor") from error
+        raise Refusal(400, "Invalid cursor") from error
     headers = {}
     if start + size < len(items):
         others = [(key, value) for key, value in call.query.multi_items() if key != "cursor"]
@@ -140,7 +140,7 @@ def text_of(values: Json, name: str, default: str | None = None) -> str:
     """Return a string from a JSON object. Raises Refusal (400) if it is missing or not a string."""
     value = default if values.get(name) is None else values[name]
     if not isinstance(value, str):
-        raise bad_request(f'"{name}" must be a string')
+        raise Refusal(400, f'"{name}" must be a string')
     return value
 
 
