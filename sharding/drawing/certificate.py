@@ -80,8 +80,6 @@ def draw_badge(certificate: Certificate) -> str:
     return _BADGE.format(**sizes, colour=_RIGHT[certificate.tone], label=label, texts=texts)
 
 
-# --- The picture --------------------------------------------------------------------------------------
-
 WIDTH, HEIGHT = 1200, 630  # Pixels of the picture, as link previews show it (https://ogp.me).
 _GROUND, _SURFACE, _INK, _MUTED, _LINE = "#f6f7f7", "#ffffff", "#14191c", "#55626a", "#d3d9dc"
 _ACCENT, _SOFT, _BRIGHT = "#0f766e", "#e3f2f0", "#14b8a6"
@@ -111,8 +109,6 @@ def paint_certificate(certificate: Certificate) -> bytes:
 
 
 class _Brush:
-    """Paints on a picture, in pixels of the finished one."""
-
     def __init__(self) -> None:
         self._image = Image.new("RGB", (WIDTH * _FINE, HEIGHT * _FINE), _GROUND)
         self._draw = ImageDraw.Draw(self._image)

@@ -119,9 +119,6 @@ def _legend(model_map: ModelMap, y: float) -> Iterable[str]:
         x += 46 + 7.6 * len(text)
 
 
-# --- What lies where ---------------------------------------------------------------------------------------
-
-
 class Bracket(NamedTuple):
     """A line over neighbouring files, and its place in the strip."""
 
