@@ -167,7 +167,6 @@ def _not_of(report: Report, original: Draft, copy: Content) -> Iterable[str]:
     if missing:
         yield f"Tensors of the source are missing: {name_some(missing)}."
     both = was.keys() & now.keys()
-    if other := sorted(name for name in both if was[name].shape != now[name].shape):
-        yield f"Tensors have another shape than in the source: {name_some(other)}."
-    if other := sorted(name for name in both if was[name].dtype != now[name].dtype):
-        yield f"Tensors have another dtype than in the source: {name_some(other)}."
+    for what in ("shape", "dtype"):
+        if other := sorted(name for name in both if getattr(was[name], what) != getattr(now[name], what)):
+            yield f"Tensors have another {what} than in the source: {name_some(other)}."
