@@ -213,7 +213,6 @@ def _finish(
     task: str = "text-generation",
     knowledge: tuple[str, str] = _RANDOM,
 ) -> Path:
-    """Write the tokenizer, the card with a tag and a sentence on what the model knows, and .gitattributes."""
     if tokenizer:
         tokenizer.save_pretrained(folder)
     tag, sentence = knowledge

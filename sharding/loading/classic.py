@@ -141,9 +141,6 @@ def _cast(original: Content | None, saved: Content, dtype: str) -> Iterator[Chan
         yield cast_change(dtype, changed, len(saved.tensors))
 
 
-# --- A folder to load from ----------------------------------------------------------------------------------
-
-
 def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
     """Return how many bytes `lay_out` downloads."""
     return sum(file.bytes for file in files if source.path(file.path) is None)

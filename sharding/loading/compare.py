@@ -41,16 +41,10 @@ def compare_loads(
     alone: str = "",
     computes_the_same: bool = True,
 ) -> Generator[Probed | Progress, None, Comparison]:
-    """Fetch both, load them in turn, yield every probe, and return the comparison.
-
-    - `written`: files of the sharded copy that are not stored yet: its index and its configuration.
-    - `max_shard_bytes`: also make the copy in the classic way, and measure that.
-    - `alone`: why the original cannot be loaded here. Then only the copy is.
-    - `computes_the_same`: whether both should compute the same logits.
-
-    If the two do not fit on the disk or into memory, or if only code of the repo can load them, the comparison holds
-    predictions and the reason. Raises SourceError if transformers finds no weights in the copy.
-    """
+    """Fetch both, load them in turn, yield every probe, and return the comparison. `written` are files of the copy that
+    are not stored yet. With `max_shard_bytes`, the classic way makes the copy too. `alone` says why only the copy can
+    be loaded. `computes_the_same` asks for equal logits. The comparison holds predictions, and the reason, if both do
+    not fit here or need code of a repo. Raises SourceError if transformers finds no weights in the copy."""
     sides: dict[Side, tuple[Files, list[FileEntry]]] = {"sharded": (sharded, loadable_files(sharded))}
     try:
         sides = sides if alone else {"original": (original, loadable_files(original)), **sides}
@@ -155,15 +149,9 @@ def compare_staged(
     configs |= {path: text for path, text in plan.written.items() if path in configs}
     load = Load(dtype=torch_name(plan.options.dtype))
     is_alike = all(change.kind == "dtype" for change in plan.made)  # a load casts both
-    comparison = yield from compare_loads(
-        origin,
-        target.open_staged(records),
-        load,
-        rounds,
-        configs | dict(format_of(plan).beside(plan)),
-        plan.options.max_shard_bytes if is_alike and not alone else None,
-        alone=alone,
-        computes_the_same=is_alike,
-    )
+    most_bytes = plan.options.max_shard_bytes if is_alike and not alone else None
+    asked = load, rounds, configs | dict(format_of(plan).beside(plan)), most_bytes
+    loading = compare_loads(origin, target.open_staged(records), *asked, alone=alone, computes_the_same=is_alike)
+    comparison = yield from loading
     yield Compared(comparison)
     return comparison

@@ -88,15 +88,10 @@ def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = No
         elif status == -signal.SIGKILL:
             facts["outcome"] = "out-of-memory"
             facts["message"] = f"It used too much memory in the phase {phase}, so the kernel killed it."
-    return {
-        **facts,
-        "method": asked["method"],
-        "dtype_asked": asked["dtype"],
-        "cache": cache,
-        "memory_limited_by": cap.by if cap else None,
-        "seconds": {"start": first - started if phases else samples.last, **spans, "total": samples.last},
-        **samples.results(phases.get("load", started)),
-    }
+    facts |= {"method": asked["method"], "dtype_asked": asked["dtype"], "cache": cache}
+    facts["memory_limited_by"] = cap.by if cap else None
+    facts["seconds"] = {"start": first - started if phases else samples.last, **spans, "total": samples.last}
+    return {**facts, **samples.results(phases.get("load", started))}
 
 
 class _Fresh:
@@ -138,8 +133,6 @@ def _load(order: str, errors: int) -> None:
 
 
 class _Samples:
-    """The memory of one process over time."""
-
     def __init__(self, pid: int, started: float, cap: Cap | None) -> None:
         self._process, self._status = psutil.Process(pid), Path(f"/proc/{pid}/status")
         self._has_proc, self._started, self._cap = self._status.exists(), started, cap
