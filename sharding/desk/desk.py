@@ -135,15 +135,10 @@ class Desk(AbstractContextManager["Desk"]):
         if seconds and request.engine == "classic":
             seconds *= forecasts.CLASSIC_TIMES
         seconds *= forecasts.STATED_TIMES if request.proof == "stated" else 1.0
-        record = JobRecord(
-            new_job_id(request.destination.partition("@")[0]),
-            who.name,
-            request,
-            made.total_bytes,
-            self._clock(),
-            expected_seconds=seconds,
-            unreached=tuple(dict.fromkeys((*original.unreached, *(() if isinstance(made, Plan) else made.unreached)))),
-        )
+        unreached = (*original.unreached, *(() if isinstance(made, Plan) else made.unreached))
+        job_id = new_job_id(request.destination.partition("@")[0])
+        record = JobRecord(job_id, who.name, request, made.total_bytes, self._clock(), expected_seconds=seconds)
+        record = replace(record, unreached=tuple(dict.fromkeys(unreached)))
         read = Reading(original.inputs, {**options.deciding, "variant": original.variant})
         with self._lock:
             self._refuse_busy(who.name)
@@ -223,13 +218,8 @@ class Desk(AbstractContextManager["Desk"]):
         staged = job.find_unfinished(repo_id, endpoint=self._settings.endpoint, token=token)
         if staged is None or not staged.source.is_pinned:
             return None
-        return JobRequest(
-            source=staged.source.text,
-            destination=repo_id,
-            options=staged.options,
-            private=staged.private,
-            confirmed=True,  # the unfinished job was confirmed already
-        )
+        # The unfinished job was confirmed already.
+        return JobRequest(staged.source.text, repo_id, staged.options, private=staged.private, confirmed=True)
 
     def sweep(self) -> None:
         """Remove jobs that ended long ago, and stop jobs that hang."""
@@ -277,7 +267,6 @@ class Desk(AbstractContextManager["Desk"]):
             raise Refused(f"You have a job here already: {place}.", hint, Remedy("open_job", own.id))
 
     def _refuse_written(self, destination: str) -> None:
-        """Raise Refused if a job writes to `destination`. Jobs that only read keep nobody waiting."""
         requests = [taken.record.request for taken in self._active()]
         if any(asked.kind == "shard" and asked.destination == destination for asked in requests):
             raise Refused(f"Another job is writing to {destination}.", "Choose another name.")

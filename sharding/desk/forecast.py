@@ -170,11 +170,6 @@ def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Forecas
         way = "all ranks in memory, then save_pretrained"
     tensors = [tensor for shard in plan.shards for tensor in shard.tensors]
     made = sum(tensor.bytes for tensor in tensors if checkpoint.of_ranks or not tensor.recipe.place)
-    return Forecast(
-        ours.lower_seconds * CLASSIC_TIMES,
-        ours.upper_seconds * CLASSIC_TIMES,
-        BASE_ANON_BYTES + made,
-        checkpoint.input_bytes + plan.total_bytes,
-        mapped_bytes=0 if checkpoint.of_ranks else checkpoint.total_bytes,
-        way=way,
-    )
+    mapped, disk = 0 if checkpoint.of_ranks else checkpoint.total_bytes, checkpoint.input_bytes + plan.total_bytes
+    times = ours.lower_seconds * CLASSIC_TIMES, ours.upper_seconds * CLASSIC_TIMES
+    return Forecast(*times, BASE_ANON_BYTES + made, disk, mapped_bytes=mapped, way=way)

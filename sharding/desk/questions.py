@@ -134,7 +134,6 @@ class Questions:
         self._open.put(None)
 
     def _refuse_crowd(self, caller: str) -> None:
-        """Raise Refused if `caller` already waits for an answer, or if too many callers do."""
         waiting = [question for question in self._questions.values() if not question.answer.done()]
         hint = f"Try again in {ceil(self._usual_seconds * max(len(waiting), 1))} seconds."
         callers = [each for question in waiting for each in question.callers]

@@ -313,7 +313,6 @@ class Running(Events):
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:
-        """Draw the map that gets its colours as files are finished."""
         asked = status.request
         with suppress(ShardingError):  # without the source's headers there is no map
             if asked.kind == "shard":

@@ -110,7 +110,6 @@ def details_panel(
 
 
 def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str, str]:
-    """Return what each step of the ladder rests on. `reading` is the expected cost of the last one."""
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
     structure = (
@@ -188,7 +187,6 @@ def change_of(report: Report, trust: Trust) -> str:
 
 
 def _verdict(report: Report, trust: Trust) -> str:
-    """Return the headline, which claims no more than is known."""
     proof, source = report.verification, named(report.source.place)
     source += f", variant {variant}" if (variant := decided_by(report)[1].variant) else ""
     change = change_of(report, trust)

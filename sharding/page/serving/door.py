@@ -65,7 +65,7 @@ class Door:
     def __init__(self, app: ASGIApp) -> None:
         """Pass requests on to `app`."""
         self._app = app
-        self._tools_called = 0
+        self._tools = asyncio.Semaphore(MAX_TOOL_CALLS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -104,15 +104,11 @@ class Door:
         """Pass a request on. The number of tool calls at a time is limited: each holds a thread that the page needs."""
         if not _is_tool(scope):
             await self._app(scope, receive, send)
-            return
-        if self._tools_called >= MAX_TOOL_CALLS:
+        elif self._tools.locked():
             await _BUSY(scope, receive, send)
-            return
-        self._tools_called += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._tools_called -= 1
+        else:
+            async with self._tools:
+                await self._app(scope, receive, send)
 
 
 async def _body_of(receive: Receive, most_bytes: int) -> bytes | None:
