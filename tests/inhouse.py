@@ -87,7 +87,7 @@ def hub_in_house(folder: Path, *more: Middleware, **settings: object) -> Iterato
             server.should_exit = True
             server.force_exit = True
             thread.join()
-            hub.close()
+            hub.state.close()
 
 
 class _Server(uvicorn.Server):

@@ -69,7 +69,6 @@ class _Group(TyperGroup):
 
 
 def _wrong_words(error: typer.TyperException) -> UsageError:
-    """Return an error of typer's as our UsageError."""
     name, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     see = f"See {context.command_path if context else 'shard-my-repo'} --help."
     if name in _TO_COME:
@@ -149,6 +148,10 @@ Source = Annotated[str, _checkpoint(metavar="SOURCE")]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub")]
 Copy = Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
+_how = partial(_to_check, metavar="METHOD", help=f"How to load: {', '.join(get_args(Method))}", show_default=True)
+How = Annotated[Method, _how(parser=parsed_choice("method", get_args(Method)))]
+_BUDGET = "Free for weights: cuda:0=16GB,cpu=12GB or a preset (colab-t4, kaggle-2xt4, 24gb, laptop-16gb)"
+Budget = Annotated[str, _where("--budget", metavar="BUDGET", help=_BUDGET)]
 AsJson = Annotated[bool, _for_machines("--json", help="Print one JSON object")]
 AsEvents = Annotated[bool, _for_machines("--events", help="Print one JSON object a line as things happen")]
 
@@ -267,15 +270,7 @@ def discard(destination: Destination, as_json: AsJson = False) -> None:
 def compare(
     original: Annotated[str, _checkpoint(metavar="ORIGINAL")],
     sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare with it")],
-    method: Annotated[
-        Method,
-        _to_check(
-            parser=parsed_choice("method", get_args(Method)),
-            metavar="METHOD",
-            help=f"How to load: {', '.join(get_args(Method))}",
-            show_default=True,
-        ),
-    ] = "from_pretrained",
+    method: How = "from_pretrained",
     memory_limit: Annotated[str, _to_check(metavar="SIZE", help="Limit the memory of every load, such as 4GB")] = "",
     no_mmap: Annotated[bool, _to_check("--no-mmap", help="Load without memory mapping")] = False,
     rounds: Annotated[
@@ -297,19 +292,7 @@ def compare(
 
 @_command("devices owner/name --budget cuda:0=16GB,cpu=12GB")
 @taking_options("devices", "Where")
-def devices(
-    source: Source,
-    budget: Annotated[
-        str,
-        _where(
-            "--budget",
-            metavar="BUDGET",
-            help="Free for weights: cuda:0=16GB,cpu=12GB or a preset (colab-t4, kaggle-2xt4, 24gb, laptop-16gb)",
-        ),
-    ],
-    as_json: AsJson = False,
-    **chosen: Any,
-) -> None:
+def devices(source: Source, budget: Budget, as_json: AsJson = False, **chosen: Any) -> None:
     """Show which block of a model goes on which device. Loads no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
@@ -367,10 +350,7 @@ def _interrupt(number: int, _: object) -> NoReturn:
 
 @contextmanager
 def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
-    """Yield the terminal to show results on. Turn an error into words and an exit status.
-
-    A traceback would end with status 1, which means "they differ".
-    """
+    """Yield the terminal. Turn an error into words and a status: a traceback's 1 would mean "they differ"."""
     from rich.console import Console
 
     from sharding.cli.terminal import Terminal

@@ -50,10 +50,7 @@ def in_groups(parameters: Iterable[Any], context: Any) -> dict[str, list[tuple[s
 
 
 def without_shorthands(values: Mapping[str, Any], given: Container[str]) -> dict[str, Any]:
-    """Return the `values` of a command with each shorthand, such as --single-file, replaced by its option.
-
-    Raises UsageError if the option is among the `given` as well.
-    """
+    """Return `values` with shorthands as options. Raises UsageError for one whose option is `given` too."""
     left = dict(values)
     for option in OPTIONS.values():
         if option.shorthand and left.pop(_shorthand_name(option), False):

@@ -36,11 +36,8 @@ def main() -> None:
 
 
 class _Outlet(io.TextIOWrapper):
-    """Standard output or standard error. After the first failed write, everything goes to /dev/null.
-
-    A failed write to standard output raises DestinationError once, unless its reader has gone away. A failed write to
-    standard error raises nothing.
-    """
+    """An output. After the first failed write, everything goes to /dev/null. On standard output that write raises
+    DestinationError, unless its reader has gone away."""
 
     is_unread = False  # Whether the reader has gone away.
 

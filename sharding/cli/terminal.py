@@ -103,7 +103,10 @@ class Terminal(AbstractContextManager["Terminal"]):
             case Verified():
                 self.verification(event.verification)
             case Probed():
-                self._probed(event)
+                load, turn = event.cost, f"round {event.round} of {event.rounds}" if event.round else "warm-up"
+                figures = f"{load.working_seconds:.1f} s, {format_bytes(load.peak_anon_bytes)} anonymous"
+                told = figures if load.outcome == "loaded" else load.message
+                self._mention(f"{turn}, {event.side}: {told}", "dim")
             case Compared():
                 self.comparison(event.comparison)
             case Published():
@@ -119,8 +122,8 @@ class Terminal(AbstractContextManager["Terminal"]):
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
-                told = ("no-change", "cannot-be-judged")
-                self.findings(finding for finding in event.plan.findings if finding.code in told)
+                codes = ("no-change", "cannot-be-judged")
+                self.findings(finding for finding in event.plan.findings if finding.code in codes)
                 if event.fleet:
                     self._fleet(event.fleet)
                 for name, numbers in islice(event.overflowed.items(), _MOST_ROWS):
@@ -233,12 +236,6 @@ class Terminal(AbstractContextManager["Terminal"]):
             equal = "-" if one.equal is None else _share(one.equal)
             note = f" ({one.note})" if one.note else ""
             self._say(f"{figures[0]:<12}{figures[1]:<12}{cosine:<14}{equal:<9}{one.tensor}{note}")
-
-    def _probed(self, event: Probed) -> None:
-        title = "warm-up" if event.round == 0 else f"round {event.round} of {event.rounds}"
-        cost = event.cost
-        figures = f"{cost.working_seconds:.1f} s, {format_bytes(cost.peak_anon_bytes)} anonymous"
-        self._mention(f"{title}, {event.side}: {figures if cost.outcome == 'loaded' else cost.message}", "dim")
 
     def _progress(self, event: Progress) -> None:
         self._bar.start()

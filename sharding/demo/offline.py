@@ -12,8 +12,7 @@ from sharding.demo.whole_job import serve_hub
 
 USER = "alice"
 FOLDER = Path("demo/page/hub")
-PORT = 7859
-"""The port of the Hub, if it is free: what was proved of its repos holds for this address, also after a restart."""
+PORT = 7859  # Of the Hub, if it is free: what was proved of its repos holds for this address, after a restart too.
 
 
 def main() -> None:

@@ -50,35 +50,24 @@ tags:
 
 
 def build_mistral(folder: Path) -> Path:
-    """Write a Mistral of about 60 MB (bfloat16, two weight files) to `folder`, which must not exist; return it.
-
-    It continues the Zen of Python from "Beautiful is better than". On one machine every call writes the same weights.
-    Takes some seconds, and needs torch and transformers.
-    """
-    import torch
-    from transformers import MistralConfig, MistralForCausalLM
-
-    tokenizer, sizes = _begin(folder, pad_token_id=None)
-    sizes |= {"hidden_size": _HIDDEN, "intermediate_size": 1408, "num_hidden_layers": _LAYERS}
-    sizes |= {"max_position_embeddings": 2048}
-    # With the usual 0.02, places in a text look too much alike to the head.
-    config = MistralConfig(num_attention_heads=8, num_key_value_heads=2, initializer_range=0.05, **sizes)
-    model = MistralForCausalLM(config).to(torch.bfloat16)
+    """Write a Mistral of 60 MB (bfloat16, two files) to a new `folder`; return it. It continues the Zen of Python from
+    "Beautiful is better than". On one machine every call writes the same weights."""
+    sizes = {"hidden_size": _HIDDEN, "intermediate_size": 1408, "num_hidden_layers": _LAYERS, "num_attention_heads": 8}
+    # With the usual range of 0.02, places in a text look too much alike to the head.
+    more = {"num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.05, "pad_token_id": None}
+    tokenizer, model = _begin(folder, "MistralForCausalLM", **sizes, **more)
+    model.bfloat16()
     _learn_by_heart(model, tokenizer, _read_zen())
     model.save_pretrained(folder, max_shard_size="40MB")
     return _finish(folder, tokenizer, knowledge=_POEM)
 
 
 def build_t5(folder: Path) -> Path:
-    """Write a T5 of about 6 MB (float32, one safetensors file; one embedding under three names) to a new `folder`.
-
-    Its variant fp16 has the same weights in half the bytes.
-    """
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    tokenizer, sizes = _begin(folder, d_model=128, d_kv=32, d_ff=256, num_layers=3, num_heads=4)
-    first = sizes["bos_token_id"]
-    model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=first, pad_token_id=first, **sizes))
+    """Write a T5 of about 6 MB (float32, tied embeddings) to a new `folder`, with a variant fp16 of half the bytes."""
+    first = _train_tokenizer().bos_token_id
+    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 3, "num_heads": 4}
+    sizes |= {"decoder_start_token_id": first, "pad_token_id": first}
+    tokenizer, model = _begin(folder, "T5ForConditionalGeneration", **sizes)
     deepcopy(model).half().save_pretrained(folder, variant="fp16")
     model.save_pretrained(folder)  # last, because config.json belongs to the plain weights
     return _finish(folder, tokenizer, task="translation")
@@ -87,24 +76,20 @@ def build_t5(folder: Path) -> Path:
 def build_gpt2_bin(folder: Path) -> Path:
     """Write a GPT-2 of about 6 MB with tied embeddings to a new `folder`, its weights as `pytorch_model.bin`."""
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
 
-    tokenizer, sizes = _begin(folder, n_positions=256, n_embd=128, n_layer=4, n_head=4)
-    config = GPT2Config(architectures=["GPT2LMHeadModel"], **sizes)
-    config.save_pretrained(folder)
-    torch.save(GPT2LMHeadModel(config).state_dict(), folder / "pytorch_model.bin")
+    tokenizer, model = _begin(folder, "GPT2LMHeadModel", n_positions=256, n_embd=128, n_layer=4, n_head=4)
+    model.config.architectures = ["GPT2LMHeadModel"]
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
     return _finish(folder, tokenizer)
 
 
 def build_llama(folder: Path) -> Path:
     """Write a Llama of about 8 MB (bfloat16, one safetensors file) to a new `folder`."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer, sizes = _begin(folder, pad_token_id=None)
-    sizes |= {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3, "max_position_embeddings": 1024}
-    config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3, "max_position_embeddings": 1024}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    tokenizer, model = _begin(folder, "LlamaForCausalLM", pad_token_id=None, **sizes)
+    model.bfloat16().save_pretrained(folder)
     return _finish(folder, tokenizer)
 
 
@@ -112,13 +97,12 @@ def build_fp8(folder: Path) -> Path:
     """Write a Qwen3 of about 4 MB to a new `folder`, in FP8 with a scale for each 128 x 128 block, as DeepSeek does."""
     import torch
     from safetensors.torch import load_file, save_file
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer, sizes = _begin(folder, pad_token_id=None)
-    sizes |= {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
-    config = Qwen3Config(num_attention_heads=4, num_key_value_heads=2, **sizes)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tensors = load_file(folder / "model.safetensors")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    tokenizer, model = _begin(folder, "Qwen3ForCausalLM", pad_token_id=None, **sizes)
+    model.bfloat16().save_pretrained(folder)
+    config, tensors = model.config, load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         blocks = tensors[name].float().unflatten(0, (-1, _FP8_BLOCK)).unflatten(2, (-1, _FP8_BLOCK))
         scales = blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
@@ -132,10 +116,7 @@ def build_fp8(folder: Path) -> Path:
 
 
 def build_ranks(folder: Path) -> Path:
-    """Write the weights of `build_t5` to a new `folder`, as the two ranks of a training run save them: each its half.
-
-    torch.distributed.checkpoint writes the files. They do not say which model that is, so `--base` has to.
-    """
+    """Write the weights of `build_t5` to a new `folder`, as two ranks save them: the files need `--base`."""
     import torch.multiprocessing
 
     with tempfile.TemporaryDirectory() as base:
@@ -145,10 +126,7 @@ def build_ranks(folder: Path) -> Path:
 
 
 def build_lora(folder: Path) -> Path:
-    """Write a LoRA of rank 8 (float32, 0.3 MB) for the attention of `build_mistral` to a new `folder`, as PEFT does.
-
-    Its weights are random and small, so the merged model still knows its poem.
-    """
+    """Write a random LoRA (rank 8, float32, 0.3 MB) for `build_mistral` to a new `folder`, as PEFT does."""
     import torch
     from safetensors.torch import save_file
 
@@ -199,15 +177,16 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
 }
 
 
-def _begin(folder: Path, **sizes: Any) -> tuple["PreTrainedTokenizerFast", dict[str, Any]]:
-    """Make `folder`. Return a tokenizer, and `sizes` of a configuration with the vocabulary and token ids added."""
+def _begin(folder: Path, model: str, **sizes: Any) -> tuple["PreTrainedTokenizerFast", Any]:
+    """Make `folder`. Return a tokenizer, and a model of random weights and these `sizes` for its vocabulary."""
     import torch
+    import transformers
 
-    tokenizer = _train_tokenizer()
+    tokenizer, kind = _train_tokenizer(), getattr(transformers, model)
     torch.manual_seed(0)
     folder.mkdir(parents=True)
     sizes |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    return tokenizer, {"vocab_size": _VOCABULARY, **sizes}
+    return tokenizer, kind(kind.config_class(vocab_size=_VOCABULARY, **sizes))
 
 
 def _read_zen() -> str:
@@ -218,10 +197,7 @@ def _read_zen() -> str:
 
 
 def _learn_by_heart(model: Any, tokenizer: "PreTrainedTokenizerFast", text: str) -> None:
-    """Give `model` an output head that continues `text` from its start.
-
-    The other weights stay random. Each place in the text makes another hidden state, and that is enough for the head.
-    """
+    """Give `model` an output head that continues `text`: each place in it makes another hidden state."""
     import torch
 
     tokens = tokenizer(text, return_tensors="pt").input_ids
@@ -237,7 +213,6 @@ def _finish(
     task: str = "text-generation",
     knowledge: tuple[str, str] = _RANDOM,
 ) -> Path:
-    """Write the tokenizer, the card with a tag and a sentence on what the model knows, and .gitattributes."""
     if tokenizer:
         tokenizer.save_pretrained(folder)
     tag, sentence = knowledge

@@ -43,7 +43,6 @@ def seed(hub: Hub, log: TextIO) -> None:
 
 
 def _add(hub: Hub, repo_id: str, folder: Path) -> int:
-    """Create a repo with the files of `folder`; return their size."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     patterns = commits.lfs_patterns((folder / ".gitattributes").read_text())
     large = {path for path in files if commits.is_matched(path.name, patterns)}
@@ -64,7 +63,7 @@ def _add(hub: Hub, repo_id: str, folder: Path) -> int:
             else:
                 entries.append(records.Entry(name, hub.blobs.put(path.read_bytes()), size, None, 0))
         head = records.find_head(db, repo, "main")
-        commits.write_commit(db, repo, "main", head, "Add the sample", owner, entries)
+        commits.write_commit(db, repo, "main", head, owner, commits.Draft("Add the sample", entries))
     return sum(entry.size_bytes for entry in entries)
 
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
@@ -17,34 +17,14 @@ from sharding.core.limits import MAX_ACTIVE_JOBS, MEMORY_SHARE
 from sharding.core.options import naming
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
-from sharding.desk.forecast import (
-    CLASSIC_TIMES,
-    STATED_TIMES,
-    Forecast,
-    Rates,
-    correction,
-    expected_seconds,
-    forecast,
-    seconds_left,
-    seconds_until_start,
-    work_of,
-)
+from sharding.desk import forecast as forecasts
 from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import (
-    ACTIVE,
-    JobRecord,
-    JobRequest,
-    JobStatus,
-    Settings,
-    destination_of,
-    new_job_id,
-    status_of,
-)
+from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id, status_of
 from sharding.desk.judgement import Results, reading_both, request_about
 from sharding.desk.models import Models
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
-from sharding.desk.verdicts import Verdicts, reading_of
+from sharding.desk.verdicts import Reading, Verdicts
 from sharding.loading.classic import free_disk_bytes
 from sharding.loading.measure import free_memory_bytes
 from sharding.planning.plan import identify_plan
@@ -52,24 +32,16 @@ from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
 
 JOB_SECONDS = 24 * 3600
-"""Longest time that a job runs, so that other jobs get their turn. You can resume it. At 50 GB, the largest job of a
-visitor, that is half a megabyte a second."""
+"""Longest time that a job runs, so that others get their turn: half a megabyte a second at 50 GB. You can resume it."""
 
-SILENT_SECONDS = 30 * 60
-"""Longest silence of a job before it counts as hung. The longest pause in a sound job is the commit at its end."""
-
+SILENT_SECONDS = 30 * 60  # Then a job counts as hung. The longest pause in a sound one is the commit at its end.
 JOBS_REMEMBERED = 100  # Finished jobs that forecasts of cost are based on.
 SWEEP_SECONDS = 60.0  # Time between two searches of the desk for data to delete.
-TIDY_SECONDS = 5.0
-"""Time after which free memory is given back to the system. Three models of 95,000 tensors left 450 MB of it."""
+TIDY_SECONDS = 5.0  # Time after which the system gets free memory: 450 MB after three models of 95,000 tensors.
 
 
 class Desk(AbstractContextManager["Desk"]):
-    """Takes jobs, runs them from a queue, and reports their status to their owners.
-
-    Leaving its context stops the jobs. They then count as interrupted, and can be resumed. `models` answers questions
-    about checkpoints, `results` about copies, and `lookup` about the Hub.
-    """
+    """Runs jobs from a queue and tells their owners. Leaving its context interrupts jobs; they can be resumed."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         """Start in `settings.folder`. `clock` returns seconds since 1970. Raises Refused if another desk uses it."""
@@ -90,7 +62,9 @@ class Desk(AbstractContextManager["Desk"]):
         self.sweep()
         # Daemon threads: a program that forgets to close its desk can still exit.
         self._queue: SimpleQueue[ActiveJob | None] = SimpleQueue()
-        tasks = [self._work] * settings.jobs_at_once + [self._sweep_now_and_then, self._tidy_now_and_then]
+        tasks: list[Callable[[], None]] = [self._work] * settings.jobs_at_once
+        tasks += [partial(self._now_and_then, SWEEP_SECONDS, self.sweep)]
+        tasks += [partial(self._now_and_then, TIDY_SECONDS, self.models.tidy)]
         self._threads = [Thread(target=task, name="desk", daemon=True) for task in tasks]
         for thread in self._threads:
             thread.start()
@@ -113,26 +87,23 @@ class Desk(AbstractContextManager["Desk"]):
             thread.join()
         self._shelf.close()
 
-    def forecast(self, original: Content, made: Plan | Content) -> Forecast:
+    def forecast(self, original: Content, made: Plan | Content) -> forecasts.Forecast:
         """Return what it costs here to make the plan `made` from `original`, or to read it and the copy `made`."""
         with self._lock:
             finished = list(self._finished)
-        return forecast(work_of(original, made), self._rates(original, made), finished)
+        return forecasts.forecast(forecasts.work_of(original, made), self._rates(original, made), finished)
 
-    def has_room(self, needs: Forecast) -> bool:
+    def has_room(self, needs: forecasts.Forecast) -> bool:
         """Return whether this machine has the memory and the disk that a job `needs` now."""
         memory, disk = MEMORY_SHARE * free_memory_bytes(), free_disk_bytes(self._settings.folder)
         return needs.peak_anon_bytes <= memory and needs.disk_bytes <= disk
 
-    def _rates(self, original: Content, made: Plan | Content) -> Rates:
+    def _rates(self, original: Content, made: Plan | Content) -> forecasts.Rates:
         repo_id = (original if isinstance(made, Plan) else made).source.repo_id
-        return Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)
+        return forecasts.Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)
 
     def submit(self, request: JobRequest, who: Person, token: str) -> str:
-        """Accept a job of `who`, whose token is `token`. Return its id.
-
-        Raises Refused if it must wait or is too large, and ShardingError if it would fail before any byte moves.
-        """
+        """Accept a job of `who` and return its id. Raises Refused, and ShardingError if it would fail at once."""
         if request.kind != "shard":
             return self._submit_reading(request, who, token)
         request.refuse_contradictions()
@@ -160,20 +131,15 @@ class Desk(AbstractContextManager["Desk"]):
     def _queue_up(self, request: JobRequest, original: Content, made: Plan | Content, who: Person, token: str) -> str:
         """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
         options = made.options if isinstance(made, Plan) else request.options
-        seconds = expected_seconds(work_of(original, made), self._rates(original, made))
+        seconds = forecasts.expected_seconds(forecasts.work_of(original, made), self._rates(original, made))
         if seconds and request.engine == "classic":
-            seconds *= CLASSIC_TIMES
-        seconds *= STATED_TIMES if request.proof == "stated" else 1.0
-        record = JobRecord(
-            new_job_id(request.destination.partition("@")[0]),
-            who.name,
-            request,
-            made.total_bytes,
-            self._clock(),
-            expected_seconds=seconds,
-            unreached=tuple(dict.fromkeys((*original.unreached, *(() if isinstance(made, Plan) else made.unreached)))),
-        )
-        read = reading_of(original.inputs, original.variant, options.deciding)
+            seconds *= forecasts.CLASSIC_TIMES
+        seconds *= forecasts.STATED_TIMES if request.proof == "stated" else 1.0
+        unreached = (*original.unreached, *(() if isinstance(made, Plan) else made.unreached))
+        job_id = new_job_id(request.destination.partition("@")[0])
+        record = JobRecord(job_id, who.name, request, made.total_bytes, self._clock(), expected_seconds=seconds)
+        record = replace(record, unreached=tuple(dict.fromkeys(unreached)))
+        read = Reading(original.inputs, {**options.deciding, "variant": original.variant})
         with self._lock:
             self._refuse_busy(who.name)
             if isinstance(made, Plan):
@@ -186,15 +152,8 @@ class Desk(AbstractContextManager["Desk"]):
             self._queue.put(taken)
         return record.id
 
-    def submit_check(self, place: str, who: Person, token: str) -> str:
-        """Accept a job that reads every byte of the result in `place` and of its source. Raises as `submit`."""
-        return self._submit_about("verify", place, who, token)
-
-    def submit_loads(self, place: str, who: Person, token: str) -> str:
-        """Accept a job that loads the result in `place` and its source in turn. Raises as `submit`."""
-        return self._submit_about("compare", place, who, token)
-
-    def _submit_about(self, kind: Literal["verify", "compare"], place: str, who: Person, token: str) -> str:
+    def submit_about(self, kind: Literal["verify", "compare"], place: str, who: Person, token: str) -> str:
+        """Accept a job that reads the result in `place` and its source, or loads both in turn. Raises as `submit`."""
         result = self.results.read(place, token)
         if result.report.needs_folder:
             hint = f"Run `shard-my-repo {kind}` on the machine that has the folder."
@@ -223,10 +182,7 @@ class Desk(AbstractContextManager["Desk"]):
         return status if status and status.owner == viewer else None
 
     def findings(self, request: JobRequest) -> JobStatus | None:
-        """Return the newest job of anybody that did `request` to its end. None if no record of it is kept here.
-
-        Its proof and its costs are for all who can read both repos. The rest is its owner's.
-        """
+        """Return the newest job that did `request` to its end. Only its proof and costs are for all."""
         same = (one for one in reversed(self._shelf.records()) if one.request == request and one.state not in ACTIVE)
         found = (status for one in same if (status := self._ended(one.id)))
         return next((status for status in found if status.costs or status.verification), None)
@@ -262,13 +218,8 @@ class Desk(AbstractContextManager["Desk"]):
         staged = job.find_unfinished(repo_id, endpoint=self._settings.endpoint, token=token)
         if staged is None or not staged.source.is_pinned:
             return None
-        return JobRequest(
-            source=staged.source.text,
-            destination=repo_id,
-            options=staged.options,
-            private=staged.private,
-            confirmed=True,  # the unfinished job was confirmed already
-        )
+        # The unfinished job was confirmed already.
+        return JobRequest(staged.source.text, repo_id, staged.options, private=staged.private, confirmed=True)
 
     def sweep(self) -> None:
         """Remove jobs that ended long ago, and stop jobs that hang."""
@@ -297,7 +248,6 @@ class Desk(AbstractContextManager["Desk"]):
                 self._finished.append(taken.record)
 
     def _active(self) -> list[ActiveJob]:
-        """Return the jobs that have not ended, in the order of the queue."""
         with self._lock:
             return [taken for taken in self._jobs.values() if taken.record.state in ACTIVE]
 
@@ -317,7 +267,6 @@ class Desk(AbstractContextManager["Desk"]):
             raise Refused(f"You have a job here already: {place}.", hint, Remedy("open_job", own.id))
 
     def _refuse_written(self, destination: str) -> None:
-        """Raise Refused if a job writes to `destination`. Jobs that only read keep nobody waiting."""
         requests = [taken.record.request for taken in self._active()]
         if any(asked.kind == "shard" and asked.destination == destination for asked in requests):
             raise Refused(f"Another job is writing to {destination}.", "Choose another name.")
@@ -332,13 +281,9 @@ class Desk(AbstractContextManager["Desk"]):
             else:
                 self._finished.append(record)
 
-    def _sweep_now_and_then(self) -> None:
-        while not self._closing.wait(SWEEP_SECONDS):
-            self.sweep()
-
-    def _tidy_now_and_then(self) -> None:
-        while not self._closing.wait(TIDY_SECONDS):
-            self.models.tidy()
+    def _now_and_then(self, seconds: float, tidy: Callable[[], None]) -> None:
+        while not self._closing.wait(seconds):
+            tidy()
 
     def _read_ended(self, job_id: str) -> JobStatus | None:
         record = self._shelf.load(job_id) if destination_of(job_id) else None
@@ -350,8 +295,8 @@ class Desk(AbstractContextManager["Desk"]):
         if taken.record.state != "queued":
             return status_of(taken.record, taken.history)
         before = list(takewhile(lambda other: other is not taken, self._active()))
-        factor, now = correction(self._finished), self._clock()
-        left = [seconds_left(other.record, other.history.progress, factor, now) for other in before]
+        factor, now = forecasts.correction(self._finished), self._clock()
+        left = [forecasts.seconds_left(other.record, other.history.progress, factor, now) for other in before]
         return status_of(
-            taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
+            taken.record, taken.history, len(before), forecasts.seconds_until_start(left, self._settings.jobs_at_once)
         )

@@ -16,27 +16,18 @@ from sharding.loading.costs import CLASSIC_WAY
 from sharding.loading.measure import BASE_ANON_BYTES
 
 HUB_JOB_ANON_BYTES = 427_000_000
-"""Measured peak of anonymous memory in a job between two Hub repos. The job copied 3 GB in shards of 1 GB over a slow
-upload, and the Hub's store had none of the bytes before."""
+"""Measured peak of a job between two Hub repos: 3 GB in shards of 1 GB over a slow upload, all of it new."""
 
-HUB_JOB_BYTES_PER_SECOND = 250_000_000
-"""Rate of a job between two Hub repos on two cores of another machine, for a machine that cannot be measured."""
-
-JOB_ANSWERS = 40
-"""Requests of a job that wait for one another, as a Hub's log counts them: the login, both repos, branches, commits."""
-
+HUB_JOB_BYTES_PER_SECOND = 250_000_000  # On two cores of another machine, if this one cannot be measured.
+JOB_ANSWERS = 40  # Requests that wait for one another, as a Hub's log counts: login, repos, branches, commits.
 SHARD_ANSWERS = 2  # Requests of a job that wait for one another, for each file that it writes.
 _SPREAD = sqrt(2)  # How far the ends of a range are from its middle: the upper end is twice the lower.
-_STEPS = ((20, 1), (60, 2), (120, 5), (240, 10), (600, 30), (7200, 60), (inf, 600))
-"""Upper ends, and what a range below each is rounded to. All in seconds."""
-
+_STEPS = ((20, 1), (60, 2), (120, 5), (240, 10), (600, 30), (7200, 60), (inf, 600))  # Ends and rounding, in seconds.
 CLASSIC_TIMES = 2.3
-"""How many times as long the usual way takes as streaming, without a network. In bench/RESULTS.md it is 2.1 to 2.6 for
-loading and saving, and for dequantizing; 2.5 to 3.3 for PEFT; 2.5 to 6.7 for the ranks of a run."""
+"""How many times as long the usual way takes without a network. In bench/RESULTS.md: 2.1 to 3.3, of ranks up to 6.7."""
 
 STATED_TIMES = 0.75
-"""How many times as long a job from Hub to Hub takes that reads only a sample: 0.6 behind a line of 50 MB/s, and 0.9
-without a limit (bench/link.py)."""
+"""How many times as long a job takes that reads only a sample: 0.6 behind a line of 50 MB/s, 0.9 without a limit."""
 MOST_SECONDS = 1e9  # No range is around a longer time, which no job takes. A broken rate may name any time.
 
 
@@ -59,11 +50,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected cost of a job. `basis` says in plain words what the estimate rests on.
-
-    `mapped_bytes` are the weights in the page cache, if transformers loads the model. `way` is what would be done
-    instead of a job.
-    """
+    """The expected cost of a job, or of another `way`, and what that rests on. `mapped_bytes` are in the page cache."""
 
     lower_seconds: float
     upper_seconds: float
@@ -147,11 +134,7 @@ def correction(finished: Iterable[JobRecord]) -> float | None:
 
 
 def seconds_left(record: JobRecord, progress: Progress | None, factor: float | None, now: float) -> float | None:
-    """Return how many seconds a job still needs, or None if that is unknown.
-
-    There are two estimates: from the rate of its current phase, and from the time that was expected of it, times the
-    `factor` of earlier jobs. The longer counts.
-    """
+    """Return how long a job still needs: the longer of its present rate and what was expected, times `factor`."""
     expected = record.expected_seconds
     whole = None if expected is None else expected * (1.0 if factor is None else factor)
     if record.started is None:
@@ -178,11 +161,8 @@ def seconds_until_start(left: Sequence[float | None], jobs_at_once: int) -> floa
 
 
 def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Forecast | None:
-    """Return the cost of the usual way to the copy that `plan` makes. None if transformers loads neither of both.
-
-    The disk holds the downloaded files and the copy. What is computed or put together is in anonymous memory then, all
-    at once. All else is mapped from the files.
-    """
+    """Return the cost of the usual way to the copy that `plan` makes. None if transformers loads neither of both. The
+    disk holds the download and the copy. What is computed is in memory at once, all else mapped."""
     way = next((change.peer for change in reversed(plan.made) if change.peer), CLASSIC_WAY)
     if not checkpoint.has_loadable_copy:
         return None
@@ -190,11 +170,6 @@ def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Forecas
         way = "all ranks in memory, then save_pretrained"
     tensors = [tensor for shard in plan.shards for tensor in shard.tensors]
     made = sum(tensor.bytes for tensor in tensors if checkpoint.of_ranks or not tensor.recipe.place)
-    return Forecast(
-        ours.lower_seconds * CLASSIC_TIMES,
-        ours.upper_seconds * CLASSIC_TIMES,
-        BASE_ANON_BYTES + made,
-        checkpoint.input_bytes + plan.total_bytes,
-        mapped_bytes=0 if checkpoint.of_ranks else checkpoint.total_bytes,
-        way=way,
-    )
+    mapped, disk = 0 if checkpoint.of_ranks else checkpoint.total_bytes, checkpoint.input_bytes + plan.total_bytes
+    times = ours.lower_seconds * CLASSIC_TIMES, ours.upper_seconds * CLASSIC_TIMES
+    return Forecast(*times, BASE_ANON_BYTES + made, disk, mapped_bytes=mapped, way=way)

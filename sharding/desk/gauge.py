@@ -53,10 +53,7 @@ def measure_machine() -> Machine | None:
 
 
 def seconds_per_byte(count: int) -> float:
-    """Return what a byte of a job takes in one thread, from `count` bytes that hf-xet stores in a temporary folder.
-
-    Half of them are random, which nothing packs, and half are zeros, which take the least. Weights lie between.
-    """
+    """Return what a byte takes in one thread. Half of `count` is random, which nothing packs, half are zeros."""
     from blake3 import blake3
     from hf_xet import XetFileInfo
 
@@ -86,7 +83,7 @@ def seconds_per_byte(count: int) -> float:
 
 
 def _now() -> float:
-    """Return the mean of the clock and the processor time. If the machine is busy now, it may be less so later."""
+    """Return the mean of clock and processor time: a machine that is busy now may be less so later."""
     return (time.monotonic() + time.process_time()) / 2
 
 

@@ -23,12 +23,8 @@ _HINT = "Set SHARD_FOLDER to a new folder in a place where only you can write."
 
 
 def private_folder(folder: Path) -> Path:
-    """Return the path of `folder` without links. Create it, and the folders above it, if they are missing.
-
-    Raises Refused if it or anything in it is a link, belongs to another user, or can be written to by other users.
-    A folder above it is refused too if others can write to it, because they could replace `folder`. On a Space the
-    folders above are not checked: nobody else logs in there, and the platform may leave its disk open to all.
-    """
+    """Return the path of `folder` without links; create it. Raises Refused if it or anything in it is a link, another
+    user's, or open to others. So is a folder above it, except on a Space: nobody else logs in there."""
     try:
         place = Path(os.path.abspath(folder))
         place = place.parent.resolve() / place.name
@@ -56,7 +52,6 @@ def _status(place: Path) -> os.stat_result:
 
 
 def _refuse(place: Path, folder: Path, status: os.stat_result, owners: set[int], is_open: bool) -> None:
-    """Raise Refused for a `place` in or above `folder`, or itself, that is none of these `owners`' or `is_open`."""
     problem = "can be written to by others" if is_open else ""
     problem = "belongs to another user" if status.st_uid not in owners else problem
     problem = "is a link" if S_ISLNK(status.st_mode) else problem

@@ -49,12 +49,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest(Request):
-    """What a visitor asks for, with repos of the Hub only.
-
-    A "verify" reads two, the second at a commit, and a "compare" loads them in turn.
-
-    `of_result` says that the second is a result, whose report names the first. A copy was asked for with a `goal`.
-    """
+    """What a visitor asks for, with repos of the Hub only: to copy, to read both, or to load both in turn. `of_result`
+    says that the second is a result, whose report names the first."""
 
     kind: Literal["shard", "verify", "compare"] = "shard"
     of_result: bool = False

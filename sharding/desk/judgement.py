@@ -16,7 +16,7 @@ from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRequest
 from sharding.desk.models import Models, fingerprint
-from sharding.desk.verdicts import Reading, Verdict, Verdicts, reading_of
+from sharding.desk.verdicts import Reading, Verdict, Verdicts
 from sharding.planning.steps import names_asked
 from sharding.report.files import Result, read_result
 from sharding.report.report import decided_by
@@ -110,11 +110,8 @@ def reading_both(likeness: Likeness) -> JobRequest:
 
 
 def judge_likeness(likeness: Likeness, verdicts: Verdicts) -> Trust:
-    """Return how far you can rely on a copy that is compared with an original.
-
-    A verdict counts only if it is about these commits, read in the same way. Headers show at most "fits".
-    """
-    read = reading_of((likeness.original,), likeness.variant, likeness.asked)
+    """Return how far you can rely on a copy. A verdict counts only about these commits, read in this way."""
+    read = Reading((likeness.original,), {**likeness.asked, "variant": likeness.variant})
     verdict = verdicts.of(likeness.copy.text, read)
     if verdict and (likeness.verdict != "different" or verdict.error):
         own = _own(verdict, likeness.unread, verdicts.until)
@@ -125,18 +122,14 @@ def judge_likeness(likeness: Likeness, verdicts: Verdicts) -> Trust:
 
 
 def _read_for(report: Report) -> Reading:
-    """Return what a job must have read to prove what `report` claims."""
     plan, inputs = report.plan, report.source.inputs
     if not report.needs_folder:  # no number depends on an input in a folder, and no job here can read it
         inputs = tuple(place for place in inputs if place.is_pinned)
-    return reading_of(inputs, report.source.variant, plan.asked)
+    return Reading(inputs, {**plan.asked, "variant": report.source.variant})
 
 
 def _own(verdict: Verdict, unread: Sequence[str], until: str) -> Trust:
-    """Return the trust in a copy that follows from this desk's own verdict, which it keeps `until` then.
-
-    `unread` are the copy's other weights.
-    """
+    """Return the trust that follows from this desk's own verdict. `unread` are the copy's other weights."""
     day = datetime.fromtimestamp(verdict.ended, UTC).strftime("%d %B %Y, %H:%M UTC")
     caveats = (*((unread_sentence(unread),) if unread else ()), *((_UNSTATED,) if verdict.unstated else ()))
     within = verdict.outcome.tensors if verdict.outcome.kind == "within" else 0

@@ -12,15 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 from sharding import job
+from sharding.core import limits
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.hints import Hints
-from sharding.core.limits import (
-    MAX_PAGE_TENSORS,
-    MAX_PAGE_WEIGHT_BYTES,
-    MAX_SHOWN_DIGESTS_VALUES,
-    MAX_SHOWN_REPORT_BYTES,
-    QUESTION_SECONDS,
-)
 from sharding.core.options import Options, Request
 from sharding.core.origin import Role
 from sharding.core.threads import readers
@@ -39,6 +33,7 @@ from sharding.verify.structure import Claims, Likeness, claims_of, compare_struc
 from sharding.verify.verify import stored_digests
 
 PAGE_WEIGHT_BYTES = 10_000_000  # Bytes of such weights that a page reads for anybody at once.
+Named = Mapping[Role, str] | None  # Inputs beside a source, by their roles.
 CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 
 
@@ -57,14 +52,11 @@ class Headers:
         source: str,
         token: str | None,
         variant: str = "",
-        beside: Mapping[Role, str] | None = None,
+        beside: Named = None,
         most_bytes: int = PAGE_WEIGHT_BYTES,
     ) -> Content:
-        """Return the checkpoint in `source` with the inputs `beside` it, as the owner of `token` may see them.
-
-        All of them are links to repos. It reads at most `most_bytes` of weights. A failure is not cached. Raises as
-        `job.inspect` does, and Later while another visitor reads it.
-        """
+        """Return the checkpoint in `source` as the owner of `token` may see it. A failure is not cached. Raises as
+        `job.inspect`, and Later."""
         key = source, variant, *(beside or {}).items(), fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
@@ -78,7 +70,7 @@ class Headers:
             return result_of(key, entry.answer)  # type: ignore[no-any-return]
         try:
             inputs = {"model": source, **(beside or {})}
-            read = partial(job.inspect_inputs, inputs, variant, MAX_PAGE_TENSORS, most_bytes)
+            read = partial(job.inspect_inputs, inputs, variant, limits.MAX_PAGE_TENSORS, most_bytes)
             checkpoint = read(endpoint=self._endpoint, token=token)
         except BaseException as error:
             with self._lock:
@@ -100,8 +92,7 @@ def fingerprint(token: str | None) -> str:
     return sha256(token.encode()).hexdigest() if token else ""
 
 
-LARGE_PLAN_TENSORS = 20_000
-"""Tensors from which a plan is large. Such a plan takes most of a second, so only one is made at a time."""
+LARGE_PLAN_TENSORS = 20_000  # A plan from here on takes most of a second, so only one is made at a time.
 
 
 class Models:
@@ -131,17 +122,9 @@ class Models:
             questions.close()
 
     def inspect(
-        self,
-        source: str,
-        variant: str = "",
-        token: str | None = None,
-        inputs: Mapping[Role, str] | None = None,
-        session: str | None = None,
+        self, source: str, variant: str = "", token: str | None = None, inputs: Named = None, session: str | None = None
     ) -> Content:
-        """Return the contents of a repo and the `inputs` beside it, as `job.inspect` does.
-
-        Raises also Refused if too many wait for weights.
-        """
+        """Return the contents of a repo, as `job.inspect` does. Raises also Refused if too many wait for weights."""
         beside = {role: self._link(text) for role, text in (inputs or {}).items()}
         read = partial(self._headers.read, self._link(source), token, variant, beside)
         try:
@@ -150,16 +133,13 @@ class Models:
             origin = open_inputs({"model": self._link(source), **beside}, Hub(self._endpoint, token))
             owner = "" if origin.is_private is False else fingerprint(token)
             key = "weights", variant, origin.places, owner
-            ask = partial(read, most_bytes=MAX_PAGE_WEIGHT_BYTES)
+            ask = partial(read, most_bytes=limits.MAX_PAGE_WEIGHT_BYTES)
             return self._weights.ask(key, _caller(token, session), ask, weight=None)
 
     def plan(
         self, source: str, options: Options, token: str | None = None, session: str | None = None
     ) -> tuple[Content, Plan]:
-        """Return the contents of `source`, a repo, and the plan of its copy, as `job.plan` does.
-
-        `session` identifies a caller without a `token`. Raises also Refused if too many slow questions are waiting.
-        """
+        """Return contents and plan, as `job.plan` does. `session` is a caller's without `token`. Raises Refused too."""
         Request(source, "", options).refuse_contradictions()
         this_machine()  # is measured while the headers are read
         checkpoint = self.inspect(source, options.variant, token, options.inputs, session)
@@ -181,10 +161,7 @@ class Models:
     def compare(
         self, original: str, copy: str, variant: str, token: str | None, session: str | None = None
     ) -> Likeness:
-        """Return how alike two repos are, without reading weights. `variant` is that of the original.
-
-        Reads what `inspect` reads, and the stored digests if only the bytes are unknown. Raises as `plan` does.
-        """
+        """Return how alike two repos are, without reading weights, and what digests claim. Raises as `plan` does."""
         key = "compare", self._link(original), self._link(copy), variant, fingerprint(token)
         ask = partial(self._compared, original, copy, variant, token)
         return self._comparisons.ask(key, _caller(token, session), ask, weight=None)
@@ -204,7 +181,8 @@ class Models:
         try:
             for side in sides:
                 source = open_inputs({"model": self._link(side.source.text)}, Hub(self._endpoint, token))
-                found.append(stored_digests(source, side, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_DIGESTS_VALUES))
+                most = limits.MAX_SHOWN_REPORT_BYTES, limits.MAX_SHOWN_DIGESTS_VALUES
+                found.append(stored_digests(source, side, *most))
         except SourceError:
             return None
         return claims_of(*found)
@@ -214,12 +192,12 @@ class Models:
         if not options.asks_class:
             return {}
         key = "hints", *_weights(checkpoint), options.dtype, options.ranks, options.dequantize
-        ask = partial(hints_for, checkpoint, options, limit_seconds=QUESTION_SECONDS)
+        ask = partial(hints_for, checkpoint, options, limit_seconds=limits.QUESTION_SECONDS)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
     def names(self, checkpoint: Content, caller: str) -> Mapping[str, str]:
         """Return the result of `stored_names`, cached by weights. Raises as `plan` does."""
-        ask = partial(stored_names, checkpoint, limit_seconds=QUESTION_SECONDS)
+        ask = partial(stored_names, checkpoint, limit_seconds=limits.QUESTION_SECONDS)
         key = "names", checkpoint.configs.get("", ""), *_weights(checkpoint)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
@@ -234,7 +212,7 @@ class Models:
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does. Raises as `plan` does."""
         self.inspect(source, "", token)  # first, so that a model that cannot be read keeps nobody waiting
-        place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=QUESTION_SECONDS)
+        place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=limits.QUESTION_SECONDS)
         link = self._link(source)
         key = "devices", link, budget, fingerprint(token)
         return self._questions.ask(key, _caller(token, session), partial(place, link, budget))

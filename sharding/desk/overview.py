@@ -14,11 +14,8 @@ from sharding.core.limits import MAX_OVERVIEW_BYTES
 from sharding.report.report import Problem, summarize_source
 from sharding.report.schema import Inspection
 
-OVERVIEW_SECONDS = 90.0
-"""Longest time to count a checkpoint that is too large for the page. A million tensors take half of it."""
-
-OVERVIEW_BYTES = 4_000_000_000
-"""Memory that the process which counts such a checkpoint may take. A million tensors take a third of it."""
+OVERVIEW_SECONDS = 90.0  # Longest time to count so many tensors. A million take half of it.
+OVERVIEW_BYTES = 4_000_000_000  # Memory that counting may take. A million tensors take a third of it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +26,7 @@ class Overview:
     picture: str
 
 
-Question = tuple[str, str, str, str, str | None]
-"""The checkpoint to count: `source`, `variant`, `base`, `endpoint` and `token`, as `job.inspect` takes them."""
-
+Question = tuple[str, str, str, str, str | None]  # `source`, `variant`, `base`, `endpoint` and `token`.
 _ANSWER, _PROBLEM = TypeAdapter(Overview), TypeAdapter(Problem)
 
 

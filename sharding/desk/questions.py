@@ -17,9 +17,7 @@ from anyio import CapacityLimiter, to_thread
 from sharding.core.errors import Refused
 from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS, CACHED_TENSORS, QUESTION_SECONDS
 
-PATIENT_THREADS = 24
-"""Threads for requests to a Hub. They are separate, so that a slow Hub leaves the page the threads it needs."""
-
+PATIENT_THREADS = 24  # For requests to a Hub, so that a slow one leaves the page the threads it needs.
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
@@ -52,10 +50,8 @@ def result_of(key: object, answer: Future[_T]) -> _T:
 
 
 def patient(function: Callable[_P, _T]) -> Callable[_P, Awaitable[_T]]:
-    """Return `function` for an event loop: it runs in a thread, and holds none while it waits for an answer.
-
-    After each wait it runs again from its start, so everything before the wait must be safe to repeat.
-    """
+    """Return `function` for an event loop: it runs in a thread, and holds none while it waits for an answer. Then it
+    runs again from its start, so everything before the wait must be safe to repeat."""
 
     @wraps(function)
     async def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -75,8 +71,7 @@ def patient(function: Callable[_P, _T]) -> Callable[_P, Awaitable[_T]]:
     return run
 
 
-QUESTIONS_WAITING = 5
-"""Most questions to transformers that wait for the current one, because each takes seconds. More are refused."""
+QUESTIONS_WAITING = 5  # Questions that wait for the current one, each for seconds. More are refused.
 
 
 @dataclass(slots=True)
@@ -106,10 +101,7 @@ class _Question(Kept):
 
 
 class Questions:
-    """One question is in progress and a few wait, at most one per caller.
-
-    Answers are cached, errors too, except Refused.
-    """
+    """Answers one question at a time. A few wait, one per caller. Answers are cached, errors too, but not Refused."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start to answer. `clock` returns seconds."""
@@ -121,12 +113,8 @@ class Questions:
         Thread(target=self._answer, name="questions", daemon=True).start()
 
     def ask(self, key: Hashable, caller: str, work: Callable[[], _T], weight: int | None = 1) -> _T:
-        """Return the result of `work`, which answers the question `key`, or raise its exception.
-
-        All callers share the answer to a question, which is cached for a while. `weight` is how many tensors the answer
-        holds. None means that it is too large to cache: only callers who already wait for it get it.
-        Raises Refused if too many questions wait, or one of `caller`. Raises Later (see `patience.result_of`).
-        """
+        """Return the result of `work`, which answers `key`, or raise its exception. All callers share it. `weight` is
+        how many tensors it holds; None is too large to cache. Raises Refused if too many wait, and Later."""
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
@@ -146,7 +134,6 @@ class Questions:
         self._open.put(None)
 
     def _refuse_crowd(self, caller: str) -> None:
-        """Raise Refused if `caller` already waits for an answer, or if too many callers do."""
         waiting = [question for question in self._questions.values() if not question.answer.done()]
         hint = f"Try again in {ceil(self._usual_seconds * max(len(waiting), 1))} seconds."
         callers = [each for question in waiting for each in question.callers]

@@ -17,7 +17,6 @@ from sharding import __version__
 from sharding.core.environment import child_command, child_environment
 from sharding.core.limits import EVENT_BYTES, EVENTS_BYTES, STDERR_BYTES
 from sharding.core.text import count, undecided_sentence
-from sharding.core.verification import Verification
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import History, JobRecord, JobRequest, State
 from sharding.desk.verdicts import Reading, Verdict, Verdicts
@@ -113,25 +112,16 @@ def kill_stray(identity: tuple[int, float]) -> None:
             os.killpg(number, signal.SIGKILL)
 
 
-DISCARD_SECONDS = 120.0
-"""Longest time to remove what a cancelled job staged, because the queue waits for it. It takes a few requests."""
-
-PROGRESS_KEPT_SECONDS = 1.0
-"""Shortest time between two progress events that are kept on the disk. The newest is always in memory."""
-
-Outcome = tuple[State, tuple[str, str] | None, str]
-"""The last state of a job, its error (sentence and hint) and its remark."""
-
+DISCARD_SECONDS = 120.0  # Longest time to remove what a job staged: a few requests, for which the queue waits.
+PROGRESS_KEPT_SECONDS = 1.0  # Between progress events on the disk. The newest is always in memory.
+Outcome = tuple[State, tuple[str, str] | None, str]  # Last state, error (sentence and hint), and remark.
 RESUME = "Start it again with the same choices. It keeps the finished files and goes on from there."
 INTERRUPTED = ("The server was restarted before the job was done.", RESUME)
 
 
 @dataclass(eq=False)
 class ActiveJob:
-    """A job that has not ended. Change it only under the desk's lock. It has the token until it has ended.
-
-    `read` is all that it reads, None if an earlier desk has started it.
-    """
+    """A job that has not ended, with its token. Change it only under the desk's lock. `read` is all that it reads."""
 
     record: JobRecord
     token: str
@@ -185,30 +175,15 @@ class Runner:
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
                 outcome=proof.outcome if proof else None,
             )
-            self._judge(record, job.read, proof)
+            kind = record.request.kind
+            if record.result and job.read and proof and kind != "compare":
+                found = self.endpoint, record.result, job.read, kind, proof.outcome, ended, __version__
+                what = (proof.made, proof.unstated, record.unreached)
+                self.verdicts.add(Verdict(*found, record.error[0] if record.error else "", *what))
             self.shelf.clear(record.id)
             self.shelf.save(record)
             job.record = record  # not before: if it cannot be saved, the job ends in another way
             job.history.close(record)
-
-    def _judge(self, record: JobRecord, read: Reading | None, proof: Verification | None) -> None:
-        """Keep what a job has found out about a copy that others can see."""
-        kind = record.request.kind
-        if record.result and read and proof and kind != "compare":
-            verdict = Verdict(
-                hub=self.endpoint,
-                copy=record.result,
-                read=read,
-                kind=kind,
-                outcome=proof.outcome,
-                ended=record.ended or record.created,
-                version=__version__,
-                error=record.error[0] if record.error else "",
-                made=proof.made,
-                unstated=proof.unstated,
-                unreached=record.unreached,
-            )
-            self.verdicts.add(verdict)
 
     def _start(self, job: ActiveJob) -> Child | None:
         with self.lock:
@@ -242,7 +217,6 @@ class Runner:
         return "failed", _reason(job, status, child.last_words), ""
 
     def _listen(self, job: ActiveJob, child: Child) -> None:
-        """Read the events of the process until it ends. Raises ValueError if one is invalid."""
         kept_bytes, phase_kept = 0, (None, 0.0)
         for line in child.lines():
             event, now = json.loads(line), self.clock()

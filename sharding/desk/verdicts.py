@@ -20,28 +20,16 @@ MOST_VERDICTS = 20_000  # At about 1 kB each, the file takes 20 MB.
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that decides which numbers a job held a copy to. `asked` are the options for that, as in a plan.
-
-    The variant in `asked` is the one that was read, also if nobody asked for it.
-    """
+    """All that decides which numbers a job held a copy to. `asked` has the variant that was read, asked for or not."""
 
     inputs: tuple[Place, ...]
     asked: Mapping[str, str | bool]
 
 
-def reading_of(inputs: tuple[Place, ...], variant: str, asked: Mapping[str, str | bool]) -> Reading:
-    """Return how a job reads `inputs`. A verdict proves only a report that gives the same."""
-    return Reading(inputs, {**asked, "variant": variant})
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a job found out about `copy`, a commit ("owner/name@revision") of the Hub at `hub`.
-
-    The job held it to `read`. `kind` says whether it made the copy ("shard") or only read it. `ended` is in seconds
-    since 1970, and `version` is that of this package. `error` says what is wrong or undecided, and `made` what was done
-    to the numbers. `unstated` and `unreached` are as in `Verification`.
-    """
+    """What a job found out about `copy`, a commit of the Hub at `hub`, that it held to `read`. `ended` is in seconds
+    since 1970. `error` says what is wrong or undecided. `unstated` and `unreached` are as in `Verification`."""
 
     hub: str
     copy: str
@@ -60,10 +48,7 @@ _ROW = TypeAdapter(Verdict)
 
 
 class Verdicts:
-    """The verdicts about copies on one Hub, in a file with one JSON object a line. Other lines are skipped.
-
-    `until` says when they are forgotten, "" if they outlive a restart.
-    """
+    """The verdicts about copies on one Hub, a line each in a file. `until` says when they are forgotten, or is ""."""
 
     def __init__(self, folder: Path, hub: str) -> None:
         """Keep them in `folder`, which only one desk uses and no other user can write to."""
@@ -71,10 +56,7 @@ class Verdicts:
         self._hub, self._file = hub, folder / "verdicts.jsonl"
 
     def add(self, verdict: Verdict) -> None:
-        """Keep `verdict`, or the earlier one that counts more. The oldest above `MOST_VERDICTS` are forgotten.
-
-        So a difference is never forgotten before an agreement about the same copy.
-        """
+        """Keep `verdict` or an earlier one that counts more. The oldest above `MOST_VERDICTS` are forgotten."""
         known = self.of(verdict.copy, verdict.read)
         lines, row = self._lines(), _ROW.dump_json(min(known or verdict, verdict, key=_weight))
         is_torn = bool(lines and lines[-1])  # The machine may have stopped in the middle of a line.
@@ -112,8 +94,5 @@ def _parse(line: bytes) -> Verdict | None:
 
 def _weight(verdict: Verdict) -> tuple[int, bool]:
     """Return the rank of a verdict. The lowest counts, whatever its date: a difference, then what nobody can tell.
-
-    The other jobs read other bytes, or read them wrongly. A reading of every byte counts more than a sample. Of two
-    agreements, the one with commits on a branch counts.
-    """
+    Reading every byte counts more than a sample. Of two agreements, the one with commits on a branch counts."""
     return {"different": 0, "undecided": 1, "stated": 3}.get(verdict.outcome.kind, 2), bool(verdict.unreached)

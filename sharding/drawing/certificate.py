@@ -31,9 +31,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """What is known of the repo `copy`, in words that may be anybody's. `verdict` says it in three; `tone` colours it.
-
-    `steps` are the ladder of proofs, empty if the copy is proved wrong. The `revision` was asked for, "" for main.
-    """
+    `steps` are the ladder of proofs, empty if the copy is proved wrong. The `revision` was asked for, "" for main."""
 
     copy: str
     verdict: str
@@ -54,9 +52,7 @@ class Certificate:
 
 
 _RIGHT: dict[Tone, str] = {"good": "#0f766e", "plain": "#55626a", "bad": "#b42318"}
-_LETTER, _NARROW, _PAD, _BADGE_HEIGHT = 7.1, 4.2, 12, 20
-"""In pixels: a usual letter of Verdana at 11 pixels, a narrow one, the space around a text, and the height."""
-
+_LETTER, _NARROW, _PAD, _BADGE_HEIGHT = 7.1, 4.2, 12, 20  # In pixels: letters of Verdana at 11, space, height.
 _BADGE = """\
 <svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" aria-label="{label}">
 <title>{label}</title>
@@ -83,8 +79,6 @@ def draw_badge(certificate: Certificate) -> str:
     sizes = {"width": start, "height": _BADGE_HEIGHT, "left": widths[0], "right": widths[1]}
     return _BADGE.format(**sizes, colour=_RIGHT[certificate.tone], label=label, texts=texts)
 
-
-# --- The picture --------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT = 1200, 630  # Pixels of the picture, as link previews show it (https://ogp.me).
 _GROUND, _SURFACE, _INK, _MUTED, _LINE = "#f6f7f7", "#ffffff", "#14191c", "#55626a", "#d3d9dc"
@@ -115,8 +109,6 @@ def paint_certificate(certificate: Certificate) -> bytes:
 
 
 class _Brush:
-    """Paints on a picture, in pixels of the finished one."""
-
     def __init__(self) -> None:
         self._image = Image.new("RGB", (WIDTH * _FINE, HEIGHT * _FINE), _GROUND)
         self._draw = ImageDraw.Draw(self._image)

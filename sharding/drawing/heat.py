@@ -13,12 +13,9 @@ from sharding.drawing.tensor_kinds import layer_of
 from sharding.planning.order import natural_key
 
 STEPS = (1e-5, 1e-3, 1e-1)
-"""Where the colour becomes stronger, as 1 − cosine of both tensors. Rounding to bf16 stays below the first, rounding to
-FP8 below the second."""
+"""Where the colour becomes stronger, as 1 − cosine. Rounding to bf16 stays below the first, to FP8 below the second."""
 
-EQUAL, STRONGEST, NO_NUMBERS = 0, len(STEPS) + 1, len(STEPS) + 2
-"""Levels of a cell: no tensor differs, the strongest colour, and a tensor that has no numbers to compare."""
-
+EQUAL, STRONGEST, NO_NUMBERS = 0, len(STEPS) + 1, len(STEPS) + 2  # Levels. The last: nothing to compare.
 _LEGEND = ("equal", "≤ 10⁻⁵", "≤ 10⁻³", "≤ 10⁻¹", "more", "not comparable")
 _LIGHTS = ("#e1e6e8", "#c3e4e0", "#7cc3ba", "#2b9187", "#0a534d")
 _DARKS = ("#273136", "#1c4643", "#22746c", "#36b3a5", "#a5efe6")
@@ -160,7 +157,6 @@ def in_words(difference: Difference) -> str:
 
 
 def _size(stack: Stack) -> float:
-    """Return the width of a cell."""
     return min((_WIDTH - _LABEL) / len(stack.columns), _WIDEST)
 
 

@@ -1,7 +1,4 @@
-"""Draw the map of a checkpoint as a standalone SVG, with colours for light and for dark pages.
-
-It also says what lies where in its strips, for a page: components, stages, and the bytes that go from file to file.
-"""
+"""Draw the map of a checkpoint as a standalone SVG, and say what lies where in its strips, for a page."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -123,9 +120,6 @@ def _legend(model_map: ModelMap, y: float) -> Iterable[str]:
         x += 46 + 7.6 * len(text)
 
 
-# --- What lies where ---------------------------------------------------------------------------------------
-
-
 class Bracket(NamedTuple):
     """A line over neighbouring files, and its place in the strip."""
 
@@ -197,12 +191,9 @@ def _edges(columns: Sequence[Column], flows: Sequence[tuple[int, int]]) -> list[
 
 
 def script_data(drawn: ModelMap) -> dict[str, Any]:
-    """Return what the script of the page needs to know: columns, the flows between them, and the experts of a map.
-
-    A column is [first file, last file, tensors, size, number of files, number of the first], a flow [column of today,
-    column, size, start and length of its edge today, and in the copy]. A run of experts is [experts, size, first and
-    last column, first and last column of today].
-    """
+    """Return what the page's script needs. A column: first and last file, tensors, size, files, number of the first. A
+    flow: column of today, column, size, start and length of its edge today, then in the copy. A run of experts:
+    experts, size, first and last column, first and last column of today."""
     data: dict[str, Any] = {"today": [], "after": [], "flows": [], "experts": []}
     for side, columns in (("today", drawn.today), ("after", drawn.after)):
         for column, number in zip(columns, file_numbers(columns), strict=True):

@@ -279,10 +279,7 @@ def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
 def _columns(
     files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]], width: float
 ) -> list[Column]:
-    """Return the columns of a strip of `width`, with `step` files in each.
-
-    `contents` is (column, bytes, group) of all groups.
-    """
+    """Return the columns of a strip of `width`, `step` files in each. `contents`: (column, bytes, group)."""
     neighbours = [files[start : start + step] for start in range(0, len(files), step)]
     tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
     for column, size, group in contents:

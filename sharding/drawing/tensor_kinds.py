@@ -70,9 +70,7 @@ def layer_of(name: str) -> str:
 
 
 _EXPERT = re.compile(r"experts?[._](\d{1,6})\.")
-MOST_ROWS, MOST_EXPERTS, MOST_RUNS = 200, 1000, 1000
-"""Beyond these, a grid cannot be read, or it is too heavy for a page. Runs are many if files are mixed."""
-
+MOST_ROWS, MOST_EXPERTS, MOST_RUNS = 200, 1000, 1000  # Beyond, a grid is too much to read or for a page.
 Place = tuple[int, int, int, int]  # First and last column of the copy, first and last column of today (-1: none).
 
 

@@ -14,7 +14,7 @@ from sharding.core.events import AtWork, Phase
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS
 from sharding.core.protocols import Source
 from sharding.core.values import Shard
-from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, part_json, part_of
+from sharding.fleet.parts import Part, PartDone, PartEvent, part_json, part_of
 from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost, Resources
 from sharding.transfer.lanes import Done, Pace
@@ -22,13 +22,10 @@ from sharding.transfer.stream import Moving, PiecesOf, Target
 from sharding.verify.digests import Reader
 
 ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
-WORKERS_SECONDS = 60.0
-"""Longest time that a job waits for a cluster without any processor. After it, a job with no running part ends."""
+WORKERS_SECONDS = 60.0  # Longest wait for a cluster without any processor, while no part runs.
 
 
 class _Queue:
-    """The parts of one phase: which are waiting, which are running, and how far they are."""
-
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.waiting = deque(range(len(shards)))
@@ -99,15 +96,11 @@ class Crew(Reader):
         may_overflow: bool = True,
     ) -> Moving:
         """Do what `move_shards` does, a part for each shard. The first error ends all of them."""
-
-        def part_of_shard(shard: Shard) -> Part:
-            return part_of(shard, phase, pieces, sources, sink, may_overflow)
-
         pace = Pace(phase, sum(shard.bytes for shard in shards), time.monotonic(), TOLD_SECONDS)
         queue = _Queue(shards)
         try:
             while queue.waiting or queue.under_way:
-                has_room = self._send(queue, part_of_shard)
+                has_room = self._send(queue, lambda shard: part_of(shard, phase, pieces, sources, sink, may_overflow))
                 for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
                     if done := self._heard(queue, part, event):
                         self._add(done.result, shards[done.number].bytes, of_source=phase == "transfer")
@@ -139,15 +132,21 @@ class Crew(Reader):
         return False
 
     def _heard(self, queue: _Queue, part: Any, event: PartEvent | None) -> Done[PartDone] | None:
-        """Return a finished part, or queue a failed one again. Raises the part's error if that is no use."""
+        """Return a finished part. Queue a failed one again, or raise its error if that is no use."""
         if isinstance(event, AtWork):
             queue.states[queue.under_way[part]] = event
             return None
         number = queue.end(part, is_done=isinstance(event, PartDone))
         if isinstance(event, PartDone):
             return Done(number, event)
-        _refuse_hopeless(queue.shards[number].file, event, queue.begun[number])
-        self._repeated.append(queue.shards[number].file)
+        file, begun = queue.shards[number].file, queue.begun[number]
+        if event is None and begun >= ATTEMPTS:
+            hint = "Check Ray's logs of its node and the memory there. Finished shards are kept."
+            raise Refused(f"The worker for {file} has died {begun} times.", hint)
+        if event and (not event.again or begun >= ATTEMPTS):
+            kind = _KINDS.get(event.kind, ShardingError)
+            raise kind(event.message, f"{event.hint} It failed on node {event.node}.".lstrip(), event.remedy)
+        self._repeated.append(file)
         return None
 
     def _add(self, done: PartDone, size: int, of_source: bool) -> None:
@@ -155,17 +154,6 @@ class Crew(Reader):
         before = self._nodes.get(done.node, NodeCost(done.node, 0, 0, 0.0, 0))
         seconds, peak = before.seconds + done.spent.seconds, max(before.peak_anon_bytes, done.spent.peak_anon_bytes)
         self._nodes[done.node] = NodeCost(done.node, before.parts + 1, before.bytes + size, seconds, peak)
-
-
-def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
-    """Raise the error that ended a part, unless another try may help. Without a `failure`, the worker has died."""
-    if failure is None and begun >= ATTEMPTS:
-        hint = "Check Ray's logs of its node and the memory there. Finished shards are kept."
-        raise Refused(f"The worker for {file} has died {begun} times.", hint)
-    if failure and (not failure.again or begun >= ATTEMPTS):
-        kind = _KINDS.get(failure.kind, ShardingError)
-        hint = f"{failure.hint} It failed on node {failure.node}.".lstrip()
-        raise kind(failure.message, hint, failure.remedy)
 
 
 _RAISED = (

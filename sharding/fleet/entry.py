@@ -4,11 +4,8 @@ from collections.abc import Iterator
 
 
 def enter(text: str, version: str) -> Iterator[tuple[str, str]]:
-    """Do the part in `text` if this package has `version` here; yield pairs of the node's name and a line.
-
-    The lines are those that `worker.work` yields. A line that is only a version means that the node has another version
-    and nothing was done. An empty line means that the node cannot import the package.
-    """
+    """Do the part in `text` if this package has `version` here; yield pairs of the node's name and a line of
+    `worker.work`. A line that is only a version, or empty, means that the node has another one, or none."""
     import ray
 
     node = f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"

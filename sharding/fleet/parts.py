@@ -23,12 +23,8 @@ from sharding.transfer.stream import PiecesOf, Target
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A slice of a plan: make `shard` from `sources`, and write it to `target`.
-
-    `pieces` are what it consists of: bytes as they are, and None for the next of its tensors. Without a target they are
-    only read. The plan of the target and the file together name a part. If it `notes`, its record says what was read of
-    the sources.
-    """
+    """A slice of a plan: make `shard` from `sources`, and write it to `target`, if any. `pieces` are bytes as they are,
+    and None for the next tensor. If it `notes`, its record says what was read of the sources."""
 
     phase: Phase
     shard: Shard
@@ -91,10 +87,7 @@ def parse_event(line: str) -> PartEvent:
 def part_of(
     shard: Shard, phase: Phase, pieces: PiecesOf, sources: Sequence[Source], target: Target, may_overflow: bool
 ) -> Part:
-    """Return the part that makes the `pieces` of `shard` from `sources` and writes them to `target`.
-
-    It can be made several times, with new access each time.
-    """
+    """Return the part that makes `pieces` of `shard` from `sources` for `target`, with new access each time."""
     held = tuple(piece if isinstance(piece, bytes) else None for piece in pieces(shard))
     notes = any(isinstance(source, NotingSource) for source in sources)
     return Part(phase, shard, held, _lent(shard, sources), target.lend(), notes, may_overflow)

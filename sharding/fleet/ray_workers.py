@@ -25,10 +25,7 @@ _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 @contextmanager
 def ray_workers() -> Iterator["RayWorkers"]:
-    """Yield the workers of the cluster at RAY_ADDRESS, or of a cluster on this machine that ends with the block.
-
-    Raises UsageError. Raises Refused if there is no such cluster. Ray must be installed.
-    """
+    """Yield the workers of the cluster at RAY_ADDRESS, or of one that ends here. Raises UsageError, Refused."""
     address = ray_address()
     prepare_for_ray(address)
     host, _, port = address.rpartition(":")
@@ -94,10 +91,7 @@ class RayWorkers:
             self._ray.cancel(part, force=True)
 
     def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, PartEvent | None]]:
-        """Wait up to `seconds` for news of `parts`. Yield each part with its event, None if its worker has died.
-
-        Raises Refused if a node has another version of this package.
-        """
+        """Yield each of `parts` with news in `seconds`, with its event; None if its worker died. Raises Refused."""
         if not parts:
             time.sleep(seconds)
             return

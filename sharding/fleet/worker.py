@@ -58,23 +58,14 @@ def _do(part: Part, node: str) -> Iterator[PartEvent]:
                 yield AtWork(node, os.getpid(), part.shard.file, event.bytes_done, reported, meter.anon_bytes)
         assert record, "moving ends with a record, or is refused"
         seconds = meter.seconds
-    spent = Resources(
-        meter.peak_anon_bytes,  # after the meter has stopped: its last sample shows the process at the end
-        seconds,
-        sum(origin.bytes_read for origin in origins),
-        sum(origin.requests for origin in origins),
-        sink.bytes_uploaded,
-        sink.bytes_deduplicated,
-        disk_bytes_written=0,  # nobody counts it here
-    )
-    yield PartDone(node, record, spent)
+    read = sum(origin.bytes_read for origin in origins), sum(origin.requests for origin in origins)
+    sent = sink.bytes_uploaded, sink.bytes_deduplicated
+    # The meter has stopped: its last sample shows the process at the end. Nobody counts writes to the disk here.
+    yield PartDone(node, record, Resources(meter.peak_anon_bytes, seconds, *read, *sent, disk_bytes_written=0))
 
 
 def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
-    """Return whether a part failed because its access expired, by any clock, or because the store was out of reach.
-
-    hf-xet does not separate the two. After a 401 it reports a connection error, or a stream just ends.
-    """
+    """Return whether access expired, by any clock, or the store was out of reach: hf-xet does not say which."""
     cause = error.__cause__
     if isinstance(error, GrantExpired) or isinstance(cause, (PermissionError, ConnectionError, TimeoutError)):
         return True

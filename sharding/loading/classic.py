@@ -1,7 +1,4 @@
-"""Re-shard in the way of the tutorials: load the whole model in a child process and save it again.
-
-It also puts checkpoints into folders from which a library can load them.
-"""
+"""Re-shard in the way of the tutorials, in a child process, and put checkpoints into folders to load them from."""
 
 import shutil
 import subprocess
@@ -138,16 +135,10 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
 
 
 def _cast(original: Content | None, saved: Content, dtype: str) -> Iterator[Change]:
-    """Yield what a cast to `dtype` did to the tensors of `original`, which were `saved` then; nothing if none changed.
-
-    A tensor that its headers do not show counts as changed.
-    """
+    """Yield what a cast to `dtype` did to `original`. A tensor that its headers do not show counts as changed."""
     before = {tensor.name: tensor.dtype for tensor in original.tensors} if original else {}
     if changed := sum(before.get(tensor.name) != tensor.dtype for tensor in saved.tensors):
         yield cast_change(dtype, changed, len(saved.tensors))
-
-
-# --- A folder to load from ----------------------------------------------------------------------------------
 
 
 def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
@@ -158,10 +149,7 @@ def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
 def lay_out(
     source: Files, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
 ) -> Iterator[int]:
-    """Fill the new `folder` with `files` of `source` and `written` (name to content). Raises SourceError.
-
-    Yields the size of each piece that it has downloaded.
-    """
+    """Fill the new `folder` with `files` and `written`; yield the size of each piece downloaded. Raises SourceError."""
     folder.mkdir()
     for file in files:
         if path := source.path(file.path):

@@ -41,16 +41,10 @@ def compare_loads(
     alone: str = "",
     computes_the_same: bool = True,
 ) -> Generator[Probed | Progress, None, Comparison]:
-    """Fetch both, load them in turn, yield every probe, and return the comparison.
-
-    - `written`: files of the sharded copy that are not stored yet: its index and its configuration.
-    - `max_shard_bytes`: also make the copy in the classic way, and measure that.
-    - `alone`: why the original cannot be loaded here. Then only the copy is.
-    - `computes_the_same`: whether both should compute the same logits.
-
-    If the two do not fit on the disk or into memory, or if only code of the repo can load them, the comparison holds
-    predictions and the reason. Raises SourceError if transformers finds no weights in the copy.
-    """
+    """Fetch both, load them in turn, yield every probe, and return the comparison. `written` are files of the copy that
+    are not stored yet. With `max_shard_bytes`, the classic way makes the copy too. `alone` says why only the copy can
+    be loaded. `computes_the_same` asks for equal logits. The comparison holds predictions, and the reason, if both do
+    not fit here or need code of a repo. Raises SourceError if transformers finds no weights in the copy."""
     sides: dict[Side, tuple[Files, list[FileEntry]]] = {"sharded": (sharded, loadable_files(sharded))}
     try:
         sides = sides if alone else {"original": (original, loadable_files(original)), **sides}
@@ -106,7 +100,6 @@ def compare_loads(
 
 
 def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, expected: ClassicCost) -> ClassicCost:
-    """Make the copy in the classic way, measure the cost, and delete it."""
     weight_bytes = sum(path.stat().st_size for path in folder.iterdir() if is_loaded(path.name))
     try:
         refuse_too_large(expected.peak_anon_bytes, weight_bytes, folder.parent)
@@ -130,10 +123,7 @@ def how_to_load(
 
 
 def refuse_incomparable(checkpoint: Content, origin: Files) -> str:
-    """Return why transformers cannot load the `checkpoint` of `origin`, though it can load a copy; "" if it can.
-
-    Raises UsageError, Refused or ModelRefused if it can load neither.
-    """
+    """Return why transformers can load only a copy, or "". Raises UsageError, Refused, ModelRefused if neither."""
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.has_loadable_copy:
         what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"
@@ -151,31 +141,17 @@ def refuse_incomparable(checkpoint: Content, origin: Files) -> str:
 
 
 def compare_staged(
-    plan: Plan,
-    records: Mapping[str, ShardRecord],
-    origin: Files,
-    target: Destination,
-    rounds: int,
-    alone: str,
+    plan: Plan, records: Mapping[str, ShardRecord], origin: Files, target: Destination, rounds: int, alone: str
 ) -> Generator[Probed | Progress | Compared, None, Comparison]:
-    """Load the original and the result in turn. The result is not published yet, and its configuration is the plan's.
-
-    `alone` says why the original cannot be loaded.
-    """
+    """Load original and unpublished result in turn. `alone` says why the original cannot be loaded."""
     beside = [file for file in files_beside(origin) if not is_weights(file.path)]
     configs = {file.path: read_small(origin, file, file.bytes) for file in beside}
     configs |= {path: text for path, text in plan.written.items() if path in configs}
     load = Load(dtype=torch_name(plan.options.dtype))
     is_alike = all(change.kind == "dtype" for change in plan.made)  # a load casts both
-    comparison = yield from compare_loads(
-        origin,
-        target.open_staged(records),
-        load,
-        rounds,
-        configs | dict(format_of(plan).beside(plan)),
-        plan.options.max_shard_bytes if is_alike and not alone else None,
-        alone=alone,
-        computes_the_same=is_alike,
-    )
+    most_bytes = plan.options.max_shard_bytes if is_alike and not alone else None
+    asked = load, rounds, configs | dict(format_of(plan).beside(plan)), most_bytes
+    loading = compare_loads(origin, target.open_staged(records), *asked, alone=alone, computes_the_same=is_alike)
+    comparison = yield from loading
     yield Compared(comparison)
     return comparison

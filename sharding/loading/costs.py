@@ -24,11 +24,8 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """The cost of one load in a fresh process, including a computation with the model.
-
-    `base_anon_bytes` is the memory of the libraries alone. `mapped_bytes` is how much of the loaded weights is still in
-    the page cache (None if the system does not report it). Equal `logits_sha256` mean bit-identical logits.
-    """
+    """The cost of one load in a fresh process, including a computation. `base_anon_bytes` is of the libraries alone,
+    `mapped_bytes` what is still in the page cache. Equal `logits_sha256` mean bit-identical logits."""
 
     outcome: Outcome
     message: str
@@ -106,26 +103,20 @@ CLASSIC_WAY = "from_pretrained and save_pretrained"
 
 @dataclass(frozen=True, slots=True)
 class ClassicCost:
-    """What making the same shards in the usual `way` cost; predicted if `seconds` is None.
-
-    `mapped_bytes` are the weights in the page cache beside `peak_anon_bytes`, if the libraries map the files.
-    """
+    """What making the same shards in the usual `way` cost; predicted if `seconds` is None."""
 
     seconds: Seconds | None
     peak_anon_bytes: Count
     disk_bytes: Count
     reason_not_run: Line = ""
-    mapped_bytes: Count = 0
+    mapped_bytes: Count = 0  # Weights in the page cache beside `peak_anon_bytes`.
     way: Line = CLASSIC_WAY
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Original and sharded copy loaded in turn.
-
-    If `sharded` is empty, it holds predictions, and the reason why nothing was measured. If only `original` is empty,
-    the original cannot be loaded here, and the verdict says why.
-    """
+    """Original and sharded copy loaded in turn. If `sharded` is empty, it holds predictions, and the reason why nothing
+    was measured. If only `original` is empty, the original cannot be loaded here, and the verdict says why."""
 
     method: str
     dtype_asked: str | None

@@ -50,10 +50,8 @@ class Load:
 
 
 def measure(folders: Mapping[Side, Path], load: Load, rounds: int) -> Iterator[Probed]:
-    """Load the `folders` in turn, `rounds` times after a warm-up or until one fails; yield every probe as it ends.
-
-    Every second round has the opposite order, so that a machine that becomes slower favours neither.
-    """
+    """Load the `folders` in turn, `rounds` times after a warm-up or until one fails; yield every probe as it ends."""
+    # Back and forth, so that a machine that becomes slower favours neither.
     turns = [(number, side) for number in range(rounds + 1) for side in list(folders)[:: -1 if number % 2 else 1]]
     had, broken = Counter[int](), False
     with closing(probes([folders[side] for _, side in turns], load)) as costs:
@@ -66,11 +64,8 @@ def measure(folders: Mapping[Side, Path], load: Load, rounds: int) -> Iterator[P
 
 
 def probes(folders: Sequence[Path], load: Load) -> Generator[LoadCost]:
-    """Load each of `folders` in a process of its own, one after another, and yield what it cost.
-
-    Several are loaded in forks of one process, which imports the libraries once. Closing ends the load under way.
-    Raises ShardingError if the probe itself fails.
-    """
+    """Load each of `folders` in a process of its own, in turn, and yield what it cost. Several are forks of one
+    process, which imports once. Closing ends the load under way. Raises ShardingError if the probe itself fails."""
     command = child_command("sharding.loading.probe", *map(str, folders), json.dumps(asdict(load)))
     with TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -91,7 +86,6 @@ def probes(folders: Sequence[Path], load: Load) -> Generator[LoadCost]:
 
 
 def _cost(said: Mapping[str, Any]) -> LoadCost:
-    """Return what a line of a probe says."""
     known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
     known |= {"tokens": tuple(said.get("tokens", ())), "base_anon_bytes": said.get("base_anon_bytes") or 0}
     known["curve"] = thin([Moment(*row) for row in said["curve"]])

@@ -9,21 +9,14 @@ from sharding.loading.costs import Cause, Kind, LoadCost, Prediction, Side, Spre
 _LEAST_MEMORY_SHARE = 0.1
 _LEAST_MEMORY_BYTES = 32_000_000
 _LEAST_TIME_SHARE = 0.25
-_LEAST_SECONDS = 0.5
-"""A smaller difference is noise. Between runs of the same load, time varies by a fifth and memory hardly at all."""
-
-_CAST = {BY_NAME[dtype].torch for dtype in NUMBERS}
-"""Dtypes that a load casts to the dtype that was asked for. Integers and booleans count as not cast."""
+_LEAST_SECONDS = 0.5  # Less is noise: between equal loads, time varies by a fifth, memory hardly at all.
+_CAST = {BY_NAME[dtype].torch for dtype in NUMBERS}  # A load casts these. Integers and booleans do not count.
 
 
 def judge(
     original: Sequence[LoadCost], sharded: Sequence[LoadCost], alone: str = "", computes_the_same: bool = True
 ) -> Verdict:
-    """Return the verdict on runs of the same load of two checkpoints. Each has at least one run.
-
-    If the original cannot be loaded, it has none, and `alone` says why. Outputs count if the two should compute the
-    same.
-    """
+    """Return the verdict on runs of the same load. Without one of the original, `alone` says why."""
     if alone:
         return _alone(sharded, alone)
     original_cost, sharded_cost = original[0], sharded[0]
@@ -44,7 +37,6 @@ def judge(
 
 
 def _alone(costs: Sequence[LoadCost], why: str) -> Verdict:
-    """Return the verdict on loads of the copy, because the original cannot be loaded: `why`."""
     if failed := next((cost for cost in costs if cost.outcome != "loaded"), None):
         return Verdict("not-loaded", None, f"The copy does not load: {failed.message}")
     needs = f"The copy needs {_bytes(costs)} of anonymous memory, and {_seconds(costs)} to load and compute."

@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], None] | None" = None) -> None:
-    """Read `arguments` (None: the command line) and serve until stopped.
-
-    `add_samples` fills a Hub with sample models. It makes --samples an option, because the Hub itself has no samples.
-    """
+    """Read `arguments` (None: the command line) and serve until stopped. `add_samples` makes --samples an option."""
     parser = argparse.ArgumentParser(
         prog="python -m sharding.localhub",
         epilog="Example: shard-my-repo localhub --folder ./hub --port 8000",
@@ -23,7 +20,7 @@ def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], N
     )
     add, number = parser.add_argument, dict[str, Any](type=int, metavar="N")
     add("--port", type=int, default=0, help="port on 127.0.0.1; default: 0, a free one")
-    add("--folder", type=_folder, required=True, help="folder for repos and accounts")
+    add("--folder", type=lambda text: Path(_text(text)), required=True, help="folder for repos and accounts")
     add("--user", action="append", type=_text, dest="users", metavar="NAME", help="a user; default: alice and bob")
     add("--org", action="append", type=_org, dest="orgs", metavar="NAME=member,member", help="an organisation")
     if add_samples:
@@ -66,10 +63,6 @@ def _text(argument: str) -> str:
 def _org(argument: str) -> tuple[str, tuple[str, ...]]:
     name, _, members = _text(argument).partition("=")
     return name, tuple(filter(None, members.split(",")))
-
-
-def _folder(argument: str) -> Path:
-    return Path(_text(argument))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sharding.localhub.records import Repo, find_repo
-from sharding.localhub.refusals import Refusal, bad_credentials, forbidden
+from sharding.localhub.refusals import Refusal, bad_credentials
 from sharding.localhub.web import Call
 
-Right = Literal["see", "read", "propose", "write", "manage"]
-"""In this order: see the description, read the files, open a pull request, commit, change or delete the repo itself."""
-
+Right = Literal["see", "read", "propose", "write", "manage"]  # Each also allows what stands before it.
 _SCOPES_BY_RIGHT = {
     "read": {"read-repos", "write-repos", "manage-repos"},
     "propose": {"write-repos", "manage-repos"},
@@ -92,9 +90,9 @@ def judge(caller: Caller, repo: Repo, right: Right) -> Refusal | None:
     if right == "propose" and caller.token == "write":
         return _judge_gate(caller, repo)
     if repo.owner not in caller.namespaces:
-        return forbidden(f"You have no right to write to {repo.id}.")
+        return Refusal(403, f"You have no right to write to {repo.id}.")
     if caller.token == "read":
-        return forbidden("This token can only read. Use one with the role write.")
+        return Refusal(403, "This token can only read. Use one with the role write.")
     return None if _covers(caller, repo, right) else _lacks_scope(right)
 
 
@@ -103,7 +101,7 @@ def judge_creation(caller: Caller, kind: str, owner: str) -> Refusal | None:
     if caller.name is None:
         return _sign_in_first()
     if owner not in caller.namespaces or caller.token == "read":
-        return forbidden(f'You don\'t have the rights to create a {kind} under the namespace "{owner}"')
+        return Refusal(403, f'You don\'t have the rights to create a {kind} under the namespace "{owner}"')
     if caller.token == "oauth" and not caller.scopes & _SCOPES_BY_RIGHT["create"]:
         return _lacks_scope("create")
     return None
@@ -123,7 +121,6 @@ def _judge_gate(caller: Caller, repo: Repo) -> Refusal | None:
 
 
 def _covers(caller: Caller, repo: Repo, right: str) -> bool:
-    """Return whether the caller's token gives that right to their own repos."""
     if caller.token != "oauth":
         return True
     contributed = repo.app is not None and repo.app == caller.app and "contribute-repos" in caller.scopes
@@ -142,7 +139,7 @@ def _repo_not_found(caller: Caller) -> Refusal:
 
 def _lacks_scope(right: str) -> Refusal:
     scopes = " or ".join(sorted(_SCOPES_BY_RIGHT[right]))
-    return forbidden(f"The application does not have the right to do this. It needs the scope {scopes}.")
+    return Refusal(403, f"The application does not have the right to do this. It needs the scope {scopes}.")
 
 
 def _namespaces(db: sqlite3.Connection, user: str) -> frozenset[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sharding.localhub import accounts, cards, records
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Repo
-from sharding.localhub.refusals import Refusal, bad_request, entry_not_found
+from sharding.localhub.refusals import Refusal, entry_not_found
 from sharding.localhub.web import Answer, Call, Json, link, text_of
 
 REGULAR_BYTES = 10_000_000  # Larger files are always LFS files, whatever their name.
@@ -22,13 +22,13 @@ MAX_PREUPLOAD_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A commit that a client requests. A deletion is a path, and whether it is a folder."""
+    """What a commit is to do. A deletion is a path, and whether it is a folder. `parent` is what a client has seen."""
 
     summary: str
-    description: str
-    parent: str | None
-    entries: list[Entry]
-    deletions: list[tuple[str, bool]]
+    entries: Sequence[Entry]
+    deletions: Sequence[tuple[str, bool]] = ()
+    description: str = ""
+    parent: str | None = None
 
 
 def preupload(call: Call) -> Answer:
@@ -36,7 +36,7 @@ def preupload(call: Call) -> Answer:
     wish = call.json()
     files = wish.get("files")
     if not isinstance(files, list) or len(files) > MAX_PREUPLOAD_FILES:
-        raise bad_request(f'"files" must be an array of at most {MAX_PREUPLOAD_FILES} files')
+        raise Refusal(400, f'"files" must be an array of at most {MAX_PREUPLOAD_FILES} files')
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
         head = records.find_commit(db, repo, call.parameters["revision"])
@@ -45,7 +45,7 @@ def preupload(call: Call) -> Answer:
         for file in files:
             path, size = _check_path(text_of(file, "path")), file.get("size")
             if not isinstance(size, int):
-                raise bad_request('"size" must be a number')
+                raise Refusal(400, '"size" must be a number')
             mode = "lfs" if size > REGULAR_BYTES or is_matched(path, patterns) else "regular"
             answer: Json = {"path": path, "uploadMode": mode, "shouldIgnore": False}
             if entry := records.find_entry(db, head, path):
@@ -68,35 +68,19 @@ def commit(call: Call) -> Answer:
         hub.check_quota(db, repo, draft.entries)
         number = db.execute("SELECT count(*) + 1 FROM refs WHERE repo = ? AND type = 'pull'", (repo.number,))
         target = f"refs/pr/{number.fetchone()[0]}" if as_pull else branch.removeprefix("refs/heads/")
-        texts, changes = (draft.summary, caller.name or ""), (draft.entries, draft.deletions)
-        new_commit = write_commit(db, repo, target, head, *texts, *changes, draft.description)
+        new_commit = write_commit(db, repo, target, head, caller.name or "", draft)
     page = link(hub, repo.path)
-    return {
-        "success": True,
-        "commitOid": new_commit.id,
-        "commitUrl": f"{page}/commit/{new_commit.id}",
-        "hookOutput": "",
-        "pullRequestUrl": f"{page}/discussions/{target.removeprefix('refs/pr/')}" if as_pull else None,
-    }
+    url = f"{page}/discussions/{target.removeprefix('refs/pr/')}" if as_pull else None
+    answer = {"success": True, "commitOid": new_commit.id, "commitUrl": f"{page}/commit/{new_commit.id}"}
+    return {**answer, "hookOutput": "", "pullRequestUrl": url}
 
 
 def write_commit(
-    db: sqlite3.Connection,
-    repo: Repo,
-    branch: str,
-    parent: Commit | None,
-    title: str,
-    author: str,
-    entries: Sequence[Entry] = (),
-    deletions: Iterable[tuple[str, bool]] = (),
-    message: str = "",
+    db: sqlite3.Connection, repo: Repo, branch: str, parent: Commit | None, author: str, draft: Draft
 ) -> Commit:
-    """Add a commit to a branch: first the deletions, then the files.
-
-    Raises Refusal: EntryNotFound if there is nothing to delete, 400 for a file below a file.
-    """
-    new_commit = records.add_commit(db, repo, parent, title, author, message)
-    for place, is_folder in deletions:
+    """Add a commit to a branch: first the deletions, then the files. Raises Refusal, also for a file below a file."""
+    new_commit = records.add_commit(db, repo, parent, draft.summary, author, draft.description)
+    for place, is_folder in draft.deletions:
         gone = records.list_entries(db, new_commit, place.strip("/")) if is_folder else []
         if not is_folder and (entry := records.find_entry(db, new_commit, place)):
             gone = [entry]
@@ -104,15 +88,15 @@ def write_commit(
             raise entry_not_found(place, parent.id if parent else new_commit.id)
         paths = [(new_commit.number, entry.path) for entry in gone]
         db.executemany('DELETE FROM files WHERE "commit" = ? AND path = ?', paths)
-    for entry in entries:
+    for entry in draft.entries:
         records.put_entry(db, new_commit, entry)
-    for entry in entries:
+    for entry in draft.entries:
         parts = entry.path.split("/")
         above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         is_below = any(records.find_entry(db, new_commit, path) for path in above)
         if is_below or records.list_entries(db, new_commit, entry.path):
-            raise bad_request(f"{entry.path} cannot be both a file and a folder.")
-    stored = [(repo.number, entry.sha256, entry.size_bytes) for entry in entries if entry.sha256]
+            raise Refusal(400, f"{entry.path} cannot be both a file and a folder.")
+    stored = [(repo.number, entry.sha256, entry.size_bytes) for entry in draft.entries if entry.sha256]
     db.executemany("INSERT INTO objects VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET referenced = 1", stored)
     records.point(db, repo, "pull" if branch.startswith("refs/pr/") else "branch", branch, new_commit)
     return new_commit
@@ -133,13 +117,13 @@ def parse_commit(hub: Hub, repo: Repo, body: bytes) -> Draft:
             else:
                 entries.append(_parse_entry(hub, repo, key, value))
     except (ValueError, KeyError, TypeError) as error:
-        raise bad_request(f"A line of the commit is invalid: {error}") from error
+        raise Refusal(400, f"A line of the commit is invalid: {error}") from error
     if header is None or not text_of(header, "summary", ""):
-        raise bad_request('"summary" is required')
+        raise Refusal(400, '"summary" is required')
     parent = header.get("parentCommit")
     if parent is not None and not (isinstance(parent, str) and re.fullmatch("[0-9a-f]{7,40}", parent)):
-        raise bad_request('"parentCommit" must be a commit id')
-    return Draft(text_of(header, "summary"), text_of(header, "description", ""), parent, entries, deletions)
+        raise Refusal(400, '"parentCommit" must be a commit id')
+    return Draft(text_of(header, "summary"), entries, deletions, text_of(header, "description", ""), parent)
 
 
 def _parse_entry(hub: Hub, repo: Repo, key: str, value: Json) -> Entry:
@@ -148,23 +132,23 @@ def _parse_entry(hub: Hub, repo: Repo, key: str, value: Json) -> Entry:
     if key == "lfsFile":
         sha256, wanted = text_of(value, "oid"), value.get("size")
         if value.get("algo") != "sha256" or not re.fullmatch("[0-9a-f]{64}", sha256):
-            raise bad_request(f"{path}: the oid must be a sha256")
+            raise Refusal(400, f"{path}: the oid must be a sha256")
         size = hub.known_size(repo, sha256)
         if size is None or wanted not in (None, size):  # a copy states no size
             message = "Your push was rejected because an LFS pointer pointed to a file that does not exist"
-            raise bad_request(f"{message}: {path}")
+            raise Refusal(400, f"{message}: {path}")
         return records.lfs_entry(path, sha256, size)
     if key != "file":
-        raise bad_request(f"Unknown operation: {key}")
+        raise Refusal(400, f"Unknown operation: {key}")
     try:
         content = text_of(value, "content")
         data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
     except binascii.Error as error:
-        raise bad_request(f"{path}: the content is not base64") from error
+        raise Refusal(400, f"{path}: the content is not base64") from error
     if len(data) > REGULAR_BYTES:
-        raise bad_request(f"{path}: files larger than 10 MB must be LFS files")
+        raise Refusal(400, f"{path}: files larger than 10 MB must be LFS files")
     if path == "README.md" and (errors := cards.find_errors(data.decode(errors="replace"))):
-        raise bad_request(f"Invalid metadata in README.md: {'; '.join(errors)}")
+        raise Refusal(400, f"Invalid metadata in README.md: {'; '.join(errors)}")
     return Entry(path, hub.blobs.put(data), len(data), None, 0)
 
 
@@ -183,7 +167,7 @@ def is_matched(path: str, patterns: Iterable[str]) -> bool:
 def _check_path(path: str) -> str:
     parts = path.split("/")
     if any(part in ("", ".", "..", ".git") for part in parts) or "\0" in path or len(path) > 1000:
-        raise bad_request(f"Invalid path in repo: {path}")
+        raise Refusal(400, f"Invalid path in repo: {path}")
     return path
 
 

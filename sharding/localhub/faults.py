@@ -131,8 +131,7 @@ class Faults:
                 case "whole":
                     scope["headers"] = [line for line in scope["headers"] if line[0] != b"range"]
                 case "slow" | "link" | "line":
-                    rate = _rate(fault, scope)
-                    receive, send = _slow_receive(receive, rate), _slow_send(send, rate)
+                    receive, send = _slowed(receive, send, _rate(fault, scope))
                 case _:
                     send = _Breaker(send, fault)
         await self._app(scope, receive, send)
@@ -149,7 +148,6 @@ class Faults:
 
 
 async def _for_ever(seconds: float) -> AsyncIterator[bytes]:
-    """Yield a JSON list that never ends: one byte every `seconds`, or with 0 as much as possible."""
     yield b"["
     while True:
         await anyio.sleep(seconds)
@@ -157,8 +155,6 @@ async def _for_ever(seconds: float) -> AsyncIterator[bytes]:
 
 
 class _Rate:
-    """Limits the bytes per second of all who share it."""
-
     def __init__(self, bytes_per_second: float, log: str = "") -> None:
         self._bytes_per_second = bytes_per_second
         self._free_at = 0.0
@@ -190,21 +186,17 @@ def _rate(fault: Fault, scope: Scope) -> _Rate:
     return fault.rates[name]
 
 
-def _slow_receive(receive: Receive, rate: _Rate) -> Receive:
-    async def slow() -> Message:
+def _slowed(receive: Receive, send: Send, rate: _Rate) -> tuple[Receive, Send]:
+    async def slow_receive() -> Message:
         message = await receive()
         await rate.wait(len(message.get("body", b"")))
         return message
 
-    return slow
-
-
-def _slow_send(send: Send, rate: _Rate) -> Send:
-    async def slow(message: Message) -> None:
+    async def slow_send(message: Message) -> None:
         await rate.wait(len(message.get("body", b"")))
         await send(message)
 
-    return slow
+    return slow_receive, slow_send
 
 
 def _bytewise(send: Send, seconds: float) -> Send:
@@ -218,8 +210,6 @@ def _bytewise(send: Send, seconds: float) -> Send:
 
 
 class _Breaker:
-    """Passes on the messages of one answer, and breaks one of them."""
-
     def __init__(self, send: Send, fault: Fault) -> None:
         self._send, self._kind, self._value = send, fault.kind, fault.value
         self._sent = self._size = 0

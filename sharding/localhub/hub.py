@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sharding.localhub.blobs import Blobs, read_file
 from sharding.localhub.records import Commit, Entry, Repo, State, find_entry
-from sharding.localhub.refusals import Refusal, forbidden
+from sharding.localhub.refusals import Refusal
 from sharding.localhub.store import RANGE_BYTES, Grants, XetFile, XetStore
 
 
@@ -17,11 +17,9 @@ class Settings:
     """How this Hub behaves. The default numbers are those of the real Hub."""
 
     users: tuple[str, ...] = ("alice", "bob")
-    orgs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Organisations, each with the members who may write."""
+    orgs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # Organisations and the members who may write.
     xet: bool = True
-    xet_over_http: bool = False
-    """Whether clients reach the Xet store through this Hub, like the real one, and not through a shared disk."""
+    xet_over_http: bool = False  # Clients reach the Xet store through this Hub, not a shared disk.
     xet_seconds: int = 12 * 3600  # How long a grant to write, or to read over HTTP, is valid.
     quota_bytes: int | None = None  # How much a namespace can store in LFS and Xet files. No limit by default.
     page_items: int = 1000
@@ -61,20 +59,12 @@ class Hub:
         xet = XetStore(folder, state, grants) if settings.xet else None
         return cls(address, settings, state, Blobs(folder / "blobs"), xet, key)
 
-    def close(self) -> None:
-        """Close the files."""
-        self.state.close()
-
     def xet_file(self, entry: Entry) -> XetFile | None:
         """Return the file in the Xet store, or None if it is not there."""
         return self.xet.known(entry.sha256) if self.xet and entry.sha256 else None
 
     def stream(self, entry: Entry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield a range of a committed file in chunks of a few megabytes at most. Raises Refusal (500) if it is lost.
-
-        The first long range of a Xet file makes a blob of the whole file, which serves later requests. Short ranges,
-        such as the headers of shards, come directly from the store.
-        """
+        """Yield a range of a committed file. Raises Refusal (500) if it is lost."""
         blob = self.blobs.path(entry.etag)
         if blob.exists():
             return read_file(blob, start_byte, end_byte)
@@ -99,11 +89,7 @@ class Hub:
         return b"".join(self.stream(entry, 0, entry.size_bytes)).decode(errors="replace")
 
     def known_size(self, repo: Repo, sha256: str) -> int | None:
-        """Return the size of a file that the repo may point to, or None if it may not.
-
-        A repo may point to files that were uploaded or copied to it. A Xet upload does not record its repo, so every
-        repo may point to a file that was uploaded over Xet.
-        """
+        """Return the size of a file that the repo may point to (all in the Xet store), or None if it may not."""
         query = "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ?"
         with self.state.reading() as db:
             row = db.execute(query, (repo.number, sha256)).fetchone()
@@ -125,4 +111,4 @@ class Hub:
         sizes = {entry.sha256: entry.size_bytes for entry in entries or () if entry.sha256 and entry.sha256 not in here}
         used = sum(row[0] for row in stored)
         if used + sum(sizes.values()) > quota or (used == quota and (sizes or entries is None)):
-            raise forbidden(f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")
+            raise Refusal(403, f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")

@@ -33,11 +33,8 @@ def chunks_to_ask_for(shard: bytes) -> frozenset[str]:
 
 
 def keyed_shard(shard: bytes, key: bytes, created: int, expires: int) -> bytes:
-    """Return the xorbs of an uploaded shard without its files, valid between two times in seconds since 1970.
-
-    The hashes of the chunks are hashed with a key of 32 bytes, which the answer states. So only those who have a chunk
-    recognize it.
-    """
+    """Return the xorbs of an uploaded shard without its files, valid between two times in seconds since 1970. Chunks
+    are hashed with a key of 32 bytes, which the answer states. So only those who have a chunk recognize it."""
     records = bytearray()
     for place, is_chunk in _records(shard):
         record = shard[place : place + _RECORD_BYTES]
@@ -51,11 +48,8 @@ def keyed_shard(shard: bytes, key: bytes, created: int, expires: int) -> bytes:
 
 
 def _records(shard: bytes) -> Iterator[tuple[int, bool]]:
-    """Yield where each record of a xorb or a chunk starts, and whether it is a chunk's.
-
-    They follow the list of files: a xorb has one record with its hash and the number of its chunks, then one record per
-    chunk. A hash of ones ends the list.
-    """
+    """Yield where each record of a xorb or a chunk starts, and whether it is a chunk's. A xorb has one record with its
+    hash and number of chunks, then one record per chunk. A hash of ones ends the list."""
     place = next(
         place for place in range(_RECORD_BYTES, len(shard), _RECORD_BYTES) if shard.startswith(_END[:32], place)
     )

@@ -1,7 +1,4 @@
-"""Receive uploads over git LFS, in one piece or in parts.
-
-The upload URLs hold a signed right to write for one hour. Clients send no token to them.
-"""
+"""Receive uploads over git LFS, in one piece or in parts, at URLs that hold a signed right to write for an hour."""
 
 import hashlib
 import hmac
@@ -20,7 +17,7 @@ from sharding.localhub import accounts
 from sharding.localhub.blobs import read_file
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Repo, add_object, lfs_entry
-from sharding.localhub.refusals import Refusal, bad_request, forbidden
+from sharding.localhub.refusals import Refusal
 from sharding.localhub.web import Answer, Call, Json, link, text_of, to_call
 
 MAX_PARTS = 10_000
@@ -32,7 +29,7 @@ def batch(call: Call) -> Answer:
     """Return for each object where to send it, except for objects that the repo already has."""
     wish = call.json()
     if wish.get("operation") != "upload" or not isinstance(wish.get("objects"), list):
-        raise bad_request("Only uploads are possible here.")
+        raise Refusal(400, "Only uploads are possible here.")
     objects = [_parse_object(item) for item in wish["objects"]]
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
@@ -66,7 +63,7 @@ def complete(call: Call) -> Answer:
     numbers = [str(part.get("partNumber")) for part in call.json().get("parts", []) if isinstance(part, dict)]
     count = -(-size // call.hub.settings.part_bytes)
     if sorted(numbers) != sorted(map(str, range(1, count + 1))):
-        raise bad_request(f"{count} parts were expected, numbered from 1.")
+        raise Refusal(400, f"{count} parts were expected, numbered from 1.")
     upload = _upload_name(repo, sha256)
 
     def parts() -> Iterator[bytes]:
@@ -76,9 +73,9 @@ def complete(call: Call) -> Answer:
     try:
         call.hub.blobs.keep_stream(parts(), sha256, size)
     except FileNotFoundError as error:
-        raise bad_request("A part has not arrived.") from error
+        raise Refusal(400, "A part has not arrived.") from error
     except ValueError as error:
-        raise bad_request(f"Not the object {sha256}: {error}") from error
+        raise Refusal(400, f"Not the object {sha256}: {error}") from error
     _add(call.hub, repo, sha256, size)
     call.hub.blobs.drop_upload(upload)
     return {}
@@ -90,32 +87,22 @@ def upload_routes(hub: Hub) -> list[Route]:
     async def put(request: Request) -> Response:
         call = to_call(hub, request)
         repo, sha256, size = _check_signature(call)
-        part = hub.blobs.new_part()
+        number, arrived = call.parameters.get("number"), hub.blobs.new_part()
         try:
-            digest = await _receive(request, part, size)
-            if digest != sha256 or part.stat().st_size != size:
-                raise bad_request(f"The content has sha256 {digest}, not {sha256}.")
-            await run_in_threadpool(hub.blobs.keep, part, sha256)
+            digest = await _receive(request, arrived, hub.settings.part_bytes if number else size)
+            if number:
+                arrived.replace(hub.blobs.upload_part(_upload_name(repo, sha256), int(number)))
+                return Response(headers={"ETag": f'"{digest[:32]}"'})
+            if digest != sha256 or arrived.stat().st_size != size:
+                raise Refusal(400, f"The content has sha256 {digest}, not {sha256}.")
+            await run_in_threadpool(hub.blobs.keep, arrived, sha256)
             await run_in_threadpool(_add, hub, repo, sha256, size)
+            return Response(headers={"ETag": f'"{sha256}"'})
         finally:
-            part.unlink(missing_ok=True)
-        return Response(headers={"ETag": f'"{sha256}"'})
+            arrived.unlink(missing_ok=True)
 
-    async def put_part(request: Request) -> Response:
-        call = to_call(hub, request)
-        repo, sha256, _ = _check_signature(call)
-        part = hub.blobs.new_part()
-        try:
-            digest = await _receive(request, part, hub.settings.part_bytes)
-            part.replace(hub.blobs.upload_part(_upload_name(repo, sha256), int(call.parameters["number"])))
-        finally:
-            part.unlink(missing_ok=True)
-        return Response(headers={"ETag": f'"{digest[:32]}"'})
-
-    return [
-        Route("/lfs/{sha256}/content", put, methods=["PUT"]),
-        Route("/lfs/{sha256}/parts/{number}", put_part, methods=["PUT"]),
-    ]
+    paths = ("/lfs/{sha256}/content", "/lfs/{sha256}/parts/{number}")
+    return [Route(path, put, methods=["PUT"]) for path in paths]
 
 
 async def _receive(request: Request, target: Path, most_bytes: int) -> str:
@@ -147,7 +134,7 @@ def _actions(hub: Hub, repo: Repo, sha256: str, size: int, in_parts: bool) -> Js
     part_bytes = hub.settings.part_bytes
     count = -(-size // part_bytes)
     if count > MAX_PARTS:
-        raise bad_request(f"{size} bytes are more than {MAX_PARTS} parts of {part_bytes} bytes.")
+        raise Refusal(400, f"{size} bytes are more than {MAX_PARTS} parts of {part_bytes} bytes.")
     header = {"chunk_size": str(part_bytes)}
     for number in range(1, count + 1):
         header[f"{number:05d}"] = _sign(hub, f"/lfs/{sha256}/parts/{number}", repo, size)
@@ -165,13 +152,12 @@ def _signature(hub: Hub, path: str, query: str) -> str:
 
 
 def _check_signature(call: Call) -> tuple[int, str, int]:
-    """Return the number of the repo, the sha256 and the size in the URL. Raises Refusal (403)."""
     query = urlencode({name: call.query.get(name, "") for name in ("repo", "size", "expires")})
     signature = _signature(call.hub, call.address.removeprefix(call.hub.address), query)
     if not hmac.compare_digest(signature, call.query.get("signature", "")):
-        raise forbidden("The signature of this URL does not match.")
+        raise Refusal(403, "The signature of this URL does not match.")
     if int(call.query["expires"]) < time.time():
-        raise forbidden("This URL has expired.")
+        raise Refusal(403, "This URL has expired.")
     return int(call.query["repo"]), call.parameters["sha256"], int(call.query["size"])
 
 
@@ -184,10 +170,10 @@ def _add(hub: Hub, repo: int, sha256: str, size: int) -> None:
 
 def _parse_object(item: object) -> tuple[str, int]:
     if not isinstance(item, dict) or not isinstance(item.get("size"), int) or item["size"] < 0:
-        raise bad_request("An object must have a sha256 and a size.")
+        raise Refusal(400, "An object must have a sha256 and a size.")
     sha256 = text_of(item, "oid")
     if not re.fullmatch("[0-9a-f]{64}", sha256):
-        raise bad_request(f"Invalid oid: {sha256}")
+        raise Refusal(400, f"Invalid oid: {sha256}")
     return sha256, item["size"]
 
 

@@ -1,7 +1,4 @@
-"""Sign users in to applications on this machine, by OpenID Connect with authorization codes, and tell who they are.
-
-There are no passwords: the page asks which user you are. It accepts any client id, with any secret or none.
-"""
+"""Sign users in to applications on this machine, by OpenID Connect: any client id, no passwords, a page that asks."""
 
 import base64
 import hashlib
@@ -17,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from sharding.localhub import accounts
 from sharding.localhub.hub import Hub
 from sharding.localhub.pages import document
-from sharding.localhub.refusals import Refusal, bad_request
+from sharding.localhub.refusals import Refusal
 from sharding.localhub.web import Answer, Call, Json, iso, link, stable_id
 
 if TYPE_CHECKING:
@@ -33,12 +30,11 @@ SCOPES = frozenset(_SCOPE_NAMES.split())
 def configuration(call: Call) -> Answer:
     """Return the endpoints and features of this provider (OpenID Connect Discovery 1.0)."""
     hub = call.hub
+    endpoints = {"authorization": "authorize", "token": "token", "userinfo": "userinfo"}
     return {
         "issuer": hub.address,
-        "authorization_endpoint": link(hub, "oauth/authorize"),
-        "token_endpoint": link(hub, "oauth/token"),
-        "userinfo_endpoint": link(hub, "oauth/userinfo"),
         "jwks_uri": link(hub, "oauth/jwks"),
+        **{f"{name}_endpoint": link(hub, "oauth", path) for name, path in endpoints.items()},
         "response_types_supported": ["code"],
         "grant_types_supported": ["authorization_code"],
         "subject_types_supported": ["public"],
@@ -61,12 +57,12 @@ def authorize(call: Call) -> Answer:
     wish = {**dict(call.query.items()), **fields}
     for name in ("client_id", "redirect_uri"):
         if not wish.get(name):
-            raise bad_request(f'"{name}" is required')
+            raise Refusal(400, f'"{name}" is required')
     if wish.get("response_type") != "code":
-        raise bad_request('"response_type" must be "code"')
+        raise Refusal(400, '"response_type" must be "code"')
     target = urlsplit(wish["redirect_uri"])
     if target.scheme not in ("http", "https") or target.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise bad_request("This Hub signs users in only to applications on this machine.")
+        raise Refusal(400, "This Hub signs users in only to applications on this machine.")
     wish["scope"] = " ".join(scope for scope in wish.get("scope", "openid").split() if scope in SCOPES)
     with call.hub.state.reading() as db:
         users = [row[0] for row in db.execute("SELECT name FROM accounts WHERE type = 'user' ORDER BY rowid")]
@@ -74,7 +70,7 @@ def authorize(call: Call) -> Answer:
     if user is None:
         return _consent_page(users, wish)
     if user not in users:
-        raise bad_request(f"There is no user {user}.")
+        raise Refusal(400, f"There is no user {user}.")
     code = secrets.token_urlsafe(24)
     now = time.time()
     grant = {**wish, "user": user, "at": int(now)}
@@ -156,27 +152,14 @@ def _id_token(hub: Hub, grant: Json) -> str:
     from joserfc import jwt
 
     now, key = int(time.time()), _signing_key(hub)
-    claims = {
-        "iss": hub.address,
-        "aud": grant["client_id"],
-        "iat": now,
-        "exp": now + 3600,
-        "auth_time": grant["at"],
-        **_claims(hub, grant["user"]),
-        **({"nonce": grant["nonce"]} if grant.get("nonce") else {}),
-    }
+    claims = {"iss": hub.address, "aud": grant["client_id"], "iat": now, "exp": now + 3600, "auth_time": grant["at"]}
+    claims |= {**_claims(hub, grant["user"]), **({"nonce": grant["nonce"]} if grant.get("nonce") else {})}
     return jwt.encode({"alg": "RS256", "kid": key.kid}, claims, key)
 
 
 def _claims(hub: Hub, user: str) -> Json:
-    return {
-        "sub": stable_id(f"user {user}"),
-        "name": user.title(),
-        "preferred_username": user,
-        "profile": link(hub, user),
-        "picture": link(hub, "avatars", f"{user}.svg"),
-        "isPro": False,
-    }
+    names = {"sub": stable_id(f"user {user}"), "name": user.title(), "preferred_username": user, "isPro": False}
+    return {**names, "profile": link(hub, user), "picture": link(hub, "avatars", f"{user}.svg")}
 
 
 def _client_of(call: Call, form: dict[str, str]) -> str:

@@ -1,7 +1,4 @@
-"""Keep everything except the bytes of files in one SQLite database, with one transaction per request.
-
-What is looked up in it comes back as frozen values.
-"""
+"""Keep everything except the bytes of files in one SQLite database, with one transaction per request."""
 
 import re
 import secrets
@@ -214,10 +211,7 @@ def add_repo(db: sqlite3.Connection, kind: Kind, owner: str, name: str, private:
 
 
 def find_commit(db: sqlite3.Connection, repo: Repo, revision: str) -> Commit:
-    """Return the commit of a branch, tag, pull request or commit id (7 digits or more).
-
-    Raises Refusal (RevisionNotFound).
-    """
+    """Return the commit of a branch, tag, pull request or commit id (7 digits or more). Raises Refusal (404)."""
     row = db.execute(
         'SELECT commits.* FROM refs JOIN commits ON number = "commit" WHERE refs.repo = ? AND name IN (?, ?)'
         " ORDER BY type LIMIT 1",

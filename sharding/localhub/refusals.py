@@ -26,13 +26,3 @@ def revision_not_found(revision: str) -> Refusal:
 def entry_not_found(path: str, commit_id: str) -> Refusal:
     """A path that the commit does not have. The client caches that for the commit's id."""
     return Refusal(404, f"Entry not found: {path}", "EntryNotFound", **{"X-Repo-Commit": commit_id})
-
-
-def forbidden(message: str) -> Refusal:
-    """A known caller who does not have the right."""
-    return Refusal(403, message)
-
-
-def bad_request(message: str) -> Refusal:
-    """A request that is invalid."""
-    return Refusal(400, message)

@@ -7,10 +7,10 @@ import sqlite3
 from sharding.localhub import accounts, records
 from sharding.localhub.accounts import Caller
 from sharding.localhub.cards import MAX_CARD_BYTES, card_data, card_tags
-from sharding.localhub.commits import write_commit
+from sharding.localhub.commits import Draft, write_commit
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Kind, Repo
-from sharding.localhub.refusals import Refusal, bad_request
+from sharding.localhub.refusals import Refusal
 from sharding.localhub.revisions import lfs_part
 from sharding.localhub.web import Answer, Call, Json, iso, link, page, stable_id, text_of
 
@@ -38,7 +38,7 @@ def create_repo(hub: Hub, db: sqlite3.Connection, caller: Caller, kind: Kind, re
     owner, name = _check_new_id(hub, db, caller, kind, repo_id)
     repo = records.add_repo(db, kind, owner, name, private, caller.app)
     attributes = Entry(".gitattributes", hub.blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
-    write_commit(db, repo, "main", None, "initial commit", caller.name or "", [attributes])
+    write_commit(db, repo, "main", None, caller.name or "", Draft("initial commit", [attributes]))
     return repo
 
 
@@ -73,7 +73,7 @@ def change_settings(call: Call) -> Answer:
             private = _is_private(wish)
         if "gated" in wish:
             if wish["gated"] not in ("auto", "manual", False):
-                raise bad_request('"gated" must be one of [auto, manual, false]')
+                raise Refusal(400, '"gated" must be one of [auto, manual, false]')
             gated = wish["gated"] or None
         db.execute("UPDATE repos SET private = ?, gated = ? WHERE number = ?", (private, gated, repo.number))
     return {"private": private, "visibility": "private" if private else "public", "gated": gated or False}
@@ -91,7 +91,8 @@ def duplicate(call: Call) -> Answer:
         for entry in entries:
             if entry.sha256:
                 records.add_object(db, repo.number, entry.sha256, entry.size_bytes)
-        write_commit(db, repo, "main", None, f"Duplicate from {source.id}", caller.name or "", entries)
+        draft = Draft(f"Duplicate from {source.id}", entries)
+        write_commit(db, repo, "main", None, caller.name or "", draft)
     return {"url": link(call.hub, repo.path), "filesCopyPending": False}
 
 
@@ -107,7 +108,7 @@ def search(call: Call) -> Answer:
     """List the repos that the caller may see, newest first. The query can have `author`, `search`, `limit`, `full`."""
     words, limit = call.query.get("search", "").lower(), call.query.get("limit", "")
     if limit and not limit.isdecimal():
-        raise bad_request('"limit" must be a number')
+        raise Refusal(400, '"limit" must be a number')
     with call.hub.state.reading() as db:
         caller = accounts.identify(db, call)
         repos = records.list_repos(db, call.parameters["kind"], call.query.get("author"))
@@ -129,22 +130,12 @@ def describe(
 ) -> Json:
     """Return the description of a repo at a commit: all of it, or the `brief` one of lists."""
     metadata = card_data(hub.read_text(db, commit, "README.md", MAX_CARD_BYTES))
-    answer: Json = {
-        "_id": stable_id(f"{repo.kind} {repo.number}"),
-        "id": repo.id,
-        **({"modelId": repo.id} if repo.kind == "model" else {}),
-        "author": repo.owner,
-        "private": repo.private,
-        "gated": repo.gated or False,
-        "disabled": False,
-        "downloads": 0,
-        "likes": 0,
-        "sha": commit.id,
-        "createdAt": iso(repo.created_seconds),
-        "lastModified": iso(commit.date_seconds),
-        "tags": [*card_tags(metadata), "region:us"],
-        **{key: metadata[key] for key in ("library_name", "pipeline_tag", "sdk") if key in metadata},
-    }
+    answer: Json = {"_id": stable_id(f"{repo.kind} {repo.number}"), "id": repo.id, "author": repo.owner}
+    answer |= {"modelId": repo.id} if repo.kind == "model" else {}
+    answer |= {"private": repo.private, "gated": repo.gated or False, "disabled": False, "downloads": 0, "likes": 0}
+    answer |= {"createdAt": iso(repo.created_seconds), "lastModified": iso(commit.date_seconds), "sha": commit.id}
+    answer |= {key: metadata[key] for key in ("library_name", "pipeline_tag", "sdk") if key in metadata}
+    answer["tags"] = [*card_tags(metadata), "region:us"]
     if not brief:
         answer["siblings"] = [_sibling(entry, blobs) for entry in records.list_entries(db, commit)]
         if metadata:
@@ -162,9 +153,9 @@ def _check_new_id(hub: Hub, db: sqlite3.Connection, caller: Caller, kind: Kind, 
     owner, _, name = repo_id.partition("/")
     # The rules of huggingface_hub.utils.validate_repo_id, and the Hub's own limit.
     if not re.fullmatch(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?", name, re.ASCII) or len(name) > 96 or "--" in name:
-        raise bad_request(f'Invalid repo name: {repo_id} - only letters, digits, "-", "_" and "." are allowed')
+        raise Refusal(400, f'Invalid repo name: {repo_id} - only letters, digits, "-", "_" and "." are allowed')
     if ".." in name or name.endswith((".git", ".ipynb")):
-        raise bad_request(f"Invalid repo name: {repo_id}")
+        raise Refusal(400, f"Invalid repo name: {repo_id}")
     if refusal := accounts.judge_creation(caller, kind, owner):
         raise refusal
     if there := records.find_repo(db, kind, owner, name):
@@ -180,7 +171,7 @@ def _kind(wish: Json) -> Kind:
     for kind in records.KINDS:
         if kind == (wish.get("type") or "model"):
             return kind
-    raise bad_request(f'"type" must be one of [{", ".join(records.KINDS)}]')
+    raise Refusal(400, f'"type" must be one of [{", ".join(records.KINDS)}]')
 
 
 RULES = (

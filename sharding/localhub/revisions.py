@@ -11,7 +11,7 @@ from sharding.localhub import accounts, records
 from sharding.localhub.blobs import CHUNK_BYTES, lfs_pointer
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Repo
-from sharding.localhub.refusals import Refusal, bad_request, entry_not_found, revision_not_found
+from sharding.localhub.refusals import Refusal, entry_not_found, revision_not_found
 from sharding.localhub.web import Answer, Call, Json, is_true, iso, link, page, text_of
 
 _COMMITS, _MOST_COMMITS = 50, 1000
@@ -101,10 +101,7 @@ def tree(call: Call) -> Answer:
 
 
 def paths_info(call: Call) -> Answer:
-    """Describe the files and folders in the form field `paths`. Those that do not exist are left out.
-
-    `expand` adds the last commit of each.
-    """
+    """Describe the files and folders in the form field `paths` that exist. `expand` adds the last commit of each."""
     form, items, entries = call.form(), list[Json](), list[Entry]()
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
@@ -125,7 +122,7 @@ def commits(call: Call) -> Answer:
     """List the commits of a revision, newest first. A page has 50 of them, or `limit`, at most 1000."""
     limit = call.query.get("limit", str(_COMMITS))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_COMMITS):
-        raise bad_request(f'"limit" must be a number from 1 to {_MOST_COMMITS}')
+        raise Refusal(400, f'"limit" must be a number from 1 to {_MOST_COMMITS}')
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         line = records.history(db, records.find_commit(db, repo, call.parameters["revision"]))
@@ -137,7 +134,6 @@ def commits(call: Call) -> Answer:
 
 
 def _list_items(hub: Hub, entries: list[Entry], folder: str, recursive: bool) -> list[Json]:
-    """Return files and folders sorted by path, each folder before its contents."""
     start = len(folder) + 1 if folder else 0
     folders: dict[str, list[Entry]] = {}
     files: list[Entry] = []
@@ -168,7 +164,6 @@ def _folder(path: str, below: list[Entry]) -> Json:
 
 
 def _add_last_commits(db: sqlite3.Connection, items: list[Json], entries: list[Entry]) -> None:
-    """Add to each item the commit that last changed it or, for a folder, something below it."""
     for item in items:
         number = max(entry.changed_in for entry in entries if f"{entry.path}/".startswith(f"{item['path']}/"))
         commit = db.execute("SELECT id, title, date_seconds FROM commits WHERE number = ?", (number,)).fetchone()
@@ -277,7 +272,7 @@ def _new_name(name: str) -> str:
     # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
     wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
     if not name or len(name) > 244 or re.search(wrong, name):
-        raise bad_request(f"Invalid reference name: {name}")
+        raise Refusal(400, f"Invalid reference name: {name}")
     return name
 
 

@@ -47,11 +47,8 @@ def serve(
     *,
     access_log: bool = False,
 ) -> None:
-    """Serve the Hub in `folder` until SIGTERM or SIGINT. Port 0 takes a free one.
-
-    `fill` can add repos first. Prints `ready http://127.0.0.1:PORT` once it accepts connections. Raises OSError if the
-    port is in use.
-    """
+    """Serve the Hub in `folder` until SIGTERM or SIGINT. Port 0 takes a free one. `fill` can add repos first. Prints
+    `ready http://127.0.0.1:PORT` once it accepts connections. Raises OSError if the port is in use."""
     # With an explicit protocol asyncio sets TCP_NODELAY on the socket, so answers are sent without delay.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,7 +71,7 @@ def serve(
                 signal.signal(number, lambda *_: None)
             _Server(config).run(sockets=[listener])
         finally:
-            hub.close()
+            hub.state.close()
 
 
 class _Server(uvicorn.Server):

@@ -25,9 +25,7 @@ from sharding.localhub.records import State
 if TYPE_CHECKING:
     from hf_xet import XetDownloadStreamGroup  # type: ignore[import-untyped, unused-ignore]
 
-RANGE_BYTES = 8_000_000
-"""The most to read at a time: an unlimited stream of hf-xet fetches hundreds of megabytes ahead."""
-
+RANGE_BYTES = 8_000_000  # Most to read at a time: an unlimited stream of hf-xet fetches far ahead.
 VIEW_SECONDS = 300  # How long a reader can open its view.
 
 _LOOKUP = "global_dedup_lookup.redb"
@@ -96,10 +94,7 @@ class XetStore:
     """The folder `xet-store` beside the database, with the sha256 of every file that was ever put there."""
 
     def __init__(self, folder: Path, state: State, grants: Grants | None = None) -> None:
-        """Open the store below `folder`. Views of an earlier process are removed.
-
-        With `grants`, everything except `put` goes over HTTP to this Hub.
-        """
+        """Open the store below `folder`. With `grants`, everything except `put` goes over HTTP to this Hub."""
         self.folder = folder / "xet-store"
         self.url = f"local://{self.folder}"  # the endpoint for writers
         self._xorbs = self.folder / "xet" / "xorbs"
@@ -156,10 +151,7 @@ class XetStore:
         return f"local://{view}"
 
     def read(self, file: XetFile, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` in chunks of at most `RANGE_BYTES`.
-
-        Raises OSError if the store does not have them.
-        """
+        """Yield the bytes in chunks of at most `RANGE_BYTES`. Raises OSError if the store does not have them."""
         for start in range(start_byte, end_byte, RANGE_BYTES):
             end = min(start + RANGE_BYTES, end_byte)
             view, group = self._open(0)
@@ -204,7 +196,6 @@ class XetStore:
             return self._own
 
     def _learn(self) -> bool:
-        """Record the files of all shards not read yet. Return whether there were any."""
         with self._state.reading() as db:
             known = {row[0] for row in db.execute("SELECT name FROM xet_shards")}
         fresh = [path for path in self.shards.glob("*.mdb") if path.name not in known]

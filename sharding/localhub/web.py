@@ -18,11 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import KINDS
-from sharding.localhub.refusals import Refusal, bad_request
+from sharding.localhub.refusals import Refusal
 
-MAX_BODY_BYTES = 256_000_000
-"""The limit of a request that is read whole. A commit has all its regular files in one request."""
-
+MAX_BODY_BYTES = 256_000_000  # Of a request that is read whole, such as a commit's regular files.
 Json = dict[str, Any]
 Answer = Json | list[Any] | Response | None
 
@@ -44,9 +42,9 @@ class Call:
         try:
             value = json.loads(self.body or b"{}")
         except ValueError as error:
-            raise bad_request("The body is not JSON.") from error
+            raise Refusal(400, "The body is not JSON.") from error
         if not isinstance(value, dict):
-            raise bad_request("The body is not a JSON object.")
+            raise Refusal(400, "The body is not a JSON object.")
         return value
 
     def form(self) -> dict[str, list[str]]:
@@ -54,7 +52,7 @@ class Call:
         try:
             return parse_qs(self.body.decode(), keep_blank_values=True)
         except ValueError as error:
-            raise bad_request("The body is not a form.") from error
+            raise Refusal(400, "The body is not a form.") from error
 
     def asks(self, name: str) -> bool:
         """Return whether the query sets `name` to true."""
@@ -65,10 +63,7 @@ Handler = Callable[[Call], Answer]
 
 
 def routes(hub: Hub, rules: Iterable[tuple[str, str, Handler]]) -> list[Route]:
-    """Return the routes of the rules (method, path, function), in order. GET also answers HEAD.
-
-    `{kind}` in a path matches all three kinds of repo.
-    """
+    """Return the routes of (method, path, function), in order. `{kind}` in a path matches all kinds of repo."""
     table = []
     for method, rule, handler in rules:
         for kind in KINDS if "{kind" in rule else ("",):
@@ -133,7 +128,7 @@ def page(call: Call, items: Sequence[Json], size: int) -> Response:
     try:
         start = max(0, int(call.query.get("cursor", 0)))
     except ValueError as error:
-        raise bad_request("Invalid cursor") from error
+        raise Refusal(400, "Invalid cursor") from error
     headers = {}
     if start + size < len(items):
         others = [(key, value) for key, value in call.query.multi_items() if key != "cursor"]
@@ -145,7 +140,7 @@ def text_of(values: Json, name: str, default: str | None = None) -> str:
     """Return a string from a JSON object. Raises Refusal (400) if it is missing or not a string."""
     value = default if values.get(name) is None else values[name]
     if not isinstance(value, str):
-        raise bad_request(f'"{name}" must be a string')
+        raise Refusal(400, f'"{name}" must be a string')
     return value
 
 

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from sharding.localhub import accounts, records
 from sharding.localhub.blobs import read_file
 from sharding.localhub.known_chunks import chunks_to_ask_for, keyed_shard
-from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
+from sharding.localhub.refusals import Refusal, bad_credentials
 from sharding.localhub.revisions import parse_range
 from sharding.localhub.store import VIEW_SECONDS, Right, XetFile, XetStore, name_of_grant, parse_shard
 from sharding.localhub.web import Answer, Call, Json, text_of
@@ -49,7 +49,7 @@ def duplicate(call: Call) -> Answer:
     wish = call.json()
     target, files = wish.get("target"), wish.get("files")
     if not isinstance(target, dict) or not isinstance(files, list):
-        raise bad_request('"target" and "files" are required')
+        raise Refusal(400, '"target" and "files" are required')
     failed, done = list[Json](), list[str]()
     with call.hub.state.writing() as db:
         source, _ = accounts.reach(db, call, "read")
@@ -83,9 +83,9 @@ def put_shard(call: Call) -> Answer:
     try:
         files = parse_shard(call.body)
     except ValueError as error:
-        raise bad_request(str(error)) from error
+        raise Refusal(400, str(error)) from error
     if missing := [part.xorb for file in files for part in file.segments if not store.xorb(part.xorb).exists()]:
-        raise bad_request(f"The xorb {missing[0]} has not arrived.")
+        raise Refusal(400, f"The xorb {missing[0]} has not arrived.")
     _keep(store.shards / f"{hashlib.sha256(call.body).hexdigest()}.mdb", call.body)
     return {"result": 1}
 
@@ -158,7 +158,7 @@ def _served(call: Call, right: Right) -> XetStore:
 def _hash(call: Call) -> str:
     name = call.parameters["hash"]
     if len(name) != 64 or not name.isalnum():
-        raise bad_request("The hash must have 64 digits.")
+        raise Refusal(400, "The hash must have 64 digits.")
     return name
 
 
@@ -181,11 +181,9 @@ def _chunks_to_ask_for(shard: Path) -> frozenset[str]:
 
 @lru_cache(maxsize=1000)
 def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return for each chunk of a xorb where its header starts, its size with the header, and its size unpacked.
-
-    The header is little-endian: version 0, 3 bytes of packed size, 1 byte of packing, 3 bytes of unpacked size. A xorb
-    that hf-xet itself has written to a folder also has a footer, which starts with another byte.
-    """
+    """Return where the header of each chunk of a xorb starts, its size with the header, and its size unpacked. The
+    header: version 0, 3 bytes of packed size, 1 byte of packing, 3 bytes of unpacked size. hf-xet's own files have a
+    footer too, which starts with another byte."""
     chunks, place = [], 0
     with path.open("rb") as xorb:
         while (header := xorb.read(_HEADER_BYTES)) and header[0] == 0:

@@ -34,8 +34,7 @@ _WITHOUT = "cut by size, in natural order and without a cast. This needs no tran
 _LEAVE_OUT = f"Check its config.json. Or {_WITHOUT}"
 
 _ON_GPUS = ("hqq",)
-_TOGETHER = ("bitsandbytes", "bitnet", "quanto")
-"""Methods whose weights are on GPUs only, or either all on GPUs or all in memory."""
+_TOGETHER = ("bitsandbytes", "bitnet", "quanto")  # All on GPUs, or all in memory. Those above: on GPUs only.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,8 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What transformers 5.23 knows about a model class.
-
-    `blocks` are the modules of `no_split_classes`. `weights` has every tensor once. `trouble` says why no code loads
-    it by `device_map`, or is "".
-    """
+    """What transformers 5.23 knows about a model class. `blocks` are the modules of `no_split_classes`. `weights` has
+    every tensor once. `trouble` says why no code loads it by `device_map`, or is ""."""
 
     class_name: str
     no_split_classes: tuple[str, ...]
@@ -72,13 +68,9 @@ def ask_architecture(
     budgets: Mapping[str, int] | None = None,
     limit_seconds: float = ARCHITECTURE_SECONDS,
 ) -> Architecture:
-    """Return the architecture that the config.json of `checkpoint` describes, as if loaded in torch's `dtype`.
-
-    Quantized weights have the size that they have in the files, if no processor is among the devices that would have
-    to dequantize them. With `budgets` (device to bytes), the answer has
-    accelerate's device map. Raises SourceError if transformers has no class for the model, or only the repo has code
-    for it. Raises ModelRefused as in `hints_for`.
-    """
+    """Return the architecture that config.json describes, as if loaded in torch's `dtype`. Quantized weights keep their
+    size, unless a processor would have to dequantize them. With `budgets` it has accelerate's device map. Raises
+    SourceError if transformers has no class of its own for it, and ModelRefused as in `hints_for`."""
     config = checkpoint.configs[""]
     refuse_contradiction(config, (tensor.shape for tensor in checkpoint.tensors))
     asked: dict[str, Any] = {"config": config, "dtype": dtype, "budgets": dict(budgets or {})}
@@ -96,11 +88,8 @@ def ask_architecture(
 
 
 def _together(method: str, budgets: Mapping[str, int]) -> list[list[str]]:
-    """Return sets of devices: one of them must hold all weights. [] if each device may hold a part.
-
-    Source: `validate_environment` of the quantizers of transformers 5.23. What it takes with an offload is for weights
-    that it quantizes itself: those of a file have other shapes.
-    """
+    """Return sets of devices of which one must hold all weights, [] if each may hold a part: as the quantizers of
+    transformers 5.23 have it in `validate_environment`, for weights of files."""
     gpus = [device for device in budgets if device != "cpu"]
     if method in _ON_GPUS:
         return [gpus]
@@ -108,10 +97,7 @@ def _together(method: str, budgets: Mapping[str, int]) -> list[list[str]]:
 
 
 def stored_names(checkpoint: Content, limit_seconds: float = ARCHITECTURE_SECONDS) -> dict[str, str]:
-    """Return the names in files of all weights of the class, by their names in memory, {} without transformers.
-
-    Takes seconds, because another process imports transformers. Raises ModelRefused as in `hints_for`.
-    """
+    """Return all names in files by names in memory, {} without transformers. Takes seconds. Raises ModelRefused."""
     if "" not in checkpoint.configs or not is_installed("transformers"):
         return {}
     try:
@@ -126,12 +112,9 @@ def stored_names(checkpoint: Content, limit_seconds: float = ARCHITECTURE_SECOND
 def hints_for(
     checkpoint: Content, options: Options, *, limit_seconds: float = ARCHITECTURE_SECONDS
 ) -> dict[str, ModelHints]:
-    """Return hints about each component, by its folder. The result is empty if the plan needs no hints.
-
-    The table in this package answers what it can. Otherwise another process imports transformers, which takes seconds
-    and reads no weights. Raises Refused if transformers is needed but not installed, or if the answers take too long.
-    Raises ModelRefused if a config.json claims far more than the headers can hold, or if they take too much memory.
-    """
+    """Return hints about each component, by its folder; {} if the plan needs none. The table answers what it can, else
+    another process imports transformers. Raises Refused if it is not installed or takes too long, and ModelRefused if a
+    config.json claims far more than the headers hold, or takes too much memory."""
     if not options.asks_class:
         return {}
     end = time.monotonic() + limit_seconds
@@ -170,11 +153,8 @@ def _hints(checkpoint: Content, folder: str, options: Options, limit_seconds: fl
 
 
 def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECTURE_SECONDS) -> Any:
-    """Return the answer of `model_class.meta_model`, which runs in its own process. It describes question and answer.
-
-    Raises Refused if the process takes too long, and kills it. Raises ModelRefused if it needs more memory than
-    allowed. Raises SourceError if it fails, or has no class for the model.
-    """
+    """Return the answer of `model_class.meta_model`, in its own process. Raises Refused, and kills it, if it takes too
+    long. Raises ModelRefused if it needs too much memory, SourceError if it fails or has no class."""
     limit_seconds = max(limit_seconds, 0.001)
     # A library may write a lot to standard error, so a file takes it and only its end is read.
     with TemporaryFile() as errors:

@@ -23,11 +23,8 @@ OF_DIFFUSERS = TABLE.with_name("diffusers_table.json")
 
 @dataclass(frozen=True, slots=True)
 class KnownClass:
-    """A class, together with the classes of the models inside it.
-
-    `kept` has regular expressions for each dtype of a cast. A tensor stays in fp32 if one of them matches its name in
-    the files. `blocks` are the modules that are never split over devices, with * for their numbers.
-    """
+    """A class, with those of the models inside it. `kept` has, for each dtype of a cast, regular expressions of names
+    in files that stay in fp32. `blocks` are never split over devices, with * for their numbers."""
 
     name: str
     kept: Mapping[str, tuple[str, ...]]
@@ -58,10 +55,7 @@ def known_class(config: Any) -> KnownClass | None:
 def hints_from_table(
     config: str, tensors: Iterable[Tensor], folder: str, dtype: str, *, with_blocks: bool
 ) -> ModelHints | None:
-    """Return hints from the table about `tensors` of the model in `folder`, cast to `dtype`.
-
-    `saved` has only tensors that stay in fp32 and, `with_blocks`, tensors in a block. None if the class is unknown.
-    """
+    """Return hints about tensors that stay in fp32 or, `with_blocks`, are in a block. None if it is unknown."""
     known = known_class(parsed_json(config))
     if not known:
         return None
@@ -78,11 +72,8 @@ def hints_from_table(
 
 
 def hints_of_diffusers(config: str, tensors: Iterable[Tensor], folder: str) -> ModelHints | None:
-    """Return hints about `tensors` of the model in `folder`, None if its config.json names no class of diffusers.
-
-    `saved` has only the tensors that stay in fp32 in every cast. diffusers 0.42 keeps a tensor if a part of its name is
-    in `_keep_in_fp32_modules` (`load_model_dict_into_meta`).
-    """
+    """Return hints about what stays in fp32 in every cast, None if config.json names no class of diffusers. diffusers
+    0.42 keeps a tensor if a part of its name is in `_keep_in_fp32_modules`."""
     document = parsed_json(config)
     name = document.get("_class_name") if isinstance(document, dict) else None
     if not isinstance(name, str):
@@ -173,7 +164,6 @@ _PARTS = ("text_config", "decoder")  # Keys of a configuration that hold the con
 
 
 def _classes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the class that `config` names, or those of its type that tie something."""
     named = [name for name in _named(config) if _table()["classes"].get(name)]
     return [_table()["classes"][name] for name in named[:1]] or _with_heads(config.get("model_type"))
 
@@ -244,7 +234,6 @@ def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
 
 
 def _with_heads(kind: Any) -> list[Mapping[str, Any]]:
-    """Return the classes of a type that tie weights of theirs, or of a part of them."""
     classes = _table()["classes"].values()
     return [entry for entry in classes if entry and entry["type"] == kind and "ties" in entry]
 

@@ -33,13 +33,10 @@ from sharding.formats.quantization import stored_sizes
 from sharding.model_class.transformers_class import Unsupported, model_class
 from sharding.recipes.stored import Stored
 
-MODEL_MEMORY_BYTES = 2_000_000_000
-"""Memory that building a model may take on top of its libraries. The largest, with 300,000 tensors, takes 1.3 GB."""
-
+MODEL_MEMORY_BYTES = 2_000_000_000  # On top of the libraries. 300,000 tensors, the most known, take 1.3 GB.
 _TORCH = {dtype.name: getattr(torch, dtype.torch) for dtype in BY_NAME.values() if dtype.torch}
 """The dtypes of torch by their names in safetensors. Tensors of other dtypes are skipped."""
-_DECODER = ("embed_tokens", "layers", "norm")
-"""The parts, besides the head, that transformers 5.23 splits (`pipeline_parallel.apply_pipeline_parallelism`)."""
+_DECODER = ("embed_tokens", "layers", "norm")  # Beside the head, what transformers 5.23 splits (`pipeline_parallel`).
 _SAFETENSORS = {dtype: name for name, dtype in _TORCH.items()}
 
 
@@ -98,12 +95,9 @@ def describe(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what transformers 5.23 would save after loading a checkpoint. No tensor bytes are needed.
-
-    `saved` has name, dtype, storage and block of every tensor, in the order of `PreTrainedModel.save_pretrained`.
-    `tied` has groups of names that stand for one tensor. `pipeline` is the result of `cut_over`.
-    Raises Unsupported.
-    """
+    """Return what transformers 5.23 would save after loading a checkpoint. No tensor bytes are needed. `saved` has
+    name, dtype, storage and block of every tensor, in the order of `PreTrainedModel.save_pretrained`. `tied` has groups
+    of names that stand for one tensor. `pipeline` is the result of `cut_over`. Raises Unsupported."""
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -184,7 +178,6 @@ def _place(model: Any, budgets: dict[str, int], classes: list[str], total_bytes:
 
 
 def _weights(model: Any) -> list[dict[str, Any]]:
-    """Return every tensor once, in natural order, with its name in the model, its names in files and its bytes."""
     from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
     kept = dict(model.named_parameters())
@@ -198,10 +191,8 @@ def _weights(model: Any) -> list[dict[str, Any]]:
 
 
 def cut_over(model: Any, ranks: int, stored: set[str]) -> dict[str, Any]:
-    """Return how transformers splits `model` over `ranks`: its version, and the layers and stored names of each rank.
-
-    A tensor that belongs to no rank is left out. If the model cannot be split, the only key is `uncut` with the reason.
-    """
+    """Return how transformers splits `model`: its version, and the layers and stored names of each rank. A tensor of no
+    rank is left out. If it cannot be split, the only key is `uncut` with the reason."""
     import transformers
     from transformers.distributed.pipeline_parallel import PipelineStage
 
@@ -243,7 +234,6 @@ def in_files(model: Any, names: Iterable[str], stored: set[str]) -> list[str]:
 
 
 def _refusal(model: Any) -> str:
-    """Return why transformers' pipeline cannot run `model`, or "" if it can."""
     kind = type(model).__name__
     base = getattr(model, model.base_model_prefix, None) if model.base_model_prefix else None
     missing = [part for part in _DECODER if not hasattr(base, part)]

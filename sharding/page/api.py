@@ -231,7 +231,6 @@ class Endpoints(Asked):
 
 
 def _session(request: gr.Request) -> str | None:
-    """Return the session of the caller. None for MCP tools, because Gradio 6.31 has one session for all their calls."""
     return None if request.headers.get("x-gradio-user") == "mcp" else request.session_hash
 
 

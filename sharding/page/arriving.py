@@ -94,10 +94,7 @@ class Arriving(Events):
         return gr.Dataset(samples=[[name] for name in names], visible=bool(names))
 
     def suggest(self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: Login) -> tuple[Any, Any]:
-        """Suggest repos whose names match the text typed so far, before those `found` earlier.
-
-        The list never becomes shorter, because Gradio's script fails where it does (6.31).
-        """
+        """Suggest repos before those `found` earlier: Gradio's script fails if the list gets shorter."""
         text, names = (typed.input_value or "").strip(), list[str]()
         with suppress(ShardingError):  # suggestions are a courtesy: the name can still be typed
             names = self.desk.lookup.search(text, self.site.token(request, login)) if len(text) >= 2 else []

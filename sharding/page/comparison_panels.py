@@ -2,7 +2,8 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -49,19 +50,18 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
             headline = f"All {count(likeness.tensors, 'tensor')} that were compared match{how}. But not all is known."
     elif was_read:
         headline = "Not the same, although names, shapes and dtypes are."
-    return render(
-        "same",
-        likeness=likeness,
-        endpoint=endpoint,
-        headline=headline,
-        tone=tone or ("bad" if trust.level == "contradicted" else ""),
-        rung=_rung(likeness, is_read, was_read, trust.until),
-        facts=[*_advice(likeness), *([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
-        counts=_counts(likeness.mismatches),
-        rows=likeness.mismatches[:_MOST_SHOWN],
-        more=max(len(likeness.mismatches) - _MOST_SHOWN, 0),
-        command=_command(likeness),
-    )
+    tone = tone or ("bad" if trust.level == "contradicted" else "")
+    facts = [*_advice(likeness), *([] if is_read else _facts(likeness)), *reasons, *trust.caveats]
+    rung, counts = _rung(likeness, is_read, was_read, trust.until), _counts(likeness.mismatches)
+    command = ["shard-my-repo", "diff", likeness.original.text, likeness.copy.text]
+    command += [*(["--variant", likeness.variant] if likeness.variant else []), "--json"]
+    values = {"tone": tone, "rung": rung, "counts": counts, "facts": facts, "command": shlex.join(command)}
+    values |= _first(likeness.mismatches)
+    return render("same", likeness=likeness, endpoint=endpoint, headline=headline, **values)
+
+
+def _first(rows: Sequence[Any]) -> dict[str, Any]:
+    return {"rows": rows[:_MOST_SHOWN], "more": max(len(rows) - _MOST_SHOWN, 0)}
 
 
 def _advice(likeness: Likeness) -> list[str]:
@@ -74,27 +74,16 @@ def _advice(likeness: Likeness) -> list[str]:
 
 
 def outcome_panel(status: JobStatus, endpoint: str, address: str) -> str:
-    """Return the panel of a job that has read every tensor of two repos and found no difference beyond a tolerance.
-
-    Links to the comparison begin with the `address` of this page.
-    """
+    """Return the panel of a job that has found no difference beyond a tolerance. Its links begin with `address`."""
     proof = status.verification
-    return render(
-        "checked",
-        sides=_sides(status, endpoint),
-        endpoint=endpoint,
-        link=address + link_of(status),
-        unchecked=unchecked_sentence(UNCHECKED),
-        unreached=status.unreached,
-        unstated=bool(proof and proof.unstated),
-        within=f"They are {within_words(proof.tensors, proof.within)}" if proof and proof.within else "",
-        first=phrase(proof.made, named) if proof else "",
-        rung=Rung(READ),
-    )
+    within = f"They are {within_words(proof.tensors, proof.within)}" if proof and proof.within else ""
+    values: dict[str, Any] = {"sides": _sides(status, endpoint), "link": address + link_of(status), "rung": Rung(READ)}
+    values |= {"unchecked": unchecked_sentence(UNCHECKED), "unstated": bool(proof and proof.unstated)}
+    values |= {"first": phrase(proof.made, named) if proof else "", "unreached": status.unreached}
+    return render("checked", endpoint=endpoint, within=within, **values)
 
 
 def _sides(status: JobStatus, endpoint: str) -> list[Place]:
-    """Return the two repos that a job has compared, at their commits."""
     return [parse_address(text, endpoint) for text in (status.request.source, status.request.destination)]
 
 
@@ -104,32 +93,19 @@ def link_of(status: JobStatus) -> str:
 
 
 def differences_panel(status: JobStatus, names: Iterable[str], endpoint: str, address: str) -> str:
-    """Return by how much the tensors of two repos differ, for a job that has read both. `names` are all tensors.
-
-    Links to the comparison begin with the `address` of this page.
-    """
+    """Return by how much the tensors of two repos differ. `names` are all tensors. Its links begin with `address`."""
     proof = status.verification
     differences = (proof.differences if proof else None) or ()
     reason = " ".join(status.error) if status.error else ""
     worst = sorted(differences, key=lambda one: (-level_of(one), -distance_of(one), one.tensor))
-    return render(
-        "differences",
-        sides=_sides(status, endpoint),
-        endpoint=endpoint,
-        reason=reason,
-        ended=status.ended,
-        heat=Markup(draw_heat(names, differences)),
-        rung=Rung(
-            FITS if all(one.equal is not None for one in differences) else CLAIMED,
-            READ,
-            ("", "names, shapes and dtypes", "", "read by this page"),
-        ),
-        headline=f"{count(len(worst), 'tensor')} of {proof.tensors if proof else 0:,} differ{'s' * (len(worst) == 1)}.",
-        rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
-        more=max(len(worst) - _MOST_SHOWN, 0),
-        mismatches=mismatches_of(status),
-        link=address + link_of(status),
-    )
+    headline = f"{count(len(worst), 'tensor')} of {proof.tensors if proof else 0:,} differ{'s' * (len(worst) == 1)}."
+    reached = FITS if all(one.equal is not None for one in differences) else CLAIMED
+    rung = Rung(reached, READ, ("", "names, shapes and dtypes", "", "read by this page"))
+    values: dict[str, Any] = {"sides": _sides(status, endpoint), "link": address + link_of(status), "reason": reason}
+    values |= {"heat": Markup(draw_heat(names, differences)), "ended": status.ended}
+    values |= {"mismatches": mismatches_of(status)}
+    values |= _first([(one, _shown(one)) for one in worst])
+    return render("differences", endpoint=endpoint, headline=headline, rung=rung, **values)
 
 
 def _shown(difference: Difference) -> dict[str, str]:
@@ -187,7 +163,6 @@ def _facts(likeness: Likeness) -> Iterable[str]:
 
 
 def _counts(mismatches: Iterable[Contrast]) -> list[str]:
-    """Return how many tensors differ in which way, such as "3 with another dtype (F32 → F16)"."""
     kinds = Counter(one.kind for one in mismatches)
     changes = Counter(
         f"{one.original.partition(' ')[0]} → {one.copy.partition(' ')[0]}" for one in mismatches if one.kind == "dtype"
@@ -198,9 +173,3 @@ def _counts(mismatches: Iterable[Contrast]) -> list[str]:
         for kind, words in _KINDS.items()
         if kinds[kind]
     ]
-
-
-def _command(likeness: Likeness) -> str:
-    words = ["shard-my-repo", "diff", likeness.original.text, likeness.copy.text]
-    words += ["--variant", likeness.variant] if likeness.variant else []
-    return shlex.join([*words, "--json"])

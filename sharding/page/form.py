@@ -24,11 +24,8 @@ PRIVATE, PUBLIC = "Private", "Public"
 START = "Start"
 ONE_FILE = "one file"  # The word for SINGLE_FILE on the page.
 HIDDEN: Literal["hidden"] = "hidden"
-"""Hides fields that exist all the time.
-
-Gradio builds a field with `visible=False` when it is first shown, and then sets its value again. A quick visitor, or
-one with a slow machine, would lose their input. (Gradio 6.31 can hide neither a column nor a single field like this.)
-"""
+"""Hides fields that exist all the time. Gradio sets the value of one with `visible=False` when it is first shown, so a
+quick visitor would lose their input. (Gradio 6.31 can hide neither a column nor a single field like this.)"""
 
 Values = Mapping[Any, Any]  # The values of fields of the form, by field, as Gradio passes them to an event.
 Update = dict[Any, Any]  # What an event changes, by part of the form.
@@ -54,11 +51,7 @@ _CHOSEN = "element.addEventListener('chosen', (event) => trigger('select', event
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The plan that a visitor sees. The page keeps it from event to event.
-
-    `choices` are everything that it and the facts about its model depend on, () if they may be of two models. `stops`
-    are those of the slider, and `plan_id` is "" if there is no plan.
-    """
+    """The plan that a visitor sees: what it depends on (() if of two models), the slider's stops, its id."""
 
     choices: tuple[Any, ...] = ()
     stops: tuple[SizeStop, ...] = ()
@@ -302,24 +295,12 @@ class Form:
 
 
 def goals_panel(goal: str = "", fields: Iterable[str] = (), chips: Iterable[str] = (), **more: Any) -> str:
-    """Return what is said of goals above a form: all as cards, the chosen `goal`, or `chips` for the model in `source`.
-
-    `fields` are the ids of those that the form shows beside the model. A `remark` stands instead of the goal's words.
-    """
+    """Return all goals as cards, the chosen `goal`, or `chips` for `source`. A `remark` replaces its words."""
     source = more.get("source", "")
     links = [(name, GOALS[name], query_of(Wish(source, goal=name, sized=False))) for name in chips]
     cards = [] if goal or source else GOALS.items()
-    values = {
-        "drawings": _DRAWINGS,
-        "same": SAME,
-        "chosen": goal,
-        "goal": GOALS.get(goal),
-        "source": "",
-        "remark": "",
-        "answer": "",
-        **more,
-    }
-    return render("goals", cards=cards, chips=links, fields=list(fields), **values)
+    values = {"drawings": _DRAWINGS, "same": SAME, "source": "", "remark": "", "answer": "", **more}
+    return render("goals", cards=cards, chips=links, fields=list(fields), chosen=goal, goal=GOALS.get(goal), **values)
 
 
 def first_view(goal: str, is_home: bool) -> str:
@@ -340,7 +321,6 @@ def size_label(size: str) -> str:
 
 
 def _control(name: str, **more: Any) -> Any:
-    """Return the field for an option, with the title and words that the option declares."""
     option = OPTIONS[name]
     words = {"label": option.title, "info": option.info, "elem_id": name, "elem_classes": "choice", **more}
     if option.is_switch:

@@ -1,7 +1,4 @@
-"""The goals that people come with: each says which fields it needs and what it chooses for a model. Pure.
-
-Its drawing is `assets/goals/NAME.svg`.
-"""
+"""The goals that people come with, drawn in `assets/goals`: each says what it needs and chooses for a model. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,20 +12,16 @@ from sharding.planning.dequantize import ordinary
 from sharding.planning.devices import Fit, needed, where_it_fits
 from sharding.planning.sizes import colab_size, kept_size, usual_size
 
-SAME = "is-this-copy-the-same"
-"""The goal that has a page of its own, without a plan."""
-
+SAME = "is-this-copy-the-same"  # The goal that has a page of its own, without a plan.
+_NOT_QUANTIZED = "Its weights are not quantized in FP8 or MXFP4."
+_NO_RUN = "It is an ordinary model, not the files that a training run saved."
 _Chosen = Options | str  # The choices for a model, or the reason why the goal makes no sense for it.
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A goal, what it chooses for a model, and the ids of the fields that its form has beside the model.
-
-    `line` and `words` say what it does. `role` is that of an input which it asks for. `is_likely` tells whether most
-    people with such a model have this goal. `source` is what the first field names, and `examples` are repos of the
-    public Hub. `answer` says how it is with a model as it is now, and `is_done` whether it needs no copy.
-    """
+    """A goal, what it chooses for a model, and the ids of the `fields` of its form. It asks for the input in `role`.
+    `source` is what the first field names. `answer` says how it is with a model as it is now."""
 
     title: str
     line: str
@@ -55,7 +48,6 @@ def _as_today(checkpoint: Content) -> str:
 
 
 def _is_wide(checkpoint: Content) -> bool:
-    """Return whether a cast to bf16 halves most of the weights."""
     wide = sum(tensor.bytes for tensor in checkpoint.tensors if tensor.dtype in ("F32", "F64"))
     return 2 * wide > checkpoint.total_bytes
 
@@ -73,10 +65,6 @@ def has_components(checkpoint: Content) -> bool:
 def _is_quantized(checkpoint: Content) -> bool:
     after = ordinary(checkpoint)
     return bool(after and after.made)
-
-
-def _smaller(checkpoint: Content) -> _Chosen:
-    return Options(_usual(checkpoint))
 
 
 def _half(checkpoint: Content) -> _Chosen:
@@ -114,12 +102,6 @@ def _one_file(checkpoint: Content) -> _Chosen:
     return Options(SINGLE_FILE)
 
 
-def _ordinary(checkpoint: Content) -> _Chosen:
-    if not _is_quantized(checkpoint):
-        return "Its weights are not quantized in FP8 or MXFP4."
-    return Options(_as_today(checkpoint), dequantize=True)
-
-
 def _merge(checkpoint: Content) -> _Chosen:
     if needs_base(checkpoint):
         return "These are files of a training run. Make an ordinary model of them first."
@@ -136,22 +118,12 @@ def _like(checkpoint: Content) -> _Chosen:
     return Options(_as_today(checkpoint))
 
 
-def _run(checkpoint: Content) -> _Chosen:
-    if not checkpoint.of_ranks:
-        return "It is an ordinary model, not the files that a training run saved."
-    return Options(_usual(checkpoint))
-
-
-def _machines(checkpoint: Content) -> _Chosen:
-    return Options(_usual(checkpoint), strategy="pp:2")
-
-
 GOALS: Mapping[str, Goal] = {
     "slow-connection": Goal(
         "Smaller files",
         "Many small files instead of a few large ones",
         "Many small files instead of a few large ones. If a download breaks, you lose at most one of them.",
-        _smaller,
+        lambda one: Options(_usual(one)),
         ("size",),
         is_likely=lambda one: not (one.of_ranks or is_adapter(one) or _is_quantized(one)),
         examples=("Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
@@ -186,7 +158,7 @@ GOALS: Mapping[str, Goal] = {
         "Ordinary weights",
         "Quantized weights become 16-bit again",
         "Weights of 8 or 4 bits (FP8, MXFP4) become 16-bit (bf16): for training, and for tools that cannot read them.",
-        _ordinary,
+        lambda one: Options(_as_today(one), dequantize=True) if _is_quantized(one) else _NOT_QUANTIZED,
         is_likely=_is_quantized,
         examples=("Qwen/Qwen3-0.6B-FP8", "openai/gpt-oss-20b"),
     ),
@@ -214,7 +186,7 @@ GOALS: Mapping[str, Goal] = {
         "My training run",
         "Files of many GPUs become one model",
         "The files that FSDP or torch.distributed saved, one or more a GPU, become a model that loads.",
-        _run,
+        lambda one: Options(_usual(one)) if one.of_ranks else _NO_RUN,
         ("base",),
         is_likely=lambda one: one.of_ranks,
         source="Repo with the files of the run",
@@ -223,7 +195,7 @@ GOALS: Mapping[str, Goal] = {
         "Several machines",
         "Each loads only its part of the layers",
         "Each machine downloads and loads only its own part of the layers.",
-        _machines,
+        lambda one: Options(_usual(one), strategy="pp:2"),
         ("size", "machines"),
         examples=("Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3"),
     ),
@@ -248,10 +220,7 @@ def role_asked(goal: str | None) -> Role | None:
 
 
 def fields_of(goal: str, takes_base: bool | None = None) -> set[str]:
-    """Return the ids of the fields that a goal needs beside the model, or a model without a goal.
-
-    `takes_base` says whether that model needs a base, if that is known.
-    """
+    """Return the ids of the fields that a goal, or a model without one, needs. `takes_base`: it needs a base."""
     fields = {*GOALS[goal].fields} if goal else {"size"}
     return fields if takes_base is None else fields - {"base"} | ({"base"} if takes_base else set())
 

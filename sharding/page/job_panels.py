@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from markupsafe import Markup
 
@@ -19,18 +20,13 @@ from sharding.page.panels import about, log_panel
 from sharding.page.render import help_with, render, without_options
 
 _MOST_PERCENT = 99  # The bar is never full before the job is done.
-_READING, _NUMBERS = 9, 1
-"""The parts of the bar for reading and for the numbers that differ. How many differ is not known while it reads."""
+_READING, _NUMBERS = 9, 1  # Parts of the bar. How many numbers differ is not known while it reads.
 _FETCHING, _IMPORTING, _LOADING = 1, 1, 8  # The parts of the bar of a job that only measures loads.
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase that a job passes: "done", "current" or "ahead". It has its `seconds` once it is done.
-
-    It takes `work` in bytes, has `ended` at a time, and its progress events have these `stages`. If it is not
-    `certain`, it only has its part of the bar.
-    """
+    """A phase of a job. If it is not `certain`, it only has its part of the bar, which is `work` in bytes."""
 
     title: str
     headline: str
@@ -135,7 +131,6 @@ def _of_loads(status: JobStatus) -> list[Step]:
 
 
 def _loading(status: JobStatus) -> str:
-    """Return what a job does while it measures loads."""
     if status.loads:
         return "Loading both in turn"
     return "Importing the libraries" if "fetched" in status.times else "Fetching the files"
@@ -180,13 +175,10 @@ def _numbers(status: JobStatus, ahead: Sequence[Step]) -> tuple[tuple[str, str],
     if kind == "verify":
         return ("Read", next(iter(there.values()), "–")), speed
     size = format_bytes(status.planned.plan.total_bytes) if status.planned else "–"
+    again = ("Read again", f"{format_bytes(sum(status.reread.values()))} of {size}")
     return (
         ("Written", f"{format_bytes(sum(status.written.values()))} of {size}"),
-        *(
-            [("Read again", f"{format_bytes(sum(status.reread.values()))} of {size}")]
-            if status.request.proof == "read"
-            else []
-        ),
+        *([again] if status.request.proof == "read" else []),
         speed,
         ("Memory", format_bytes(now.anon_bytes) if now and now.anon_bytes else "–"),
         *([loads] if status.request.compare_rounds else []),
@@ -223,26 +215,14 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
     timeline = timeline_of(status) if is_timed else None
     headline, detail = _headline(status, timeline)
     is_check = status.request.kind != "shard"
-    return render(
-        "job",
-        status=status,
-        source=without_revision(status.request.source),
-        done=_done(status),
-        source_link=source_link,
-        headline=headline,
-        detail=detail,
-        timeline=timeline,
-        is_running=status.state == "running",
-        tick=f"{status.progress.bytes_done if status.progress else 0} {status.log[-1:]}",
-        link=link,
-        is_active=is_active,
-        files=files_of(status) if status.state != "failed" else Files(),
-        help=help_with(status.remedy),
-        mismatches=mismatches_of(status),
-        again=_before(status) if status.state in ("cancelled", "failed") else None,
-        overflowing=_form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None,
-        is_check=is_check,
-    )
+    overflowing = _form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None
+    values: dict[str, Any] = {"source": without_revision(status.request.source), "source_link": source_link}
+    values |= {"done": _done(status), "headline": headline, "detail": detail, "timeline": timeline, "link": link}
+    values |= {"is_active": is_active, "is_running": status.state == "running", "is_check": is_check}
+    values |= {"tick": f"{status.progress.bytes_done if status.progress else 0} {status.log[-1:]}"}
+    values |= {"files": files_of(status) if status.state != "failed" else Files(), "overflowing": overflowing}
+    values |= {"again": _before(status) if status.state in ("cancelled", "failed") else None}
+    return render("job", status=status, help=help_with(status.remedy), mismatches=mismatches_of(status), **values)
 
 
 def _done(status: JobStatus) -> str:
@@ -315,7 +295,6 @@ def mismatches_of(status: JobStatus) -> list[Mismatch]:
 
 
 def _before(status: JobStatus) -> tuple[str, str]:
-    """Return the link to where a job was started, and its words."""
     asked = status.request
     if asked.kind == "shard":
         return _form_of(status), "Back to the plan"
@@ -324,7 +303,6 @@ def _before(status: JobStatus) -> tuple[str, str]:
 
 
 def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
-    """Return the link to the plan of a job, with the same choices, and `with_overflow` with overflow allowed."""
     asked = status.request
     options = replace(asked.options, allow_overflow=asked.options.allow_overflow or with_overflow)
     wish = Wish(asked.source, options, asked.goal, to=asked.destination, private=bool(asked.private), proof=asked.proof)
@@ -333,10 +311,7 @@ def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """How far the files of a copy are, for its map. Files have the numbers of the plan, from 0.
-
-    `finished` and `checked` are runs of numbers ("0-3,7-7"), `filling` numbers with the per cent written ("4:45").
-    """
+    """How far a copy is: runs of its files ("0-3,7-7"), and those `filling` with the per cent ("4:45")."""
 
     finished: str = ""
     filling: str = ""

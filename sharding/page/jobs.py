@@ -75,10 +75,7 @@ class Pushing(Events):
         }
 
     def tell_target(self, values: Values, request: gr.Request, login: Login) -> Update:
-        """Show where the copy goes, who can see it, what is there, and whether a comparison of loads takes more.
-
-        A repo that is there keeps its visibility. The choice follows a private one, and goes back after it.
-        """
+        """Show where the copy goes and who can see it. The choice follows a private repo that is there."""
         form, token = self.form, self.site.token(request, login)
         owner, name, chosen = values[form.namespace], (values[form.name] or "").strip(), values[form.visibility]
         place, there, own = f"{owner}/{name}" if owner and name and token else "", None, values[form.own]
@@ -280,7 +277,6 @@ class Running(Events):
         return self.desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
     def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
-        """Show what to do about a job that the desk does not know, or that is not this visitor's."""
         form = self.form
         if who is None or token is None:
             hint = "Only the account that started it can see it."
@@ -317,7 +313,6 @@ class Running(Events):
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:
-        """Draw the map that gets its colours as files are finished."""
         asked = status.request
         with suppress(ShardingError):  # without the source's headers there is no map
             if asked.kind == "shard":

@@ -11,8 +11,7 @@ from sharding.core.options import Engine, Options, Proving, of_tool
 from sharding.page.goals import GOALS, goal_for
 
 _LONGEST = 300
-_OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}
-"""The options of a copy in a link, except its size."""
+_OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}  # Without its size.
 _ASKED = {option.name: option for option in of_tool("shard") if option.name in _OF_A_COPY}
 _USUAL = {name: option.default for name, option in _ASKED.items() if not option.is_switch}
 _SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
@@ -22,12 +21,8 @@ _AS_IT_IS = {"to": "to", "job": "job", "result": "result", "compare": "compare",
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a link opens: the form filled in, a job, the result in a repo, or a comparison of two repos.
-
-    `goal` is a name in GOALS, or "". `repo` can name a revision ("owner/name@v2"). `sized` is false if the link
-    gives no size, or only a `misspelt` one. `to` is the repo to write, or "" if the page is to propose one. `measure`
-    also loads both. `engine` makes the copy, and `proof` says how it is checked.
-    """
+    """What a link opens: the form filled in, a job, a result, or a comparison. `sized` is false if it gives no size, or
+    only a `misspelt` one. `to` is the repo to write, "" if the page is to propose one."""
 
     repo: str = ""
     options: Options = Options()

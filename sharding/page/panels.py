@@ -78,27 +78,17 @@ def map_panel(
     need: Need | None = None,
     sides: tuple[str, str] = ("Today", "After"),
 ) -> str:
-    """Return the map of a checkpoint: today's files above those of the copy, and where that fits by its `need`.
-
-    A saved picture is called after `name` and `size`. `sides` are the titles of both rows.
-    """
+    """Return the map: today's files above those of the copy, and where that fits by its `need`."""
     files = [sum(column.files for column in columns) for columns in (model_map.today, model_map.after) if columns]
     title = f"{name}: {' → '.join([count(files[0], 'file'), *(f'{number:,}' for number in files[1:])])}"
     total = sum(column.bytes for column in model_map.after)
     stages = [machine.bytes for machine in model_map.machines]
     places = where_it_fits(need, stages) if need and total else ()
-    return render(
-        "map",
-        map=model_map,
-        sides=sides,
-        data=script_data(model_map),
-        title=title,
-        file=_UNSAFE.sub("-", "-".join(filter(None, [name.rpartition("/")[2], size]))).strip("-.") or "map",
-        fits=places,
-        longest=max((sum(max(fit.room_bytes, need) for need in fit.needs) for fit in places), default=0),
-        context=CONTEXT_TOKENS if need and need.context else 0,
-        is_many=max(len(model_map.today), len(model_map.after)) > _MANY,
-    )
+    longest = max((sum(max(fit.room_bytes, need) for need in fit.needs) for fit in places), default=0)
+    file = _UNSAFE.sub("-", "-".join(filter(None, [name.rpartition("/")[2], size]))).strip("-.") or "map"
+    values = {"context": CONTEXT_TOKENS if need and need.context else 0, "data": script_data(model_map), "file": file}
+    values |= {"is_many": max(len(model_map.today), len(model_map.after)) > _MANY}
+    return render("map", map=model_map, sides=sides, title=title, fits=places, longest=longest, **values)
 
 
 def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]], other: str = "From file") -> str:
@@ -114,24 +104,16 @@ def summary_panel(
 ) -> str:
     """Return the line with the files of the copy and the cost of the job, the `choices` it is for, and their stop."""
     largest = max((shard.bytes for shard in plan.shards), default=0)
-    return render(
-        "summary",
-        choices=choices or {},
-        at=at,
-        today=count(len(checkpoint.weight_files), "file"),
-        gain=_gain(checkpoint, plan),
-        largest=format_bytes(largest),
-        time=about(forecast.lower_seconds, forecast.upper_seconds),
-        disk=f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk",
-        same=changes_nothing(checkpoint, plan),
-        lacks_base=needs_base(checkpoint),
-        most=max(plan.made, key=lambda change: change.changed, default=None),
-        is_whole=all(component.is_whole for component in plan.components),
-    )
+    values: dict[str, Any] = {"gain": _gain(checkpoint, plan), "largest": format_bytes(largest)}
+    values |= {"today": count(len(checkpoint.weight_files), "file"), "lacks_base": needs_base(checkpoint)}
+    values |= {"disk": f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk"}
+    values |= {"same": changes_nothing(checkpoint, plan), "is_whole": all(one.is_whole for one in plan.components)}
+    values |= {"most": max(plan.made, key=lambda change: change.changed, default=None)}
+    time = about(forecast.lower_seconds, forecast.upper_seconds)
+    return render("summary", choices=choices or {}, at=at, time=time, **values)
 
 
 def _gain(checkpoint: Content, plan: Plan) -> str:
-    """Return what becomes of the bytes and the files, such as "6.0 → 3.0 GB, 1 → 2 files"."""
     size, after = format_bytes(checkpoint.total_bytes), format_bytes(plan.total_bytes)
     if size.split()[1] == after.split()[1] and size != after:
         size = size.split()[0]
@@ -155,13 +137,8 @@ def changes_nothing(checkpoint: Content, plan: Plan) -> bool:
 
 def shards_panel(plan: Plan, forecast: Forecast, classic: Forecast | None = None) -> str:
     """Return the cost of the job on this machine beside that of loading and saving, and the table of shards."""
-    return render(
-        "plan",
-        plan=plan,
-        forecast=forecast,
-        classic=classic,
-        time=about(forecast.lower_seconds, forecast.upper_seconds),
-    )
+    time = about(forecast.lower_seconds, forecast.upper_seconds)
+    return render("plan", plan=plan, forecast=forecast, classic=classic, time=time)
 
 
 def findings_panel(findings: Sequence[Finding]) -> str:
@@ -193,10 +170,7 @@ def about(lower_seconds: float, upper_seconds: float) -> str:
 def tensors_of(
     drawn: ModelMap, placed: Sequence[tuple[Tensor, str]], today: Iterable[Tensor], chosen: gr.EventData
 ) -> str:
-    """Return the list of tensors in a column of the map, or "" if there is no such column.
-
-    The event `chosen` has the column's number and its `side`. `placed` are the tensors of the copy with their files.
-    """
+    """Return the list of tensors in the `chosen` column, or "". `placed` are the copy's, with their files."""
     side, number = getattr(chosen, "side", ""), getattr(chosen, "column", -1)
     columns = drawn.today if side == "today" else drawn.after
     if not isinstance(number, int) or not 0 <= number < len(columns):

@@ -17,25 +17,11 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import STATED_TIMES, Forecast, classic_forecast
 from sharding.drawing.model_map import map_of_plan
+from sharding.page import panels
 from sharding.page.arriving import wish_of
 from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
 from sharding.page.goals import GOALS, fields_of, goals_of, has_components, is_adapter, is_vain, role_asked, sole_goal
 from sharding.page.links import Wish, query_of
-from sharding.page.panels import (
-    about,
-    changes_nothing,
-    devices_panel,
-    facts_panel,
-    findings_panel,
-    map_panel,
-    message,
-    overview_panel,
-    problem,
-    shards_panel,
-    sizes_panel,
-    summary_panel,
-    tensors_of,
-)
 from sharding.page.site import Events, Login
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
@@ -87,7 +73,7 @@ class Planning(Events):
                 **self._hidden(values),
                 **swapped,
                 form.goals: goals_panel(goal, fields_of(goal, of_ranks or None), source=source),
-                form.repo_message: problem(error),
+                form.repo_message: panels.problem(error),
                 form.facts: self._counted(source, variant, base, token, request) if is_large else "",
                 form.query: query_of(Wish(source, sized=False)),
             }
@@ -116,7 +102,7 @@ class Planning(Events):
             form.jobs: "",
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
             form.variant: gr.Textbox(**another),
-            form.facts: facts_panel(summarize_source(checkpoint), card),
+            form.facts: panels.facts_panel(summarize_source(checkpoint), card),
             form.size: gr.Textbox(seen[form.size]) if seen[form.size] != values[form.size] else gr.Textbox(),
             form.aim: Aim(goal, form.size_in(seen) if by_goal else usual),
             form.machine: gr.Column(visible=checkpoint.is_plain_model),
@@ -133,16 +119,14 @@ class Planning(Events):
         }
 
     def _aim(self, values: Values, checkpoint: Content, usual: str, is_own: bool) -> tuple[Update, str]:
-        """Return the fields that the chosen goal sets, and the words below the goals.
-
-        Sizes of the visitor's own stay, unless the goal is new. A goal without sense takes back what the last one set.
-        """
+        """Return the fields that the chosen goal sets, and the words below the goals. A visitor's own size stays,
+        unless the goal is new. A goal without sense takes back what the last one set."""
         form, name, before = self.form, values[self.form.goal], values[self.form.aim].goal
         if name not in GOALS:
             return {}, ""
         chosen = GOALS[name].choose(checkpoint)
         if isinstance(chosen, str):
-            words = message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
+            words = panels.message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
             back = form.aimed(Options(usual)) if before not in (None, "", name) else {}
             return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
         aimed = form.aimed(chosen) if not is_own or name != before else {}
@@ -164,18 +148,18 @@ class Planning(Events):
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
         try:
             overview = self.desk.models.overview(source, variant, token, base, request.session_hash)
-            return overview_panel(overview, self.desk.lookup.card(source, token))
+            return panels.overview_panel(overview, self.desk.lookup.card(source, token))
         except ShardingError as error:
-            return problem(error)
+            return panels.problem(error)
 
     def list_tensors(self, values: Values, chosen: gr.EventData, request: gr.Request, login: Login) -> Update:
         """List the tensors in the chosen column of the map."""
         try:
             checkpoint, plan, _ = self._plan(values, request, login)
         except ShardingError as error:
-            return {self.form.tensors: problem(error)}
+            return {self.form.tensors: panels.problem(error)}
         placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
-        return {self.form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
+        return {self.form.tensors: panels.tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
 
     def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Draw the plan for the current choices."""
@@ -184,16 +168,16 @@ class Planning(Events):
         shown = replace(values[form.shown], choices=(), plan_id="")
         update: Update = {form.tensors: "", form.shown: shown}
         if source and asked and asked not in form.inputs_in(values):
-            return self._unplanned(values, message(f"Now name your {asked}.", "Its plan appears here."))
+            return self._unplanned(values, panels.message(f"Now name your {asked}.", "Its plan appears here."))
         if not source or not form.size_in(values):
             return {form.size_message: "", **update}
         try:
             checkpoint, plan, options = self._plan(values, request, login)
         except ShardingError as error:
             if isinstance(error, SourceError) and asked:
-                return self._unplanned(values, problem(error))
+                return self._unplanned(values, panels.problem(error))
             gone = dict.fromkeys((form.picture, form.summary, form.shards, form.findings), "")
-            return {form.size_message: problem(error), **gone, **update}
+            return {form.size_message: panels.problem(error), **gone, **update}
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         # As `see` proposes a size: so that the field and the slider name the same one.
         largest = max((tensor.bytes for tensor in (after if options.dequantize else checkpoint.tensors)), default=0)
@@ -208,7 +192,8 @@ class Planning(Events):
             size = max(folders.values())
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         each = "A pipeline cannot become one file here. Each of its components gets one file."
-        in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint) or is_vain(values[form.goal], checkpoint)
+        in_vain = panels.changes_nothing(checkpoint, plan) or needs_base(checkpoint)
+        in_vain = in_vain or is_vain(values[form.goal], checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
         classic, again = classic_forecast(checkpoint, plan, forecast), (forecast.lower_seconds, forecast.upper_seconds)
         sampled = [STATED_TIMES * seconds for seconds in again]
@@ -217,22 +202,25 @@ class Planning(Events):
         wish = wish_of(form, values, replace(options, allow_overflow=options.allow_overflow and may))
         return {
             **update,
-            form.size_message: message(each, "", "warning") if parts and chosen == SINGLE_FILE else "",
-            **({form.sizes: sizes_panel(stops, chosen)} if stops != shown.stops else {}),
+            form.size_message: panels.message(each, "", "warning") if parts and chosen == SINGLE_FILE else "",
+            **({form.sizes: panels.sizes_panel(stops, chosen)} if stops != shown.stops else {}),
             form.overflow: _possible(may),
             form.measure: _possible(loads),
             form.engine: self._engine(classic if "engine" not in options.contradicted else None),
             form.proof: gr.Radio(
-                info=f"The job takes {about(*again)} if it reads everything again. It takes {about(*sampled)} if it "
-                "trusts the Hub's hashes. Then only a sample is read, and the result is not shown in green."
+                info=f"The job takes {panels.about(*again)} if it reads everything again. It takes "
+                f"{panels.about(*sampled)} if it trusts the Hub's hashes. Then only a sample is read, and the result "
+                "is not shown in green."
             ),
-            form.picture: map_panel(
+            form.picture: panels.map_panel(
                 map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen), needed(checkpoint, plan)
             ),
-            form.summary: summary_panel(checkpoint, plan, forecast, form.choices_in(values), stop_for(stops, chosen)),
+            form.summary: panels.summary_panel(
+                checkpoint, plan, forecast, form.choices_in(values), stop_for(stops, chosen)
+            ),
             form.start: gr.Button(variant="secondary" if in_vain else "primary"),
-            form.shards: shards_panel(plan, forecast, classic),
-            form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
+            form.shards: panels.shards_panel(plan, forecast, classic),
+            form.findings: panels.findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(wish),
             form.shown: Shown(stops=stops, plan_id=identify_plan(plan)),
         }
@@ -247,7 +235,6 @@ class Planning(Events):
         return gr.Radio(visible=True, info=f"To load the model and save it again, as tutorials do, {words}.")
 
     def _unplanned(self, values: Values, words: str) -> Update:
-        """Hide the plan and leave the facts about the model: `words` say what is wrong with another input."""
         form = self.form
         wish = replace(wish_of(form, values, form.named_in(values)), sized=False)
         hidden = {part: update for part, update in self._hidden(values).items() if part is not form.facts}
@@ -276,13 +263,13 @@ class Planning(Events):
     ) -> str:
         """Show which part of the model goes on which device, and the code that loads the copy like that."""
         if not repo or not budget:
-            return message("Choose a machine, or write how much memory each device has for weights.")
+            return panels.message("Choose a machine, or write how much memory each device has for weights.")
         try:
             token, session = self.site.token(request, login), request.session_hash
             copy = f"{owner}/{name.strip()}" if owner and name.strip() else ""
-            return devices_panel(self.desk.models.devices(repo.strip(), budget, token, session), copy)
+            return panels.devices_panel(self.desk.models.devices(repo.strip(), budget, token, session), copy)
         except ShardingError as error:
-            return problem(error)
+            return panels.problem(error)
 
     def _read(self, source: str, variant: str, token: str | None) -> tuple[Content, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
@@ -290,17 +277,15 @@ class Planning(Events):
             return self.desk.models.inspect(source, variant, token), variant, ""
         except VariantMissing as error:
             taken = error.there[0]  # the plain weights, if there are some
-            remark = message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
+            remark = panels.message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
             return self.desk.models.inspect(source, taken, token), taken, remark
 
 
 def _possible(it_is: bool) -> gr.Checkbox:
-    """Return a checkbox as it is, or hide it and take back its tick."""
     return gr.Checkbox(visible=True) if it_is else gr.Checkbox(value=False, visible=False)
 
 
 def _offered(quantized: Offer | None, **value: Any) -> gr.Checkbox:
-    """Return the checkbox to dequantize, visible if the repo is quantized in a way that allows it."""
     if quantized is None:
         return _possible(False)
     before, after = format_bytes(quantized.bytes_before), format_bytes(quantized.bytes_after)
@@ -314,7 +299,6 @@ def _offered(quantized: Offer | None, **value: Any) -> gr.Checkbox:
 
 
 def _variants(there: Collection[str], **value: Any) -> gr.Radio:
-    """Return the choice among the first of the variants `there`, visible if there are several."""
     taken = {value["value"]} if "value" in value else set()
     names = sorted({*sorted(there)[:_MOST_VARIANTS], *taken})
     return gr.Radio([(name or PLAIN, name) for name in names], visible=len(there) > 1, **value)

@@ -17,9 +17,7 @@ from sharding.drawing.model_map import HEIGHT, WIDTH, Box
 from sharding.loading.measure import BASE_ANON_BYTES
 from sharding.page.links import Wish, query_of
 
-MOST_NAMED = 12
-"""The most findings, names or differences that a page lists. It counts the rest: nobody reads three thousand."""
-
+MOST_NAMED = 12  # The most findings, names or differences that a page lists. It counts the rest.
 MOST_ROWS = 200  # The most rows of a table. Nobody reads more, and every row costs the browser time.
 MOST_STAGES = 64  # The most rows of a table of stages.
 _CODE = re.compile("`([^`]*)`")
@@ -49,34 +47,23 @@ def _templates() -> Environment:
         "taken": lambda seconds: words.duration(max(seconds, 0.1)),
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
-    templates.filters |= {"breakable": _breakable, "coded": _coded, "unpinned": lambda place: _COMMIT.sub("", place)}
+    templates.filters |= {"breakable": lambda name: Markup("<wbr>").join(_AFTER_SEPARATOR.split(name))}
+    templates.filters |= {"coded": lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))}
+    templates.filters |= {"unpinned": lambda place: _COMMIT.sub("", place)}
     templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"time_range": words.time_range, "BASE_ANON_BYTES": BASE_ANON_BYTES}
     templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_ROWS": MOST_ROWS, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
-    templates.globals |= {"place": _place, "corners": _corners, "outline": outline, "components": components}
+    templates.globals |= {"place": _place, "outline": outline, "components": components}
+    templates.globals |= {"corners": lambda box: " ".join(f"{round(side, 1):g}" for side in box)}
     return templates
-
-
-def _breakable(text: str) -> Markup:
-    """Return `text` with places where a browser may break a long name: after its separators, not within its words."""
-    return Markup("<wbr>").join(_AFTER_SEPARATOR.split(text))
-
-
-def _coded(text: str) -> Markup:
-    """Return `text` with what stands between backticks as code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def _place(box: Box) -> Markup:
     sides = zip(("x", "y", "width", "height"), box, strict=True)
     return Markup(" ".join(f'{name}="{round(side, 1):g}"' for name, side in sides if name not in "xy" or side))
-
-
-def _corners(box: Box) -> str:
-    return " ".join(f"{round(side, 1):g}" for side in box)
 
 
 @dataclass(frozen=True, slots=True)

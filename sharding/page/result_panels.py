@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from markupsafe import Markup
 
@@ -19,8 +20,7 @@ from sharding.report.schema import Report
 from sharding.report.snippets import COLAB, download_snippet, how_to_check, loading_snippets, pipeline_snippets, writes
 from sharding.verify.trust import Level, Trust
 
-TITLES = "Has a report", "Structure matches", "Hashes match", "Every byte read"
-"""The steps of the ladder of proofs."""
+TITLES = "Has a report", "Structure matches", "Hashes match", "Every byte read"  # The ladder of proofs.
 READ_HERE: tuple[Level, ...] = ("made-here", "read-now")  # Levels at which this page has read every byte itself.
 CLAIMED, FITS, STATED, READ = 1, 2, 3, 4  # The numbers of the steps.
 _WRITTEN = "no proof: anyone could write one"
@@ -28,11 +28,7 @@ _WRITTEN = "no proof: anyone could write one"
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """How far the ladder of proofs is climbed. `words` say below each step what it rests on.
-
-    A step without words is left out: where nobody made a report, nothing is claimed. Hashes match only where a job of
-    this page has made the copy, and has not read it again.
-    """
+    """How far the ladder of proofs is climbed, and what each step rests on. One without words is left out."""
 
     reached: int
     failed: int = 0
@@ -49,11 +45,7 @@ def rung_of(trust: Trust) -> Rung:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a result is: its repo on the Hub at `endpoint`, and its `link` to this page.
-
-    `revision` is the commit that is shown, "" if the page does not name it. `badge` is "" if no other site can show it.
-    `install` is the command that installs ours.
-    """
+    """Where a result is: its repo, and its `link` to this page. `badge` is "" if no other site can show it."""
 
     repo_id: str
     endpoint: str
@@ -76,26 +68,15 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
     """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Checksums of every tensor"}
     snippets = _snippets(report, places.repo_id) if report.verification.holds else {}
-    return render(
-        "result",
-        report=report,
-        places=places,
-        trust=trust,
-        size=format_bytes(max(shard.bytes for shard in report.shards)),
-        rung=replace(rung_of(trust), words=_words(report, trust, reading)),
-        is_good=is_proved(report, trust),
-        verdict=_verdict(report, trust),
-        infinite=sum(report.overflowed.values()),
-        documents={title: places.file(name) for name, title in documents.items() if name in report.files},
-        again=_again(report),
-        made=(known := made_of(trust)),
-        explained=explained(known),
-        is_told=is_told(report, trust),
-        snippets=snippets,
-        next_step=_next_step(report, known, next(iter(snippets), "")),
-        command="".join(how_to_check(report, places.repo_id).values()),
-        COLAB=COLAB,
-    )
+    links = {title: places.file(name) for name, title in documents.items() if name in report.files}
+    known, size = made_of(trust), format_bytes(max(shard.bytes for shard in report.shards))
+    values: dict[str, Any] = {"size": size, "verdict": _verdict(report, trust)}
+    values |= {"rung": replace(rung_of(trust), words=_words(report, trust, reading)), "again": _again(report)}
+    values |= {"is_good": is_proved(report, trust), "is_told": is_told(report, trust), "documents": links}
+    values |= {"made": known, "explained": explained(known), "infinite": sum(report.overflowed.values())}
+    values |= {"snippets": snippets, "next_step": _next_step(report, known, next(iter(snippets), "")), "COLAB": COLAB}
+    values |= {"command": "".join(how_to_check(report, places.repo_id).values())}
+    return render("result", report=report, places=places, trust=trust, **values)
 
 
 def _snippets(report: Report, place: str) -> Mapping[str, str]:
@@ -118,31 +99,17 @@ def is_proved(report: Report, trust: Trust) -> bool:
 
 
 def details_panel(
-    report: Report,
-    places: Places,
-    trust: Trust,
-    seconds: float | None = None,
-    loads: JobStatus | None = None,
+    report: Report, places: Places, trust: Trust, seconds: float | None = None, loads: JobStatus | None = None
 ) -> str:
-    """Return what loading a result costs, the links to it, and the facts of its report: files, how it was made.
-
-    `seconds` is the time of the whole job, None if this page did not run it. `loads` has measured both here, lately.
-    """
+    """Return what loading costs, links, and facts. `seconds` and `loads` are None if not of this page."""
     costs = loads.costs if loads else report.comparison
-    return render(
-        "details",
-        places=places,
-        report=report,
-        is_ours=trust.level in ("made-here", "stated"),
-        seconds=seconds,
-        costs=costs,
-        measured=loads.ended if loads else None,
-        picture=Markup(costs.picture) if costs and costs.picture else None,
-    )
+    picture = Markup(costs.picture) if costs and costs.picture else None
+    is_ours, measured = trust.level in ("made-here", "stated"), loads.ended if loads else None
+    values: dict[str, Any] = {"is_ours": is_ours, "seconds": seconds, "measured": measured, "picture": picture}
+    return render("details", places=places, report=report, costs=costs, **values)
 
 
 def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str, str]:
-    """Return what each step of the ladder rests on. `reading` is the expected cost of the last one."""
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
     structure = (
@@ -162,7 +129,6 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
 
 
 def _next_step(report: Report, made: Made, first: str) -> str:
-    """Return what to do with a result first. `made` is known of it, and `first` is the name of the first code."""
     then = made[-1].then if made else ""
     if report.plan.pipeline:
         return "Start this on each machine. Each loads only its own part."
@@ -178,7 +144,6 @@ def _next_step(report: Report, made: Made, first: str) -> str:
 
 
 def _again(report: Report) -> str:
-    """Return the link to the plan of another copy like this one, or "" if it was made from a folder."""
     name = report.source.place.name
     if not all(place.is_pinned for place in report.source.inputs if place.gives_numbers):
         return ""
@@ -222,7 +187,6 @@ def change_of(report: Report, trust: Trust) -> str:
 
 
 def _verdict(report: Report, trust: Trust) -> str:
-    """Return the headline, which claims no more than is known."""
     proof, source = report.verification, named(report.source.place)
     source += f", variant {variant}" if (variant := decided_by(report)[1].variant) else ""
     change = change_of(report, trust)

@@ -1,8 +1,9 @@
 """Show the result in any repo, or how alike any two repos are. Only reading every byte needs a login."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from typing import Literal
 
 import gradio as gr
 
@@ -26,7 +27,6 @@ from sharding.page.site import PUBLIC_HUB, Events, Login
 from sharding.planning.devices import needed
 from sharding.report.files import Result
 from sharding.report.report import asked_of, decided_by
-from sharding.storage.hub.answers import Person
 from sharding.storage.names import parse_address
 from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
@@ -39,10 +39,7 @@ class Showing(Events):
     """The events of a result link."""
 
     async def show(self, wanted: str, request: gr.Request, login: Login) -> AsyncIterator[Update]:
-        """Show the result that a link names, as the headers of both repos show it.
-
-        If they take long, it shows first what the report claims.
-        """
+        """Show the result that a link names; first what its report claims, if headers take long."""
         form, token = self.form, self.site.token(request, login)
         hidden: Update = {part: gr.Button(visible=False) for part in (form.check, form.load)}
         hidden |= {form.result_map: "", form.result_details: ""}
@@ -71,7 +68,6 @@ class Showing(Events):
         return {self.form.wanted: place, **await patient(self._judged)(result, places, token)}
 
     def _ways(self, wanted: str, token: str | None) -> list[Help]:
-        """Return what to do where there is no result."""
         ways = [HOME] if token else [help_with(SIGN_IN), HOME]
         with suppress(ShardingError):
             place = parse_address(wanted, self.site.endpoint).text
@@ -106,18 +102,16 @@ class Showing(Events):
 
     def check(self, wanted: str, request: gr.Request, login: Login) -> Update:
         """Start the job that reads every byte of the result and of its source."""
-        return self._submit(self.desk.submit_check, wanted, request, login)
+        return self._submit("verify", wanted, request, login)
 
     def load(self, wanted: str, request: gr.Request, login: Login) -> Update:
         """Start the job that loads the result and its source in turn."""
-        return self._submit(self.desk.submit_loads, wanted, request, login)
+        return self._submit("compare", wanted, request, login)
 
-    def _submit(
-        self, submit: Callable[[str, Person, str], str], wanted: str, request: gr.Request, login: Login
-    ) -> Update:
+    def _submit(self, kind: Literal["verify", "compare"], wanted: str, request: gr.Request, login: Login) -> Update:
         form, refusal = self.form, ("This needs a login.", _CHECK_LOGIN, SIGN_IN)
         try:
-            taken = submit(wanted, *self.signed_in(request, login, refusal))
+            taken = self.desk.submit_about(kind, wanted, *self.signed_in(request, login, refusal))
         except ShardingError as error:
             return {form.check_message: problem(error)}
         hidden = {part: gr.Button(visible=False) for part in (form.check, form.load)}
@@ -177,29 +171,22 @@ class Comparing(Events):
         if not (wish.compare or wish.against or wish.goal == SAME):
             return {form.same: gr.skip()}
         names = {form.original: wish.compare, form.copied: wish.against}
-        update = {**self.open(), **names, **self.begin(wish.compare, wish.against)}
+        update: Update = {form.choose: gr.Column(visible=False), form.same: gr.Column(visible=True), **names}
+        update |= self.begin(wish.compare, wish.against)
         if not (wish.compare or wish.against):
             with suppress(ShardingError):  # examples are a courtesy
                 update[form.likeness] = message(*_INTRODUCTION, ways=list(self._examples()))
         return update
 
     def _examples(self) -> Iterator[Help]:
-        """Offer pairs of repos to try: well-known ones, or samples on a Hub that has such."""
         is_public = self.site.endpoint == PUBLIC_HUB
         for original, copy in _EXAMPLES if is_public else _SAMPLES:
             if is_public or copy in self.desk.lookup.search(copy):
                 link = query_of(Wish(compare=original, against=copy))
                 yield Help(label=f"Try {original} and {copy}", link=link)
 
-    def open(self) -> Update:
-        """Show the section instead of the form of a plan."""
-        return {self.form.choose: gr.Column(visible=False), self.form.same: gr.Column(visible=True)}
-
     def begin(self, original: str, copied: str, compared: tuple[str, ...] = ()) -> Update:
-        """Say that the headers are being read, which takes a second or two. Without two names, say what happens.
-
-        Who only leaves a field has asked for the two that are `compared` already.
-        """
+        """Say that the headers are being read, or what happens, unless these two are `compared` already."""
         form, names = self.form, [(name or "").strip() for name in (original, copied)]
         if compared and all(f"{was}@".startswith(f"{name}@") for name, was in zip(names, compared, strict=False)):
             return {form.likeness: gr.skip()}

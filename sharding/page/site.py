@@ -19,8 +19,7 @@ from sharding.storage.hub.answers import Person
 _MOST_EXAMPLES = 4
 PUBLIC_HUB = "https://huggingface.co"
 
-BADGE, CERTIFICATE = "/badge.svg", "/certificate.png"
-"""The paths of the badge and of the picture of a result. `serving.pictures` answers them."""
+BADGE, CERTIFICATE = "/badge.svg", "/certificate.png"  # Paths that `serving.pictures` answers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +37,8 @@ class Site:
         return cls(hub_endpoint(), space, f"https://{hosts[0]}" if space and hosts else "")
 
     def token(self, request: gr.Request, login: gr.OAuthToken | None = None) -> str | None:
-        """Return the token of the caller: from the header `Authorization`, else from the visitor's login.
-
-        A caller who sends a token acts with that token only. Off a Space all others act with this machine's login:
-        `guard` lets no requests of other people through. On a Space nobody acts with its secret HF_TOKEN, which is the
-        owner's.
-        """
+        """Return the caller's token: from `Authorization`, else from the login. Off a Space that is this machine's:
+        `guard` lets no others through. On a Space nobody acts with its HF_TOKEN, which is the owner's."""
         sent = request.headers.get("authorization")
         if sent is not None:
             scheme, _, token = sent.partition(" ")

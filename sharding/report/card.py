@@ -31,11 +31,8 @@ def write_card(
     is_private: bool,
     keeps_metadata: bool = True,
 ) -> str:
-    """Return the README.md of a result, which the page at `result` shows. `source` is the card of the original.
-
-    The metadata keeps every key of `source`. `base_model` and `tags` are set, and a relative `license_link` becomes
-    absolute. Pass `keeps_metadata=False` if the Hub does not accept the metadata of `source`: it goes into the text.
-    """
+    """Return the README.md of a result, which the page at `result` shows. `source` is the original's card. Its metadata
+    is kept, with `base_model` and `tags` set, or goes into the text without `keeps_metadata`."""
     import yaml  # type: ignore[import-untyped]
 
     metadata, body = dict(source.metadata), source.text.strip()

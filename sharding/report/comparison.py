@@ -158,15 +158,11 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){.chart-ground{fill:#161c1f}.chart-line{stroke:#273136}.chart text{fill:#9fadb4}"
     ".chart-title{fill:#e9eef0}}"
 )
-"""Class names that nothing else uses, because a style applies to the whole page around the SVG. The page's own colours
-win."""
+"""Class names that nothing else uses: a style applies to the whole page around the SVG, whose own colours win."""
 
 
 def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
-    """Return an SVG of the memory of the loads, of which one may have no moments.
-
-    The line is anonymous memory, the dashed one adds mapped files.
-    """
+    """Return an SVG: lines of anonymous memory, dashed ones with mapped files. One load may have no moments."""
     seconds = _nice(max((moment.seconds for moment in (*original, *sharded)), default=1.0))
     size = _nice(max((moment.total_bytes for moment in (*original, *sharded)), default=1.0))
     drawn = [

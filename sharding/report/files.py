@@ -45,8 +45,14 @@ def write_beside(
     hub: Hub,
 ) -> dict[str, bytes]:
     """Return name to content of every file that this tool writes beside the shards. `original` is `origin`'s card."""
+    target = report.destination
+    result = result_page(target.repo_id) if target.is_pinned else None
+    write = partial(write_card, report, original, hub.endpoint, result, is_private=bool(origin.is_private))
+    card = write()
+    if target.is_pinned and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
+        card = write(keeps_metadata=False)
     files = {
-        CARD_NAME: _card(report, original, origin, hub).encode(),
+        CARD_NAME: card.encode(),
         MAP_NAME: draw_plan(checkpoint, plan).encode(),
         DIGESTS_NAME: json_file(digests_json(plan, report.plan_id, records)),
         REPORT_NAME: json_file(to_json(report)),
@@ -54,15 +60,6 @@ def write_beside(
     if report.comparison and report.comparison.picture:
         files[PICTURE_NAME] = report.comparison.picture.encode()
     return files | dict(format_of(plan).beside(plan)) | dict(plan.written)
-
-
-def _card(report: Report, original: ModelCard, origin: Inputs, hub: Hub) -> str:
-    target = report.destination
-    result = result_page(target.repo_id) if target.is_pinned else None
-    write = partial(write_card, report, original, hub.endpoint, result, is_private=bool(origin.is_private))
-    card = write()
-    is_fit = not target.is_pinned or hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card))
-    return card if is_fit else write(keeps_metadata=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,28 +89,17 @@ def make_report(
 
 
 def decided_by(report: Report) -> tuple[str, Options]:
-    """Return the source and the options that give the numbers of this copy, each input pinned.
-
-    The report may be anybody's. A version that cuts otherwise can still check the numbers.
-    """
+    """Return the source and the options that give the numbers of this copy, pinned, though it be cut otherwise."""
     source, asked = report.source, cast(Any, report.plan.asked)
     return source.place.text, Options(**asked, **naming(place for place in source.beside if place.is_pinned))
 
 
 def asked_of(report: Report) -> tuple[str, Options]:
-    """Return the source and the options that give this copy again, each input pinned. Raises UsageError.
-
-    The report may be anybody's, or of a version that had other choices.
-    """
+    """Return the source and the options that give this copy again, each input pinned. Raises UsageError."""
     plan, (source, options) = report.plan, decided_by(report)
     is_one = len(plan.shards) == 1 and plan.max_shard_bytes == plan.total_bytes
-    return source, replace(
-        options,
-        max_shard_size=SINGLE_FILE if is_one else plan.max_shard_bytes,
-        strategy=plan.strategy,
-        order=cast("Order", plan.order),  # Options checks it
-        rank=plan.rank,
-    )
+    size, order = SINGLE_FILE if is_one else plan.max_shard_bytes, cast("Order", plan.order)  # Options checks it
+    return source, replace(options, max_shard_size=size, strategy=plan.strategy, order=order, rank=plan.rank)
 
 
 def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
@@ -120,7 +109,6 @@ def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
 
 
 def _facts(checkpoint: Content) -> dict[str, Any]:
-    """Return the fields of a SourceSummary."""
     tensors_in = checkpoint.tensors_in
     same = ("architecture", "library", "variant", "other_variants", "beside", "total_bytes")
     return {
@@ -139,9 +127,6 @@ def _facts(checkpoint: Content) -> dict[str, Any]:
             for file in checkpoint.weight_files
         ),
     }
-
-
-# --- Digests ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +164,6 @@ def parse_digests(text: bytes, name: str) -> Mapping[str, TensorDigest]:
         hint = "Leave out --quick to read and compare the weights."
         raise SourceError(message, hint, Remedy("read_every_byte")) from error
     return digests.tensors
-
-
-# --- Events ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

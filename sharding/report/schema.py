@@ -100,10 +100,8 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSummary:
-    """The source of a job, and the facts in its headers. `dtypes` is dtype to bytes. `beside` are the other inputs.
-
-    The first four fields are those of its `Place`. `in_pieces` counts the tensors that are stored in pieces.
-    """
+    """The source of a job, and the facts in its headers. `dtypes` is dtype to bytes. `beside` are the other inputs. The
+    first four fields are those of its `Place`. `in_pieces` counts the tensors that are stored in pieces."""
 
     store: Store
     repo_id: Word
@@ -144,18 +142,13 @@ class SourceSummary:
     @model_validator(mode="after")
     def _is_named(self) -> Self:
         for place in self.inputs:
-            _refuse_unnamed(place)
+            if place.is_pinned and not (_REPO_ID.fullmatch(place.repo_id) and _COMMIT.fullmatch(place.revision)):
+                raise ValueError("not the name and commit of a repo")
+            if not place.is_pinned and (place.inside or place.repo_id in ("", ".", "..") or "/" in place.repo_id):
+                raise ValueError("not the name of a folder on a disk")
         if len({place.role for place in self.inputs}) < len(self.inputs):
             raise ValueError("two inputs in one role")
         return self
-
-
-def _refuse_unnamed(place: Place) -> None:
-    """Raise ValueError for a repo without a proper name and commit, and for a folder without a name or in another."""
-    if place.is_pinned and not (_REPO_ID.fullmatch(place.repo_id) and _COMMIT.fullmatch(place.revision)):
-        raise ValueError("not the name and commit of a repo")
-    if not place.is_pinned and (place.inside or place.repo_id in ("", ".", "..") or "/" in place.repo_id):
-        raise ValueError("not the name of a folder on a disk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +170,8 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """Which shard holds what. With a `rank`, the part that this rank of a `pipeline` of transformers loads.
-
-    `made` is what was done to the numbers, and `asked` the options for that, by name. Plans with the same `plan_id`
-    give the same shards, byte for byte.
-    """
+    """Which shard holds what, or what a `rank` of a `pipeline` loads. `made` is what was done to the numbers, `asked`
+    the options for that. Plans with the same `plan_id` give the same shards, byte for byte."""
 
     max_shard_bytes: Count
     strategy: Word
@@ -229,8 +219,7 @@ class WrittenShard:
     sha256: Sha256
 
 
-_RARE = ("made", "unstated", "unreached", "unchecked", "within", "undecided")
-"""Keys that are in the JSON only if their values are true or not empty."""
+_RARE = ("made", "unstated", "unreached", "unchecked", "within", "undecided")  # In JSON only if true or not empty.
 
 
 def _with_answer(verification: Verification, dump: Dump) -> Json:
@@ -241,8 +230,7 @@ def _with_answer(verification: Verification, dump: Dump) -> Json:
     return {key: value for key, value in document.items() if key not in left_out}
 
 
-Proof = Annotated[Verification, WrapSerializer(_with_answer)]
-"""A verification. In JSON, its first keys say how it ended; a reader derives them from the others instead."""
+Proof = Annotated[Verification, WrapSerializer(_with_answer)]  # In JSON it first says how it ended.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,7 @@ _AUTO = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForMaskedLM": "AutoModelForMaskedLM",
 }
-_WRITES = re.compile(r"(ForCausalLM|LMHeadModel|(T5|Bart|Pegasus)ForConditionalGeneration)$")
-"""The classes whose models write text after text."""
+_WRITES = re.compile(r"(ForCausalLM|LMHeadModel|(T5|Bart|Pegasus)ForConditionalGeneration)$")  # Of models that write.
 _SENTENCE = """\
 words = tokenizer("Once upon a time", return_tensors="pt").input_ids.to(model.device)
 print(tokenizer.decode(model.generate(words, max_new_tokens=40)[0], skip_special_tokens=True))
@@ -71,7 +70,6 @@ def loading_code(place: str, library: Library, architecture: str | None, variant
 
 
 def _adapter_code(place: str, base: str) -> str:
-    """Return code that adds the weights at `place` to a pipeline of diffusers."""
     method = "load_textual_inversion" if base == "learned_embeds" else "load_lora_weights"
     name = other = ""
     if base not in _KNOWN_ADAPTERS:

@@ -22,8 +22,7 @@ from sharding.transfer.making import Making, Room
 from sharding.verify.digests import first_read, in_groups, shard_of
 
 _ELEMENTS = 1 << 13
-"""Numbers that are compared at a time: 64 KiB of float64 for each side. They fit into a processor's cache, and for
-larger arrays the system maps fresh memory each time, which takes longer than the figures."""
+"""Numbers at a time: 64 KiB of float64 a side fit into a cache. For larger arrays the system maps fresh memory."""
 
 _MERGED_ELEMENTS = 1 << 16  # Numbers of merged tensors that are compared at a time.
 _PAIR = "F64"  # A dtype of as many bits as the two numbers of a tolerance.
@@ -217,11 +216,8 @@ def _exactly(number: Any, exponent: int) -> Fraction:
 def compare_within(
     mismatches: Iterable[Mismatch], first: Numbers, second: Numbers
 ) -> Generator[Progress, None, tuple[tuple[Mismatch, ...], int, int]]:
-    """Return which of `mismatches` stay, how many tensors are within the tolerance of a merge, and how many undecided.
-
-    An undecided tensor has no number that is wrong for sure, but some that nobody can judge. Yields progress. `first`
-    makes each tensor again, as its plan says, and `second` is the copy. Raises SourceError.
-    """
+    """Return which of `mismatches` stay, how many tensors are within the tolerance of a merge, and how many undecided:
+    nothing is wrong for sure. `first` makes each again, as its plan says. Raises SourceError."""
     mismatches = list(mismatches)
     groups = {
         mismatch.tensor: (one, other, one._replace(dtype=_PAIR, recipe=allowed))

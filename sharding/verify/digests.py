@@ -68,10 +68,7 @@ class Reader(ABC):
         ranges: Mapping[str, Collection[tuple[int, int]]] | None = None,
         phase: Phase = "check",
     ) -> Generator[Progress, None, dict[str, WholeFile]]:
-        """Read `files` of `sources` whole; yield progress; return the SHA-256 of each, and the BLAKE3 of its `ranges`.
-
-        A range is `[start_byte, end_byte)`. If some overlap, they are read again: a shard is hashed tensor by tensor.
-        """
+        """Read `files`; yield progress; return the SHA-256 of each, and the BLAKE3 of its `[start, end)` `ranges`."""
         asked = {file.path: set((ranges or {}).get(file.path, ())) for file in files}
         layers = [(file.path, layer) for file in files for layer in layers_of(file, asked[file.path])]
         records = yield from self.digest_shards([layer for _, layer in layers], only_tensors, sources, phase)
@@ -171,10 +168,8 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
 
 
 def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
-    """Yield shards that hold `ranges` of a file as tensors, so that none in a shard overlap.
-
-    The first has the name of the file, and also the bytes between the ranges. The others hold the remaining ranges.
-    """
+    """Yield shards that hold `ranges` of a file as tensors, so that none in a shard overlap. The first has the name of
+    the file, and also the bytes between the ranges. The others hold the remaining ranges."""
     left, depth = sorted(ranges), 0
     while left or not depth:
         taken, later, position = list[tuple[int, int]](), list[tuple[int, int]](), 0

@@ -20,10 +20,8 @@ _RANGES = 8  # Of each file: the first and the last bytes of its weights, and si
 
 
 def sampling(plan: Plan) -> Plan:
-    """Return `plan` with the ranges of each file that are hashed while it is sent, to read them again later.
-
-    The first is its header. Each file has its share of the others, and nobody knows before where most of them are.
-    """
+    """Return `plan` with the ranges of each file that are hashed while it is sent, to read them again later. The first
+    is its header. Each file has its share of the others, and nobody knows before where most of them are."""
     budget = min(plan.total_bytes // _ONE_IN, MAX_SAMPLED_BYTES)
 
     def drawn(shard: Shard) -> Iterator[tuple[int, int]]:
@@ -40,11 +38,8 @@ def sampling(plan: Plan) -> Plan:
 def verify_stated(
     prepared: Prepared, records: Mapping[str, ShardRecord], target: Destination, meter: Meter, kept: int
 ) -> Verification:
-    """Compare what was sent, by its `records`, with what the Hub of `target` states, and with what it sends back.
-
-    Headers, indexes and a sample of the weights are read. What was read of the source is not checked. Of the shards,
-    `kept` are of an earlier run. Raises SourceError and DestinationError.
-    """
+    """Compare what was sent, by its `records`, with what the Hub states, and headers, indexes and a sample of the
+    weights with what it sends back. `kept` shards are of an earlier run. Raises SourceError and DestinationError."""
     started, plan = meter.seconds, prepared.plan
     sent = [*records.values(), *(_staged(target, *index) for index in format_of(plan).beside(plan).items())]
     staged = target.open_staged(record.file for record in sent)

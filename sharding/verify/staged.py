@@ -1,6 +1,6 @@
 """Verify a result before it is published. Read it back from a Hub while other shards are still being uploaded."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -30,10 +30,7 @@ Work = Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]
 
 @dataclass(frozen=True, slots=True)
 class ReadingBack:
-    """A reading of `tensors`, all of a result, that has begun while their shards arrived in `source`.
-
-    `work` returns their digests, and what is not as the source's Hub states.
-    """
+    """A reading of `tensors` that began while shards arrived. `work` returns digests, and what is not as stated."""
 
     source: Source
     tensors: list[Tensor]
@@ -49,11 +46,8 @@ class ReadingBack:
 def check_kept(
     target: Destination, prepared: Prepared, plan_id: str, origin: Inputs, reader: Reader, *, always: bool = False
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Return the shards of an earlier run that have not changed, and that `origin` still gives; yield progress.
-
-    A commit of a Hub never changes, so only if it is `always` to be read again, or is a folder, it is: two states may
-    have files of the same names, sizes and times.
-    """
+    """Return the shards of an earlier run that have not changed, and that `origin` still gives; yield progress. A
+    commit never changes, so it is read again only if `always`. Two states of a folder may look the same."""
     plan, records = prepared.plan, target.done(plan_id)
     # Check the records: everybody who can write to the destination can also write records.
     done = {
@@ -92,16 +86,13 @@ def reading_back(
     reader: Reader,
     stack: ExitStack,
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadingBack | None]]:
-    """Yield what `moving` yields; return its records, and a reading of the result that goes on meanwhile, if one can.
-
-    Nobody waits for that reading here, nor hears of a read that fails. At the end of `stack` it ends too.
-    """
+    """Yield what `moving` yields; return its records, and a reading that goes on until `stack` ends, if one can."""
     plan, back, is_begun = prepared.plan, None, False
     arriving = target.open_arriving(kept) if isinstance(reader, ThisMachine) else None
     if arriving:
         tensors = [tensor for shard in plan.shards for tensor in _places(plan, shard)]
-        originals = _in_order_of_source(prepared, origin)
-        work = _read_back(prepared, origin, originals, arriving, tensors, ReaderAhead())
+        read = prepared.checkpoint, origin.sources[0], _in_order_of_source(prepared, origin)
+        work = digest_as_stored(*read, arriving, tensors, ReaderAhead())
         back = ReadingBack(arriving, tensors, stack.enter_context(closing(work)))
     with closing(moving):
         while True:
@@ -116,24 +107,9 @@ def reading_back(
 
 
 def _places(plan: Plan, shard: Shard) -> tuple[Tensor, ...]:
-    """Return the tensors of a shard where they will lie."""
     made = format_of(plan)
     size = sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in made.pieces(plan, shard))
     return made.places(plan, shard, size)
-
-
-def _read_back(
-    prepared: Prepared,
-    origin: Inputs,
-    originals: Sequence[FileEntry],
-    staged: Source,
-    tensors: Sequence[Tensor],
-    reader: Reader,
-) -> Work:
-    """Let `reader` read `tensors` of the result, in the order of `originals` if these are files of the source."""
-    if originals:
-        return (yield from digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, tensors, reader))
-    return (yield from reader.digest_tensors(staged, tensors)), []
 
 
 def _gone_on(back: ReadingBack, afresh: Work) -> Work:
@@ -162,11 +138,8 @@ def verify_staged(
     reader: Reader,
     kept: Mapping[str, ShardRecord],
 ) -> Generator[Progress, None, Verification]:
-    """Let `reader` read the result again, and compare it with the digests in `records`, taken when it was made.
-
-    Yields progress. `back` has begun to read it, `kept` are the shards of an earlier run. If `origin` states hashes of
-    its files, the bytes that were read are checked against them too: see `verify.stated`.
-    """
+    """Let `reader` read the result again, and compare it with the digests in `records`. `back` has begun to read it,
+    `kept` are of an earlier run. Reads of `origin` are checked too if it states hashes: see `verify.stated`."""
     started, plan = meter.seconds, prepared.plan
     staged = target.open_staged(records)
     problems: list[Mismatch] = []
@@ -183,7 +156,7 @@ def verify_staged(
         if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
             originals = []  # the comparison below names the missing tensors
         unread = sum(tensor.bytes for tensor in tensors)
-        afresh = _read_back(prepared, origin, originals, staged, tensors, reader)
+        afresh = digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, tensors, reader)
         reading = _gone_on(back, afresh) if back and back.is_of(staged, tensors) else afresh
         digests, problems = yield from progress_of_part(reading, 0, unread + again)
         problems.extend(compare_digests(expected_digests(plan.shards, records), digests))

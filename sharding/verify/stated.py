@@ -54,11 +54,9 @@ def _is_stated(file: FileEntry) -> bool:
 
 
 def stated_files(files: Iterable[FileEntry], checkpoint: Content) -> list[FileEntry]:
-    """Return the weight files of `checkpoint` with the SHA-256 that `files` state, [] if a result cannot rebuild all.
-
-    It cannot if a tensor is in pieces or in two files, if an adapter is merged, or if a file belongs to the base or to
-    one rank (with names and metadata of its own), has no SHA-256, or holds other bytes than a header and its tensors.
-    """
+    """Return the weight files with the SHA-256 that `files` state, [] if a result cannot rebuild all: tensors are in
+    pieces, twice or merged, or a file is of a base or a rank, has no SHA-256, or holds more than a header and
+    tensors."""
     stated = {file.path: file for file in files if file.sha256 and file.path.endswith(SAFETENSORS)}
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
     is_other = checkpoint.has_twice or checkpoint.others or any(file.source for file in checkpoint.weight_files)
@@ -80,7 +78,9 @@ def digest_as_stored(
     tensors: Iterable[Tensor],
     reader: Reader,
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
-    """Read `tensors` of the result in the order of `origin`'s files; return digests, and what is not as `stated`."""
+    """Read `tensors` in the order of the files that `origin` has `stated`, if any; return digests, and what differs."""
+    if not stated:
+        return (yield from reader.digest_tensors(staged, tensors)), []
     place = {tensor.name: tensor for tensor in tensors}
     files, headers = {file.path: file for file in stated}, dict[str, Header]()
     originals, wrong = {path: list[Tensor]() for path in files}, list[Mismatch]()
@@ -117,10 +117,7 @@ def digest_as_stored(
 def prove_reads(
     sources: Sequence[Source], stated: Iterable[FileEntry], reads: Iterable[BytesRead], reader: Reader
 ) -> Generator[Progress, None, list[Mismatch]]:
-    """Let `reader` read the `stated` files whole; return where they, or earlier `reads` of them, do not match the Hub.
-
-    The source itself compares the name in git of a file that has no SHA-256. Raises SourceError.
-    """
+    """Let `reader` read the `stated` files; return where they, or `reads` of them, do not match. Raises SourceError."""
     wrong, stated, reads = list[Mismatch](), list(stated), list(reads)
     for number, source in enumerate(sources):
         files = {file.path: file for file in stated if file.source == number}

@@ -23,13 +23,9 @@ from sharding.verify.digests import compare
 from sharding.verify.verify import compare_listed
 
 Verdict = Literal["different", "converted", "same-structure", "same-files"]
-"""What is known of a copy without reading weights: it has other tensors; the names and shapes of the original, cast or
-dequantized; its dtypes too; or the Hub states for all its weight files the SHA-256 of files of the original.
-"""
+"""A copy has other tensors; names and shapes of the original, cast or dequantized; dtypes too; or the same SHA-256s."""
 
-Kind = Literal["missing", "added", "shape", "dtype", "file"]
-"""How a tensor differs. A "file" holds weights that lie beside the checkpoint, such as an adapter."""
-
+Kind = Literal["missing", "added", "shape", "dtype", "file"]  # A "file" lies beside it, such as an adapter.
 _KEPT = "F32"  # a cast may leave tensors in this dtype, because their model class needs it
 
 
@@ -132,7 +128,6 @@ def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDig
 
 
 def _readings(original: Content, copy: Mapping[str, Tensor]) -> Iterator[Draft]:
-    """Yield the original as it is, and as what the planner can make of it alone that may give the copy."""
     yield draft_of(original, Options(variant=original.variant))
     target = _target(copy.values())
 

@@ -1,7 +1,4 @@
-"""Say how far you can rely on a result, by comparing its report with the Hub and the headers. Pure.
-
-The owner of a repo can write any report into it. Only a job that reads every byte can know more: see `Level`.
-"""
+"""Say how far you can rely on a result, whose report may be anybody's, by the Hub and the headers. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,11 +34,8 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A level, its reasons, caveats, and how many tensors differ `within` the tolerance of a merge.
-
-    `made` is what was done to the numbers, in this version's words, as far as that is known. `until` says when a page
-    forgets what it has read, "" if it remembers that.
-    """
+    """A level, its reasons, caveats, and how many tensors differ `within` the tolerance of a merge. `made` is what was
+    done to the numbers, as far as known. `until` says when a page forgets what it has read, or is ""."""
 
     level: Level
     reasons: tuple[str, ...]
@@ -77,10 +71,8 @@ def judge(
     why_not: str = "",
     known: Mapping[str, str] | None = None,
 ) -> Trust:
-    """Return "fits" or a worse level for the repo with `files` and the headers of `copy`, its source and its adapter.
-
-    `original` is None if these cannot be read: `why_not`. `known` are stored names of names in memory, as in `merged`.
-    """
+    """Return "fits" or a worse level for the repo with `files` and the headers of `copy`. `original` is None if it
+    cannot be read: `why_not`. `known` are stored names of names in memory, as in `merged`."""
     unreached = (*copy.unreached, *(original.unreached if original else ()))
     against, missing = [*_not_there(report, files), *_not_planned(report, copy)], 0
     made: Made = ()
@@ -91,7 +83,10 @@ def judge(
         try:
             _, options = decided_by(report)
             asks = Asks(partial(_kept, copy), lambda _: known or {})
-            held = original if report.engine == "stream" else _common(original, copy)
+            names = {tensor.name for tensor in copy.tensors}
+            kept = tuple(tensor for tensor in original.tensors if tensor.name in names)
+            # The classic engine leaves out tied weights.
+            held = original if report.engine == "stream" else replace(original, tensors=kept)
             missing = len(original.tensors) - len(held.tensors)
             draft = drafted(held, options, asks)
         except (SourceError, UsageError) as error:
@@ -115,12 +110,6 @@ def judge(
     return lowered(Trust(level, (here, both), made=made), unreached)
 
 
-def _common(original: Content, copy: Content) -> Content:
-    """Return `original` with the tensors that `copy` has too. The classic engine leaves out tied weights."""
-    names = {tensor.name for tensor in copy.tensors}
-    return replace(original, tensors=tuple(tensor for tensor in original.tensors if tensor.name in names))
-
-
 def _kept(copy: Content, before: Content, _: Options) -> Hints:
     """Return what a model class must keep in a cast that gives `copy`: tensors in fp32, or as they were."""
     was = {tensor.name: tensor.dtype for tensor in before.tensors}
@@ -140,7 +129,6 @@ def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
 
 
 def _not_planned(report: Report, copy: Content) -> Iterable[str]:
-    """Yield where the headers in the repo differ from the plan in the report."""
     planned = report.plan.weight_map
     other = [tensor.name for tensor in copy.tensors if planned.pop(tensor.name, None) != tensor.file]
     if other or planned:
@@ -169,7 +157,6 @@ def _not_that_source(report: Report, original: Content) -> Iterable[str]:
 
 
 def _not_of(report: Report, original: Draft, copy: Content) -> Iterable[str]:
-    """Yield where the headers of a copy are not those of what it should be, `original`."""
     if agreed(report.plan.made, original.made) is None:
         done = phrase(original.made).removeprefix(", ") or "copied as it is"
         yield f"The report describes another copy than the headers, which give one that is {done}."
@@ -180,7 +167,6 @@ def _not_of(report: Report, original: Draft, copy: Content) -> Iterable[str]:
     if missing:
         yield f"Tensors of the source are missing: {name_some(missing)}."
     both = was.keys() & now.keys()
-    if other := sorted(name for name in both if was[name].shape != now[name].shape):
-        yield f"Tensors have another shape than in the source: {name_some(other)}."
-    if other := sorted(name for name in both if was[name].dtype != now[name].dtype):
-        yield f"Tensors have another dtype than in the source: {name_some(other)}."
+    for what in ("shape", "dtype"):
+        if other := sorted(name for name in both if getattr(was[name], what) != getattr(now[name], what)):
+            yield f"Tensors have another {what} than in the source: {name_some(other)}."

@@ -106,7 +106,6 @@ def verify(
 
 
 def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Content], meter: Meter) -> Verification:
-    """Return how the digests compare that this tool has stored with both. Raises SourceError."""
     first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
     differ, (ours, theirs) = compare_listed(checkpoints)
     is_known = all(file.sha256 and theirs[path].sha256 for path, file in ours.items())
@@ -189,10 +188,8 @@ def compare_beside(
 def compare_listed(
     checkpoints: Sequence[Content],
 ) -> tuple[list[Mismatch], tuple[Mapping[str, FileEntry], Mapping[str, FileEntry]]]:
-    """Compare the listed sizes and hashes. Return the differences, and the other files of both, by path.
-
-    A file that only the second has counts if it is in a folder of the model: there, libraries find it with the weights.
-    """
+    """Compare the listed sizes and hashes. Return the differences, and the other files of both, by path. A file that
+    only the second has counts if it is in a folder of the model: there, libraries find it with the weights."""
     ours, theirs = ({file.path: file for file in checkpoint.copied_weights} for checkpoint in checkpoints)
     folders = {component.folder for component in checkpoints[0].components}
     mismatches, alike = list[Mismatch](), list[str]()

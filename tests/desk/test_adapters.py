@@ -173,7 +173,7 @@ def test_a_page_does_not_read_a_large_adapter_whole(
     hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_git(hub, "alice/in-git", folders[1])
-    monkeypatch.setattr("sharding.desk.models.MAX_PAGE_WEIGHT_BYTES", 100)
+    monkeypatch.setattr("sharding.core.limits.MAX_PAGE_WEIGHT_BYTES", 100)
     monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", None, 100))
     options = Options(SIZE, adapter="alice/in-git")
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors takes reading"):
@@ -272,7 +272,7 @@ def test_a_merge_that_never_happened_is_not_proved_by_reading_a_plain_copy(
     hub: InHouse, desk: Desk, base: str, name: str
 ) -> None:
     shard(hub, base, name, SIZE)
-    assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
+    assert end(desk, desk.submit_about("verify", name, *AS_ALICE)).state == "done"
     assert desk.results.judge(name, None)[1].level == "read-now"
     report = json.loads(hub.ask("GET", f"/{name}/resolve/main/{REPORT_NAME}").body)
     for named in (".", "", "alice/lora", "lora"):
@@ -298,7 +298,7 @@ def test_a_merge_that_changes_less_than_its_headers_say_is_held_to_them_too(
     result, trust = desk.results.judge(name, None)
     assert [change.changed for change in result.report.plan.made] == [0]
     assert trust.level == "fits", trust.reasons
-    assert end(desk, desk.submit_check(name, *AS_ALICE)).state == "done"
+    assert end(desk, desk.submit_about("verify", name, *AS_ALICE)).state == "done"
     assert desk.results.judge(name, None)[1].level == "read-now"
 
 
@@ -316,7 +316,7 @@ def test_without_its_adapter_a_result_is_only_a_claim(
 def test_a_check_merges_the_adapter_first_and_is_remembered(
     hub: InHouse, desk: Desk, base: str, adapter: str, merged: str
 ) -> None:
-    done = end(desk, desk.submit_check(merged, *AS_ALICE))
+    done = end(desk, desk.submit_about("verify", merged, *AS_ALICE))
     assert (done.state, done.error) == ("done", None)
     assert done.request.options.adapter == commit(hub, adapter)
     assert done.verification and done.verification.holds and done.verification.made
@@ -332,7 +332,7 @@ def test_a_base_and_its_merged_copy_differ_and_that_says_nothing_against_the_res
     assert done.state == "failed" and done.error and "differs from the original in 4 tensors" in done.error[0]
     assert desk.results.compare(base, merged, ALICE)[1].level == "contradicted"
     assert desk.results.judge(merged, ALICE)[1].level == "fits"
-    assert end(desk, desk.submit_check(merged, *AS_ALICE)).state == "done"
+    assert end(desk, desk.submit_about("verify", merged, *AS_ALICE)).state == "done"
     assert desk.results.compare(base, merged, ALICE)[1].level == "contradicted"
 
 
@@ -340,7 +340,7 @@ def said_of(desk: Desk, stage: Stage, hub: InHouse, base: str, copy: str, adapte
     """How a check of a merged copy ends that finds such figures."""
     *_, verified = job.verify(base, copy, adapter=adapter, endpoint=hub.address, token=ALICE)
     assert isinstance(verified, Verified)
-    job_id = desk.submit_check(copy, *AS_ALICE)
+    job_id = desk.submit_about("verify", copy, *AS_ALICE)
     actor = player(desk, stage, job_id)
     verification = replace(verified.verification, **figures)
     actor.say(event_json(replace(verified, verification=verification)))

@@ -42,7 +42,7 @@ def test_a_check_reads_both_whole_and_what_it_found_of_this_commit_is_remembered
     """What is pushed later is another."""
     commit = f"{copy}@{hub.api().model_info(copy).sha}"
     assert desk.results.judge(copy, ALICE)[1].level == "fits"
-    done = end(desk, desk.submit_check(copy, *AS_ALICE))
+    done = end(desk, desk.submit_about("verify", copy, *AS_ALICE))
     assert (done.state, done.error) == ("done", None)
     assert done.verification and done.verification.identical and done.verification.tensors == 14
     assert done.request.source.startswith(f"{small}@") and done.request.destination == commit
@@ -56,7 +56,7 @@ def test_a_check_reads_both_whole_and_what_it_found_of_this_commit_is_remembered
 
 
 def test_a_check_that_came_to_no_end_says_nothing_of_a_result(desk: Desk, stage: Stage, copy: str) -> None:
-    job_id = desk.submit_check(copy, *AS_ALICE)
+    job_id = desk.submit_about("verify", copy, *AS_ALICE)
     player(desk, stage, job_id).exit(3)
     state(desk, job_id, "failed")
     record = desk.jobs_of("alice")[0]
@@ -93,7 +93,7 @@ def test_a_check_that_finds_a_difference_fails_and_stays_red(
     (folder / "sharding_report.json").write_text(report.replace(before, sha256(shard.read_bytes()).hexdigest()))
     hub.api(BOB).upload_folder(repo_id=copy, folder_path=folder, ignore_patterns=[".cache/*"])
     assert desk.results.judge(copy, ALICE)[1].level == "fits"
-    failed = end(desk, desk.submit_check(copy, *AS_ALICE))
+    failed = end(desk, desk.submit_about("verify", copy, *AS_ALICE))
     assert failed.state == "failed" and failed.error
     assert failed.error[0] == f"The copy differs from its source in 1 tensor. The first is {changed}: its bytes differ."
     trust = desk.results.judge(copy, ALICE)[1]
@@ -118,7 +118,7 @@ def test_a_copy_that_was_only_sampled_is_known_as_that_until_a_check_reads_it(
     assert trust.level == "stated" and "every byte" not in " ".join(trust.reasons)
     assert not is_proved(result.report, trust) and certificate_of(result, trust).tone == "plain"
     assert desk.results.compare(small, name, None)[1].level == "stated"
-    end(desk, desk.submit_check(name, *AS_ALICE))
+    end(desk, desk.submit_about("verify", name, *AS_ALICE))
     result, trust = desk.results.judge(name, BOB)
     assert trust.level == "read-now" and certificate_of(result, trust).tone == "good"
     assert desk.results.compare(small, name, None)[1].level == "read-now"
@@ -143,7 +143,7 @@ def test_what_is_said_of_a_copy_with_a_base_is_held_to_both(desk: Desk, hub: Ser
     result, trust = desk.results.judge(copy, ALICE)
     assert trust.level == "fits", trust.reasons
     assert "--base alice/base@" in how_to_check(result.report, copy)["check every byte"]
-    done = end(desk, desk.submit_check(copy, *AS_ALICE))
+    done = end(desk, desk.submit_about("verify", copy, *AS_ALICE))
     assert done.verification and done.verification.identical
 
 
@@ -155,10 +155,10 @@ def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it_and_onl
     assert trust.level == "claims" and "the base was a folder" in trust.reasons[1]
     assert how_to_check(result.report, name) == {}
     with pytest.raises(Refused, match="folder, which is not on this machine"):
-        desk.submit_check(name, *AS_ALICE)
+        desk.submit_about("verify", name, *AS_ALICE)
     shard(hub, "alice/run", f"{name}-kept", Options("1MB", base=str(trained)))
     assert desk.results.judge(f"{name}-kept", ALICE)[1].level == "fits"
-    assert end(desk, desk.submit_check(f"{name}-kept", *AS_ALICE)).state == "done"
+    assert end(desk, desk.submit_about("verify", f"{name}-kept", *AS_ALICE)).state == "done"
     assert desk.results.judge(f"{name}-kept", ALICE)[1].level == "read-now"
 
 
@@ -181,7 +181,7 @@ def test_weights_of_a_pull_request_are_never_green(
     assert trust.level == "unreached" and said in trust.reasons[0] and "This page made the copy" in trust.reasons[1]
     with Desk(Settings(settings.folder.parent / "elsewhere", hub.address)) as other:
         assert other.results.judge(name, BOB)[1].level == "unreached"
-        done = end(other, other.submit_check(name, *AS_ALICE))
+        done = end(other, other.submit_about("verify", name, *AS_ALICE))
         assert (done.state, done.unreached) == ("done", (unmerged,))
         trust = other.results.judge(name, BOB)[1]
         assert trust.level == "unreached" and "read every tensor of both" in trust.reasons[1]
@@ -195,7 +195,7 @@ def test_a_result_in_a_pull_request_is_not_that_repos(
     place = f"{name}@{propose(hub, download(hub, copy, tmp_path / 'copy'), name)}"
     trust = desk.results.judge(place, ALICE)[1]
     assert trust.level == "unreached" and f"No known branch or tag of {name} contains" in trust.reasons[0]
-    done = end(desk, desk.submit_check(place, *AS_ALICE))
+    done = end(desk, desk.submit_about("verify", place, *AS_ALICE))
     assert done.state == "done" and desk.results.judge(place, ALICE)[1].level == "unreached"
     assert desk.results.judge(f"{name}@refs/pr/1", ALICE)[1].level == "unreached"
 
@@ -204,9 +204,9 @@ def test_there_is_nothing_to_check_where_there_is_no_result_or_no_source(
     desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SourceError, match="no sharding_report.json"):
-        desk.submit_check(small, *AS_ALICE)
+        desk.submit_about("verify", small, *AS_ALICE)
     folder = write_checkpoint(tmp_path / "folder", {"model.safetensors": random_tensors()}, False)
     shard(hub, str(folder), name, private=False)
     with pytest.raises(Refused, match="made from a folder"):
-        desk.submit_check(name, *AS_ALICE)
+        desk.submit_about("verify", name, *AS_ALICE)
     assert desk.results.judge(name, ALICE)[1].level == "claims"

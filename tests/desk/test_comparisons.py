@@ -126,7 +126,7 @@ def test_what_was_read_of_the_plain_weights_proves_no_report_of_a_variant(
     hub.api(ALICE).upload_file(repo_id=cast, path_in_repo=REPORT_NAME, path_or_fileobj=text)
     assert end(desk, desk.submit_comparison(both, cast, "", *AS_ALICE)).state == "done"
     assert desk.results.judge(cast, None)[1].level != "read-now"
-    end(desk, desk.submit_check(cast, *AS_ALICE))
+    end(desk, desk.submit_about("verify", cast, *AS_ALICE))
     assert desk.results.judge(cast, None)[1].level == "contradicted"
 
 

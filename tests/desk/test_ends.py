@@ -250,7 +250,7 @@ def test_a_job_that_is_cancelled_discards_once_and_says_what_is_left_to_do(
 
 
 def test_a_check_that_is_cancelled_discards_nothing(hub: InHouse, desk: Desk, stage: Stage, told: Told) -> None:
-    job_id = desk.submit_check("alice/told", *AS_ALICE)
+    job_id = desk.submit_about("verify", "alice/told", *AS_ALICE)
     actor = player(desk, stage, job_id)
     actor.say(told["planned"])
     until(lambda: seen(desk, job_id, "alice").planned)

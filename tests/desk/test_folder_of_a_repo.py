@@ -42,7 +42,7 @@ def test_a_copy_that_others_made_is_held_to_that_folder_and_to_no_other(hub: InH
     # A reading of the repo's root proves nothing of the folder.
     assert end(desk, desk.submit_comparison(repo, "bob/of-sub", "", *AS_ALICE)).state == "failed"
     assert desk.results.judge("bob/of-sub", None)[1].level == "fits"
-    assert end(desk, desk.submit_check("bob/of-sub", *AS_ALICE)).state == "done"
+    assert end(desk, desk.submit_about("verify", "bob/of-sub", *AS_ALICE)).state == "done"
     assert desk.results.judge("bob/of-sub", None)[1].level == "read-now"
     assert desk.results.compare(repo, "bob/of-sub", ALICE)[1].level == "contradicted"
 

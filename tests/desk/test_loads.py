@@ -37,7 +37,7 @@ def test_loads_are_measured_also_later_and_are_no_proof(
     copy = of_bob(name)
     shard(hub, source, copy, "20kB", BOB)
     with Desk(settings) as desk:
-        done = end(desk, desk.submit_loads(copy, *AS_ALICE))
+        done = end(desk, desk.submit_about("compare", copy, *AS_ALICE))
         assert (done.state, done.error, done.result) == ("done", None, "")
         assert done.loads and done.loads[0] == done.loads[1] == 8
         assert (
@@ -61,7 +61,7 @@ def test_of_a_training_run_only_the_copy_is_loaded(hub: Server, desk: Desk, name
     dcp.save(weights, checkpoint_id=run, no_dist=True)
     source, copy = push(hub, run, f"{name}-in"), of_bob(name)
     shard(hub, source, copy, "20kB", BOB)
-    done = end(desk, desk.submit_loads(copy, *AS_ALICE))
+    done = end(desk, desk.submit_about("compare", copy, *AS_ALICE))
     assert done.state == "done" and done.loads == (4, 4)
     assert done.costs and done.costs.verdict.kind == "copy-alone"
 
@@ -71,7 +71,7 @@ def test_what_was_loaded_halfway_says_nothing_and_can_be_begun_again(
 ) -> None:
     source = push(hub, models.save("llama", tmp_path / "in", layers=1), f"{name}-in")
     shard(hub, source, of_bob(name), "20kB", BOB)
-    job_id = desk.submit_loads(of_bob(name), *AS_ALICE)
+    job_id = desk.submit_about("compare", of_bob(name), *AS_ALICE)
     player(desk, stage, job_id).exit(3)
     state(desk, job_id, "failed")
     record = desk.jobs_of("alice")[0]
@@ -87,11 +87,11 @@ def test_what_transformers_does_not_load_or_is_not_here_is_refused(
     variant = f"{name}-variant"
     shard(hub, variants, variant, Options("70kB", variant="fp16"), ALICE)
     with pytest.raises(Refused, match="transformers does not load the copy"):
-        desk.submit_loads(variant, *AS_ALICE)
+        desk.submit_about("compare", variant, *AS_ALICE)
     folder = models.save("llama", tmp_path / "in", layers=1)
     shard(hub, str(folder), name, "20kB", ALICE)
     with pytest.raises(Refused, match="made from a folder") as refused:
-        desk.submit_loads(name, *AS_ALICE)
+        desk.submit_about("compare", name, *AS_ALICE)
     assert "shard-my-repo compare" in refused.value.hint
     assert desk.jobs_of("alice") == []
 

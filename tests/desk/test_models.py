@@ -189,7 +189,7 @@ def test_devices_are_refused_as_plans_are_before_anybody_waits(
         usual = ask(lambda source=source, token=token: desk.models.plan(source, Options("60kB"), token))
         assert isinstance(refused, SourceError) and str(refused) == str(usual)
     with monkeypatch.context() as context:
-        context.setattr("sharding.desk.models.MAX_PAGE_TENSORS", 3)
+        context.setattr("sharding.core.limits.MAX_PAGE_TENSORS", 3)
         assert isinstance(ask(lambda: desk.models.devices(hidden, "cpu=1GB", ALICE)), TooManyTensors)
     assert held.asked == ["devices"]
     held.let_go()

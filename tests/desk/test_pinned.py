@@ -48,7 +48,7 @@ def test_a_check_is_of_what_the_result_says_of_itself_at_the_commits_that_are_th
         report["plan"]["asked"] = {"variant": "fp16"} | ({} if dtype == "keep" else {"dtype": dtype})
         hub.api().upload_file(repo_id=name, path_in_repo=REPORT_NAME, path_or_fileobj=json.dumps(report).encode())
         source, copy = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (variants, name))
-        job_id = desk.submit_check(name, *AS_ALICE)
+        job_id = desk.submit_about("verify", name, *AS_ALICE)
         request = state(desk, job_id, "running").request
         assert (request.kind, request.source, request.destination) == ("verify", source, copy)
         assert (request.options.variant, request.options.dtype) == ("fp16", dtype)

@@ -83,7 +83,7 @@ def test_who_has_a_job_gets_no_second_one_until_it_has_ended(
 
     def are_refused(who: tuple[Person, str], destination: str, own: str) -> None:
         request = JobRequest(small, destination, SIZE)
-        for ask in (lambda: desk.submit(request, *who), lambda: desk.submit_check(result, *who)):
+        for ask in (lambda: desk.submit(request, *who), lambda: desk.submit_about("verify", result, *who)):
             with pytest.raises(Refused, match="a job here already") as refusal:
                 ask()
             assert refusal.value.remedy == Remedy("open_job", own)
@@ -102,7 +102,7 @@ def test_who_has_a_job_gets_no_second_one_until_it_has_ended(
     state(desk, running, "cancelled")
     state(desk, waiting, "running", "bob")
     are_refused(AS_BOB, "bob/another", waiting)
-    check = desk.submit_check(result, *AS_ALICE)
+    check = desk.submit_about("verify", result, *AS_ALICE)
     are_refused(AS_ALICE, f"{name}-2", check)
     second.exit()
     state(desk, waiting, "failed", "bob")
@@ -177,7 +177,7 @@ def test_the_limit_is_for_every_visitor_and_to_the_byte(
         with Desk(replace(settings, max_job_bytes=limit, host=host)) as desk:
             for ask in (
                 lambda desk=desk: desk.submit(JobRequest(small, name, SIZE), *AS_ALICE),
-                lambda desk=desk: desk.submit_check(result, *AS_ALICE),
+                lambda desk=desk: desk.submit_about("verify", result, *AS_ALICE),
             ):
                 if limit < size and host != "alice":
                     with pytest.raises(Refused, match="This shared machine accepts up to"):

@@ -168,7 +168,7 @@ def test_what_was_read_here_stays_green_for_this_copy_alone_once_its_job_is_swep
     with Desk(settings, clock=lambda: now[0]) as desk:
         jobs = [desk.submit(JobRequest(small, f"{name}-made", Options("70kB")), *AS_ALICE)]
         end(desk, jobs[0])
-        jobs.append(desk.submit_check(f"{name}-read", *AS_ALICE))
+        jobs.append(desk.submit_about("verify", f"{name}-read", *AS_ALICE))
         end(desk, jobs[1])
     commits = {copy: hub.api().model_info(copy).sha for copy in levels}
     now[0] += 25 * 3600

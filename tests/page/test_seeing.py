@@ -312,7 +312,7 @@ def test_of_a_model_that_is_too_large_to_plan_the_tensors_are_counted_and_the_la
     rooms: Rooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rooms.push("bob/large")
-    monkeypatch.setattr("sharding.desk.models.MAX_PAGE_TENSORS", 10)
+    monkeypatch.setattr("sharding.core.limits.MAX_PAGE_TENSORS", 10)
     visit = Visitor(rooms, {"repo": "bob/large"})
     assert "more than 10 tensors" in visit.text("repo_message")
     assert "14 tensors in 1 file" in visit.text("facts") and "data:image/svg+xml;base64," in visit.now("facts")

@@ -30,10 +30,7 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 def main() -> None:
-    """Probe the folders in all arguments but the last, which says how: the fields of `measure.Load` as JSON.
-
-    The exit status is 0 for every outcome, because a load that fails is an answer too.
-    """
+    """Probe all folders as the last argument says: `measure.Load` as JSON. A load that fails is an answer too."""
     *folders, how = sys.argv[1:]
     asked: dict[str, Any] = json.loads(how)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the process that loads ends too
@@ -46,11 +43,8 @@ def main() -> None:
 
 
 def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = None) -> dict[str, Any]:
-    """Load `folder` as `asked` in a new process; return its facts, its cost and its memory over time.
-
-    The process is a fork of this one if `import_seconds` is given, the time that imports took here. A limit of memory
-    can be `limit_by` a "cgroup" or an "rlimit". Without that it is a cgroup if one can be created.
-    """
+    """Load `folder` as `asked` in a new process, a fork if `import_seconds` (of imports here) is given; return facts,
+    cost and memory over time. A limit can be `limit_by` a "cgroup" or an "rlimit"; else by what can be made."""
     cache = drop(path for path in folder.iterdir() if path.name.endswith(_WEIGHTS)) if asked["cold"] else "warm"
     with ExitStack() as stack:
         cap = None
@@ -94,20 +88,13 @@ def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = No
         elif status == -signal.SIGKILL:
             facts["outcome"] = "out-of-memory"
             facts["message"] = f"It used too much memory in the phase {phase}, so the kernel killed it."
-    return {
-        **facts,
-        "method": asked["method"],
-        "dtype_asked": asked["dtype"],
-        "cache": cache,
-        "memory_limited_by": cap.by if cap else None,
-        "seconds": {"start": first - started if phases else samples.last, **spans, "total": samples.last},
-        **samples.results(phases.get("load", started)),
-    }
+    facts |= {"method": asked["method"], "dtype_asked": asked["dtype"], "cache": cache}
+    facts["memory_limited_by"] = cap.by if cap else None
+    facts["seconds"] = {"start": first - started if phases else samples.last, **spans, "total": samples.last}
+    return {**facts, **samples.results(phases.get("load", started))}
 
 
 class _Fresh:
-    """A new process that imports the libraries and loads."""
-
     def __init__(self, order: str, writing: int, errors: int, cap: Cap | None) -> None:
         self._process = subprocess.Popen(
             child_command("sharding.loading.probe.child", order),
@@ -125,8 +112,6 @@ class _Fresh:
 
 
 class _Fork:
-    """A fork of this process, which has imported the libraries."""
-
     def __init__(self, order: str, errors: int) -> None:
         self._process = ForkProcess(target=_load, args=(order, errors))
         self._process.start()
@@ -148,8 +133,6 @@ def _load(order: str, errors: int) -> None:
 
 
 class _Samples:
-    """The memory of one process over time."""
-
     def __init__(self, pid: int, started: float, cap: Cap | None) -> None:
         self._process, self._status = psutil.Process(pid), Path(f"/proc/{pid}/status")
         self._has_proc, self._started, self._cap = self._status.exists(), started, cap

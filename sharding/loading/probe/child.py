@@ -1,7 +1,4 @@
-"""The process that loads: import, load, one forward pass, a few tokens. It writes a line of JSON after each step.
-
-It runs no code of a repo. The model class is transformers' own, or the load is not supported.
-"""
+"""The process that loads, computes, and writes a line of JSON after each step. It runs no code of a repo."""
 
 import hashlib
 import inspect
@@ -22,13 +19,7 @@ from sharding.model_class.transformers_class import Unsupported, model_class
 _READ_BYTES = "/proc/self/io", "read_bytes"
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-_FLOATS = set(_NAMES.values())
-"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
-
-
-def main() -> None:
-    """Load as the first argument (JSON) asks."""
-    load(json.loads(sys.argv[1]))
+_FLOATS = set(_NAMES.values())  # A load casts these. Integers, booleans and fp8 count as not cast.
 
 
 def import_libraries() -> None:
@@ -73,20 +64,13 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
     torch.manual_seed(0)
     dtype = getattr(torch, asked["dtype"]) if asked["dtype"] else None
     stored = _stored_dtypes(files)
-    anon_kib = _proc_number("/proc/self/status", "RssAnon")
+    anon_kib, sizes = _proc_number("/proc/self/status", "RssAnon"), [file.stat().st_size for file in files]
+    facts = {"architecture": cls.__name__, "files": len(files), "format": files[0].suffix[1:], "stored_dtypes": stored}
+    facts |= {"weight_bytes": sum(sizes), "largest_file_bytes": max(sizes)}
+    facts |= {"base_anon_bytes": anon_kib and 1024 * anon_kib}
+    facts |= {"is_cast": asked["dtype"] is not None and bool(stored.keys() & _FLOATS - {asked["dtype"]})}
     with tempfile.TemporaryDirectory(prefix="offload-") as offload:
-        say(
-            phase="load",
-            at=time.monotonic(),
-            base_anon_bytes=anon_kib and 1024 * anon_kib,
-            architecture=cls.__name__,
-            weight_bytes=sum(file.stat().st_size for file in files),
-            largest_file_bytes=max(file.stat().st_size for file in files),
-            files=len(files),
-            format=files[0].suffix[1:],
-            stored_dtypes=stored,
-            is_cast=asked["dtype"] is not None and bool(stored.keys() & _FLOATS - {asked["dtype"]}),
-        )
+        say(**facts, phase="load", at=time.monotonic())
         read_bytes = _proc_number(*_READ_BYTES)
         model, names = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload})
         if names:
@@ -112,8 +96,6 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
                 say(tokens=made[0].tolist())
         say(disk_bytes_read=None if read_bytes is None else (_proc_number(*_READ_BYTES) or 0) - read_bytes)
 
-
-# --- The methods ----------------------------------------------------------------------------------------
 
 _Loaded = tuple[Any, Collection[str]]  # A model, and the names of its weights that were in no file.
 
@@ -193,9 +175,6 @@ def _on_meta(model: Any) -> list[str]:
     return [name for name, tensor in model.state_dict().items() if tensor.is_meta]
 
 
-# --- Facts about a loaded model and its files ---------------------------------------------------------------
-
-
 def _weights(model: Any, files: list[Path]) -> dict[str, Any]:
     """Return the bytes of the weights of a model, and how many of them are still in the mapped files."""
     tensors = {tensor.data_ptr(): tensor for tensor in model.parameters() if not tensor.is_meta}
@@ -241,7 +220,6 @@ def _listed(index: Path) -> list[Path]:
 
 
 def _stored_dtypes(files: list[Path]) -> dict[str, int]:
-    """Return how many bytes each dtype has on the disk, from the headers."""
     dtypes: Counter[str] = Counter()
     for file in files:
         if file.suffix == ".bin":
@@ -268,8 +246,6 @@ def _proc_number(path: str, key: str) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
 
 
-# --- The fixed input of a forward pass, for models of text, pictures and sound -----------------------------
-
 _TOKENS, _FIRST_TOKEN = 12, 3
 _NEW_TOKENS = 4
 _SOUND_SAMPLES = 4000
@@ -293,7 +269,10 @@ def _fixed_inputs(model: Any) -> dict[str, Any]:
         "input_values": lambda _: (1, _SOUND_SAMPLES),
         "input_features": lambda of: (1, getattr(of, "num_mel_bins", 80), 2 * getattr(of, "max_source_positions", 50)),
     }
-    inputs = {name: _ramp(shapes[name](config), model.dtype) for name in sorted(names) if name in shapes}
+    wanted = {name: shapes[name](config) for name in sorted(names) if name in shapes}
+    inputs = {
+        name: torch.linspace(-1, 1, math.prod(shape)).view(shape).to(model.dtype) for name, shape in wanted.items()
+    }
     inputs |= {"input_ids": tokens} if "input_ids" in names else {}
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in known:
         inputs["decoder_input_ids"] = tokens[:, :4]
@@ -306,11 +285,5 @@ def _picture(config: Any) -> tuple[int, ...]:
     return 1, getattr(vision, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size))
 
 
-def _ramp(shape: tuple[int, ...], dtype: Any) -> Any:
-    import torch
-
-    return torch.linspace(-1, 1, math.prod(shape)).view(shape).to(dtype)
-
-
 if __name__ == "__main__":
-    main()
+    load(json.loads(sys.argv[1]))

@@ -1,7 +1,4 @@
-"""Keep answers until they are fetched, within limits.
-
-Gradio alone would keep the answers of 2,000 sessions, however large they are.
-"""
+"""Keep answers until they are fetched, within limits: Gradio alone would keep those of 2,000 sessions."""
 
 import asyncio
 import sys
@@ -28,8 +25,7 @@ UNFETCHED_BYTES = 32_000_000  # Most bytes of answers that the page keeps until 
 UNFETCHED_SECONDS = 120.0  # Longest time that the page keeps answers that nobody fetches.
 QUIET_SECONDS = 60.0  # Time after the last answer at which the page's stream of answers ends.
 _PRINTED_LINES = 200
-_STAYS_OPEN = "stays open"
-"""Stands among the unfinished calls of a browser's session, so that Gradio does not end its stream."""
+_STAYS_OPEN = "stays open"  # Among a browser's unfinished calls, so that Gradio does not end its stream.
 
 
 class _Answer(ProcessCompletedMessage):
@@ -66,10 +62,7 @@ class Session(asyncio.Queue[EventMessage]):
         self._added(self)
 
     async def get(self) -> EventMessage:
-        """Return the next message once there is one.
-
-        Gradio ends the stream of one client of a session and sends heartbeats to the others. This ends those too.
-        """
+        """Return the next message. Gradio ends the stream of one client of a session; this ends the others too."""
         self.listeners += 1
         try:
             message = await super().get()
@@ -125,10 +118,7 @@ class Sessions(OrderedDict[str, Any]):
 
 
 def bound_answers(queue: Queue) -> None:
-    """Make `queue` keep its limits, and sessions forget the inputs and outputs of calls.
-
-    Gradio keeps those for deep links, a megabyte in each of 500 sessions. Printed errors are shortened too.
-    """
+    """Make `queue` keep its limits, and sessions forget values, which Gradio keeps for deep links."""
     queueing.traceback = SimpleNamespace(print_exc=_print_error)  # type: ignore[attr-defined, assignment]
     queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
     _keep_streams_open(queue)
@@ -136,10 +126,7 @@ def bound_answers(queue: Queue) -> None:
 
 
 def _keep_streams_open(queue: Queue) -> None:
-    """Keep the stream of a browser open between its calls.
-
-    Gradio alone ends it after each last call. If a visitor acts just then, the page never hears the answer.
-    """
+    """Keep a stream open after the last call. Else an act at that moment gets no answer."""
     push = queue.push
 
     async def and_stay_open(body: PredictBodyInternal, request: Request, username: str | None) -> tuple[Any, ...]:

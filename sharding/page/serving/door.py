@@ -1,7 +1,4 @@
-"""Let in only the requests that the page, gradio_client and MCP send, and limit their size.
-
-Gradio has more routes than this page needs: uploads, a proxy, run histories, a monitor. Those answer with 404 here.
-"""
+"""Let in only requests that the page, gradio_client and MCP send, within a size. Gradio's other routes are hidden."""
 
 import asyncio
 import logging
@@ -44,11 +41,8 @@ _MCP = (f"{_API}/mcp(/http)?/?", f"{_API}/mcp/schema/?")
 
 
 def close_side_doors() -> None:
-    """Close what Gradio 6.31 opens beside its routes. Call it before the page is launched.
-
-    On a Space, anybody who reaches port 7887 could replace the code of this program (spaces 0.51).
-    And Gradio downloads a file from any address in a call, however large. This page takes and makes no files.
-    """
+    """Close what Gradio 6.31 opens beside its routes, before the page is launched. On a Space, port 7887 lets anybody
+    replace this program's code (spaces 0.51). Files of any address in a call are downloaded."""
     http_server.get_space = lambda: None  # type: ignore[attr-defined]
     processing_utils.async_move_files_to_cache = _as_it_is
 
@@ -71,7 +65,7 @@ class Door:
     def __init__(self, app: ASGIApp) -> None:
         """Pass requests on to `app`."""
         self._app = app
-        self._tools_called = 0
+        self._tools = asyncio.Semaphore(MAX_TOOL_CALLS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -85,7 +79,6 @@ class Door:
             await self._with_body(scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the whole body, up to its limit, then pass the request on."""
         body = None
         with suppress(TimeoutError):
             async with asyncio.timeout(BODY_SECONDS):
@@ -111,19 +104,14 @@ class Door:
         """Pass a request on. The number of tool calls at a time is limited: each holds a thread that the page needs."""
         if not _is_tool(scope):
             await self._app(scope, receive, send)
-            return
-        if self._tools_called >= MAX_TOOL_CALLS:
+        elif self._tools.locked():
             await _BUSY(scope, receive, send)
-            return
-        self._tools_called += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._tools_called -= 1
+        else:
+            async with self._tools:
+                await self._app(scope, receive, send)
 
 
 async def _body_of(receive: Receive, most_bytes: int) -> bytes | None:
-    """Return a body, None if it is too large."""
     body, is_whole = bytearray(), False
     while not is_whole:
         message = await receive()
@@ -153,9 +141,7 @@ def _is_call(body: bytes) -> bool:
     return session is None or (isinstance(session, str) and re.fullmatch(_NAME, session, re.ASCII) is not None)
 
 
-_PACKAGE, _AROUND = (str(Path(__file__).parents[up]) for up in (2, 0))
-"""The folder of our code, and the folder in it whose rooms every request passes through."""
-
+_PACKAGE, _AROUND = (str(Path(__file__).parents[up]) for up in (2, 0))  # Our code, and the rooms around every request.
 _OTHER_FORM = "This request does not have the form that the page's API describes."
 
 
@@ -171,10 +157,7 @@ async def _malformed(request: Request, error: Exception) -> JSONResponse:
 
 
 MALFORMED = dict.fromkeys((RequestValidationError, FnIndexInferError, KeyError, TypeError, ValueError), _malformed)
-"""Handlers for what FastAPI and Gradio raise for a malformed request, such as a call of an unknown function.
-
-Neither their answer nor the log repeats anything from the request.
-"""
+"""Handlers for malformed requests. Neither their answer nor the log repeats anything from the request."""
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:

@@ -51,7 +51,9 @@ class Guard:
             await RedirectResponse("/")(scope, receive, send)  # the visitor declined, which Gradio does not handle
             return
         is_own = self._is_own(scope, headers)
-        if not is_own and not self._on_space and "authorization" not in headers and not _is_preflight(scope, headers):
+        # A CORS preflight of a browser reveals and changes nothing.
+        is_preflight = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
+        if not is_own and not self._on_space and "authorization" not in headers and not is_preflight:
             await self._refuse(_FOREIGN, 403, scope, receive, send)
             return
         dropped = {b"x-forwarded-host"} if not self._is_named(headers.get("x-forwarded-host", "")) else set()
@@ -110,10 +112,7 @@ class Guard:
 
 
 def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that puts a `Guard`, and in it all others, around the whole application when it starts.
-
-    Middleware passed to Gradio's `launch` would run inside of its sessions and its CORS.
-    """
+    """Return a lifespan that puts a `Guard` around all. Gradio would run middleware inside its sessions."""
     hosts = space_hosts() if site.space else page_hosts()
 
     @asynccontextmanager
@@ -126,13 +125,7 @@ def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncCont
     return lifespan
 
 
-def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    """Return whether a request is a CORS preflight of a browser. The answer reveals and changes nothing."""
-    return scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
-
-
 def _name(host: str) -> str:
-    """Return the name in a `Host` header, or "" if it is invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

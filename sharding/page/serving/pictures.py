@@ -40,10 +40,7 @@ _HEAD, _BODY = b"<head>", b"<body"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """An ASGI application around `app`, the page at `site`. It changes only the page itself.
-
-    A preview holds only what its link says. It asks no Hub, so it reveals nothing of a private repo.
-    """
+    """Writes previews into the page. They say only what the link says, so they reveal no private repo."""
 
     app: ASGIApp
     site: Site
@@ -86,8 +83,7 @@ def name_in(place: str) -> str:
 
 
 def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
-    """Return the HTML of the page with the preview of `wish` alone, a class on the body for what it opens, and a first
-    view, which stands until Gradio has built the page."""
+    """Return the page with the preview of `wish`, a class for what it opens, and a first view."""
     title, text = preview_of(wish)
     metas = {"og:type": "website", "og:site_name": NAME, "og:title": title, "og:description": text}
     metas |= {"og:image": image} if image else {}
@@ -131,14 +127,10 @@ def _rewriting(send: Send, rewrite: Callable[[bytes], bytes]) -> Send:
     return answer
 
 
-PICTURE_SECONDS = 20.0
-"""Longest time that a request waits for the badge or the picture of a result. What is drawn later is for the next."""
-
+PICTURE_SECONDS = 20.0  # Longest wait for a badge or picture. What is drawn later is for the next.
 _T = TypeVar("_T")
 
-Judge = Callable[[str, str | None], tuple[Result, Trust]]
-"""Returns the result in a repo as the owner of a token may see it, and how far you can trust it."""
-
+Judge = Callable[[str, str | None], tuple[Result, Trust]]  # The result in a repo as a token shows it, and its trust.
 _VERDICTS = {CLAIMED: "only claimed", FITS: "structure matches", STATED: "hashes match", READ: "every byte read"}
 _SENTENCES = {CLAIMED: "Claims to be a copy of", FITS: "Matches the structure of", READ: "A copy of"}
 _SENTENCES[STATED] = "By the Hub's hashes, a copy of"
@@ -161,11 +153,8 @@ class _Drawn:
 
 
 class Pictures:
-    """An ASGI application around the page's own. It asks the Hub as nobody, whoever sends the request.
-
-    It answers 404 for what a visitor without a login cannot see, and for commits that may not be the repo's. If too
-    many results wait or the Hub fails, it answers 503 and remembers nothing.
-    """
+    """An ASGI application around the page's own. It asks the Hub as nobody, whoever sends the request. It answers 404
+    for what nobody can see without a login, and 503 while the Hub fails or too many wait."""
 
     def __init__(self, app: ASGIApp, judge: Judge, clock: Callable[[], float] = time.monotonic) -> None:
         """Pass other requests on to `app`. `clock` returns seconds."""
@@ -216,10 +205,7 @@ class Pictures:
         return self._questions.ask(place, place, partial(self._draw, place), weight=None)
 
     def _draw(self, place: str) -> _Drawn | None:
-        """Keep and return both pictures of a result, None if nobody can see it.
-
-        Raises ShardingError, and keeps nothing, if that may be otherwise a moment later.
-        """
+        """Keep and return both pictures, None if nobody can see them. Raises ShardingError if that may pass."""
         try:
             certificate = self._certificate(place)
         except ShardingError as error:
@@ -235,10 +221,7 @@ class Pictures:
         return drawn
 
     def _certificate(self, place: str) -> Certificate | None:
-        """Return what can be said of the repo at `place`, None if its commit may not be the repo's. Raises as `judge`.
-
-        Anybody can open a pull request in a repo of somebody else, and its commits have ids like all others.
-        """
+        """Return what can be said of a repo, None if its commit may be a stranger's. Raises as `judge`."""
         revision = place.partition("@")[2]
         if revision.startswith("refs/pr/"):
             return None
