@@ -81,7 +81,7 @@ def _refuse_no_token(path: Path, most_bytes: int) -> None:
 
 def _is_on(variable: str) -> bool:
     """Return whether a switch is on, as huggingface_hub 2.4 reads it."""
-    return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
+    return os.environ.get(variable, "").lower() in ("1", "on", "yes", "true")
 
 
 def xet_is_off() -> bool:
