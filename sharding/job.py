@@ -7,10 +7,12 @@ A source or destination is a folder, or a repo `owner/name` on the Hub at `endpo
 work only while you ask for the next event. Nothing here prints.
 """
 
+import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from sharding.checkpoint.documents import read_card_base
 from sharding.checkpoint.read import read_checkpoint, read_inputs
@@ -54,6 +56,7 @@ from sharding.report.files import read_card, write_beside
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report, Resources
 from sharding.storage.hub.client import Hub
+from sharding.storage.hub.guard import waiting_seconds
 from sharding.storage.locate import find_destination, open_destination, open_inputs
 from sharding.storage.names import is_folder, parse_address
 from sharding.transfer.stream import Prepared, transfer
@@ -161,6 +164,21 @@ def shard(
 
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
     """Do a job as `shard` does, with its source, its destination and all its options in one `request`."""
+    job = _run(request, endpoint, token)
+    if hasattr(sys, "ps1"):  # somebody types at a prompt, or in a notebook
+        if earlier := _AT_PROMPT.get(request.destination):
+            with suppress(ValueError):  # another thread is at work on it
+                earlier.close()
+        _AT_PROMPT[request.destination] = job
+    return job
+
+
+_AT_PROMPT: WeakValueDictionary[str, Generator[Event, None, None]] = WeakValueDictionary()
+"""The jobs of an interactive session, by their destinations. After an interrupt, a variable of the cell keeps its
+generator, which would hold the destination for ever."""
+
+
+def _run(request: Request, endpoint: str | None, token: str | None) -> Generator[Event, None, None]:
     request.refuse_contradictions()
     for what, extra in request.extras():
         require(what, extra)
@@ -201,7 +219,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
         if is_stated:
             prepared = replace(prepared, plan=sampling(plan))
         checking = check_kept(target, prepared, plan_id, origin, reader, always=is_stated)
-        kept = yield from _measured(checking, target, meter)
+        kept = yield from _measured(checking, target, meter, hub)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
             ours = files_written(plan, has_picture=bool(compare_rounds))
@@ -210,17 +228,17 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
             moving = transfer(prepared, target, kept, reader.move)
             back: ReadingBack | None = None
             if is_stated:
-                records = yield from _measured(moving, target, meter)
+                records = yield from _measured(moving, target, meter, hub)
             else:
                 moved = reading_back(moving, prepared, origin, kept, target, reader, stack)
-                records, back = yield from _measured(moved, target, meter)
+                records, back = yield from _measured(moved, target, meter, hub)
             prepared = replace(prepared, plan=counted(plan, records))
             plan = prepared.plan
             if is_stated:
                 verification = verify_stated(prepared, records, target, meter, len(kept))
             else:
                 proving = verify_staged(prepared, origin, records, back, target, meter, reader, kept)
-                verification = yield from _measured(proving, target, meter)
+                verification = yield from _measured(proving, target, meter, hub)
             if classic and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
@@ -384,6 +402,7 @@ def _measured(
     phase: Generator[Progress | ShardFinished, None, _T] | Generator[Progress, None, _T],
     target: Destination,
     meter: Meter,
+    hub: Hub,
 ) -> Generator[Progress | ShardFinished, None, _T]:
     """Yield the events of a phase, and add to its progress what the job costs so far. Return what the phase returns."""
     with closing(phase):
@@ -397,6 +416,7 @@ def _measured(
                 event = replace(
                     event,
                     anon_bytes=meter.anon_bytes,
+                    waiting_seconds=waiting_seconds(hub.endpoint),
                     bytes_uploaded=event.bytes_uploaded + target.bytes_uploaded,
                     bytes_deduplicated=event.bytes_deduplicated + target.bytes_deduplicated,
                 )

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from sharding import __version__
 from sharding.cli.parameters import in_groups, parsed_choice, taking_options, without_shorthands
-from sharding.core.environment import hub_token
+from sharding.core.environment import hub_token, proxy_logins
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
 from sharding.core.extras import require
 from sharding.core.limits import ROUNDS
@@ -375,9 +375,11 @@ def _for_people(cause: Exception | KeyboardInterrupt, resumable: bool) -> Shardi
         hint = "What is finished is kept. To go on, run the same command again. To start over, add --restart."
         cause = Cancelled(str(cause) or "Cancelled.", hint if resumable else "")
     error = cause if isinstance(cause, ShardingError) else unforeseen(cause)
+    secrets = dict.fromkeys(proxy_logins(), "[login]@")
     with suppress(Refused):  # a token that cannot be read is in no message
-        if token := hub_token():  # messages of other libraries may contain it
-            error.message, error.hint = (text.replace(token, "[token]") for text in (error.message, error.hint))
+        secrets |= {token: "[token]"} if (token := hub_token()) else {}
+    for secret, shown in secrets.items():  # messages of other libraries may contain them
+        error.message, error.hint = (text.replace(secret, shown) for text in (error.message, error.hint))
     return error
 
 

@@ -1,18 +1,20 @@
 """Show checkpoints, plans, events and outcomes to a person at a terminal."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import assert_never
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
+from typing_extensions import override
 
 from sharding.core.errors import ShardingError
-from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.events import Phase, Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.made import phrase
 from sharding.core.protocols import Discarded
 from sharding.core.text import (
@@ -41,24 +43,36 @@ _PHASES = {
     "numbers": "comparing numbers",
     "fetch": "fetching the files",
 }
+_TOGETHER = {"transfer", "verify"}  # The phases that go on side by side.
 
 
-class Terminal(AbstractContextManager["Terminal"]):
-    """A person's view of a command. As a context, it removes the progress bar at the end."""
+class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
+    """A person's view of a command. As a context, it shows what this package logs, and ends the bar at the end."""
 
     def __init__(self, results: Console, passing: Console) -> None:
         """Show results on `results`, and progress, findings and errors on `passing`."""
+        super().__init__()
         self._results = results
         self._passing = passing
-        kinds = (DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
-        figures = (kind(table_column=Column(no_wrap=True)) for kind in kinds)
-        description = TextColumn("{task.description}", table_column=Column(no_wrap=True))
-        self._bar = Bar(description, BarColumn(bar_width=None), *figures, console=passing)
-        self._tasks: dict[str, TaskID] = {}
+        for console in (results, passing):
+            console.width = console.width or 80  # a notebook may say 0, and then nothing would be shown
+        self._bar = self._new_bar()
+        self._latest: dict[Phase, Progress] = {}  # of each phase that is not done, in the order in which they began
+        self._done = set[Phase]()
+
+    def __enter__(self) -> "Terminal":
+        """Begin to show what this package logs."""
+        logging.getLogger("sharding").addHandler(self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Stop the bar."""
+        logging.getLogger("sharding").removeHandler(self)
         self._end_bar()
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self._mention(record.getMessage(), "yellow")
 
     def checkpoint(self, checkpoint: Content) -> None:
         """Show what a source holds."""
@@ -238,18 +252,45 @@ class Terminal(AbstractContextManager["Terminal"]):
             self._say(f"{figures[0]:<12}{figures[1]:<12}{cosine:<14}{equal:<9}{one.tensor}{note}")
 
     def _progress(self, event: Progress) -> None:
-        self._bar.start()
-        if event.phase not in self._tasks:
-            self._tasks[event.phase] = self._bar.add_task(_PHASES[event.phase], total=event.bytes_total)
-        task, phase = self._tasks[event.phase], _PHASES[event.phase]
+        """Show one bar, and a line for each phase that is done. A notebook has no cursor that moves up to another."""
+        if event.phase in self._done and event.bytes_done >= event.bytes_total:
+            return
+        if not {event.phase, *self._latest} <= _TOGETHER:
+            self._latest = {phase: last for phase, last in self._latest.items() if phase == event.phase}
+        self._latest[event.phase] = event
+        while self._latest:
+            first = next(iter(self._latest.values()))
+            self._draw(first)
+            if first.bytes_done < first.bytes_total:
+                break
+            self._done.add(first.phase)
+            del self._latest[first.phase]
+            self._end_bar()
+
+    def _draw(self, event: Progress) -> None:
+        words = _PHASES[event.phase]
         if event.workers:
             memory = format_bytes(sum(worker.anon_bytes for worker in event.workers))
-            phase += f": {count(len(event.workers), 'worker')}, {memory}"
-        self._bar.update(task, description=phase, completed=event.bytes_done)
+            words += f": {count(len(event.workers), 'worker')}, {memory}"
+        done, total = event.bytes_done, event.bytes_total
+        if [task.fields["phase"] for task in self._bar.tasks] == [event.phase]:
+            self._bar.update(self._bar.task_ids[0], description=words, completed=done)
+            return
+        for old in self._bar.task_ids:
+            self._bar.remove_task(old)
+        self._bar.add_task(words, total=total, completed=done, phase=event.phase)
+        self._bar.start()
+
+    def _new_bar(self) -> Bar:
+        kinds = (DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
+        figures = (kind(table_column=Column(no_wrap=True)) for kind in kinds)
+        description = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+        return Bar(description, BarColumn(bar_width=None), *figures, console=self._passing)
 
     def _end_bar(self) -> None:
         if self._bar.live.is_started:  # otherwise rich prints an empty line where nobody watches
             self._bar.stop()
+            self._bar = self._new_bar()
 
     def _fleet(self, fleet: FleetCost) -> None:
         table = _columns(fleet.engine, "parts", "size", "working", "largest worker")

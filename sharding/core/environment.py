@@ -1,11 +1,14 @@
 """Read the environment variables. No other module reads them."""
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 from sharding.core.errors import Refused, Remedy, UsageError
 from sharding.core.limits import MAX_STORED_TOKENS_BYTES, MAX_TOKEN_BYTES
@@ -49,10 +52,12 @@ def _names(variable: str) -> list[str]:
 def hub_token() -> str | None:
     """Return the login of this machine: HF_TOKEN, or the login that `hf auth login` saved; None if there is none.
 
-    Raises Refused if a saved login cannot be read.
+    With HF_HUB_DISABLE_IMPLICIT_TOKEN, neither counts. Raises Refused if a saved login cannot be read.
     """
     from huggingface_hub import constants, get_token
 
+    if _is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        return None
     path = token = Path(constants.HF_TOKEN_PATH)
     renewal = Path(constants.HF_STORED_TOKENS_PATH)
     try:
@@ -74,9 +79,56 @@ def _refuse_no_token(path: Path, most_bytes: int) -> None:
         raise ValueError(path)
 
 
-def keep_xet_logs_off_the_disk() -> None:
-    """Tell hf-xet, before its first import, to write no log files: HF_XET_LOG_DEST. A value that you set stays."""
+def _is_on(variable: str) -> bool:
+    """Return whether a switch is on, as huggingface_hub 2.4 reads it."""
+    return os.environ.get(variable, "").lower() in ("1", "on", "yes", "true")
+
+
+def xet_is_off() -> bool:
+    """Return whether no file is to pass through a Hub's Xet store: HF_HUB_DISABLE_XET."""
+    return _is_on("HF_HUB_DISABLE_XET")
+
+
+def prepare_for_xet() -> None:
+    """Tell hf-xet, before its first import, to write no log files, and its cache where this user may write.
+
+    The variables are HF_XET_LOG_DEST and HF_XET_CACHE. A value that you set stays.
+    """
     os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
+    if "HF_XET_CACHE" not in os.environ:
+        from huggingface_hub import constants
+
+        if not _is_creatable(Path(constants.HF_XET_CACHE)):
+            os.environ["HF_XET_CACHE"] = folder = tempfile.mkdtemp(prefix="shard-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+def proxies() -> dict[str, str]:
+    """Return the variables that name a proxy. Those in lower case count first, as everywhere."""
+    names = [spelled for name in _PROXIES for spelled in (name.lower(), name)]
+    return {name: text for name in names if (text := os.environ.get(name))}
+
+
+def certificates() -> tuple[str, str]:
+    """Return the variable that says which certificates are trusted, and its value, "" if none is set."""
+    return next(((name, text) for name in _CERTIFICATES if (text := os.environ.get(name))), (_CERTIFICATES[0], ""))
+
+
+def proxy_logins() -> set[str]:
+    """Return the logins in the addresses of proxies, such as "me:secret@", also decoded. Nobody may see them."""
+    written = {text.rpartition("://")[2].rpartition("@")[0] for text in proxies().values()} - {""}
+    return {f"{login}@" for text in written for login in (text, unquote(text))}
+
+
+def keep_loopback_direct() -> None:
+    """Let no proxy stand between programs on this machine: NO_PROXY."""
+    there = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    for name in ("no_proxy", "NO_PROXY"):
+        os.environ[name] = ",".join(filter(None, (there, "localhost", "127.0.0.1", "::1")))
 
 
 def space_owner() -> str | None:
@@ -201,8 +253,9 @@ def without_login() -> Iterator[None]:
 
 # Lists of folders. Libraries may be installed in one of them, and an empty entry means the current folder.
 _FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-_OTHERS = ("LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST")
+_OTHERS = ("LANG", "LC_ALL", "TZ", *_CERTIFICATES, "HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST")
 _INHERITED = (*_FOLDERS, *_OTHERS, "PYTHONWARNINGS")
+_OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
 
 
 def child_variables() -> dict[str, str]:
@@ -211,12 +264,17 @@ def child_variables() -> dict[str, str]:
     Libraries that see a GPU map tens of gigabytes, and choose other code for quantized weights.
     """
     nothing = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return reading_variables() | nothing
+    return child_environment(*_OF_LOADING) | nothing
 
 
 def reading_variables() -> dict[str, str]:
     """Return the environment of a child process that reads from a Hub: no login."""
-    return child_environment("HOME", "TMPDIR", "OMP_NUM_THREADS")
+    return job_variables() | child_environment(*_OF_LOADING)
+
+
+def job_variables() -> dict[str, str]:
+    """Return the environment of a child process that reaches a Hub: also the proxies, which may have a password."""
+    return child_environment(*(spelled for name in (*_PROXIES, "NO_PROXY") for spelled in (name, name.lower())))
 
 
 def child_environment(*more: str) -> dict[str, str]:

@@ -40,7 +40,8 @@ class AtWork:
 class Progress:
     """Bytes moved so far in one phase of the job. `seconds_left` is None until a rate is known.
 
-    In JSON the phase is called `stage`. `anon_bytes` is the current memory of the job's process. `bytes_uploaded` and
+    In JSON the phase is called `stage`. `anon_bytes` is the current memory of the job's process. `waiting_seconds` is
+    how much longer the Hub asks to wait, which is 0 as long as it does not. `bytes_uploaded` and
     `bytes_deduplicated` count finished shards only, and stay 0 if two checkpoints are only compared. `workers` are the
     workers of a fleet. `files` has the bytes since the last event, by file. These are the files that are written, or
     read in phases that only read. A fleet has them only while it writes.
@@ -53,6 +54,7 @@ class Progress:
     bytes_per_second: Amount = 0.0
     seconds_left: Amount | None = None
     anon_bytes: Count = 0
+    waiting_seconds: Amount = 0.0
     bytes_uploaded: Count = 0
     bytes_deduplicated: Count = 0
     workers: tuple[AtWork, ...] = ()

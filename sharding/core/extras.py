@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
@@ -22,6 +23,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 """What each extra of this package installs that a plain install does not."""
 
+_CACHE_OF_UVX = {"archive-v0"}  # The folder in which uv 0.13 keeps what `uvx` runs.
+
 
 def is_installed(module: str) -> bool:
     """Return whether `module` can be imported, without importing it."""
@@ -32,10 +35,23 @@ def require(what: str, extra: str = "load") -> None:
     """Raise Refused if `what` needs an `extra` of this package that is not installed."""
     missing = [module for module in MODULES[extra] if not is_installed(module)]
     if missing:
-        raise Refused(
-            f"{what} needs libraries that a plain install does not include: {', '.join(missing)}.",
-            f"Run `pip install {_with_extra(extra) or ' '.join(missing)}`.",
-        )
+        message = f"{what} needs libraries that a plain install does not include: {', '.join(missing)}."
+        raise Refused(message, install_hint(*missing, extra=extra))
+
+
+def install_hint(*libraries: str, extra: str = "") -> str:
+    """Return how to add `libraries`, or the `extra` that has them, to this copy, as it was installed itself."""
+    prefix, names = Path(sys.prefix), " ".join(libraries)
+    if (prefix / "pipx_metadata.json").is_file():
+        return f"Run `pipx inject {_NAME} {names}`."
+    behind = " ".join(f"--with {library}" for library in libraries)
+    if (prefix / "uv-receipt.toml").is_file():
+        return f"Install it again, with `{behind}` right behind `uv tool install`."
+    of_uv = (prefix / "pyvenv.cfg").is_file() and "\nuv = " in (prefix / "pyvenv.cfg").read_text(errors="replace")
+    if of_uv and _CACHE_OF_UVX.intersection(prefix.resolve().parts):
+        return f"Start it with `uvx {behind} …`: these words come right behind `uvx`."
+    pip = f"uv pip install --python {shlex.quote(sys.prefix)}" if of_uv else "pip install"
+    return f"Run `{pip} {(extra and _with_extra(extra)) or names}`."
 
 
 def _with_extra(extra: str) -> str:

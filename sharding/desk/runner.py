@@ -14,7 +14,7 @@ from typing import IO, Any
 import psutil
 
 from sharding import __version__
-from sharding.core.environment import child_command, child_environment
+from sharding.core.environment import child_command, job_variables, proxy_logins
 from sharding.core.limits import EVENT_BYTES, EVENTS_BYTES, STDERR_BYTES
 from sharding.core.text import count, undecided_sentence
 from sharding.desk.job_store import Shelf
@@ -32,9 +32,10 @@ class Child:
         """Start it in `folder`, which is also its home."""
         for name in ("here", "home", "tmp"):
             (folder / name).mkdir(exist_ok=True)
-        environment = child_environment() | {"HF_ENDPOINT": endpoint, "HF_TOKEN": token}
+        environment = job_variables() | {"HF_ENDPOINT": endpoint, "HF_TOKEN": token}
         environment |= {"HOME": str(folder / "home"), "HF_HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
-        self._token = token.encode()
+        secrets = {token: "[token]"} | dict.fromkeys(proxy_logins(), "[login]@")
+        self._secrets = {secret.encode(): shown.encode() for secret, shown in secrets.items()}
         self._process = subprocess.Popen(
             child_command("sharding", *arguments),
             stdin=subprocess.DEVNULL,
@@ -62,7 +63,7 @@ class Child:
         while line := self._output.readline(EVENT_BYTES + 1):
             if len(line) > EVENT_BYTES:
                 raise ValueError("the line is too long")
-            yield line.replace(self._token, b"[token]")
+            yield self._without_secrets(line)
 
     def stop(self) -> None:
         """Ask it to stop, and kill it if it has not ended a little later. Does not wait."""
@@ -89,8 +90,13 @@ class Child:
     @property
     def last_words(self) -> str:
         """The last line that it printed to standard error."""
-        lines = self._tail.replace(self._token, b"[token]").decode(errors="replace").strip().splitlines()
+        lines = self._without_secrets(bytes(self._tail)).decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
+
+    def _without_secrets(self, text: bytes) -> bytes:
+        for secret, shown in self._secrets.items():
+            text = text.replace(secret, shown)
+        return text
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:

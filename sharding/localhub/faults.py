@@ -20,8 +20,8 @@ from sharding.localhub.store import HUBS_OWN, name_of_grant
 
 Kind = Literal[
     "delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow",
-    "link", "line", "null", "list", "text", "empty", "html", "gone",
-    "endless", "drip", "trickle", "bomb", "next", "away",
+    "link", "line", "null", "list", "text", "empty", "html", "gone", "wall",
+    "busy", "endless", "drip", "trickle", "bomb", "next", "away",
 ]  # fmt: skip
 
 _RULE = re.compile(
@@ -36,6 +36,7 @@ _ODD: dict[str, Response] = {
     "empty": Response(b""),
     "html": Response(_PAGE, media_type="text/html"),
     "gone": Response(_PAGE, 404, media_type="text/html"),
+    "wall": Response(_PAGE, 403, media_type="text/html"),
 }
 """Answers of a proxy in between, or of a Hub without that endpoint."""
 
@@ -49,12 +50,14 @@ class Fault:
     - `delay` waits `value` seconds before it carries out the request.
     - `stall` waits `value` seconds in the middle of the answer's body.
     - `status` answers with the status `value` and does nothing. With 429 and 503 it sends Retry-After: 0.
+      `status:403=TEXT` says TEXT instead of the usual message.
+    - `busy` answers with the status 429 and says that the limit ends in `value` seconds, as the Hub does.
     - `cut` carries out the request and breaks the connection after `value` bytes of the body.
     - `short` and `long` send `value` bytes less or more, with the matching Content-Length.
     - `corrupt` flips a bit in the middle. `whole` ignores a range.
     - `other` sends the ids of another commit and of another content.
-    - `null`, `list`, `text`, `empty`, `html` and `gone` do nothing and answer with what no Hub sends. The status of
-      `gone` is 404.
+    - `null`, `list`, `text`, `empty`, `html`, `gone` and `wall` do nothing and answer with what no Hub sends. The
+      status of `gone` is 404. That of `wall` is 403, as of a firewall.
     - `slow` receives and sends bodies at `value` bytes per second. With `link`, all requests share that rate. With
       `line`, requests with the same grant of the Xet store share it, like those of one machine. `link=FILE` also writes
       a line into FILE whenever bytes have passed: the time in seconds and their number.
@@ -111,7 +114,11 @@ class Faults:
                 case "status":
                     status = int(fault.value)
                     headers = {"Retry-After": "0"} if status in (429, 503) else {}
-                    return await JSONResponse({"error": "A fault on purpose."}, status, headers)(scope, receive, send)
+                    said = {"error": fault.address or "A fault on purpose."}
+                    return await JSONResponse(said, status, headers)(scope, receive, send)
+                case "busy":
+                    headers = {"RateLimit": f'"api";r=0;t={fault.value:.0f}'}
+                    return await JSONResponse({"error": "Too many requests."}, 429, headers)(scope, receive, send)
                 case kind if kind in _ODD:
                     return await _ODD[kind](scope, receive, send)
                 case "endless" | "drip":

@@ -66,8 +66,15 @@ class FolderShardWriter(ShardWriter):
         self._sha256.update(data)
         view = memoryview(data)
         with explained(self._folder):
-            while view:
-                view = view[self._stream.write(view) :]
+            try:
+                while view:
+                    view = view[self._stream.write(view) :]
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                most = self._stream.tell()
+                message = f"The disk of {self._folder} takes no file larger than {format_bytes(most)}."
+                raise DestinationError(message, f"Start again with a shard size of {_below(most)}.") from error
         self._dirty_bytes += len(data)
         if self._dirty_bytes >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
             self._dirty_bytes = 0
@@ -173,12 +180,29 @@ def write_synced(place: Path, chunks: Iterable[bytes]) -> int:
     return written
 
 
+def _below(most: int) -> str:
+    """Return a round size for shards that fit into files of `most` bytes with their headers.
+
+    >>> _below(2**32 - 1), _below(100_000_000)
+    ('4GB', '90MB')
+    """
+    digits = str(most * 19 // 20)
+    return format_bytes(int(digits[0]) * 10 ** (len(digits) - 1)).replace(".0", "").replace(" ", "")
+
+
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""Answers of a disk that has no such operation, such as CIFS and vboxsf to the sync of a folder."""
+
+
 def sync_folders(folders: Iterable[Path]) -> None:
-    """Write the file names in `folders` to the disk for good."""
+    """Write the file names in `folders` to the disk for good, where a disk has a way to do that."""
     for folder in sorted(folders):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
         finally:
             os.close(descriptor)
 

@@ -137,18 +137,21 @@ def _here() -> list[str]:
 
 
 JOURNAL_NAME = "sharding_journal.part"
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # The answers of a disk that has no such operation.
+_NO_LOCKS = (*_CANNOT, errno.ENOLCK, errno.EBADF)  # The last is that of NFS without a server for locks.
 
 
 class Journal:
     """A file with the `StagedJob` whose shards and records lie in the same folder.
 
     While a job writes to the folder, it locks this file and holds a lease on the folder. In a folder that machines
-    share, it holds only the lease. All methods raise OSError as files do.
+    share, it holds only the lease. So it does on a disk that has no locks, or that cannot append to a file, as buckets
+    that are mounted. All methods raise OSError as files do.
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
         """Use the journal of `folder`. Opens nothing."""
-        self._is_shared = is_shared
+        self._has_lock = not is_shared
         self.lease = Lease(folder, beside_lock=not is_shared)
         self.path = folder / JOURNAL_NAME
         self._stream: FileIO | None = None
@@ -169,18 +172,28 @@ class Journal:
         for place in (self.path.parent, self.path):
             if place.is_symlink():  # the job would write to the link's target, and empty it
                 raise OSError(errno.ELOOP, f"{place.name} in it is a link to elsewhere")
-        # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
-        stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        stream = self._open()
         try:
-            if not self._is_shared:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._has_lock = self._has_lock and stream.writable() and _locked(stream)
+            if self._has_lock:
                 if not os.path.exists(self.path) or not os.path.samestat(os.fstat(stream.fileno()), self.path.stat()):
                     raise BlockingIOError("another job has just removed it")
+            else:
+                self.lease = Lease(self.path.parent)
             self.lease.take()
         except BaseException:
             stream.close()
             raise
         self._stream = stream
+
+    def _open(self) -> FileIO:
+        try:
+            # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
+            return open(self.path, "ab", buffering=0)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, *_CANNOT) or not self.path.exists():
+                raise
+            return open(self.path, "rb", buffering=0)
 
     def begin(self, job: StagedJob) -> int:
         """Write `job` into the journal unless it is there already; return the bytes written. Call `lock` first."""
@@ -188,8 +201,15 @@ class Journal:
         self.lease.refuse_lost()
         if self.job() == job:  # a job that was killed has left it
             return 0
+        line = line_of(job)
+        if not self._stream.writable():
+            anew = self.path.with_suffix(f".{uuid4().hex}.part")
+            with open(anew, "xb") as stream:
+                stream.write(line)
+            os.replace(anew, self.path)
+            return len(line)
         self._stream.truncate(0)
-        view = memoryview(line := line_of(job))
+        view = memoryview(line)
         while view:
             view = view[self._stream.write(view) :]
         os.fsync(self._stream.fileno())
@@ -197,7 +217,7 @@ class Journal:
 
     def remove(self) -> None:
         """Delete the journal and release it: its shards are published or discarded."""
-        if not self._is_shared:  # the lock still holds, and the next job looks only for a journal
+        if self._has_lock:  # it still holds, and the next job looks only for a journal
             self.lease.release()
         self.path.unlink(missing_ok=True)
         self.close()
@@ -208,3 +228,14 @@ class Journal:
         if self._stream:
             self._stream.close()
         self._stream = None
+
+
+def _locked(stream: FileIO) -> bool:
+    """Lock a file. Return whether its disk has locks. Raises BlockingIOError while another job holds it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.core.environment import child_variables, desk_folder, keep_xet_logs_off_the_disk, outlives_restart
+from sharding.core.environment import child_variables, desk_folder, outlives_restart, prepare_for_xet
 from sharding.core.errors import UsageError
 from sharding.desk.jobs import Settings
 
@@ -113,5 +113,5 @@ def test_hf_xet_writes_its_log_nowhere_unless_a_place_is_named(monkeypatch: pyte
     assert seen == [os.devnull, "/var/log/xet", ""]
     for text in (None, "/var/log/xet"):
         monkeypatch.setenv("HF_XET_LOG_DEST", text) if text else monkeypatch.delenv("HF_XET_LOG_DEST")
-        keep_xet_logs_off_the_disk()
+        prepare_for_xet()
         assert child_variables()["HF_XET_LOG_DEST"] == (text or os.devnull)

@@ -8,6 +8,7 @@ import pytest
 from sharding.core.environment import (
     child_environment,
     child_variables,
+    job_variables,
     prepare_for_ray,
     reading_variables,
     without_login,
@@ -21,9 +22,13 @@ PLAIN = {
 FOLDERS = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/lib", "PYTHONPATH": "/opt/python"}
 OF_LOADING = {"HOME": "/home/me", "TMPDIR": "/var/tmp", "OMP_NUM_THREADS": "2"}
 OF_RAY = {"RAY_ADDRESS": "auto", "RAY_TMPDIR": "/var/ray"}
+PROXIES = {
+    **dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "https_proxy"), "http://me:secret@proxy"),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "10.0.0.0/8,.corp"),
+}
+"""Whoever reaches a Hub needs them, although they may have a password."""
 SECRETS = {
     **dict.fromkeys(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "GITHUB_TOKEN"), "secret"),
-    **dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "https_proxy"), "http://me:secret@proxy"),
     **dict.fromkeys(("OAUTH_CLIENT_SECRET", "OPENID_PROVIDER_URL", "AWS_SECRET_ACCESS_KEY", "MY_RAY_KEY"), "secret"),
     **{"HF_ENDPOINT": "http://hub", "HF_HUB_OFFLINE": "0", "CUDA_VISIBLE_DEVICES": "0,1", "SPACE_ID": "acme/space"},
     **{"HF_HUB_DISABLE_PROGRESS_BARS": "0", "LD_PRELOAD": "/opt/evil.so", "PYTHONSTARTUP": "/opt/evil.py"},
@@ -37,7 +42,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment with all that is inherited somewhere, and with secrets. Ray's settings go with it."""
     before = dict(os.environ)
     os.environ.clear()
-    os.environ.update({**PLAIN, **FOLDERS, **OF_LOADING, **OF_RAY, **SECRETS})
+    os.environ.update({**PLAIN, **FOLDERS, **OF_LOADING, **OF_RAY, **PROXIES, **SECRETS})
     yield
     monkeypatch.undo()  # before the rest: it would put back what was set here
     os.environ.clear()
@@ -46,12 +51,13 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_job_inherits_a_fixed_list_of_variables_and_no_other() -> None:
     assert child_environment() == {**PLAIN, **FOLDERS, **PACKAGE}
+    assert job_variables() == {**PLAIN, **FOLDERS, **PACKAGE, **PROXIES}
 
 
 def test_what_loads_a_model_has_no_login_no_network_and_no_gpu() -> None:
     nothing = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
     assert child_variables() == {**PLAIN, **FOLDERS, **PACKAGE, **OF_LOADING, **nothing}
-    assert reading_variables() == {**PLAIN, **FOLDERS, **PACKAGE, **OF_LOADING}
+    assert reading_variables() == {**PLAIN, **FOLDERS, **PACKAGE, **OF_LOADING, **PROXIES}
 
 
 def test_what_is_empty_or_not_set_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +82,7 @@ def test_of_a_list_of_folders_the_absolute_paths_are_inherited(name: str, monkey
 def test_a_cluster_of_this_machine_gets_what_a_child_gets_and_what_is_of_ray_and_all_is_given_back() -> None:
     before = dict(os.environ)
     with without_login():
-        assert dict(os.environ) == {**PLAIN, **FOLDERS, **PACKAGE, **OF_LOADING, **OF_RAY}
+        assert dict(os.environ) == {**PLAIN, **FOLDERS, **PACKAGE, **OF_LOADING, **PROXIES, **OF_RAY}
         os.environ["LEFT_BEHIND"] = "1"
         del os.environ["TZ"]
     assert dict(os.environ) == before

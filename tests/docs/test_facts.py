@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from sharding.core import limits
 from sharding.core.environment import SHARED_JOB_BYTES
@@ -24,6 +25,14 @@ def test_every_variable_that_is_read_stands_in_the_docs_and_none_besides() -> No
     read = {text for text in strings if re.fullmatch(r"[A-Z][A-Z_]+", text)} | {"HF_TOKEN"}  # that, by get_token()
     text = section(COMMANDS, "Environment") + section(API, "For many visitors")
     assert {span for span in code(text) if re.fullmatch(r"[A-Z][A-Z_]+", span)} == read
+
+
+def test_every_variable_of_huggingface_hub_is_obeyed_or_said_to_be_of_no_use() -> None:
+    folder = Path(constants.__file__).parent
+    text = "".join(path.read_text() for path in folder.rglob("*.py"))
+    read = set(re.findall(r"""(?:environ\.get\(|getenv\(|environ\[)\s*"((?:HF|HUGGING|TRANSFORMERS)[A-Z_]*)\"""", text))
+    named = " ".join(code(section(COMMANDS, "Environment") + section(COMMANDS, "Variables of other tools")))
+    assert len(read) > 20 and read - set(named.split()) == set()
 
 
 def test_the_endpoints_and_their_arguments_are_those_in_the_docs() -> None:

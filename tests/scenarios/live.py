@@ -35,7 +35,8 @@ from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.origin import Place
 from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person, person_of
-from sharding.storage.hub.client import SIGN_IN, Hub
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.refusals import SIGN_IN
 from sharding.storage.hub.repo import HubRepo, is_alike
 from sharding.storage.hub.source import HubSource, open_repo
 from sharding.storage.hub.staging import STAGING_BRANCH

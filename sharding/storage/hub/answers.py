@@ -16,12 +16,14 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from sharding.core.limits import LONGEST_WAIT_SECONDS
 from sharding.core.values import FileEntry
+from sharding.storage.hub.network import StoreAway, never_passes
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
 NETWORK_TRIES = 6  # Attempts at a request, and attempts at a read after the last byte arrived.
 NETWORK_WAIT_SECONDS = 0.25  # Half the wait before the second attempt. The wait doubles with each attempt.
+LONGEST_JITTER_SECONDS = 10.0  # Twice the most that is added to a wait, so that readers do not come back together.
 BUSY = (408, 429, 500, 502, 503, 504)  # The status of an answer to a request that may succeed later.
 UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)  # The errors for an answer that is not JSON.
 
@@ -40,7 +42,8 @@ def may_pass(error: Exception) -> bool:
     """Return whether the same request may succeed later. hf-xet raises RuntimeError for a broken transfer."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in BUSY
-    if isinstance(error.__cause__, OddAnswer) or refuses_argument(error):
+    is_final = isinstance(error, StoreAway) or never_passes(error)
+    if is_final or isinstance(error.__cause__, OddAnswer) or refuses_argument(error):
         return False
     passing = (ConnectionError, TimeoutError, httpx2.TransportError, GarbledAnswer, *UNREADABLE)
     return type(error) is RuntimeError or isinstance(error, passing)
@@ -70,7 +73,7 @@ def refuses_argument(error: Exception) -> bool:
 
 
 def wait_to_retry(error: Exception, tries: int) -> None:
-    """Sleep before try number `tries` + 1: as long as the server asks, else twice as long each time, with jitter.
+    """Sleep before try number `tries` + 1: as long as the server asks, else twice as long each time, or a bit more.
 
     Raises `error` if `NETWORK_TRIES` are used up or the server asks for more than `LONGEST_WAIT_SECONDS`.
     """
@@ -78,7 +81,7 @@ def wait_to_retry(error: Exception, tries: int) -> None:
     seconds = NETWORK_WAIT_SECONDS * 2**tries if asked is None else asked
     if tries >= NETWORK_TRIES or seconds > LONGEST_WAIT_SECONDS:
         raise error
-    time.sleep(seconds * random.uniform(1, 1.5))
+    time.sleep(seconds + random.uniform(0, min(seconds, LONGEST_JITTER_SECONDS) / 2))
 
 
 def seconds_asked(headers: Mapping[str, str]) -> float | None:

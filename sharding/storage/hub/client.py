@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
 
@@ -13,7 +14,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, paginate
 
 from sharding import __version__
-from sharding.core.environment import keep_xet_logs_off_the_disk
+from sharding.core.environment import prepare_for_xet, xet_is_off
 from sharding.core.errors import DestinationError, Remedy, ShardingError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
 from sharding.core.protocols import Grant
@@ -30,6 +31,8 @@ from sharding.storage.hub.answers import (
     wait_to_retry,
 )
 from sharding.storage.hub.guard import checked_grant, checked_place, mark, one_question, session, unmarked
+from sharding.storage.hub.network import StoreAway, asked_host, way_out
+from sharding.storage.hub.refusals import GO_ON, NO_LOGIN, SIGN_IN, SIGN_IN_AGAIN, refusal
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 _CLIENT = {"library_name": "shard-my-repo", "library_version": __version__}
 _T = TypeVar("_T")
 
+STORE_SECONDS = 10  # Longest silence of a store, twice. hf-xet 1.8 itself would wait for many minutes.
 XET_BUFFER_BYTES = 64 << 20  # Bytes that hf-xet may fetch ahead.
 XET_UPLOADS_AT_ONCE = 2  # Packages that hf-xet may upload side by side, each in memory. Its default is up to 64.
 
@@ -66,6 +70,9 @@ class Hub:
         self.is_signed_in = token is not None
         self._token: str | Literal[False] = token or False  # False: not even the login saved on this machine
         self._accesses: dict[str, dict[str, Any]] = {}
+        self._reached = set[str]()  # the stores that have answered
+        self._away = ""
+        self._knocking = Lock()
 
     @cached_property
     def api(self) -> "HfApi":
@@ -128,10 +135,17 @@ class Hub:
                     tries += 1
                     wait_to_retry(error, tries)
 
+    @property
+    def uses_xet(self) -> bool:
+        """Whether files may go through the store: nobody forbids it, and it has answered whenever it was asked."""
+        return not self._away and not xet_is_off()
+
     def has_xet(self, repo_id: str, revision: str) -> bool:
         """Return whether files of `repo_id` are uploaded through Xet. Raises the client's errors."""
         try:
-            return bool(self._xet_access("write", repo_id, revision))
+            return self.uses_xet and bool(self._xet_access("write", repo_id, revision))
+        except StoreAway:
+            return False
         except errors.HfHubHTTPError as error:
             if error.response.status_code != 404:
                 raise
@@ -210,6 +224,7 @@ class Hub:
         return self._accesses[url]
 
     def _reached_with(self, grant: Grant) -> dict[str, Any]:
+        self._knock(grant.endpoint)
         headers = {name: text for name, text in unmarked(self.headers).items() if name.lower() != "authorization"}
         return {
             "endpoint": grant.endpoint,
@@ -218,14 +233,37 @@ class Hub:
             "custom_headers": headers,
         }
 
+    def _knock(self, store: str) -> None:
+        """Raise StoreAway unless the store answers in any way. It is asked twice."""
+        with self._knocking:
+            if self._away:
+                raise StoreAway(self._away)
+            if store in self._reached or not store.startswith("http"):  # a folder of this machine
+                return
+            for is_last in (False, True):
+                try:
+                    session().head(store, timeout=STORE_SECONDS, follow_redirects=False)
+                    self._reached.add(store)
+                    return
+                except httpx2.TransportError as error:
+                    if is_last:
+                        reason = way_out(error)[0] or str(error) or type(error).__name__
+                        self._away = f"{httpx2.URL(store).host}: {reason}"
+                        raise StoreAway(self._away) from error
+
     def forget_access(self) -> None:
         """Ask for new access to the store next time, because the old access may have expired."""
         self._accesses.clear()
+        self._reached.clear()
 
     def _distrusted(self, odd: OddAnswer, family: type[ShardingError]) -> ShardingError:
         request = f" ({odd.request})" if odd.request else ""
         hint = "Check that HF_ENDPOINT is the address of a Hub that you trust."
         return family(f"{self.endpoint} {odd}{request}.", hint)
+
+    def _without_store(self, away: StoreAway, family: type[ShardingError]) -> ShardingError:
+        hint = "Ask for it to be let through your network. Or set HF_HUB_DISABLE_XET=1: then files pass the Hub itself."
+        return family(f"{self.endpoint} answers, but its Xet store does not, {away}.", hint)
 
     @contextmanager
     def explained(self, repo_id: str, family: type[ShardingError]) -> Iterator[None]:
@@ -234,10 +272,14 @@ class Hub:
             yield
         except OddAnswer as error:
             raise self._distrusted(error, family) from error
+        except StoreAway as error:
+            raise self._without_store(error, family) from error
         except GarbledAnswer as error:
             hint = "A proxy may have answered instead of the Hub. Start the same job again later."
             raise family(f"{self.endpoint} sent an unreadable answer to {error}.", hint) from error
         except errors.GatedRepoError as error:
+            if "token settings" in (error.server_message or ""):
+                raise refusal(error, repo_id, self.endpoint, family) from error
             sign_in = "" if self.is_signed_in else f" Sign in with the same account. {SIGN_IN}"
             hint = f"Accept its terms at {self.page(repo_id)}.{sign_in} Then try again."
             remedy = Remedy("accept_terms", self.page(repo_id)) if self.is_signed_in else Remedy("sign_in")
@@ -262,7 +304,9 @@ class Hub:
                 hint, remedy = f"{check} If the repo is private, sign in. {SIGN_IN}", Remedy("sign_in")
             raise family(f"The repo {repo_id} does not exist, or you have no access to it.", hint, remedy) from error
         except errors.HfHubHTTPError as error:
-            raise _explain(error, repo_id, family) from error
+            if self._away and is_without(error) and "/info/lfs/" in error.response.request.url.path:
+                raise self._without_store(StoreAway(self._away), family) from error
+            raise _explain(error, repo_id, self.endpoint, family) from error
         except errors.HFValidationError as error:
             raise family(f"{repo_id!r} is not the name of a repo.", "Write owner/name.") from error
         except errors.OfflineModeIsEnabled as error:
@@ -279,11 +323,16 @@ class Hub:
                 raise family(message, hint) from error
             if isinstance(error, ValueError):
                 raise  # a fault of our own
-            message = f"{self.endpoint} cannot be reached: {error or type(error).__name__}."
-            raise family(message, f"Check the network. {GO_ON}") from error
+            what, hint = way_out(error)
+            message = f"{asked_host(error, self.endpoint)} cannot be reached: {what or error or type(error).__name__}."
+            raise family(message, hint or f"Check the network. {GO_ON}") from error
         except PermissionError as error:  # hf-xet raises this one and the next two
-            raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1], Remedy("sign_in")) from error
+            if error.errno is not None:  # it names none, and the system always does
+                raise
+            raise family(f"{NO_LOGIN}: {repo_id}.", f"{SIGN_IN_AGAIN} {SIGN_IN}", Remedy("sign_in")) from error
         except FileNotFoundError as error:
+            if error.errno is not None:
+                raise
             hint = "Start the same job again later. If that does not help, ask the owner to upload the files again."
             raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
         except RuntimeError as error:
@@ -301,20 +350,7 @@ def is_without(error: Exception) -> bool:
     return not is_of_file and not error.response.headers.get("X-Error-Code")
 
 
-SIGN_IN = "To sign in, run `hf auth login` or set HF_TOKEN."
 OWNER_AND_NAME = "Write owner/name, such as openai-community/gpt2."
-GO_ON = "Start the same job again. It goes on where it stopped."
-
-_BY_STATUS = {
-    400: ("The Hub does not accept the request", "Change what the Hub complains about, then start again."),
-    401: ("The login is not valid or has expired", f"Sign in, then start the same job again. {SIGN_IN}"),
-    403: ("The login does not allow it", "Use a token that may write there, or choose another namespace."),
-    404: ("The Hub cannot find it", "Check the name, and whether somebody has just deleted it."),
-    409: ("It already exists, or somebody else changed it just now", "Start again, or choose another name."),
-    412: ("Somebody else has changed it", GO_ON),
-    413: ("It is larger than the Hub accepts", "Free some storage on the Hub, or choose a smaller shard size."),
-    429: ("The Hub asks you to slow down", "Wait a few minutes, then start the same job again."),
-}
 
 _ASKED = r"/(?:revision|resolve|tree|commits?|preupload|paths-info|xet-[a-z]+-token)/([^/?]+)(?:/([^?]+))?"
 """The end of a request's address about a repo: the revision, and the path of a file for some requests."""
@@ -339,8 +375,7 @@ _PURPOSES = {
 """What each endpoint is needed for, by a part of its path."""
 
 
-def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingError:
-    status = error.response.status_code
+def _explain(error: Any, repo_id: str, endpoint: str, family: type[ShardingError]) -> ShardingError:
     if is_without(error):
         method, path = error.response.request.method, error.response.request.url.path
         if path == f"/api/models/{repo_id}" and "/" not in repo_id:
@@ -348,17 +383,12 @@ def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingE
         purpose = next((purpose for part, purpose in _PURPOSES.items() if part in path), "the job")
         hint = "Check that HF_ENDPOINT is the address of a Hub. Some Hubs do not have every endpoint."
         return family(f"This Hub has no {method} {path}, but {purpose} needs it.", hint)
-    problem, hint = _BY_STATUS.get(status, ("The Hub has an internal problem", "Start the same job again later."))
-    if "storage limit" in (error.server_message or "").lower():
-        problem, hint = "The Hub has no storage left for it", _BY_STATUS[413][1]
-    lines = [line.rstrip(".") for line in (error.server_message or "").strip().splitlines()]
-    remedy = Remedy("sign_in") if status == 401 else None
-    return family(f"{problem}: {repo_id}, status {status}{f', {lines[0][:200]}' if lines else ''}.", hint, remedy)
+    return refusal(error, repo_id, endpoint, family)
 
 
 def xet_session() -> Any:
     """Return a session of hf-xet with bounded buffers and without log files."""
-    keep_xet_logs_off_the_disk()
+    prepare_for_xet()
     share_memory()
     from hf_xet import XetConfig, XetSession
 

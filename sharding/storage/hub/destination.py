@@ -23,8 +23,9 @@ from sharding.core.text import name_some
 from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.answers import person_of
-from sharding.storage.hub.client import SIGN_IN, Hub
+from sharding.storage.hub.client import Hub
 from sharding.storage.hub.main import OF_EVERY_NEW_REPO, MainBranch
+from sharding.storage.hub.refusals import SIGN_IN
 from sharding.storage.hub.repo import STAGING_BRANCH, HubRepo, fit_for_commit, stored
 from sharding.storage.hub.source import ArrivingSource, HubSource
 from sharding.storage.hub.staging import StagingBranch

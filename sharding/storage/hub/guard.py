@@ -1,5 +1,6 @@
 """Limit the size and time of a Hub's answers, and send a login only to its own Hub."""
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,12 +24,14 @@ from sharding.core.limits import (
     MAX_PAGES,
 )
 from sharding.core.protocols import Grant
-from sharding.core.text import format_bytes
+from sharding.core.text import duration, format_bytes
 from sharding.storage.hub.answers import BUSY, UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
+from sharding.storage.hub.network import unusable_variable
 
 LONGEST_ANSWER_SECONDS = 300
 """Longest time that a Hub may take to send such an answer. 64 MB arrive in time at 1.7 Mbit/s."""
 
+TOLD_WAIT_SECONDS = 2.0  # Shortest wait that is worth a word.
 LISTING_SECONDS = 1800  # Longest time for all pages of a list.
 LEAST_SECONDS = 60
 """Time in which at least `LEAST_BYTES` of a file must arrive. If fewer arrive, they are requested again."""
@@ -66,12 +69,17 @@ class _Spent:
 
 _SPENT: ContextVar[_Spent | None] = ContextVar("_SPENT", default=None)
 _INSTALLING = Lock()
+_LOG = logging.getLogger("sharding")
+_WAITS: dict[str, float] = {}  # By endpoint: until when its Hub asks to wait, by the steady clock.
 
 
 def session() -> httpx2.Client:
     """Return the client that huggingface_hub shares, with limits. It is a new one after an error of the network."""
     with _INSTALLING:
-        client = get_session()
+        try:
+            client = get_session()
+        except (OSError, ImportError, ValueError, httpx2.InvalidURL) as error:
+            raise unusable_variable(error) from error
         hooks = client.event_hooks
         if _ask not in hooks["request"]:
             client.event_hooks = {"request": [_ask, *hooks["request"]], "response": [_hear, *hooks["response"]]}
@@ -101,6 +109,11 @@ def one_question() -> Iterator[None]:
         raise odd from error
     finally:
         _SPENT.reset(before)
+
+
+def waiting_seconds(endpoint: str) -> float:
+    """Return how much longer the Hub at `endpoint` asks to wait; 0.0 if it does not."""
+    return max(0.0, _WAITS.get(endpoint, 0.0) - time.monotonic())
 
 
 def mark(endpoint: str) -> dict[str, str]:
@@ -144,8 +157,13 @@ def _hear(response: httpx2.Response) -> None:
         raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although this tool asked for plain bytes")
     else:
         response.stream = _Body(response.stream, _file)
-    if response.status_code in BUSY and (seconds_asked(response.headers) or 0) > LONGEST_WAIT_SECONDS:
+    asked = (seconds_asked(response.headers) or 0) if response.status_code in BUSY else 0
+    if asked > LONGEST_WAIT_SECONDS:
         hf_raise_for_status(response)  # the client itself would sleep as long as the header asks
+    if asked >= TOLD_WAIT_SECONDS:
+        if not waiting_seconds(endpoint):  # else another reader has said so
+            _LOG.warning("%s asks to wait %s.", endpoint, duration(asked))
+        _WAITS[endpoint] = time.monotonic() + asked
     # The address of a listing's next page becomes absolute, and must be on the same Hub.
     if following := response.links.get("next", {}).get("url"):
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
 from pydantic import TypeAdapter
@@ -21,10 +22,18 @@ from sharding.core.protocols import LentFile, LentSource, Source
 from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry
 from sharding.formats.names import is_plain
-from sharding.storage.hub.answers import checked_commit, listed_files, may_pass, parsed, wait_to_retry
+from sharding.storage.hub.answers import (
+    NETWORK_TRIES,
+    checked_commit,
+    listed_files,
+    may_pass,
+    parsed,
+    wait_to_retry,
+)
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import session
 from sharding.storage.hub.lookup import is_reached
+from sharding.storage.hub.network import StoreAway
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
 HUB_JOIN_GAP_BYTES = 512 << 10
 """Largest gap between two ranges of a Hub's file that are read as one. Another request costs tens of milliseconds."""
 
+CONNECT_SECONDS = 10  # Longest time to connect for a read.
+XET_TRIES = 2  # Failures of hf-xet, each after minutes of its own tries, after which files are read over plain HTTP.
 READ_TIMEOUT_SECONDS = 30  # Longest silence while a file is read. After it, a new connection continues the read.
 _REF = TypeAdapter(Place)
 
@@ -85,12 +96,18 @@ class HubSource(Source):
         self._hub = hub
         self._lock = Lock()
         self._group: Any = None
+        self._xet_fails = False
         self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list)) if files is None else files
         self._by_path = {file.path: file for file in self.files}
 
     @property
     def _least_xet_bytes(self) -> int:
         return self._hub.least_xet_bytes
+
+    @property
+    def _only_xet(self) -> bool:
+        """Whether plain HTTP does not lead to these files."""
+        return self._least_xet_bytes == 0
 
     @override
     def path(self, file: str) -> None:
@@ -123,7 +140,7 @@ class HubSource(Source):
         repo_id, revision = self.ref.repo_id, self.ref.revision
 
         def ask() -> LentSource:
-            in_store = any(entry.xet_hash for entry in entries)
+            in_store = self._hub.uses_xet and any(entry.xet_hash for entry in entries)
             grant = self._hub.grant("read", repo_id, revision) if in_store else None
             return LentSource(self.ref, tuple(map(self._lend, entries)), self._hub.endpoint, grant)
 
@@ -136,7 +153,7 @@ class HubSource(Source):
         return lent
 
     def _lend(self, entry: FileEntry) -> LentFile:
-        if entry.xet_hash:
+        if entry.xet_hash and self._hub.uses_xet:
             return LentFile(entry.path, entry.bytes, entry.xet_hash)
         place = self._hub.address_to_lend(self.ref.repo_id, self.ref.revision, self.ref.inside + entry.path)
         return LentFile(entry.path, entry.bytes, place=place)
@@ -149,10 +166,11 @@ class HubSource(Source):
         return entry
 
     def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        with_xet = entry.xet_hash is not None and end_byte - start_byte >= self._least_xet_bytes
+        in_store = entry.xet_hash is not None and end_byte - start_byte >= self._least_xet_bytes
         position, tries, begun = start_byte, 0, start_byte
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
+                with_xet = in_store and (self._only_xet or (self._hub.uses_xet and not self._xet_fails))
                 try:
                     # Short ranges: hf-xet holds the bytes of a range in memory, and may stall on a long one.
                     stop = min(end_byte, position + self.batch_bytes)
@@ -168,12 +186,17 @@ class HubSource(Source):
                         yield chunk
                     if position < stop:
                         raise ConnectionError("the stream ended early")
+                except StoreAway:
+                    if self._only_xet:
+                        raise
+                    tries = NETWORK_TRIES - 2  # the Hub may send its readers to the same place
                 except Exception as error:
                     if not (may_pass(error) or isinstance(error, PermissionError)):
                         raise
                     self._group = None
                     self._hub.forget_access()
                     tries += 1
+                    self._xet_fails = self._xet_fails or (with_xet and tries >= XET_TRIES)
                     wait_to_retry(error, tries)
 
     def _list(self) -> list[FileEntry]:
@@ -208,7 +231,8 @@ class HubSource(Source):
             self.requests += 1
         url = self._hub.address(self.ref.repo_id, self.ref.revision, self.ref.inside + entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
-        options: dict[str, Any] = {"follow_redirects": True, "timeout": READ_TIMEOUT_SECONDS}
+        timeout = httpx2.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
+        options: dict[str, Any] = {"follow_redirects": True, "timeout": timeout}
         with session().stream("GET", url, headers={**self._hub.headers, **asked}, **options) as response:
             hf_raise_for_status(response)
             # After a redirect to a store, the Hub's own answer is the first. Only that one names a commit.

@@ -17,7 +17,8 @@ from sharding.core.recipe import Extent
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.storage.hub.answers import OddAnswer, parsed
-from sharding.storage.hub.client import GO_ON, Hub
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.refusals import GO_ON
 
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _PIECE_BYTES = 1 << 20

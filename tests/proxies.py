@@ -1,0 +1,129 @@
+"""What stands between a machine and a Hub in a company: a proxy that asks for a login, and one that reads TLS."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for 127.0.0.1 and localhost that nobody trusts, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "A company")])
+    now = datetime.now(UTC)
+    names = [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    public, private = folder / "company.pem", folder / "company.key"
+    public.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    return public, private
+
+
+@contextmanager
+def _listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Have `serve` take every connection, each in a thread; give the port."""
+
+    def one(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            serve(connection)
+
+    def listen() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=one, args=[connection], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def _pump(one: socket.socket, other: socket.socket) -> None:
+    try:
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+    except OSError:
+        pass
+    finally:
+        for end in (one, other):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def behind_tls(address: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Serve what is at `address` over TLS; give that address, and the certificate to trust."""
+    public, private = certificate(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(public, private)
+    behind = urlsplit(address)
+
+    def serve(connection: socket.socket) -> None:
+        place = behind.hostname or "", behind.port or 0
+        with socket.create_connection(place) as outer, context.wrap_socket(connection, server_side=True) as inner:
+            threading.Thread(target=_pump, args=[outer, inner], daemon=True).start()
+            _pump(inner, outer)
+
+    with _listening(serve) as port:
+        yield f"https://127.0.0.1:{port}", public
+
+
+@contextmanager
+def proxy(address: str) -> Iterator[tuple[str, list[str]]]:
+    """Forward every request over HTTP, whatever its host, to what is at `address`; give the place, and what was asked.
+
+    What was asked is the first line of each request and its login, as in "GET http://hub/ Basic bWU6c2VjcmV0".
+    """
+    behind = urlsplit(address)
+    asked = list[str]()
+
+    def serve(connection: socket.socket) -> None:
+        with socket.create_connection((behind.hostname or "", behind.port or 0)) as outer:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                if not (data := connection.recv(1 << 16)):
+                    return
+                head += data
+            head, _, body = head.partition(b"\r\n\r\n")
+            first, *lines = head.decode("latin-1").split("\r\n")
+            method, url, version = first.split(" ")
+            fields = [line for line in lines if not line.lower().startswith(("proxy-", "connection:"))]
+            login = [line.split(": ", 1)[1] for line in lines if line.lower().startswith("proxy-authorization")]
+            asked.append(" ".join([method, url, *login]))
+            target = url.partition("://")[2].partition("/")[2]
+            # One request a connection, so that nothing after it needs to be read.
+            fields.append("Connection: close")
+            outer.sendall("\r\n".join([f"{method} /{target} {version}", *fields, "", ""]).encode("latin-1") + body)
+            threading.Thread(target=_pump, args=[connection, outer], daemon=True).start()
+            while data := outer.recv(1 << 16):
+                connection.sendall(data)
+
+    with _listening(serve) as port:
+        yield f"127.0.0.1:{port}", asked
