@@ -235,7 +235,8 @@ def _session(request: gr.Request) -> str | None:
 
 
 def _texts(chosen: Mapping[str, Any]) -> Iterator[Any]:
-    return (value for name, value in chosen.items() if OPTIONS[name].is_text)
+    options = ((OPTIONS[name], value) for name, value in chosen.items())
+    return (value for option, value in options if option.is_text and value != option.default)
 
 
 @contextmanager
