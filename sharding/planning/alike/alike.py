@@ -15,7 +15,7 @@ from sharding.formats.quantization import quantization_of, quantized_in, without
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
 from sharding.planning.alike.configs import Kept, layers_of, with_values
-from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, words_of
+from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, prefixes_of, words_of
 from sharding.planning.alike.units import Slot, Unit, in_memory, plain_name, slots_of, units_of
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft
@@ -76,7 +76,7 @@ def compared(
     fits = Fits((words_of(ours), words_of(form)))
     pairs = [(in_memory(name), in_memory(stored)) for name, stored in known.items()]
     there = {here: target for one, two in pairs for here, target in ((one, two), (two, one)) if target in theirs}
-    units = {name if name in theirs else there.get(name, name): unit for name, unit in units.items()}
+    units = {name if name in theirs else _stored_name(name, there): unit for name, unit in units.items()}
     match = matched(units, theirs, fits)
     is_tied = ties(ours)
     is_real = is_tied is False or mine.head_is_copy is False
@@ -91,6 +91,12 @@ def compared(
     match = replace(match, absent=tuple(name for name in match.absent if name not in tied))
     lack = lacking(match, theirs, layers_of(form))
     return Comparison(slots, units, theirs_slots, theirs, match, lack, untied, copies, tied, ours, form)
+
+
+def _stored_name(name: str, known: Mapping[str, str]) -> str:
+    """Return `name` with what it is called in the original behind its prefix, if that is known."""
+    prefix = next((prefix for prefix in prefixes_of(name) if name.removeprefix(prefix) in known), None)
+    return name if prefix is None else prefix + known[name.removeprefix(prefix)]
 
 
 def _is_head(name: str, head: Unit, words: Unit) -> bool:

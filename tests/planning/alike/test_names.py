@@ -72,12 +72,10 @@ def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path
     assert configure(tmp_path / "out")["architectures"] == ["Qwen2_5OmniForConditionalGeneration"]
 
 
-def test_a_prefix_and_another_form_at_once(tmp_path: Path) -> None:
-    original, wanted = (
-        published(build("mixtral"), tmp_path / "original"),
-        published(build("mixtral", 1), tmp_path / "w"),
-    )
-    mine = rename(in_memory(build("mixtral", 1), tmp_path / "mine"), "^", "module._orig_mod.")
+@pytest.mark.parametrize("name", ["mixtral", "vit", "clip"])
+def test_a_prefix_and_another_form_at_once(name: str, tmp_path: Path) -> None:
+    original, wanted = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
+    mine = rename(in_memory(build(name, 1), tmp_path / "mine"), "^", "module._orig_mod.")
     shard(mine, tmp_path / "out", like=original)
     assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
 
