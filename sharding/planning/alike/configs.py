@@ -8,6 +8,8 @@ from sharding.core.text import as_object
 _PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
 """Keys under which a model with several parts describes its text model, or what holds that."""
 
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+
 _FORM = frozenset(["architectures", "model_type", "auto_map", "transformers_version", "_name_or_path"])
 """What says how a model is built and stored. It comes from the original."""
 
@@ -136,7 +138,7 @@ def _new_rope(form: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 def layers_of(config: Any) -> int | None:
     """Return how many layers the text model of `config` (the JSON of a config.json) has, None if it does not say."""
     while isinstance(config, dict):
-        layers = config.get("num_hidden_layers")
+        layers = next((config[key] for key in _LAYERS if key in config), None)
         if type(layers) is int:
             return layers
         config = next((config[key] for key in _PARTS if key in config), None)
