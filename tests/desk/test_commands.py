@@ -8,7 +8,7 @@ import pytest
 
 from sharding import job
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
-from sharding.core.options import SINGLE_FILE, Options, Request
+from sharding.core.options import SINGLE_FILE, Options, Request, of_command
 from sharding.desk.jobs import JobRequest
 from sharding.desk.runner import command_of
 from tests.commands import invoke
@@ -76,5 +76,5 @@ def test_a_process_that_checks_is_told_what_the_result_is_of(options: Options) -
     """And reads every byte: nothing is quick."""
     name, given, more = asked(JobRequest(SOURCE, f"{COPY}@f", options, kind="verify"))
     assert (name, given) == ("verify", (SOURCE, f"{COPY}@f"))
-    told = {word: getattr(options, word) for word in ("dtype", "variant", "base", "dequantize", "adapter")}
+    told = {option.name: getattr(options, option.name) for option in of_command("verify")}
     assert more == {"quick": False, "numeric": True, "token": "hf_alice", **told}

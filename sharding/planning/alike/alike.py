@@ -1,6 +1,7 @@
 """Make a checkpoint like its original: the original's names, shapes and parts, with its own numbers. Pure."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +16,18 @@ from sharding.formats.quantization import quantization_of, quantized_in, without
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
 from sharding.planning.alike.configs import Kept, layers_of, with_values
-from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, words_of
+from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, prefixes_of, words_of
 from sharding.planning.alike.units import Slot, Unit, in_memory, plain_name, slots_of, units_of
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft
 
 _TIES = "tie_word_embeddings"
+_SHARED = re.compile(r"\b(?:encoder|decoder)\.embed_tokens\.weight$")
+"""Embeddings that are `shared.weight` beside them (T5, BART)."""
+
+_CONSTANTS = re.compile(r"(?:\.inv_freq|\.position_ids|\b(?:attn|attention)\.(?:masked_)?bias)$")
+"""What older versions of transformers stored with the weights. All libraries compute it."""
+
 _HALF_SAVED = (
     "It looks like a half-saved training. Save it again. Or add what is missing by hand, with --fill and --from."
 )
@@ -32,7 +39,8 @@ class Comparison:
 
     `untied` are output heads of the checkpoint that its original does not store, each with its name in the copy, and
     `copies` those with the bytes of the embeddings. `tied` are heads that are stored there and are the embeddings here,
-    each with the unit that it gets. `config` and `form` are the content of both config.json.
+    each with the unit that it gets. `has_own_head`: a head is here that is not the embeddings. `constants` are stored
+    there and not here. `config` and `form` are the content of both config.json.
     """
 
     slots: tuple[Slot, ...]
@@ -44,6 +52,8 @@ class Comparison:
     untied: Mapping[str, str]
     copies: frozenset[str]
     tied: Mapping[str, str]
+    has_own_head: bool
+    constants: tuple[str, ...]
     config: Mapping[str, Any]
     form: Mapping[str, Any]
 
@@ -76,7 +86,7 @@ def compared(
     fits = Fits((words_of(ours), words_of(form)))
     pairs = [(in_memory(name), in_memory(stored)) for name, stored in known.items()]
     there = {here: target for one, two in pairs for here, target in ((one, two), (two, one)) if target in theirs}
-    units = {name if name in theirs else there.get(name, name): unit for name, unit in units.items()}
+    units = {name if name in theirs else _stored_name(name, there): unit for name, unit in units.items()}
     match = matched(units, theirs, fits)
     is_tied = ties(ours)
     is_real = is_tied is False or mine.head_is_copy is False
@@ -84,13 +94,24 @@ def compared(
     if is_tied and not is_real:
         words = next((name for name in match.of if EMBEDDINGS.search(name)), "")
         tied = {name: words for name in match.absent if words and _is_head(name, theirs[name], theirs[words])}
+    copied = {name: _SHARED.sub("shared.weight", name) for name in match.absent if _SHARED.search(name)}
+    tied |= {name: words for name, words in copied.items() if words in match.of}
     usual = tied_names(form)[:1] or (USUAL_HEAD,)
     heads = [name for name in match.extra if f".{name}".endswith(f".{usual[0]}") and usual[0] not in theirs]
     untied = dict(zip(heads, usual, strict=False)) if is_real else {}
     copies = frozenset(heads if mine.head_is_copy else ())
     match = replace(match, absent=tuple(name for name in match.absent if name not in tied))
+    constants = tuple(name for name in match.absent if _CONSTANTS.search(name))
+    match = replace(match, absent=tuple(name for name in match.absent if name not in constants))
     lack = lacking(match, theirs, layers_of(form))
-    return Comparison(slots, units, theirs_slots, theirs, match, lack, untied, copies, tied, ours, form)
+    own = bool(untied) or is_real and any(f".{name}".endswith(f".{usual[0]}") for name in match.of)
+    return Comparison(slots, units, theirs_slots, theirs, match, lack, untied, copies, tied, own, constants, ours, form)
+
+
+def _stored_name(name: str, known: Mapping[str, str]) -> str:
+    """Return `name` with what it is called in the original behind its prefix, if that is known."""
+    prefix = next((prefix for prefix in prefixes_of(name) if name.removeprefix(prefix) in known), None)
+    return name if prefix is None else prefix + known[name.removeprefix(prefix)]
 
 
 def _is_head(name: str, head: Unit, words: Unit) -> bool:
@@ -126,6 +147,8 @@ def alike(draft: Draft, found: Comparison) -> Draft:
     """
     content, original = draft.content, _original(draft)
     refuse_unlike(found, content, original)
+    if not draft.options.keep_extra:
+        _refuse_loss(found, original.source.words)
     filled = frozenset(name for names in found.lack.parts.values() for name in names)
     of_original = sum(filled.issuperset(slot.units) for slot in found.original)
     of = {**found.match.of, **{name: found.match.of[words] for name, words in found.tied.items()}}
@@ -195,6 +218,10 @@ def refuse_unlike(found: Comparison, content: Content, original: Content) -> Non
     if found.is_other_model:
         message = f"{mine} and {theirs} are different models: {len(match.of):,} of {count(len(found.units), 'weight')} "
         raise SourceError(f"{message}fit by name and shape.", "Name the model that it was trained from.")
+    layers = [layers_of(config) for config in (found.config, found.form)]
+    if None not in layers and layers[0] != layers[1]:
+        message = f"num_hidden_layers is {layers[0]} in {mine}, and {layers[1]} in {theirs}."
+        raise SourceError(message, "Name the model that it was trained from.")
     if match.unclear:
         name, one, other = match.unclear[0]
         message = f"{name} fits two places of {theirs}: {one} and {other}."
@@ -216,12 +243,20 @@ def refuse_unlike(found: Comparison, content: Content, original: Content) -> Non
         raise SourceError(message, _HALF_SAVED)
 
 
+def _refuse_loss(found: Comparison, theirs: str) -> None:
+    """Raise SourceError if a module that stays would lose its bias."""
+    stays = {name.removesuffix(".weight") for name in found.match.of.values()}
+    if lost := [name for name in found.extra if name.endswith(".bias") and name.removesuffix(".bias") in stays]:
+        message = f"{theirs} does not have {count(len(lost), 'bias', 'biases')} of these weights: {name_some(lost)}."
+        raise SourceError(message, "To keep what the original does not have, add --keep-extra.")
+
+
 def _made(found: Comparison, of: Mapping[str, str], filled: frozenset[str]) -> Iterator[Tensor]:
     """Yield every tensor of the original, made of the weights here or filled. Raises SourceError."""
     for slot in found.original:
         if filled.issuperset(slot.units):
             yield slot.tensor
-        else:
+        elif not set(found.constants).issuperset(slot.units):
             yield slot.made_of([found.units[of[name]] for name in slot.units])
 
 
@@ -246,9 +281,10 @@ def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None,
     document, kept = with_values(form, found.config) if has_own_config(draft.content) else (dict(form), [])
     for level, old in ((document, form), (document.get("text_config"), form.get("text_config"))):
         if isinstance(level, dict):
-            stated = False if found.untied else as_object(old).get(_TIES)
+            stated = as_object(old).get(_TIES)
+            stated = False if found.has_own_head and ties(found.form) is not False else stated
             level.pop(_TIES, None) if stated is None else level.update({_TIES: stated})
-    return document, [one for one in kept if found.untied or not one.key.endswith(_TIES)]
+    return document, [one for one in kept if found.has_own_head or not one.key.endswith(_TIES)]
 
 
 def has_own_config(content: Content) -> bool:
@@ -282,6 +318,10 @@ def details_of(found: Comparison, kept: Sequence[Tensor], values: Sequence[Kept]
         details["head"] = f"{name_some(list(found.tied))} is a copy of the embeddings"
     if found.copies:
         details["head"] = f"{name_some(list(found.copies))} is left out, because it is the embeddings"
+    if found.constants:
+        details["constants"] = (
+            f"{name_some(found.constants)} of the original are left out, because libraries compute them"
+        )
     if extra := [slot.tensor.name for slot in found.slots if set(found.extra).issuperset(slot.units)]:
         details["kept" if is_kept else "dropped"] = f"{count(len(extra), 'tensor')}, {name_some(extra)}"
     if values:

@@ -1,19 +1,28 @@
 """Write a config.json with the form of one model and the values of another. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from sharding.core.text import as_object
 
 _PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
 """Keys under which a model with several parts describes its text model, or what holds that."""
+
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 _FORM = frozenset(["architectures", "model_type", "auto_map", "transformers_version", "_name_or_path"])
 """What says how a model is built and stored. It comes from the original."""
 
 _LEFT_OUT = frozenset([*_FORM, "quantization_config", "compression_config", *_PARTS])
 _DTYPES = ("dtype", "torch_dtype")
-_ROPE = ("rope_parameters", "rope_scaling")
-_OF_IMAGES = ("rope_type", "type", "mrope_section", "mrope_interleaved")
+_NEW_ROPE = "rope_parameters"
+_OLD_ROPE = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
+"""How positions are counted, for transformers 5 and before."""
+
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """How positions of images are counted. A text model has no such positions."""
+
+_KINDS = {"full_attention", "sliding_attention"}
 
 
 class Kept(NamedTuple):
@@ -51,14 +60,15 @@ def with_values(form: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dic
 def _merged(form: Mapping[str, Any], values: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Kept]]:
     values = _as_written(form, values)
     document, kept = dict(form), list[Kept]()
+    if any(map(values.get, (_NEW_ROPE, *_OLD_ROPE))) and (_NEW_ROPE in values) is not (_NEW_ROPE in form):
+        document = {key: value for key, value in form.items() if key not in (_NEW_ROPE, *_OLD_ROPE)}
     for key, value in values.items():
         old = form.get(key)
         if key in _LEFT_OUT or value == old:
             continue
         if isinstance(old, dict) and isinstance(value, dict):
-            if _is_of_images(old) and not _is_of_images(value):
-                value = {name: of for name, of in value.items() if name not in _OF_IMAGES}
-            document[key], more = _merged(old, value, f"{path}{key}.")
+            merged, more = _merged(old, value, f"{path}{key}.")
+            document[key] = value if key in (_NEW_ROPE, "rope_scaling") else merged
             kept += more
             continue
         document[key] = value
@@ -74,37 +84,61 @@ def _as_written(form: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
         for key in _DTYPES:
             after.pop(key, None)
         after[next((key for key in _DTYPES if key in form), "dtype")] = stated
-    rope = after.get("rope_parameters")
-    if isinstance(rope, dict) and "rope_parameters" not in form:
-        del after["rope_parameters"]
-        after.update(_old_rope(form, rope))
+    new, theirs = as_object(values.get(_NEW_ROPE)), as_object(form.get(_NEW_ROPE))
+    rope = None
+    if new and not theirs:
+        rope = _old_rope(form, new)
+    elif theirs and not new and any(map(values.get, _OLD_ROPE)):
+        rope = _new_rope(theirs, values)
+    if rope is not None:
+        after = {key: value for key, value in after.items() if key not in (_NEW_ROPE, *_OLD_ROPE)} | rope
+    for key in (_NEW_ROPE, "rope_scaling"):
+        old, own = as_object(form.get(key)), as_object(after.get(key))
+        of_images = {name: old[name] for name in _OF_IMAGES if name in old}
+        if of_images and key in after and own.keys().isdisjoint(of_images):
+            base = {name: own[name] for name in ("rope_theta", "partial_rotary_factor") if name in own}
+            after[key] = {**old, **base} if _is_plain(own) else {**of_images, **own}
     return after
 
 
-def _old_rope(form: Mapping[str, Any], rope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of transformers 4 for the rope_parameters of one kind of layer."""
+def _is_plain(rope: Any) -> bool:
+    return not rope or rope.get("rope_type", rope.get("type", "default")) in ("default", "mrope")
+
+
+def _old_rope(form: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the settings of transformers 4 for rope_parameters, None if `form` has no place for them."""
+    found = dict[str, Any]()
     if all(isinstance(value, dict) for value in rope.values()):  # one for each kind of layer
-        yield "rope_parameters", dict(rope)
-        return
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if key in rope:
-            yield key, rope[key]
-    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
-    old = form.get("rope_scaling")
-    if scaling.get("rope_type", "default") != "default":
-        yield "rope_scaling", scaling
-    elif old is not None and not _is_of_images(old):
-        yield "rope_scaling", None
+        if rope.keys() != _KINDS or "rope_local_base_freq" not in form:
+            return None
+        found["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
+        rope = rope["full_attention"]
+    found |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    if not _is_plain(rope):
+        found["rope_scaling"] = {key: value for key, value in rope.items() if key not in found}
+    elif form.get("rope_scaling") is not None:
+        found["rope_scaling"] = None
+    return found
 
 
-def _is_of_images(rope: Any) -> bool:
-    return isinstance(rope, dict) and "mrope_section" in rope
+def _new_rope(form: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the settings of transformers 4 in `values` as rope_parameters, None if those of `form` are of others."""
+    scaling = as_object(values.get("rope_scaling"))
+    kind = "default" if _is_plain(scaling) else scaling.get("rope_type", scaling.get("type"))
+    rope = {key: values[key] for key in ("rope_theta", "partial_rotary_factor") if values.get(key) is not None}
+    rope |= {**{key: value for key, value in scaling.items() if key != "type"}, "rope_type": kind}
+    if not all(isinstance(value, dict) for value in form.values()):
+        return {_NEW_ROPE: rope}
+    if form.keys() != _KINDS or "rope_local_base_freq" not in values:
+        return None
+    local = {"rope_theta": values["rope_local_base_freq"], "rope_type": "default"}
+    return {_NEW_ROPE: {"full_attention": rope, "sliding_attention": local}}
 
 
 def layers_of(config: Any) -> int | None:
     """Return how many layers the text model of `config` (the JSON of a config.json) has, None if it does not say."""
     while isinstance(config, dict):
-        layers = config.get("num_hidden_layers")
+        layers = next((config[key] for key in _LAYERS if key in config), None)
         if type(layers) is int:
             return layers
         config = next((config[key] for key in _PARTS if key in config), None)

@@ -104,11 +104,11 @@ def _candidates(
     """Return the prefixes that each name of `mine` may change, and how many names would find their place by each."""
     endings = dict[str, list[str]]()
     for name in theirs:
-        for prefix in _prefixes(name):
+        for prefix in prefixes_of(name):
             endings.setdefault(name[len(prefix) :], []).append(prefix)
     found, votes = dict[str, list[Prefix]](), Counter[Prefix]()
     for name, unit in mine.items():
-        for prefix in _prefixes(name):
+        for prefix in prefixes_of(name):
             ending = name[len(prefix) :]
             targets = [there for there in endings.get(ending, ()) if fits(unit.shape, theirs[there + ending].shape)]
             votes.update((prefix, there) for there in targets)
@@ -134,15 +134,16 @@ def _misfits(
                 yield name, target
 
 
-def _prefixes(name: str) -> Iterator[str]:
-    """Yield what a name may begin with: nothing, its first module, its first two. Its last module always stays.
+def prefixes_of(name: str) -> Iterator[str]:
+    """Yield what a name may begin with: nothing, its first module, its first two. The last one stays, if it tells more.
 
-    >>> list(_prefixes("model.layers.weight"))
-    ['', 'model.']
+    >>> list(prefixes_of("model.layers.weight")), list(prefixes_of("module.logit_scale"))
+    (['', 'model.'], ['', 'module.'])
     """
     yield ""
-    at = 0
-    for _ in range(min(name.count(".") - 1, _DEEPEST)):
+    at, steps = 0, name.split(".")
+    has_own_name = steps[-1] not in ("weight", "bias") and not any(step.isdecimal() for step in steps)
+    for _ in range(min(len(steps) - 2 + has_own_name, _DEEPEST)):
         at = name.index(".", at) + 1
         yield name[:at]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from tests.conftest import listing
 from tests.planning.alike.models import (
@@ -71,6 +72,44 @@ def test_the_dtype_is_that_of_the_weights(tmp_path: Path) -> None:
     assert configure(tmp_path / "out")["dtype"] == "float32"
     loaded, _ = MODELS["qwen3_moe"][0].from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
     assert loaded.dtype == torch.float32
+
+
+def _before_5(folder: Path) -> Path:
+    """Write config.json as transformers 4 did."""
+    config = configure(folder)
+    text = config.get("text_config", config)
+    rope = text.pop("rope_parameters")
+    if "sliding_attention" in rope:
+        text["rope_local_base_freq"], rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling if len(scaling) > 1 else None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("is_old", [(True, False), (False, True), (False, False), (True, True)])
+@pytest.mark.parametrize("kind", ["linear", "default"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_5_vl", "llama4_vl"])
+def test_positions_are_counted_as_in_mine(name: str, kind: str, is_old: tuple[bool, bool], tmp_path: Path) -> None:
+    """However both say it, and whatever the original stretches."""
+    text = build_text(name)
+    config = deepcopy(text.config)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    rope |= {"rope_theta": 77777.0, "rope_type": kind} | ({"factor": 4.0} if kind == "linear" else {})
+    mine = published(type(text)._from_config(config, dtype=torch.bfloat16), tmp_path / "mine")
+    original, wanted = (published(build(name), tmp_path / folder) for folder in ("original", "wanted"))
+    other = configure(original)["text_config"]["rope_parameters"]
+    other = other.get("full_attention", other)
+    stretched = {"factor": 8.0, "rope_type": "yarn", "attention_factor": 2.0} if name != "qwen2_5_vl" else {}
+    parts = "text_config__rope_parameters" + ("__full_attention" if name == "gemma3" else "")
+    configure(wanted, **{parts: {**other, **rope}})
+    configure(original, **{parts: {**other, **stretched}})
+    for folder, needs in zip((mine, original), is_old, strict=True):
+        if needs:
+            _before_5(folder)
+    shard(mine, tmp_path / "out", like=original)
+    ours, theirs = (AutoConfig.from_pretrained(tmp_path / folder).text_config for folder in ("out", "wanted"))
+    assert ours.rope_parameters == theirs.rope_parameters
 
 
 FILES: dict[str, Any] = {"tokenizer.json": "{}", "tokenizer_config.json": "{}", "chat_template.jinja": "{{ messages }}"}

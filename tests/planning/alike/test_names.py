@@ -72,12 +72,10 @@ def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path
     assert configure(tmp_path / "out")["architectures"] == ["Qwen2_5OmniForConditionalGeneration"]
 
 
-def test_a_prefix_and_another_form_at_once(tmp_path: Path) -> None:
-    original, wanted = (
-        published(build("mixtral"), tmp_path / "original"),
-        published(build("mixtral", 1), tmp_path / "w"),
-    )
-    mine = rename(in_memory(build("mixtral", 1), tmp_path / "mine"), "^", "module._orig_mod.")
+@pytest.mark.parametrize("name", ["mixtral", "vit", "clip"])
+def test_a_prefix_and_another_form_at_once(name: str, tmp_path: Path) -> None:
+    original, wanted = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
+    mine = rename(in_memory(build(name, 1), tmp_path / "mine"), "^", "module._orig_mod.")
     shard(mine, tmp_path / "out", like=original)
     assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
 
@@ -111,6 +109,34 @@ def test_what_the_original_lacks_is_left_out_and_said_or_kept_if_asked_for(keeps
     report = shard(mine, tmp_path / "out", like=original, keep_extra=keeps)
     assert unlike(tensors(tmp_path / "out"), plain | more if keeps else plain) == {}
     assert all(name in words(report) for name in more)
+
+
+OLD: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
+    "gpt2": ("transformer.h.0.attn.", {"bias": torch.ones(1, 1, 8, 8), "masked_bias": torch.tensor(-1e4)}),
+    "gpt_neox": ("gpt_neox.layers.0.attention.", {"bias": torch.ones(1, 1, 8, 8), "masked_bias": torch.tensor(-1e4)}),
+    "llama": ("model.layers.0.self_attn.rotary_emb.", {"inv_freq": torch.ones(4)}),
+}
+"""Constants that older versions of transformers stored."""
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_constants_that_an_old_original_stores_are_no_holes(name: str, tmp_path: Path) -> None:
+    original, mine = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
+    module, constants = OLD[name]
+    edit(original, lambda state: state | {f"{module}{key}": constant for key, constant in constants.items()})
+    shard(rename(mine, "^", "module."), tmp_path / "out", like=original)
+    loaded = load(tmp_path / "out", MODELS[name][0])
+    assert loaded.told == {} and torch.equal(loaded.logits, logits(build(name, 1)))
+
+
+def test_embeddings_that_an_original_stores_three_times_are_stored_three_times(tmp_path: Path) -> None:
+    original, mine = (published(build("t5", seed), tmp_path / f"{seed}") for seed in (0, 1))
+    names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    edit(original, lambda state: state | {name: state["shared.weight"].clone() for name in names})
+    shard(mine, tmp_path / "out", like=original)
+    held = tensors(tmp_path / "out")
+    assert held.keys() == shapes(original).keys()
+    assert all(torch.equal(held[name], held["shared.weight"]) for name in names)
 
 
 # --- Heads -------------------------------------------------------------------------------------------------
@@ -156,6 +182,15 @@ def test_a_head_of_its_own_is_never_lost_because_the_original_s_is_tied(tmp_path
         assert "lm_head" in error.message and not (tmp_path / "out").exists()
     else:
         assert torch.equal(load(tmp_path / "out", CAUSAL).logits, logits(model))
+
+
+def test_a_head_of_its_own_is_said_to_be_one_where_the_original_stores_a_copy(tmp_path: Path) -> None:
+    """vLLM leaves out a head that config.json says is tied, whatever its bytes are."""
+    _llama(tmp_path / "original", 0, True)
+    edit(tmp_path / "original", _with_head)
+    _llama(tmp_path / "mine", 1, False)
+    shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
+    assert configure(tmp_path / "out")["tie_word_embeddings"] is False
 
 
 def test_a_head_that_is_missing_although_nothing_ties_it_is_a_hole(tmp_path: Path) -> None:
