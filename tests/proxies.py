@@ -16,29 +16,26 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for 127.0.0.1 and localhost that nobody trusts, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "A company")])
-    now = datetime.now(UTC)
-    names = [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")]
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    public, private = folder / "company.pem", folder / "company.key"
-    public.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
-    return public, private
+def certificates(folder: Path) -> tuple[Path, Path]:
+    """Write the certificate of a company, which nobody trusts, and one of its making for this machine, with its key."""
+    now, names = datetime.now(UTC), [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")]
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    company, machine = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("A company", "Here"))
+    pems = []
+    for name, key, more in (
+        (company, keys[0], [x509.BasicConstraints(ca=True, path_length=None)]),
+        (machine, keys[1], [x509.SubjectAlternativeName(names), x509.BasicConstraints(ca=False, path_length=None)]),
+    ):
+        made = x509.CertificateBuilder(company, name, key.public_key(), len(pems) + 1)
+        made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        for extension in more:
+            made = made.add_extension(extension, critical=False)
+        pems.append(made.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    formats = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    trusted, shown = folder / "company.pem", folder / "machine.pem"
+    trusted.write_bytes(pems[0])
+    shown.write_bytes(pems[1] + keys[1].private_bytes(*formats))
+    return trusted, shown
 
 
 @contextmanager
@@ -80,9 +77,9 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 @contextmanager
 def behind_tls(address: str, folder: Path) -> Iterator[tuple[str, Path]]:
     """Serve what is at `address` over TLS; give that address, and the certificate to trust."""
-    public, private = certificate(folder)
+    trusted, shown = certificates(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(public, private)
+    context.load_cert_chain(shown)
     behind = urlsplit(address)
 
     def serve(connection: socket.socket) -> None:
@@ -92,7 +89,7 @@ def behind_tls(address: str, folder: Path) -> Iterator[tuple[str, Path]]:
             _pump(inner, outer)
 
     with _listening(serve) as port:
-        yield f"https://127.0.0.1:{port}", public
+        yield f"https://127.0.0.1:{port}", trusted
 
 
 @contextmanager

@@ -38,6 +38,8 @@ def test_the_login_is_the_one_of_the_environment_then_the_saved_one_then_none(
     assert hub_token() == "hf_told"
     (saved / "token").unlink()
     assert hub_token() == "hf_told"
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    assert hub_token() is None
 
 
 LOGINS: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -15,6 +15,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 MOST_BYTES = 150_000
@@ -32,10 +33,17 @@ class Disk:
         self.nodes = {below: 1}
         self.ends: dict[int, int] = {}  # by file handle: where the next byte is to be written
         self.opcodes: dict[int, Callable[[int, bytes], bytes]] = {
-            **{1: self.lookup, 3: self.getattr, 4: self.setattr, 9: self.mkdir, 10: self.unlink, 11: self.rmdir},
+            **{1: self.lookup, 3: self.getattr, 4: self.setattr, 9: self.mkdir, 10: self.unlink, 11: self.unlink},
             **{12: self.rename, 14: self.open, 15: self.read, 16: self.write, 17: self.statfs, 18: self.release},
-            **{20: self.fsync, 25: self.nothing, 26: self.init, 27: self.opendir, 28: self.readdir},
-            **{29: self.nothing, 30: self.fsyncdir, 32: self.setlk, 33: self.setlk, 35: self.create, 45: self.rename2},
+            **{20: self.nothing, 25: self.nothing, 26: self.init, 27: lambda *_: bytes(16), 28: self.readdir},
+            **{
+                29: self.nothing,
+                30: self.fsyncdir,
+                32: self.setlk,
+                33: self.setlk,
+                35: self.create,
+                45: lambda node, body: self.rename(node, body, 16),
+            },
         }
 
     def init(self, _: int, body: bytes) -> bytes:
@@ -44,6 +52,9 @@ class Disk:
 
     def nothing(self, *_: object) -> bytes:
         return b""
+
+    def unknown(self, *_: object) -> bytes:
+        raise OSError(errno.ENOSYS, "no such operation")
 
     def below(self, node: int, name: bytes) -> str:
         return f"{self.paths[node]}/{os.fsdecode(name.rstrip(bytes(1)))}"
@@ -85,12 +96,8 @@ class Disk:
         return self.entry(path)
 
     def unlink(self, node: int, body: bytes) -> bytes:
-        os.unlink(path := self.below(node, body))
-        self.nodes.pop(path, None)
-        return b""
-
-    def rmdir(self, node: int, body: bytes) -> bytes:
-        os.rmdir(path := self.below(node, body))
+        path = self.below(node, body)
+        os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
         self.nodes.pop(path, None)
         return b""
 
@@ -106,9 +113,6 @@ class Disk:
                 self.paths[number] = after + path[len(before) :]
                 self.nodes[self.paths[number]] = number
         return b""
-
-    def rename2(self, node: int, body: bytes) -> bytes:
-        return self.rename(node, body, 16)
 
     def open(self, node: int, body: bytes) -> bytes:
         (flags,) = struct.unpack_from("<I", body)
@@ -145,10 +149,6 @@ class Disk:
         os.close(struct.unpack_from("<Q", body)[0])
         return b""
 
-    def fsync(self, _: int, body: bytes) -> bytes:
-        os.fsync(struct.unpack_from("<Q", body)[0])
-        return b""
-
     def fsyncdir(self, *_: object) -> bytes:
         if self.lacks == "sync":
             raise OSError(errno.EINVAL, "no such operation")
@@ -161,9 +161,6 @@ class Disk:
         of = os.statvfs(self.paths[1])
         counts = (of.f_blocks, of.f_bfree, of.f_bavail, of.f_files, of.f_ffree)
         return struct.pack("<5Q4I6I", *counts, of.f_bsize, of.f_namemax, of.f_frsize, 0, *[0] * 6)
-
-    def opendir(self, *_: object) -> bytes:
-        return struct.pack("<QII", 0, 0, 0)
 
     def readdir(self, node: int, body: bytes) -> bytes:
         _, offset, size = struct.unpack_from("<QQI", body)
@@ -194,19 +191,11 @@ def serve(disk: Disk, device: int) -> None:
             continue
         answer, failure = b"", 0
         try:
-            if opcode not in disk.opcodes:
-                raise OSError(errno.ENOSYS, "not here")
-            answer = disk.opcodes[opcode](node, request[_HEADER.size :])
+            answer = disk.opcodes.get(opcode, disk.unknown)(node, request[_HEADER.size :])
         except OSError as error:
             failure = -(error.errno or errno.EIO)
-        except KeyError:  # a node that is gone
-            failure = -errno.ENOENT
-        with_header = struct.pack("<IiQ", 16 + len(answer), failure, unique) + answer
-        try:
-            os.write(device, with_header)
-        except OSError as error:
-            if error.errno != errno.ENOENT:  # nobody waits for it any more
-                raise
+        with suppress(FileNotFoundError):  # nobody waits for it any more
+            os.write(device, struct.pack("<IiQ", 16 + len(answer), failure, unique) + answer)
 
 
 def main(lacks: str, below: str, place: str) -> None:

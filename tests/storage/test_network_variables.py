@@ -10,12 +10,15 @@ from huggingface_hub.utils import close_session
 
 from sharding import job
 from sharding.core.errors import Refused, SourceError
+from sharding.localhub import xet
 from sharding.storage.hub import answers
 from sharding.storage.hub import client as room
 from sharding.storage.hub.client import Hub
+from tests.commands import run_process
+from tests.conftest import environment
 from tests.hubs import SOURCE, TOKEN, shard
-from tests.inhouse import InHouse
-from tests.proxies import behind_tls, proxy
+from tests.inhouse import InHouse, hub_in_house
+from tests.proxies import behind_tls, certificates, proxy
 from tests.storage.steps import answering, served_by_hand
 
 
@@ -69,26 +72,34 @@ def test_what_is_no_proxy_is_named(hub: InHouse, place: str, monkeypatch: pytest
     assert message == "HTTP_PROXY does not name a proxy that can be used." and "secret" not in message
 
 
-def test_the_certificate_of_a_company_works_once_it_is_named_and_the_variable_is_said_before(
-    hub: InHouse, folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+def test_the_certificate_of_a_company_is_missed_with_the_variable_for_it(
+    hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with behind_tls(hub.address, tmp_path) as (address, public):
+    with behind_tls(hub.address, tmp_path) as (address, trusted):
         message, hint = refused(address, SourceError)
         assert message == f"{address} cannot be reached: its certificate is not one that this machine trusts."
         assert "set SSL_CERT_FILE to" in hint
-        other = tmp_path / "other"
-        other.mkdir()
-        with behind_tls(hub.address, other) as (_, wrong):
-            monkeypatch.setenv("SSL_CERT_FILE", str(wrong))
-            close_session()
-            assert f"SSL_CERT_FILE is set to {wrong}. Add" in refused(address, SourceError)[1]
-        monkeypatch.setenv("SSL_CERT_FILE", str(public))
+        trusted.rename(wrong := tmp_path / "wrong.pem")
+        certificates(tmp_path)
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
         close_session()
-        events = list(job.shard(SOURCE, str(tmp_path / "out"), "9kB", endpoint=address, token=TOKEN))
-        assert events[-1].verification.identical  # type: ignore[union-attr]
-        events = list(job.shard(str(folder), name, "9kB", endpoint=address, token=TOKEN))
-        assert events[-1].verification.identical  # type: ignore[union-attr]
-    assert hub.asked(f"POST /api/models/{name}/commit/main")
+        assert f"SSL_CERT_FILE is set to {trusted}. Add" in refused(address, SourceError)[1]
+        monkeypatch.setenv("SSL_CERT_FILE", str(wrong))
+        close_session()
+        assert job.inspect(SOURCE, endpoint=address, token=TOKEN).tensors
+
+
+def test_once_it_is_named_a_job_passes_to_the_end_and_so_does_what_goes_to_the_store(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hub").mkdir()
+    with hub_in_house(tmp_path / "hub", xet_over_http=True) as hub, behind_tls(hub.address, tmp_path) as (place, cert):
+        usual = xet._answer
+        monkeypatch.setattr(xet, "_answer", lambda _, token, expires: usual(f"{place}/cas", token, expires))
+        known = environment() | {"HF_ENDPOINT": place, "HF_TOKEN": TOKEN, "SSL_CERT_FILE": str(cert)}
+        done = run_process("shard", folder, "alice/copy", "-s", "9kB", env=known)
+        assert done.returncode == 0, done.stderr
+        assert hub.asked("POST /cas/v1/shards") and hub.asked("POST /api/models/alice/copy/commit/main")
 
 
 def test_a_certificate_that_is_not_trusted_is_asked_for_once(

@@ -27,7 +27,7 @@ READS = {
 WRITES = {
     "storage patterns": (f"status:403={PATTERNS}@.*/commit/", "has stopped uploads", "at the address that it names"),
     "an hour's quota": (f"status:429={HOURLY}@.*/commit/", "enough requests for now", "Wait an hour"),
-    "no right to create": ("status:403@POST /api/repos/create", "may not create a repo there", "namespace"),
+    "no right to create": ("status:403@POST /api/repos/create", "The login does not allow it", "may create repos"),
     "no right to write": ("status:403@.*/commit/", "The login does not allow it", "may write there"),
     "payment": ("status:402=Private repository storage limit reached@.*/commit/", "no storage left", "Free some"),
 }

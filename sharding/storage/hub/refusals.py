@@ -40,7 +40,7 @@ _BY_WORDS = (
     ("is disabled", "The Hub has disabled it", "Choose another repo, or ask its owner."),
     (
         "^403 POST /api/repos/create",
-        "The login may not create a repo there",
+        "The login does not allow it",
         "Use a token that may create repos in that namespace, or choose another namespace.",
     ),
     ("^403 GET (?!.*write)", "The login does not allow it", "Use a token that may read it, or ask its owner."),
