@@ -70,14 +70,12 @@ def work_of(original: Content, made: Plan | Content) -> Work:
 def expected_seconds(work: Work, rates: Rates) -> float:
     """Return the time of a job as `rates` alone let expect it: its start, its requests one after another, its bytes.
 
-    The header of a source file is read twice: side by side with others, and once more to verify the copy.
-
     >>> rates = Rates(Machine(start_seconds=1.0, bytes_per_second=200e6), answer_seconds=0.05)
     >>> round(expected_seconds(Work(14_500_000_000, source_files=2, files=66), rates), 1)
     82.2
     """
     machine = rates.machine or Machine(0.0, HUB_JOB_BYTES_PER_SECOND)
-    headers = work.source_files * (1 / RANGES_AT_ONCE + 1 / THREADS)
+    headers = work.source_files * (1 / RANGES_AT_ONCE + 1 / THREADS)  # side by side, and once more to verify
     answers = JOB_ANSWERS + SHARD_ANSWERS * work.files + headers
     return machine.start_seconds + answers * rates.answer_seconds + work.bytes / machine.bytes_per_second
 

@@ -59,13 +59,9 @@ class JobRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
-
-    `process` is the id and the start time of its process, which together are unique. `result` is the commit
-    ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
-    the two differ. `expected_seconds` and `seconds`, of a job that was done whole, count no comparison of loads.
-    `outcome` is that of its verification.
-    """
+    """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970. `process` is
+    the id and the start time of its process, which together are unique. `result` is the commit that the job published,
+    or compared with its source; if the state is "failed", the two differ. No time counts a comparison of loads."""
 
     id: str
     owner: str
@@ -112,13 +108,9 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus(JobRecord):
-    """A snapshot of a job for its owner: its record, and what its events have reported so far.
-
-    `position` counts the jobs before it, running ones included. `written` and `reread` are the bytes of each file that
-    are written, and read again. `times` says when a phase began first, or the job was "planned", "written",
-    "verified", "fetched", "compared" or "published". "loading" is the time of the first load and "loaded" that of the
-    last, and `loads` are those done and all.
-    """
+    """A snapshot of a job for its owner. `position` counts the jobs before it, running ones included. `written` and
+    `reread` are bytes by file. `times` says when a phase began first, or the job was "planned", "written", "verified",
+    "fetched", "compared" or "published"; "loading" and "loaded" are the first and last of `loads` (done, and all)."""
 
     position: int = 0
     seconds_until_start: float | None = None

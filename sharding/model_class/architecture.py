@@ -220,8 +220,7 @@ _DIMENSIONS = ("vocab_size", "hidden_size", "intermediate_size", "ffn_dim", "d_m
 def refuse_contradiction(config: str, shapes: Iterable[tuple[int, ...]], folder: str = "") -> None:
     """Raise ModelRefused if `config` (a config.json) claims far more than tensors of `shapes` can hold.
 
-    Every layer has tensors, and the vocabulary is a dimension of one. But a part of a checkpoint, such as the file of
-    one rank, lacks most of the model. So a number that a known model could have is never refused.
+    A part of a checkpoint lacks most of the model, so a number that a known model could have is never refused.
 
     >>> refuse_contradiction('{"n_layer": 10000000}', [(96, 32)])
     Traceback (most recent call last):

@@ -90,13 +90,11 @@ def hints_of_diffusers(config: str, tensors: Iterable[Tensor], folder: str) -> M
 
 
 def ties(config: Any) -> bool | None:
-    """Return whether the model that `config` (the JSON of a config.json) describes ties its head to its embeddings.
+    """Return whether a model ties its head to its embeddings, None if that is not known or is so for only some of them.
 
-    transformers 5.23 ties them if the `tie_word_embeddings` of the configuration in memory is true. Its class must also
-    name the tensors to tie (`PreTrainedModel.get_expanded_tied_weights_keys`). Many classes of configurations take the
-    value of `text_config` where the top does not say true. The table has what each of them makes of both.
-
-    Returns None if this is not known, or if the class ties only some of its embeddings and heads.
+    transformers 5.23 ties them if the `tie_word_embeddings` of the configuration in memory is true, and its class names
+    the tensors (`get_expanded_tied_weights_keys`). Many configurations take the value of `text_config` where the top
+    does not say true. The table has what each of them makes of both.
 
     >>> ties({"model_type": "gpt2"}), ties({"model_type": "gpt2", "tie_word_embeddings": False}), ties({})
     (True, False, None)
