@@ -116,16 +116,14 @@ def _one_file(checkpoint: Content) -> _Chosen:
 
 def _ordinary(checkpoint: Content) -> _Chosen:
     if not _is_quantized(checkpoint):
-        return "Its weights are not quantized in FP8 or MXFP4."
+        return "Its weights are not quantized, or in a format that this tool cannot read."
     return Options(_as_today(checkpoint), dequantize=True)
 
 
 def _merge(checkpoint: Content) -> _Chosen:
     if needs_base(checkpoint):
         return "These are files of a training run. Make an ordinary model of them first."
-    if _is_quantized(checkpoint):
-        return "An adapter cannot be added to quantized weights. Make ordinary weights of them first."
-    return Options(_as_today(checkpoint))
+    return Options(_as_today(checkpoint), dequantize=_is_quantized(checkpoint))
 
 
 def _run(checkpoint: Content) -> _Chosen:
@@ -177,7 +175,7 @@ GOALS: Mapping[str, Goal] = {
     "unquantize": Goal(
         "Ordinary weights",
         "Quantized weights become 16-bit again",
-        "Weights of 8 or 4 bits (FP8, MXFP4) become 16-bit (bf16): for training, and for tools that cannot read them.",
+        "Weights of 8 or 4 bits become 16-bit (bf16): for training, and for tools that cannot read them.",
         _ordinary,
         is_likely=_is_quantized,
         examples=("Qwen/Qwen3-0.6B-FP8", "openai/gpt-oss-20b"),
