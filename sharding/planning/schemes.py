@@ -6,6 +6,7 @@ from typing import Any
 from sharding.core.errors import SourceError
 from sharding.core.values import Component, Tensor
 from sharding.formats.quantization import OF_COMFY, method_of
+from sharding.planning.quantizers.bitsandbytes import OF_4_BITS, OF_8_BITS, bitsandbytes
 from sharding.planning.quantizers.compressed import compressed
 from sharding.planning.quantizers.format import Scheme, refusal
 from sharding.planning.quantizers.fp4 import GPT_OSS, NVFP4, OF_MODELOPT
@@ -25,8 +26,9 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "modelopt": modelopt,
     "modelopt_fp4": modelopt,
     "modelopt_mixed": modelopt,
+    "bitsandbytes": bitsandbytes,
 }
-UNSTATED = Scheme("", (FP8, OF_MODELOPT, NVFP4))
+UNSTATED = Scheme("", (FP8, OF_MODELOPT, NVFP4, OF_4_BITS, OF_8_BITS))
 """What the names and dtypes of the tensors alone explain. ModelOpt's own file says no more either."""
 
 
