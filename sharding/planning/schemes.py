@@ -11,6 +11,7 @@ from sharding.planning.quantizers.compressed import compressed
 from sharding.planning.quantizers.format import Scheme, refusal
 from sharding.planning.quantizers.fp4 import GPT_OSS, NVFP4, OF_MODELOPT
 from sharding.planning.quantizers.fp8 import COMFY, FP8, fine_grained, modelopt
+from sharding.planning.quantizers.gptq import gptq
 
 PARTS = (
     "_scale_inv", "_scale", "_blocks", "_scales", "_packed", "_global_scale", "_scale_2", "_shape", "_zero_point",
@@ -27,6 +28,7 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "modelopt_fp4": modelopt,
     "modelopt_mixed": modelopt,
     "bitsandbytes": bitsandbytes,
+    "gptq": gptq,
 }
 UNSTATED = Scheme("", (FP8, OF_MODELOPT, NVFP4, OF_4_BITS, OF_8_BITS))
 """What the names and dtypes of the tensors alone explain. ModelOpt's own file says no more either."""

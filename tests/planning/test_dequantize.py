@@ -147,6 +147,8 @@ def test_what_only_kernels_read_is_gone(said: dict[str, Any], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("said", "names", "name"),
     [
+        ({"quant_method": "gptq", "bits": 3}, "w.qweight", "gptq with 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "w.qweight", "format marlin"),
         ({"quant_method": "torchao"}, "w:qdata", "torchao"),
         ({"quant_method": "fbgemm_fp8"}, "w", "fbgemm_fp8"),
         ({"quant_method": "quanto"}, "w", "quanto"),

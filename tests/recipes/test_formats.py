@@ -241,3 +241,46 @@ def test_nvfp4_of_modelopt(rows: int, groups: int, said: bool, cut: Any, seed: i
     expected = signed * scales.repeat_interleave(16, 1)
     how = {"quant_method": "modelopt", "quant_algo": "NVFP4"} if said else None
     assert made(tensors, how, cut) == bytes_of(with_one_nan(expected.bfloat16()))
+
+
+# --- GPTQ and AWQ, which lie transposed ----------------------------------------------------------------------
+
+
+@given(
+    bits=st.sampled_from([2, 4, 8]),
+    outs=st.integers(1, 3),
+    groups=st.integers(1, 4),
+    group=st.sampled_from([-1, 16, 32]),
+    version=st.sampled_from(["gptq", "gptq_v2"]),
+    order=st.sampled_from(["none", "usual", "other"]),
+    scale=FLOATS,
+    tile=st.sampled_from([64, 1 << 20]),
+    cut=CUTS,
+    seed=SEEDS,
+)
+def test_gptq(
+    bits: int, outs: int, groups: int, group: int, version: str, order: str, scale: torch.dtype, tile: int, cut: Any,
+    seed: int, made: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As the torch kernel of GPTQModel and AutoGPTQ: scales * (weight - zeros), in the dtype of the scales."""
+    monkeypatch.setattr("sharding.planning.quantizers.gptq.TILE_BYTES", tile)
+    torch.manual_seed(seed)
+    size = group if group > 0 else 32
+    ins, outs, groups = groups * size, outs * 32 // bits, groups if group > 0 else 1
+    ins = ins if group > 0 else 32
+    index = torch.arange(ins) // size
+    index = index[torch.randperm(ins)] if order == "other" else index
+    words = random_bytes(torch.int32, ins * bits // 32, outs)
+    zeros = random_bytes(torch.int32, groups, outs * bits // 32)
+    scales = torch.rand(groups, outs).to(scale)
+    tensors = {"m.qweight": words, "m.qzeros": zeros, "m.scales": scales}
+    if order != "none":
+        tensors["m.g_idx"] = index.int()
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    unpacked = (words[:, None] >> shifts[None, :, None]).reshape(ins, outs) & (1 << bits) - 1
+    points = (zeros[..., None] >> shifts).reshape(groups, outs) & (1 << bits) - 1
+    points = points + (version == "gptq")
+    expected = scales[index] * (unpacked - points[index])
+    assert expected.dtype == scale
+    said = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version}
+    assert made(tensors, said, cut) == bytes_of(with_one_nan(expected.t().bfloat16()))
