@@ -6,6 +6,7 @@ from typing import Any
 from sharding.core.errors import SourceError
 from sharding.core.values import Component, Tensor
 from sharding.formats.quantization import OF_COMFY, method_of
+from sharding.planning.quantizers.awq import awq
 from sharding.planning.quantizers.bitsandbytes import OF_4_BITS, OF_8_BITS, bitsandbytes
 from sharding.planning.quantizers.compressed import compressed
 from sharding.planning.quantizers.format import Scheme, refusal
@@ -29,6 +30,7 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "modelopt_mixed": modelopt,
     "bitsandbytes": bitsandbytes,
     "gptq": gptq,
+    "awq": awq,
 }
 UNSTATED = Scheme("", (FP8, OF_MODELOPT, NVFP4, OF_4_BITS, OF_8_BITS))
 """What the names and dtypes of the tensors alone explain. ModelOpt's own file says no more either."""

@@ -284,3 +284,29 @@ def test_gptq(
     assert expected.dtype == scale
     said = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version}
     assert made(tensors, said, cut) == bytes_of(with_one_nan(expected.t().bfloat16()))
+
+
+@given(
+    outs=st.integers(1, 5),
+    groups=st.integers(1, 4),
+    group=st.sampled_from([8, 32]),
+    tile=st.sampled_from([64, 1 << 20]),
+    cut=CUTS,
+    seed=SEEDS,
+)
+def test_awq(
+    outs: int, groups: int, group: int, tile: int, cut: Any, seed: int, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compressed-tensors makes of its own conversion of AutoAWQ's tensors."""
+    monkeypatch.setattr("sharding.planning.quantizers.awq.TILE_BYTES", tile)
+    torch.manual_seed(seed)
+    ins, outs = groups * group, outs * 8 + 8  # one word fails as above
+    tensors = {
+        "m.qweight": random_bytes(torch.int32, ins, outs // 8),
+        "m.qzeros": random_bytes(torch.int32, groups, outs // 8),
+        "m.scales": torch.rand(groups, outs).half(),
+    }
+    said = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+    converted = AutoAWQConverter.from_autoawq_config(said).process(dict(tensors))
+    expected = theirs(converted, integers(4, group, symmetric=False))
+    assert made(tensors, said, cut) == bytes_of(with_one_nan(expected.bfloat16()))
