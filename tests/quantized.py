@@ -100,6 +100,13 @@ def compressed(strategy: str, **changes: Any) -> dict[str, Any]:
     return {**said, "config_groups": {"group_0": group}, **changes}
 
 
+def integers(bits: int, group: int | None, **changes: Any) -> dict[str, Any]:
+    """What config.json says of packed integers as compressed-tensors writes it. Without `group`, channels have scales."""
+    said = compressed("group" if group else "channel", format="pack-quantized")
+    said["config_groups"]["group_0"]["weights"] |= {"num_bits": bits, "type": "int", "group_size": group, **changes}
+    return said
+
+
 def save_compressed(strategy: str, folder: Path, model_type: str = "qwen3") -> Path:
     """Save a model as compressed-tensors does: FP8, one scale of bfloat16 for the tensor, a channel or a block."""
     _, tensors = build(model_type, folder)

@@ -1,4 +1,4 @@
-"""Read the headers, indexes and configuration of a source, but no tensor bytes."""
+"""Read the headers, indexes and configuration of a source, but no numbers of weights."""
 
 import os
 import re
@@ -11,6 +11,7 @@ from typing import Any
 from sharding.checkpoint.adapter import head_is_copy, with_adapter
 from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
 from sharding.checkpoint.library import read_layout
+from sharding.checkpoint.notes import read_notes
 from sharding.checkpoint.readers import reader_of
 from sharding.checkpoint.readers.reader import Found
 from sharding.checkpoint.readers.safetensors import refuse_long, too_many_tensors
@@ -120,6 +121,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
         has_twice=any(finding.code == "stored-twice" for finding in findings),
+        notes=read_notes(source, tensors),
         named_base=named_base(documents.adapter) if is_adapter else card_base,
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))

@@ -279,7 +279,7 @@ class Options:
     dequantize: bool = _option(
         False,
         "--dequantize",
-        "Turn FP8 or MXFP4 weights into bf16 or the dtype",
+        "Turn quantized weights into bf16 or the dtype",
         commands=("plan", "shard", "verify"),
         excludes={
             "engine": "The classic engine cannot dequantize.",
@@ -295,7 +295,6 @@ class Options:
         metavar="ADAPTER",
         excludes={
             "base": "The output of a training run is not a base for an adapter.",
-            "dequantize": "An adapter is merged into ordinary weights. Make a copy with --dequantize first.",
             "engine": "The classic engine merges no adapters.",
         },
         since=4,

@@ -133,6 +133,8 @@ class Content:
     unreached: tuple[str, ...] = ()
     """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
     has_twice: bool = False  # Whether its files hold a tensor twice, which is in `tensors` once.
+    notes: Mapping[str, bytes] = field(default_factory=dict)
+    """The bytes of small tensors that say how a quantized weight lies, by their names."""
     named_base: str = ""  # The base that an adapter names, or the model card of a quantized checkpoint.
 
     @property

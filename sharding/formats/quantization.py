@@ -20,6 +20,12 @@ _QUANTIZED = re.compile(
 _NUMBERS = re.compile(r"\.(?:qweight|weight_packed|_weight_qdata|weight:qdata)$")
 """Names that GPTQ, AWQ, compressed-tensors and torchao give the numbers of `weight`."""
 
+OF_COMFY = re.compile(r"(?:^|\.)(?:scaled_fp8|comfy_quant)$")
+"""Names of the tensors by which ComfyUI knows its own quantized weights."""
+
+NOTES = re.compile(r"\.quant_state\.bitsandbytes__(?:nf4|fp4)$|\.weight_shape$")
+"""Names of small tensors whose bytes say how a weight of bitsandbytes or compressed-tensors lies."""
+
 NEEDS_KERNELS = ("fp8", "mxfp4")
 """Methods whose weights transformers 5.23 dequantizes where their kernels are missing: FP8 on CPUs and on cards below
 compute capability 8.9, MXFP4 without the packages triton and kernels. Source: `validate_environment` of both

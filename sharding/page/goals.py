@@ -13,7 +13,7 @@ from sharding.planning.devices import Fit, needed, where_it_fits
 from sharding.planning.sizes import colab_size, kept_size, usual_size
 
 SAME = "is-this-copy-the-same"  # The goal that has a page of its own, without a plan.
-_NOT_QUANTIZED = "Its weights are not quantized in FP8 or MXFP4."
+_NOT_QUANTIZED = "Its weights are not quantized, or in a format that this tool cannot read."
 _NO_RUN = "It is an ordinary model, not the files that a training run saved."
 _Chosen = Options | str  # The choices for a model, or the reason why the goal makes no sense for it.
 
@@ -105,9 +105,7 @@ def _one_file(checkpoint: Content) -> _Chosen:
 def _merge(checkpoint: Content) -> _Chosen:
     if needs_base(checkpoint):
         return "These are files of a training run. Make an ordinary model of them first."
-    if _is_quantized(checkpoint):
-        return "An adapter cannot be added to quantized weights. Make ordinary weights of them first."
-    return Options(_as_today(checkpoint))
+    return Options(_as_today(checkpoint), dequantize=_is_quantized(checkpoint))
 
 
 def _like(checkpoint: Content) -> _Chosen:
@@ -157,7 +155,7 @@ GOALS: Mapping[str, Goal] = {
     "unquantize": Goal(
         "Ordinary weights",
         "Quantized weights become 16-bit again",
-        "Weights of 8 or 4 bits (FP8, MXFP4) become 16-bit (bf16): for training, and for tools that cannot read them.",
+        "Weights of 8 or 4 bits become 16-bit (bf16): for training, and for tools that cannot read them.",
         lambda one: Options(_as_today(one), dequantize=True) if _is_quantized(one) else _NOT_QUANTIZED,
         is_likely=_is_quantized,
         examples=("Qwen/Qwen3-0.6B-FP8", "openai/gpt-oss-20b"),

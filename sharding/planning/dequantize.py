@@ -2,30 +2,33 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
-from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import Remedy, SourceError, UsageError
-from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.made import Change
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Content, Finding, Tensor
 from sharding.formats import quantization
-from sharding.formats.quantization import is_left_over, method_of, quantization_of, quantized_in, without_quantization
+from sharding.formats.quantization import (
+    OF_COMFY,
+    is_left_over,
+    method_of,
+    quantization_of,
+    quantized_in,
+    without_quantization,
+)
 from sharding.planning.cast import cast_tensors
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import by_folder
-from sharding.planning.schemes import OF_ORIGIN, Scheme, refusal, scheme_of
-from sharding.recipes.quantized import GROUP, GROUP_BYTES, Fp8, Mxfp4
-
-_SCALES = ("F32", "BF16", "F16", "F8_E8M0")
+from sharding.planning.quantizers.format import OF_CACHE, OF_ORIGIN, Scheme, Weight, weight_of
+from sharding.planning.schemes import scheme_of, scheme_without
 
 
 def dequantized(draft: Draft) -> Draft:
     """Return `draft` with ordinary weights, computed from the quantized ones and their scales.
 
-    With the dtype "keep" they are bf16. Otherwise they have the dtype in which they are computed, and are to be cast.
+    With the dtype "keep" or an adapter they are bf16. Otherwise they have the dtype in which they are computed, and are
+    to be cast.
 
     Names, shapes and order stay as in the source, except for MXFP4: it gives what the class of gpt-oss saves. The
     scales and the quantization settings in each config.json are gone.
@@ -33,25 +36,26 @@ def dequantized(draft: Draft) -> Draft:
     Raises UsageError if the checkpoint is not quantized. Raises SourceError if its method is not supported (the error
     names it), or if the weights do not match their configuration.
     """
-    stated = {folder: quantization_of(config) for folder, config in draft.configs.items()}
-    schemes = {folder: scheme_of(how) for folder, how in stated.items() if how is not None}
-    if not schemes and (telling := quantized_in(draft.tensors)):
-        message = f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how."
-        raise SourceError(message, "Put their own config.json beside them.")
+    schemes = _schemes(draft)
     if not schemes:
         hint = "Leave out --dequantize. Use --dtype alone to cast it."
         raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
     components = (
-        replace(component, total_parameters=None) if component.folder in schemes else component
+        replace(component, total_parameters=None, metadata=_without_comfy(component.metadata))
+        if component.folder in schemes
+        else component
         for component in draft.components
     )
-    tensors = tuple(_ordinary_tensors(draft.tensors, schemes))
-    words = {scheme.words: None for scheme in schemes.values()}
-    dtype, made = draft.options.dtype, draft.options.dtype_made
+    weights, used = _weights(draft.tensors, schemes, draft.content.notes)
+    tensors = tuple(_ordinary_tensors(draft.tensors, schemes, weights, used))
+    words = {weight.scheme.words or weight.format.words: None for weight in weights.values()}
+    # A merge into what a job without it would have written.
+    is_bf16 = draft.options.dtype == "keep" or draft.content.of("adapter") is not None
+    made = "bf16" if is_bf16 else draft.options.dtype
     before, how = {tensor.name: tensor for tensor in draft.tensors}, "; ".join(words)
     change = Change(
         kind="dequantize",
-        done=f"dequantized to {made} ({how})" if dtype == "keep" else f"dequantized ({how})",
+        done=f"dequantized to {made} ({how})" if is_bf16 else f"dequantized ({how})",
         called="Dequantizing",
         how=f"Every quantized number is multiplied by its scale and rounded to {made}. The copy is as precise as the "
         "quantized original, not more.",
@@ -62,7 +66,7 @@ def dequantized(draft: Draft) -> Draft:
         evidence=how,
         peer="from_pretrained with dequantize=True, then save_pretrained",
     )
-    if dtype == "keep":
+    if is_bf16:
         computed = iter(cast_tensors([tensor for tensor in tensors if before.get(tensor.name) != tensor], "bf16", {}))
         tensors = tuple(tensor if before.get(tensor.name) == tensor else next(computed) for tensor in tensors)
     after = _without_quantization(draft, schemes)
@@ -70,7 +74,7 @@ def dequantized(draft: Draft) -> Draft:
 
 
 def _without_quantization(draft: Draft, folders: Collection[str]) -> Draft:
-    plain = {folder: without_quantization(draft.configs[folder]) for folder in folders}
+    plain = {folder: without_quantization(draft.configs[folder]) for folder in folders if folder in draft.configs}
     configs, reconfigured = {**draft.configs, **plain}, draft.reconfigured.union(folders)
     return replace(draft, configs=configs, reconfigured=reconfigured)
 
@@ -115,9 +119,9 @@ def offer(checkpoint: Content) -> Offer | None:
 
 def ordinary(checkpoint: Content) -> Draft | None:
     """Return what a copy with ordinary weights would hold: as it is, or dequantized to bf16. None if it cannot be."""
+    may_be = any(map(_is_part, checkpoint.tensors))
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
-    of_bytes = any(tensor.dtype in ("U8", "I8") for tensor in checkpoint.tensors)  # as MXFP4 and others store numbers
-    if not says_so or not (of_bytes or any(map(quantization.is_quantized, checkpoint.tensors))):
+    if not may_be or not (says_so or quantized_in(checkpoint.tensors)):
         return draft_of(checkpoint, Options())
     try:
         return dequantized(draft_of(checkpoint, Options(dequantize=True)))
@@ -136,73 +140,71 @@ def offering(checkpoint: Content) -> Content:
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
 
 
-def _ordinary_tensors(tensors: Sequence[Tensor], schemes: Mapping[str, Scheme]) -> Iterator[Tensor]:
-    """Yield `tensors` after they are dequantized. Raises SourceError."""
+def _schemes(draft: Draft) -> dict[str, Scheme]:
+    """Return how each component is quantized, by its folder. Raises SourceError."""
+    stated = {folder: quantization_of(config) for folder, config in draft.configs.items()}
+    schemes = {folder: scheme_of(how) for folder, how in stated.items() if how is not None}
+    for component in draft.components:
+        if component.folder not in schemes:
+            inside = [tensor for tensor in draft.tensors if tensor.folder == component.folder]
+            if quantized_in(inside):
+                schemes[component.folder] = scheme_without(component, inside)
+    return schemes
+
+
+def _without_comfy(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in metadata.items() if key != "_quantization_metadata"}
+
+
+def _weights(
+    tensors: Sequence[Tensor], schemes: Mapping[str, Scheme], notes: Mapping[str, bytes]
+) -> tuple[dict[str, Weight], set[str]]:
+    """Return the quantized weights by the name of their codes, and all names that belong to them. Raises SourceError.
+
+    At least one weight must be quantized.
+    """
     by_name = {tensor.name: tensor for tensor in tensors}
-    pairs: dict[str, tuple[Tensor, Scheme]] = {}
+    weights: dict[str, Weight] = {}
     used: set[str] = set()
     for tensor in tensors:
         scheme = schemes.get(tensor.folder)
-        if not scheme or not (tensor.name.endswith(scheme.packed) if scheme.packed else tensor.dtype == "F8_E4M3"):
-            continue
-        if scales := by_name.get(tensor.name.removesuffix(scheme.packed) + scheme.scale):
-            pairs[tensor.name] = scales, scheme
-            # Beside the weight are tensors that only a kernel reads: x.input_scale, x_input_scale.
-            stem = tensor.name[:-6] if tensor.name.endswith("weight") else f"{tensor.name}_"
-            used |= {scales.name, *(stem + ending for ending in scheme.dropped)}
-    if not pairs:
+        if scheme and (found := weight_of(tensor, scheme, by_name, notes)):
+            weights[tensor.name] = found[0]
+            used |= found[1]
+    if not weights:
+        for scheme in schemes.values():
+            if not scheme.words:
+                raise _other_kind(name_some(quantized_in(tensors), 1), scheme)
         message = f"config.json says {', '.join(scheme.words for scheme in schemes.values())}, but no weight here is "
         raise SourceError(f"{message}quantized like that.", "Put the weights' own config.json beside them.")
+    return weights, used
+
+
+def _ordinary_tensors(
+    tensors: Sequence[Tensor], schemes: Mapping[str, Scheme], weights: Mapping[str, Weight], used: Collection[str]
+) -> Iterator[Tensor]:
+    """Yield `tensors` after they are dequantized. Raises SourceError."""
     for tensor in tensors:
         scheme = schemes.get(tensor.folder)
-        # Tensors of the cache of keys and values. No weight stands beside those.
-        of_cache = tuple(f".{end}" for end in (scheme.dropped if scheme else ()) if end[:2] in ("k_", "v_", "q_"))
-        if tensor.name in pairs:
-            yield _computed(tensor, *pairs[tensor.name])
-        elif tensor.name not in used and not tensor.name.endswith(of_cache):
-            halves = (scheme.packed, scheme.scale) if scheme and scheme.packed and tensor.dtype == "U8" else ()
-            if scheme and (quantization.is_quantized(tensor) or tensor.name.endswith(halves)):
-                hint = f"This tool dequantizes only models with one kind of quantization. {OF_ORIGIN}"
-                raise SourceError(f"{tensor.name} is not quantized as config.json says ({scheme.words}).", hint)
+        if weight := weights.get(tensor.name):
+            yield weight.format.make(weight)
+        elif not scheme or not (tensor.name in used or tensor.name.endswith(OF_CACHE) or OF_COMFY.search(tensor.name)):
+            if scheme and _is_part(tensor):
+                raise _other_kind(tensor.name, scheme)
             yield tensor
 
 
-def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
-    """Return the weight that quantized numbers and their scales give. Raises SourceError."""
-    name = packed.name.removesuffix(scheme.packed)
-    if scheme.encoding == "fp8":
-        # Fine-grained FP8 multiplies in float32, compressed-tensors in the dtype of its scales. The exception is the
-        # experts that transformers 5.23 unites: it multiplies those in float32 (`CompressedTensorsDequantize`).
-        dtype = scales.dtype if scheme.rounds_to_scale and ".experts." not in packed.name else "F32"
-        block = _block_of(packed, scales, scheme)
-        product = Fp8(packed.recipe, scales.recipe, scales.dtype, packed.shape, block, dtype)
-        return Tensor(name, dtype, packed.shape, product, packed.folder)
-    fits = (packed.dtype, scales.dtype) == ("U8", "U8") and (*scales.shape, GROUP_BYTES) == packed.shape
-    if not fits or len(packed.shape) != 4 or prod(scales.shape[1:]) > MAX_EXPERT_BYTES:
-        raise _odd(packed, scales, scheme)
-    experts, rows, groups, _ = packed.shape
-    recipe = Mxfp4(packed.recipe, scales.recipe, experts, rows, groups)
-    return Tensor(name, "F32", (experts, groups * GROUP, rows), recipe, packed.folder)
+def _other_kind(name: str, scheme: Scheme) -> SourceError:
+    """Return the error for a quantized tensor that does not follow the scheme."""
+    if not scheme.words:
+        message = f"These weights are quantized, as {name} shows, but no config.json says how."
+        return SourceError(message, "Put their own config.json beside them.")
+    hint = f"This tool dequantizes only models whose weights are all of a kind that it knows. {OF_ORIGIN}"
+    return SourceError(f"{name} is not quantized as config.json says ({scheme.words}).", hint)
 
 
-def _block_of(packed: Tensor, scales: Tensor, scheme: Scheme) -> tuple[int, int]:
-    """Return how many rows and columns of a weight share a scale. Raises SourceError if shapes or dtypes do not fit."""
-    if scales.dtype == "U8":
-        raise refusal("mxfp8")
-    if scales.dtype not in _SCALES or (scheme.rounds_to_scale and scales.dtype not in CASTABLE):
-        raise _odd(packed, scales, scheme)
-    rows, columns = (1, 1, *packed.shape)[-2:]
-    if prod(scales.shape) == 1:
-        return max(rows, 1), max(columns, 1)
-    for block in scheme.blocks:
-        height, width = block[0] or max(rows, 1), block[1] or max(columns, 1)
-        grid = (*packed.shape[:-2], -(-rows // height), -(-columns // width))
-        if len(packed.shape) >= 2 and scales.shape in (grid, *([grid[:-1]] if width >= columns else [])):
-            return height, width
-    raise _odd(packed, scales, scheme)
-
-
-def _odd(packed: Tensor, scales: Tensor, scheme: Scheme) -> SourceError:
-    message = f"{packed.name} is {packed.dtype} {list(packed.shape)}, its scales {scales.dtype} {list(scales.shape)}. "
-    message += f"config.json says something else: {scheme.words}."
-    return SourceError(message, "Download the model again, or ask the person who quantized it.")
+def _is_part(tensor: Tensor) -> bool:
+    is_scale = tensor.dtype == "U8" and tensor.name.endswith("_scales")
+    # AWQ and ModelOpt scale activations with the last two.
+    is_scale = is_scale or tensor.name.endswith((".scales", "pre_quant_scale"))
+    return is_scale or quantization.is_quantized(tensor) or quantization.holds_quantized(tensor)

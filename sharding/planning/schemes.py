@@ -1,57 +1,53 @@
-"""Choose the formula that dequantizes weights, or say why there is none. Pure."""
+"""Choose how the weights of a component are dequantized, or say why they cannot be. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from sharding.core.errors import SourceError
-from sharding.formats.quantization import method_of
+from sharding.core.values import Component, Tensor
+from sharding.formats.quantization import OF_COMFY, method_of
+from sharding.planning.quantizers.awq import awq
+from sharding.planning.quantizers.bitsandbytes import OF_4_BITS, OF_8_BITS, bitsandbytes
+from sharding.planning.quantizers.compressed import compressed
+from sharding.planning.quantizers.format import Scheme, refusal
+from sharding.planning.quantizers.fp4 import GPT_OSS, NVFP4, OF_MODELOPT
+from sharding.planning.quantizers.fp8 import COMFY, FP8, fine_grained, modelopt
+from sharding.planning.quantizers.gptq import gptq
 
-Block = tuple[int, int]  # Rows and columns of numbers that share a scale; 0 means all of them.
-OF_ORIGIN = "Use the repo that it was quantized from. Its card usually names that repo as the base model."
-_BY_TRANSFORMERS = f"transformers may be able to dequantize it with %s(dequantize=True). Or: {OF_ORIGIN}"
-_HINTS = {
-    "bitsandbytes": "Load it with transformers on a GPU, then call model.dequantize() and save_pretrained. Or use the "
-    "repo that it was quantized from.",
-    "compressed-tensors": _BY_TRANSFORMERS % "CompressedTensorsConfig",
-    "fp8": _BY_TRANSFORMERS % "FineGrainedFP8Config",
-    "mxfp8": _BY_TRANSFORMERS % "FineGrainedFP8Config",
-}
-"""The hint for each method. For all others, such as GPTQ, AWQ, torchao and NVFP4, it is `OF_ORIGIN`."""
-
-PARTS = ("_scale_inv", "_scale", "_blocks", "_scales")
+PARTS = (
+    "_scale_inv", "_scale", "_blocks", "_scales", "_packed", "_global_scale", "_scale_2", "_shape", "_zero_point",
+    ".absmax", ".nested_absmax", ".quant_map", ".nested_quant_map",
+)  # fmt: skip
 """Endings that the parts of a quantized weight have after its name."""
 
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How the weights of a component are quantized, and where their scales are.
-
-    `words` describe it for people. The tensor with the numbers has the name of the weight plus `packed`; the one with
-    the scales, the name plus `scale`. `blocks` are the blocks that a weight may have. `dropped` are the endings of
-    tensors that only a kernel for quantized weights reads. With `rounds_to_scale`, products are rounded to the dtype of
-    their scales.
-    """
-
-    words: str
-    encoding: Literal["fp8", "fp4"]
-    packed: str
-    scale: str
-    blocks: tuple[Block, ...]
-    dropped: tuple[str, ...] = ()
-    rounds_to_scale: bool = False
+_METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
+    "mxfp4": lambda _: Scheme("mxfp4, one scale for each 32 numbers", (GPT_OSS,)),
+    "fp8": fine_grained,
+    "mxfp8": lambda stated: fine_grained({**stated, "weight_block_size": (1, 32)}),
+    "compressed-tensors": compressed,
+    "modelopt": modelopt,
+    "modelopt_fp4": modelopt,
+    "modelopt_mixed": modelopt,
+    "bitsandbytes": bitsandbytes,
+    "gptq": gptq,
+    "awq": awq,
+}
+UNSTATED = Scheme("", (FP8, OF_MODELOPT, NVFP4, OF_4_BITS, OF_8_BITS))
+"""What the names and dtypes of the tensors alone explain. ModelOpt's own file says no more either."""
 
 
 def scheme_of(quantization: Mapping[str, Any]) -> Scheme:
     """Return the scheme for the `quantization` of a config.json. Raises SourceError, which names any other method."""
     method = method_of(quantization)
-    if method == "mxfp4":
-        return Scheme("mxfp4, one scale for each 32 numbers", "fp4", "_blocks", "_scales", ())
-    if method == "fp8":
-        return _fine_grained(quantization)
-    if method == "compressed-tensors":
-        return _compressed(quantization)
-    raise refusal(method)
+    if method not in _METHODS:
+        raise refusal(method)
+    return _METHODS[method](quantization)
+
+
+def scheme_without(component: Component, tensors: Iterable[Tensor]) -> Scheme:
+    """Return the scheme for the quantized `tensors` of a component that no config.json explains."""
+    is_comfy = "_quantization_metadata" in component.metadata
+    return COMFY if is_comfy or any(OF_COMFY.search(tensor.name) for tensor in tensors) else UNSTATED
 
 
 def can_help(quantization: Mapping[str, Any]) -> bool:
@@ -61,64 +57,3 @@ def can_help(quantization: Mapping[str, Any]) -> bool:
     except SourceError:
         return False
     return True
-
-
-def refusal(what: str, method: str = "") -> SourceError:
-    """Return the error for weights quantized with `what`, a kind of `method`."""
-    hint = _HINTS.get(method or what, OF_ORIGIN)
-    return SourceError(f"This tool cannot dequantize weights that are quantized with {what}.", hint)
-
-
-def _fine_grained(quantization: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of `FineGrainedFP8Config` (transformers 5.23), which DeepSeek-V3 uses."""
-    if quantization.get("expert_dtype", "fp8") != "fp8":
-        raise refusal("fp8 with experts in fp4", "fp8")
-    size = quantization.get("weight_block_size", (128, 128))
-    block = (0, 0) if size is None else _block(size, "fp8")
-    if block == (1, 32):
-        raise refusal("mxfp8")
-    words = "fp8, one scale a tensor" if size is None else f"fp8, one scale for each {block[0]} x {block[1]}"
-    return Scheme(words, "fp8", "", "_scale_inv", (block, (0, 0)), ("activation_scale", "input_scale"))
-
-
-_STRATEGIES = {"tensor": "one scale a tensor", "channel": "one scale a channel", "block": "one scale for each block"}
-
-
-def _compressed(quantization: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of compressed-tensors 0.20 (`NaiveQuantizationCompressor.decompress`) for its FP8."""
-    method = "compressed-tensors"
-    stated = quantization.get("config_groups")
-    groups = [group for group in stated.values() if isinstance(group, dict)] if isinstance(stated, dict) else []
-    weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
-    formats = {str(name)[:50] for name in (quantization.get("format"), *(group.get("format") for group in groups))}
-    formats = formats - {"None"} or {"no format"}
-    if other := sorted(formats - {"float-quantized"}):
-        raise refusal(f"{method} {other[0]}", method)
-    if not weights or len(weights) < len(groups):
-        raise refusal(f"{method} that does not say how", method)
-    for key in ("sparsity_config", "transform_config"):
-        config = quantization.get(key)
-        if config and not (isinstance(config, dict) and config.get("format", "") == "dense"):
-            raise refusal(f"{method} and a {key}", method)
-    blocks: list[Block] = []
-    words: dict[str, None] = {}
-    for scheme in weights:
-        strategy = str(scheme.get("strategy"))[:50]
-        is_fp8 = (scheme.get("type"), scheme.get("num_bits"), scheme.get("symmetric", True)) == ("float", 8, True)
-        if not is_fp8 or strategy not in _STRATEGIES:
-            raise refusal(f"{method} other than fp8 with {', '.join(_STRATEGIES)} scales", method)
-        usual = {"tensor": (0, 0), "channel": (1, 0)}.get(strategy)
-        blocks.append(usual or _block(scheme.get("block_structure"), method))
-        words[_STRATEGIES[strategy]] = None
-    dropped = ["input_scale", "input_zero_point", "output_scale", "output_zero_point"]
-    if quantization.get("kv_cache_scheme"):
-        dropped += ["k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point"]
-    summary = f"compressed-tensors float-quantized (fp8), {' or '.join(words)}"
-    return Scheme(summary, "fp8", "", "_scale", (*blocks, (0, 0)), tuple(dropped), rounds_to_scale=True)
-
-
-def _block(size: Any, method: str) -> Block:
-    is_pair = isinstance(size, list | tuple) and len(size) == 2
-    if is_pair and all(type(side) is int and 0 < side < 2**31 for side in size):
-        return size[0], size[1]
-    raise refusal(f"{method} in blocks of {str(size)[:50]}", method)

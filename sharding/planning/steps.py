@@ -55,7 +55,8 @@ def _merged(draft: Draft, asks: Asks) -> Draft:
     content = draft.content
     if content.of("adapter") is None:
         return draft
-    asked = asks.run("names", partial(names_asked, content))
+    as_it_is = replace(content, tensors=draft.tensors, configs=draft.configs)
+    asked = asks.run("names", partial(names_asked, as_it_is))
     known = asks.names(asked) if asked else {}
     merge: Draft = asks.run("merge", partial(merged.merged, draft, known))
     return merge

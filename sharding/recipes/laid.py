@@ -1,7 +1,7 @@
 """Put tensors together from pieces: views, transposes, the parts of ranks, replaced rows."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from mmap import mmap
 from typing import Literal
@@ -38,11 +38,15 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Laid(Recipe):
-    """A tensor of `shape`, put together from `boxes`. Each element has `item_bytes`, and is in exactly one box."""
+    """A tensor of `shape`, put together from `boxes`. Each element has `item_bytes`, and is in exactly one box.
+
+    It is put in order in tiles of `tile_bytes`. The default is `TILE_BYTES`.
+    """
 
     boxes: tuple[Box, ...]
     shape: tuple[int, ...]
     item_bytes: int
+    tile_bytes: int = field(default=0, repr=False)  # decides no bytes, so it is not in the key
     kind: Literal["laid"] = "laid"
 
     @property
@@ -62,7 +66,7 @@ class Laid(Recipe):
         if in_order := self._in_order():
             yield from in_order
             return
-        for tile in _tiles(self.shape, self.item_bytes):
+        for tile in _tiles(self.shape, self.item_bytes, self.tile_bytes or TILE_BYTES):
             for box, part in self._inside(tile):
                 for _, start, count in _cuts(box, self.item_bytes, *part):
                     at = box.origin + start * self.item_bytes
@@ -77,7 +81,7 @@ class Laid(Recipe):
         if self._in_order():
             yield from map(Chunk, inputs.pieces(self.size_bytes))
             return
-        for offsets, shape in _tiles(self.shape, self.item_bytes):
+        for offsets, shape in _tiles(self.shape, self.item_bytes, self.tile_bytes or TILE_BYTES):
             # Mapped memory goes back to the system as soon as it is dropped.
             room = mmap(-1, prod(shape) * self.item_bytes)
             tile = np.frombuffer(room, f"u{self.item_bytes}").reshape(shape)
@@ -138,21 +142,40 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides[: len(shape)]))
 
 
+def with_axis_last(of: Recipe, shape: tuple[int, ...], item_bytes: int, axis: int, tile_bytes: int = 0) -> Laid:
+    """Return a tensor that is stored or laid, with one of its axes behind all others.
+
+    >>> with_axis_last(Stored(0, "f", 0, 24), (2, 3), 4, 0).shape
+    (3, 2)
+    """
+
+    def moved(values: Sequence[int]) -> tuple[int, ...]:
+        return (*values[:axis], *values[axis + 1 :], values[axis])
+
+    if isinstance(of, Stored):
+        of = Laid((Box(of.file, of.start_byte, (0,) * len(shape), shape, strides_of(shape), of.source),), shape, 1)
+    assert isinstance(of, Laid), of
+    boxes = (
+        replace(box, offsets=moved(box.offsets), shape=moved(box.shape), strides=moved(box.strides)) for box in of.boxes
+    )
+    return Laid(tuple(boxes), moved(shape), item_bytes, tile_bytes)
+
+
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether elements with these strides lie one after another. Strides of dimensions of length 1 are free."""
     steps = zip(shape, strides, strides_of(shape), strict=True)
     return all(stride == expected for length, stride, expected in steps if length > 1)
 
 
-def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:
-    """Yield the tiles of a tensor, each of at most `TILE_BYTES`.
+def _tiles(shape: tuple[int, ...], item_bytes: int, tile_bytes: int) -> Iterator[_Tile]:
+    """Yield the tiles of a tensor, each of at most `tile_bytes`.
 
     A tile has whole inner dimensions, a part of one dimension, and one index of each outer dimension.
 
-    >>> list(_tiles((2, 3), 8 << 20))
+    >>> list(_tiles((2, 3), 8, 16))
     [((0, 0), (1, 2)), ((0, 2), (1, 1)), ((1, 0), (1, 2)), ((1, 2), (1, 1))]
     """
-    most, cut, inner = max(1, TILE_BYTES // item_bytes), len(shape), 1
+    most, cut, inner = max(1, tile_bytes // item_bytes), len(shape), 1
     while cut and inner * shape[cut - 1] <= most:
         cut -= 1
         inner *= shape[cut]

@@ -1,4 +1,4 @@
-"""Multiply quantized weights by their scales: FP8, and the MXFP4 experts of gpt-oss as its class saves them."""
+"""Compute the numbers of quantized weights: unpack codes, subtract zeros, multiply by scales."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,27 +9,96 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
+from sharding.core.errors import SourceError
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.recipes.cast import PIECE_ELEMENTS, np, numbers, numpy_dtype, settle
 from sharding.recipes.stored import made_by
 
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The number for each four bits of E2M1 (OCP Microscaling Formats 1.0, table 5)."""
+_BITS = {"U2": 2, "U4": 4, "E2M1": 4, "2·E2M1": 4, "MAP4": 4, "MAP8": 8, "2^": 8, "2^/2": 8}
+
 
 @dataclass(frozen=True, slots=True)
-class Fp8(Recipe):
-    """The numbers that `of` makes (E4M3, of `shape`), times their `scales`. Each product is rounded to `dtype`.
+class Codes:
+    """How a tensor stores numbers.
 
-    There is a single scale, or one for each `block` of the last two dimensions; blocks at the edges may be smaller. The
-    scale of row i and column j is number (i // block rows, j // block columns). The formula is float32(weight) *
-    float32(scale), as in `weight_dequant` of DeepSeek-V3 (inference/kernel.py). Dtypes are named as in safetensors.
+    `kind` is a dtype of safetensors, or U2, U4 (integers in the bits of words), E2M1 (FP4), MAP4, MAP8 (places in a
+    list of numbers), 2^ (an exponent of two, plus 127). "2·E2M1" and "2^/2" are the doubled number and half the power:
+    their product is that of `ldexp`, which has powers that no float32 holds.
+
+    The numbers of a word start at its lowest bits, or are in `order`: number i has the place `order[i]`. They are
+    neighbours in a row, or in a column if a word goes `down`; the value is its bytes.
+    """
+
+    kind: str
+    order: tuple[int, ...] = ()
+    down: int = 0
+
+    @property
+    def bits(self) -> int:
+        """The bits of a code."""
+        return _BITS.get(self.kind) or BY_NAME[self.kind].bits
+
+    @property
+    def tall(self) -> int:
+        """How many rows a row of words has."""
+        return self.down * 8 // self.bits or 1
+
+    def row_bytes(self, columns: int) -> int:
+        """Return the bytes of a row of so many numbers, or of so many words that go down."""
+        size = columns * self.down or -(-columns * self.bits // 8)
+        return size if self.kind not in ("U2", "U4", "U8") else -(-size // 4) * 4
+
+    def numbers(self, data: bytes | memoryview, rows: int, table: Any = None) -> Any:
+        """Return the numbers in `rows` rows of codes or words, as float32 of shape (rows · tall, columns)."""
+        if self.kind in CASTABLE or self.kind == "F8_E8M0":
+            return numbers(data, self.kind).astype(np.float32).reshape(rows, -1)
+        table = _table(self.kind) if table is None else table
+        found = table.take(np.frombuffer(data, np.uint8), axis=0)
+        if self.order:
+            found = found.reshape(-1, len(self.order))[:, self.order]
+        if not self.down:
+            return found.reshape(rows, -1)
+        return found.reshape(rows, -1, self.tall).swapaxes(1, 2).reshape(rows * self.tall, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Numbers of which each `block` of the last two dimensions of a weight has one, such as scales.
+
+    Blocks at the edges may be smaller. The grid of a matrix lies row by row, or is `turned`: column by column. Each
+    number is multiplied by the single float32 `times`, or divided by it.
     """
 
     of: Recipe
-    scales: Recipe
-    scales_dtype: str
-    shape: tuple[int, ...]
+    codes: Codes
     block: tuple[int, int]
+    turned: bool = False
+    times: Recipe | None = None
+    divides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Recipe):
+    """The numbers of `shape` that codes stand for: ((code - zero) · scale) · `factor` + `plus`.
+
+    Each step is rounded to float32, and the last one to `dtype`. A zero is that of the grid, plus `zero`. `map` has
+    the float32 for each code of MAP4 and MAP8. `index` has the column in the grids for each column of the weight.
+    """
+
+    of: Recipe
+    codes: Codes
+    shape: tuple[int, ...]
+    scales: Grid
     dtype: str
-    kind: Literal["fp8"] = "fp8"
+    zeros: Grid | None = None
+    zero: int = 0
+    factor: float = 1.0
+    plus: float = 0.0
+    map: Recipe | None = None
+    index: Recipe | None = None
+    kind: Literal["scaled"] = "scaled"
 
     @property
     @override
@@ -38,133 +107,165 @@ class Fp8(Recipe):
 
     @override
     def keeps(self) -> Iterator[Extent]:
-        return self.scales.reads()
+        yield from self.of.keeps()
+        grids = [grid for grid in (self.scales, self.zeros) if grid]
+        for one in (*(grid.of for grid in grids), *(grid.times for grid in grids), self.map, self.index):
+            if one:
+                yield from (*one.reads(), *one.keeps())
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
-        source = made_by(self.of, inputs, kept)
+        source, codes = made_by(self.of, inputs, kept), self.codes
         rows, columns = (1, 1, *self.shape)[-2:]
-        height, table, grid = self.block[0], _table(), _Scales(self, kept)
-        at, end = 0, prod(self.shape)
-        while at < end:
-            row, column = divmod(at, columns)
-            if column or columns > PIECE_ELEMENTS:
-                count, length = 1, min(columns - column, PIECE_ELEMENTS)
-            else:
-                below = rows - row % rows
-                if height > 1:  # the rows of a row of blocks have the same scales
-                    below = min(below, height - row % rows % height)
-                count, length = min(below, PIECE_ELEMENTS // columns), columns
-            products = table.take(np.frombuffer(source.take(count * length), np.uint8)).reshape(count, length)
-            scales = grid.of(range(row, row + (count if height == 1 else 1)), column, column + length)
-            with np.errstate(all="ignore"):  # torch gives the same infinite numbers
-                np.multiply(products, scales, out=products)
-            rounded = products.astype(numpy_dtype(self.dtype), copy=False)
-            settle(products, rounded.view(f"u{rounded.itemsize}"), CASTABLE[self.dtype].infinity)
-            yield Chunk(rounded.view(np.uint8).data.cast("B"))
-            at += count * length
+        table = _table(codes.kind, _floats(self.map, kept)) if self.map else _table(codes.kind)
+        scales = _Factors(self, self.scales, kept)
+        zeros = _Factors(self, self.zeros, kept) if self.zeros else None
+        height, at_a_time, row = self.scales.block[0], PIECE_ELEMENTS // columns if columns else 0, 0
+        while row < (prod(self.shape[:-1]) if columns else 0):
+            below = rows - row % rows
+            if height > 1:  # the rows of a row of blocks have the same scales
+                below = min(below, height - row % rows % height)
+            count = min(below, max(at_a_time // codes.tall, 1) * codes.tall)
+            length = columns if at_a_time or codes.tall > 1 else max(PIECE_ELEMENTS // 16, 1) * 16
+            for start in range(0, columns, length):
+                end = min(start + length, columns)
+                size = codes.row_bytes(columns) - codes.row_bytes(start) if end == columns else codes.row_bytes(length)
+                found = codes.numbers(source.take(size * (count // codes.tall)), count // codes.tall, table)
+                found = np.ascontiguousarray(found[:, : end - start])
+                with np.errstate(all="ignore"):  # torch gives the same infinite numbers
+                    if zeros is not None:
+                        found -= zeros.of(row, count, start, end)
+                    if self.zero:
+                        found -= np.float32(self.zero)
+                    found *= scales.of(row, count, start, end)
+                    if self.factor != 1:
+                        found *= np.float32(self.factor)
+                    if self.plus:
+                        found += np.float32(self.plus)
+                    rounded = found.astype(numpy_dtype(self.dtype), copy=False)
+                settle(found, rounded.view(f"u{rounded.itemsize}"), CASTABLE[self.dtype].infinity)
+                yield Chunk(rounded.reshape(-1).view(np.uint8).data)
+            row += count
 
     @override
     def words(self, shape: tuple[int, ...]) -> str:
-        height, width = self.block
-        what = f"F8_E4M3 {list(self.shape)}, {self.of.words(self.shape)}"
-        return f"dequantize({what}; a {self.scales_dtype} scale for {height}×{width}, {self.scales.words(())})"
+        height, width = self.scales.block
+        what = f"{self.codes.kind} {list(self.shape)}, {self.of.words(self.shape)}"
+        scales = f"a {self.scales.codes.kind} scale for {height}×{width}, {self.scales.of.words(())}"
+        times = f", {'÷' if self.scales.divides else '×'} {self.scales.times.words(())}" if self.scales.times else ""
+        zeros = f"; zeros, {self.zeros.of.words(())}" if self.zeros else ""
+        return f"dequantize({what}; {scales}{times}{zeros})"
 
 
-class _Scales:
-    """The scales of a weight: a grid for each matrix in it, or one number for all."""
+class _Factors:
+    """The numbers of a grid for each number of a weight."""
 
-    def __init__(self, of: Fp8, kept: Kept) -> None:
-        self._of = of
-        self._kept = kept
+    def __init__(self, of: Scaled, grid: Grid, kept: Kept) -> None:
+        self._grid, self._kept = grid, kept
         self._rows, columns = (1, 1, *of.shape)[-2:]
-        self._height, self._width = (
-            -(-length // size) for length, size in zip((self._rows, columns), of.block, strict=True)
-        )
-        self._bytes = BY_NAME[of.scales_dtype].bits // 8
-        self._is_single = of.scales.size_bytes == self._bytes
+        self._height, self._width = -(-self._rows // grid.block[0]), -(-columns // grid.block[1])
+        self._times = _floats(grid.times, kept)[0] if grid.times else None
+        self._index = _index(of.index, kept, columns, self._width)
+        # What lies in pieces or is computed would be made again for each read.
+        is_computed = grid.of.place is None and not grid.turned
+        self._whole = kept.read(grid.of, 0, grid.of.size_bytes) if is_computed else b""
+        self._is_single = grid.of.size_bytes * 8 == grid.codes.bits
         self._last: tuple[Any, Any] = (None, None)
+        self._last_turned: tuple[Any, Any] = (None, None)
 
-    def of(self, rows: range, start: int, end: int) -> Any:
-        """Return the factors for the columns `[start, end)` of `rows`. Rows are counted through all matrices.
+    def of(self, row: int, count: int, start: int, end: int) -> Any:
+        """Return the factors for the columns `[start, end)` of `count` rows. Rows are counted through all matrices.
 
-        Several rows must be of one matrix, and then you must ask for all columns. The array has shape (rows, columns),
-        or (rows, 1) if all columns have the same factor. A weight with a single scale gives one number.
+        The rows are of one matrix, and have one row of blocks in common or are blocks of their own. If there are
+        several, ask for all columns. The array has shape (rows, columns), or 1 where all have the same.
         """
-        if self._is_single:
-            return self._read(0, 1)
-        block_rows, block_columns = self._of.block
-        matrix, inside = divmod(rows.start, self._rows)
-        first, last = start // block_columns, -(-end // block_columns)
-        at = (matrix * self._height + inside // block_rows) * self._width
-        key = at, len(rows), first, last
+        (tall, wide), (matrix, inside) = self._grid.block, divmod(row, self._rows)
+        matrix = 0 if self._is_single else matrix
+        first, last = inside // tall, (inside + count - 1) // tall + 1
+        left, right = (0, self._width) if self._index is not None else (start // wide, -(-end // wide))
+        key = matrix, first, last, left, right
         if self._last[0] != key:
-            scales = self._read(at + first, at + (len(rows) - 1) * self._width + last).reshape(len(rows), last - first)
-            self._last = key, np.repeat(scales, block_columns, axis=1) if last - first > 1 else scales
-        scales, skip = self._last[1], start - first * block_columns
-        return scales if scales.shape[1] == 1 else scales[:, skip : skip + end - start]
+            found = self._numbers(matrix, first, last, left, right)
+            is_spread = self._index is None and wide > 1 and right - left > 1
+            self._last = key, np.repeat(found, wide, axis=1) if is_spread else found
+        found = self._last[1]
+        if self._index is not None:
+            return found.take(self._index[start:end], axis=1)
+        skip = start - left * wide
+        return found if found.shape[1] == 1 else found[:, skip : skip + end - start]
 
-    def _read(self, first: int, last: int) -> Any:
-        data = self._kept.read(self._of.scales, first * self._bytes, last * self._bytes)
-        return numbers(data, self._of.scales_dtype).astype(np.float32)
+    def _numbers(self, matrix: int, first: int, last: int, left: int, right: int) -> Any:
+        """Return rows and columns of the grid of a matrix."""
+        codes = self._grid.codes
+        if self._grid.turned:
+            return self._turned(matrix)[first:last, left:right]
+        above, below, size = first // codes.tall, -(-last // codes.tall), codes.row_bytes(self._width)
+        at = (matrix * -(-self._height // codes.tall) + above) * size
+        if below - above == 1 and codes.bits % 8 == 0 and not codes.down:  # perhaps few of its columns
+            step = codes.bits // 8
+            found = codes.numbers(self._read(at + left * step, at + right * step), 1)
+        else:
+            found = codes.numbers(self._read(at, at + (below - above) * size), below - above)
+            found = found[first - above * codes.tall :][: last - first, left:right]
+        return self._times_second(found)
+
+    def _turned(self, matrix: int) -> Any:
+        if self._last_turned[0] != matrix:
+            size = self._width * self._grid.codes.row_bytes(self._height)
+            data = self._kept.read(self._grid.of, matrix * size, (matrix + 1) * size)
+            found = self._grid.codes.numbers(data, self._width)[:, : self._height]
+            self._last_turned = matrix, self._times_second(np.ascontiguousarray(found.T))
+        return self._last_turned[1]
+
+    def _times_second(self, found: Any) -> Any:
+        if self._times is None:
+            return found
+        with np.errstate(all="ignore"):
+            return found / self._times if self._grid.divides else found * self._times
+
+    def _read(self, start: int, end: int) -> Any:
+        return self._whole[start:end] if self._whole else self._kept.read(self._grid.of, start, end)
+
+
+def _floats(recipe: Recipe, kept: Kept) -> Any:
+    return numbers(kept.read(recipe, 0, recipe.size_bytes), "F32")
+
+
+def _index(recipe: Recipe | None, kept: Kept, columns: int, width: int) -> Any:
+    """Return the column in the grid for each column of a weight. None if they follow one another.
+
+    Raises SourceError if there is none. A negative one means that nothing was put in another order.
+    """
+    if recipe is None:
+        return None
+    found = np.frombuffer(kept.read(recipe, 0, recipe.size_bytes), np.int32)
+    if (found < 0).all():
+        return None
+    if len(found) != columns or found.min() < 0 or found.max() >= width:
+        message = f"{recipe.words((columns,))} does not say which scales the columns of its weight have."
+        raise SourceError(message, "Download the model again, or ask the person who quantized it.")
+    return found
 
 
 @cache
-def _table() -> Any:
-    """Return the float32 of each of the 256 bytes of float8_e4m3fn."""
-    return numbers(bytes(range(256)), "F8_E4M3").astype(np.float32)
+def _fixed(kind: str) -> Any:
+    """Return the float32 of each code of a kind, as a row for each byte."""
+    byte = np.arange(256)
+    if kind in ("U2", "U4", "U8"):
+        return _spread(np.arange(1 << int(kind[1])), int(kind[1]))
+    if kind in ("E2M1", "2·E2M1"):
+        return _spread(np.array(_FP4, np.float32) * (2 if "2·" in kind else 1), 4)
+    if kind in ("2^", "2^/2"):
+        with np.errstate(all="ignore"):
+            return np.ldexp(np.float32(1), byte - (128 if "/" in kind else 127)).astype(np.float32).reshape(256, 1)
+    return numbers(bytes(range(256)), kind).astype(np.float32).reshape(256, 1)
 
 
-GROUP, GROUP_BYTES = 32, 16  # How many numbers share a scale in MXFP4, and their bytes.
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The number for each four bits of E2M1 (OCP Microscaling Formats 1.0, table 5)."""
+def _table(kind: str, of: Any = None) -> Any:
+    return _fixed(kind) if of is None else _spread(of, _BITS[kind])
 
 
-@dataclass(frozen=True, slots=True)
-class Mxfp4(Recipe):
-    """A float32 tensor of shape (experts, 32 * groups, rows).
-
-    `of` has shape (experts, rows, groups, 16) and two numbers in a byte, the lower half first. `scales` has shape
-    (experts, rows, groups). Each of its bytes is an exponent of two, plus 127.
-
-    The formula is `ldexp(number, byte - 127)`, as in `convert_moe_packed_tensors` of transformers 5.23. Here the number
-    is doubled and the power is halved: the product is the same, and every power fits into float32.
-    """
-
-    of: Recipe
-    scales: Recipe
-    experts: int
-    rows: int
-    groups: int
-    kind: Literal["mxfp4"] = "mxfp4"
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return self.experts * self.rows * self.groups * GROUP * 4
-
-    @override
-    def keeps(self) -> Iterator[Extent]:
-        return self.scales.reads()
-
-    @override
-    def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
-        source = made_by(self.of, inputs, kept)
-        byte, doubled = np.arange(256), 2 * np.array(_FP4, np.float32)
-        # For each byte, its two doubled numbers, the lower half first, as the 64 bits of two float32.
-        pairs = np.stack([doubled[byte & 15], doubled[byte >> 4]], 1).reshape(-1).view(np.uint64)
-        powers, count = np.ldexp(np.float32(1), byte - 128), self.rows * self.groups
-        for expert in range(self.experts):
-            packed = np.frombuffer(source.take(count * GROUP_BYTES), np.uint8).reshape(self.rows, self.groups, -1)
-            data = kept.read(self.scales, expert * count, (expert + 1) * count)
-            scales = powers.take(np.frombuffer(data, np.uint8)).reshape(self.rows, self.groups, 1)
-            for group in range(self.groups):
-                numbers = pairs.take(packed[:, group]).view(np.float32).reshape(self.rows, GROUP)
-                with np.errstate(all="ignore"):  # torch gives the same infinite numbers
-                    np.multiply(numbers, scales[:, group], out=numbers)
-                yield Chunk(np.ascontiguousarray(numbers.T).data.cast("B"))
-
-    @override
-    def words(self, shape: tuple[int, ...]) -> str:
-        packed, scales = self.of.words(()), self.scales.words(())
-        return f"dequantize(MXFP4 of {self.experts} experts, {packed}; a scale for 32, {scales})"
+def _spread(of: Any, bits: int) -> Any:
+    """Return for each byte the numbers of its codes of so many bits, the lowest bits first."""
+    shifts = np.arange(0, 8, bits)
+    return np.asarray(of, np.float32)[np.arange(256)[:, None] >> shifts & (1 << bits) - 1]

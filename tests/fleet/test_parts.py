@@ -27,12 +27,13 @@ from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.laid import Box, Laid, Rows
 from sharding.recipes.low_rank import LowRank, Update
-from sharding.recipes.quantized import Fp8, Mxfp4
+from sharding.recipes.quantized import Codes, Grid, Scaled
 from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
 from sharding.report.schema import Resources
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.stream import NOWHERE
+from tests.recipes.checkpoints import fp8
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20)
 NUMBERS = st.integers(0, 2**62)
@@ -40,14 +41,16 @@ SHAPES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
 STORED = st.builds(Stored, st.integers(0, 5), WORDS, NUMBERS, NUMBERS)
 BOXES = st.builds(Box, WORDS, NUMBERS, SHAPES, SHAPES, SHAPES, st.integers(0, 5))
 LYING = STORED | st.builds(Laid, st.lists(BOXES, max_size=2).map(tuple), SHAPES, st.integers(1, 8))
+CODES = st.builds(Codes, WORDS, SHAPES, NUMBERS)
+GRIDS = st.builds(Grid, LYING, CODES, st.tuples(NUMBERS, NUMBERS), st.booleans(), st.none() | LYING, st.booleans())
+FLOATS = st.floats(-1e6, 1e6)
 UNCAST = st.one_of(
     LYING,
-    st.builds(Fp8, LYING, LYING, WORDS, SHAPES, st.tuples(NUMBERS, NUMBERS), WORDS),
-    st.builds(Mxfp4, LYING, LYING, NUMBERS, NUMBERS, NUMBERS),
+    st.builds(
+        Scaled, LYING, CODES, SHAPES, GRIDS, WORDS, st.none() | GRIDS, NUMBERS, *[FLOATS] * 2, *[st.none() | LYING] * 2
+    ),
 )
-UPDATES = st.builds(
-    Update, st.none() | LYING, LYING, *[WORDS] * 2, NUMBERS, st.floats(-1e6, 1e6), *[NUMBERS] * 4, st.booleans()
-)
+UPDATES = st.builds(Update, st.none() | LYING, LYING, *[WORDS] * 2, NUMBERS, FLOATS, *[NUMBERS] * 4, st.booleans())
 UPDATED = st.builds(
     LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 2
 ) | st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS)
@@ -101,7 +104,7 @@ def test_what_is_said_of_it_is_the_same_after_its_journey(said: PartEvent) -> No
 
 def test_every_kind_of_word_and_of_recipe_is_tried() -> None:
     assert set(get_args(PartEvent)) == {AtWork, PartDone, PartFailed}
-    assert set(Recipe.kinds.values()) == {Stored, Laid, Fp8, Mxfp4, Cast, LowRank, Dora, Rows, Tolerance}
+    assert set(Recipe.kinds.values()) == {Stored, Laid, Scaled, Cast, LowRank, Dora, Rows, Tolerance}
 
 
 def test_neither_grants_nor_addresses_are_shown_where_a_part_is_printed() -> None:
@@ -122,7 +125,7 @@ def test_a_worker_is_lent_the_files_that_its_shard_is_made_of_and_no_more(tmp_pa
         "plain": Stored(0, "a", 0, 16),
         "view": turned,
         "pieces": Cast(Laid(halves, shape, 2), "F16", "F32"),
-        "scaled": Cast(Fp8(packed, scale, "F32", shape, shape, "F32"), "F32", "BF16"),
+        "scaled": Cast(fp8(packed, scale, "F32", shape, shape, "F32"), "F32", "BF16"),
         "other": Stored(0, "z", 0, 16),
     }
     for file in "acdesz":

@@ -1,5 +1,6 @@
-"""Devices are planned for 4-bit and 8-bit weights as bitsandbytes has them, and the printed code loads them."""
+"""Devices are planned for weights of bitsandbytes, the printed code loads them, and --dequantize computes its numbers."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -12,7 +13,9 @@ from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.storage.folder_source import open_folder
 from tests import models, quantized
+from tests.folders import reshard
 from tests.kinds import libraries
+from tests.recipes.checkpoints import DTYPES, bytes_of, dequantized_bytes, in_memory
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore::UserWarning")]
 KINDS: dict[str, dict[str, Any]] = {
@@ -94,3 +97,79 @@ def test_what_fits_a_place_fits_its_devices_up_to_the_last_byte(folder: Path) ->
     assert sum(load.bytes for load in job.devices(str(folder), "colab-t4").devices) == total
     for room in (total, total - 1):
         assert job.devices(str(folder), f"cuda:0={room}B").fits == (room >= total)
+
+
+# --- Ordinary weights ----------------------------------------------------------------------------------------
+
+SHAPES = [(1, 2), (3, 5), (64, 256), (33, 130), (2, 4096), (7, 129, 3)]
+"""No rows that are shorter than a block and long enough for AVX-512: there bitsandbytes 0.50 mixes up its blocks."""
+Cases = list[tuple[dict[str, torch.Tensor], torch.Tensor]]
+
+
+def quantized_weights(kind: str, nested: bool, size: int, dtype: torch.dtype) -> Cases:
+    """Weights with every code, as bitsandbytes saves them, and what it computes of them."""
+    from bitsandbytes import functional
+
+    cases: Cases = []
+    for shape in SHAPES:
+        torch.manual_seed(len(cases))
+        weight = (torch.randn(shape) * torch.logspace(-3, 3, shape[0]).reshape(-1, *[1] * (len(shape) - 1))).to(dtype)
+        packed, state = functional.quantize_4bit(weight, None, None, size, nested, kind)
+        packed = torch.randint(0, 256, packed.shape, dtype=torch.uint8)
+        parts = {f"m.weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+        cases.append(({"m.weight": packed, **parts}, functional.dequantize_4bit(packed, state)))
+    return cases
+
+
+def quantized_rows() -> Cases:
+    from bitsandbytes import functional
+
+    cases: Cases = []
+    for shape in SHAPES[:5]:
+        codes, scales = torch.randint(-128, 128, shape).to(torch.int8), torch.rand(shape[0]) * 100
+        parts = {"m.weight": codes, "m.SCB": scales, "m.weight_format": torch.tensor(0, dtype=torch.uint8)}
+        cases.append((parts, functional.int8_vectorwise_dequant(codes, scales)))
+    return cases
+
+
+def same_as_theirs(cases: Cases) -> None:
+    for tensors, expected in cases:
+        for said in (json.dumps({"quantization_config": {"quant_method": "bitsandbytes"}}), "{}"):
+            source, checkpoint = in_memory(tensors, said)
+            for dtype, name in DTYPES.items():
+                data = bytearray(dequantized_bytes(source, checkpoint, "m.weight", dtype))
+                found = torch.frombuffer(data, dtype=name).reshape(expected.shape)
+                # The sign of a zero in FP4 depends on the kernel that bitsandbytes takes.
+                assert bytes_of(found + 0) == bytes_of(expected.to(name) + 0), (expected.shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_weights_of_4_bits_become_what_bitsandbytes_computes(
+    kind: str, nested: bool, dtype: torch.dtype, elsewhere: ProcessPoolExecutor
+) -> None:
+    for size in (64, 256):
+        same_as_theirs(elsewhere.submit(quantized_weights, kind, nested, size, dtype).result())
+
+
+def test_weights_of_8_bits_become_what_bitsandbytes_computes(elsewhere: ProcessPoolExecutor) -> None:
+    same_as_theirs(elsewhere.submit(quantized_rows).result())
+
+
+def dequantized_logits(folder: str) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, device_map={"": "cpu"}, dtype=torch.bfloat16)
+    return models.logits(model.dequantize().eval())
+
+
+def test_an_ordinary_copy_has_the_logits_of_the_model_that_bitsandbytes_dequantizes(
+    folder: Path, elsewhere: ProcessPoolExecutor, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    reshard(folder, tmp_path / "out", "300kB", dequantize=True)
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    theirs = elsewhere.submit(dequantized_logits, str(folder)).result()
+    assert torch.equal(models.logits(ours.eval()), theirs)

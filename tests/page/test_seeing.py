@@ -259,7 +259,7 @@ def test_what_is_pasted_is_recognised(rooms: Rooms, tmp_path: Path) -> None:
     }
     first = {SMALL: "Smaller files", FP8: "Ordinary weights", VARIANTS: "Smaller files"}
     assert {repo: titles[0] for repo, titles in offered.items()} == first
-    assert "Half the size" in offered[VARIANTS] and "Merge my LoRA" not in offered[FP8]
+    assert "Half the size" in offered[VARIANTS] and "Merge my LoRA" in offered[FP8]
     for goal in ({}, {"goal": "merge-lora"}):
         visit = Visitor(rooms, {"repo": "bob/names-its-base", **goal})
         assert (visit.now("repo"), visit.now("adapter")) == (PLAIN, "bob/names-its-base")

@@ -206,7 +206,7 @@ OF_MODELS = {
     ),
     "an update of tied embeddings with ensure_weight_tying": Refused(("ensure_weight_tying",), case=TIED),
     "a quantized base": Refused(
-        ("bitsandbytes",), base=quantized("bitsandbytes"), hint="the repo that the base was quantized from"
+        ("quanto",), base=quantized("quanto"), hint="the repo that the base was quantized from"
     ),
     "a quantized base, FP8": Refused(("fp8",), base=quantized("fp8"), hint="--dequantize"),
     "a convolution in groups": Refused(("pos_conv_embed.conv",), case=IN_GROUPS),

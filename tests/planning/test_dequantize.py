@@ -16,9 +16,9 @@ from sharding.planning.dequantize import dequantized, offer
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.plan import identify_plan, planned
 from sharding.planning.steps import NO_CLASS
-from sharding.recipes.quantized import Fp8
+from sharding.recipes.quantized import Scaled
 from tests.promises import promise
-from tests.quantized import compressed, write
+from tests.quantized import compressed, integers, write
 
 ASKED = Options(dequantize=True)
 FP8, MXFP4 = {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "mxfp4"}
@@ -69,12 +69,12 @@ def test_weights_are_computed_scales_are_gone_and_the_rest_stays_where_it_is(tmp
         "one.weight": ("F32", (3, 5)),
     }
     recipes = {tensor.name: tensor.recipe for tensor in before.tensors}
-    products = {tensor.name: tensor.recipe for tensor in after.tensors if isinstance(tensor.recipe, Fp8)}
-    assert {name: product.block for name, product in products.items()} == {
+    products = {tensor.name: tensor.recipe for tensor in after.tensors if isinstance(tensor.recipe, Scaled)}
+    assert {name: product.scales.block for name, product in products.items()} == {
         **dict.fromkeys(["a.weight", "e.gate_up_proj"], (128, 128)), "one.weight": (3, 5),
     }  # fmt: skip
     for name, product in products.items():
-        assert (product.of, product.scales) == (recipes[name], recipes[f"{name}_scale_inv"])
+        assert (product.of, product.scales.of) == (recipes[name], recipes[f"{name}_scale_inv"])
     assert [tensor for tensor in after.tensors if tensor.name == "b.norm"][0] in before.tensors
     assert planned(before, ASKED).total_parameters == 300 * 200 + 4 + 2 * 128 * 100 + 15
     assert "quantization" not in after.configs[""]
@@ -125,42 +125,45 @@ def test_a_component_of_a_pipeline_is_dequantized_in_its_folder(tmp_path: Path) 
     save_file({"c": torch.ones(2)}, tmp_path / "unet/diffusion_pytorch_model.safetensors", {"format": "pt"})
     after = ordinary(job.inspect(str(tmp_path)))
     assert shapes(after) == {"text/a.weight": ("F32", (3, 2)), "unet/c": ("F32", (2,))}
-    (product,) = [tensor for tensor in after.tensors if isinstance(tensor.recipe, Fp8)]
+    (product,) = [tensor for tensor in after.tensors if isinstance(tensor.recipe, Scaled)]
     assert (product.file, product.folder) == ("text/model.safetensors", "text/")
 
 
-def test_scales_of_the_cache_of_keys_and_values_are_gone_where_the_configuration_says_there_are_some(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("said", [compressed("channel"), FP8], ids=["compressed-tensors", "fp8"])
+def test_what_only_kernels_read_is_gone(said: dict[str, Any], tmp_path: Path) -> None:
     tensors = {
         "a.weight": number(3, 2),
         "a.weight_scale": torch.ones(3, 1),
         "a.input_scale": torch.ones(1),
+        "a.k_scale": torch.ones(1),
         "attn.k_scale": torch.ones(1),
+        "attn.kv_scale": torch.ones(1),
         "logit_scale": torch.ones(1),
     }
-    kept = ordinary(checkpoint(tmp_path, tensors, compressed("channel")))
-    assert shapes(kept).keys() == {"a.weight", "attn.k_scale", "logit_scale"}
-    gone = ordinary(checkpoint(tmp_path, tensors, compressed("channel", kv_cache_scheme={"num_bits": 8})))
-    assert shapes(gone).keys() == {"a.weight", "logit_scale"}
+    assert shapes(ordinary(checkpoint(tmp_path, tensors, said))).keys() == {"a.weight", "logit_scale"}
 
 
 @promise("docs/formats.md#what-cannot-be-dequantized")
 @pytest.mark.parametrize(
     ("said", "names", "name"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "w.qweight", "gptq"),
-        ({"quant_method": "bitsandbytes"}, "w.absmax", "bitsandbytes"),
-        ({"load_in_4bit": True, "load_in_8bit": False}, "w.absmax", "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 3}, "w.qweight", "gptq with 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "w.qweight", "format marlin"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "w.qweight", "version gemv"),
         ({"quant_method": "torchao"}, "w:qdata", "torchao"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "w", "modelopt"),
+        ({"quant_method": "fbgemm_fp8"}, "w", "fbgemm_fp8"),
+        ({"quant_method": "quanto"}, "w", "quanto"),
+        ({"quant_method": "hqq"}, "w", "hqq"),
+        ({"quant_method": "exl2"}, "w", "exl2"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "w", "modelopt W4A16_AWQ"),
         ({"bits": 4}, "w", "an unnamed method"),
-        ({**FP8, "expert_dtype": "fp4"}, "w", "fp8 with experts in fp4"),
-        ({**FP8, "weight_block_size": [1, 32]}, "w", "mxfp8"),
+        ({**FP8, "expert_dtype": "int4"}, "w", "fp8 with experts in int4"),
         ({**FP8, "weight_block_size": [128, -1]}, "w", "fp8 in blocks of"),
-        (compressed("group"), "w", "compressed-tensors other than fp8"),
-        (compressed("channel", format="pack-quantized"), "w", "compressed-tensors pack-quantized"),
-        (compressed("channel", format="naive-quantized"), "w", "compressed-tensors naive-quantized"),
+        (compressed("group"), "w", "a scale for each group"),
+        (compressed("channel", format="pack-quantized"), "w", "compressed-tensors pack-quantized .float8"),
+        (compressed("channel", format="mxfp6-quantized"), "w", "compressed-tensors mxfp6-quantized"),
+        (integers(5, 32), "w", "pack-quantized .int5"),
+        (integers(4, 32, strategy="token"), "w", "a scale for each token"),
         (compressed("channel", sparsity_config={"format": "sparse-24-bitmask"}), "w", "sparsity_config"),
         (compressed("channel", transform_config={"config_groups": {"u": {}}}), "w", "transform_config"),
         (compressed("channel", transform_config=["dense"]), "w", "transform_config"),
@@ -189,8 +192,8 @@ EXPERTS = {"e_blocks": torch.ones(2, 3, 4, 16).byte(), "e_scales": torch.ones(2,
         ({**ONE, "b.weight": number(3, 2)}, FP8, "b.weight is"),
         ({"a.weight": number(300, 200), "a.weight_scale_inv": torch.ones(2, 2)}, FP8, "scales F32"),
         ({"a.weight": number(30, 20), "a.weight_scale_inv": torch.ones(30, 20)}, {**FP8, **NO_BLOCKS}, "F32"),
-        ({"a.weight": number(3, 64), "a.weight_scale_inv": torch.ones(3, 2).byte()}, FP8, "mxfp8"),
-        ({"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1, dtype=torch.int64)}, FP8, "scales I64"),
+        ({"a.weight": number(3, 64), "a.weight_scale_inv": torch.ones(3, 3).byte()}, FP8, "scales U8"),
+        ({"a.weight": number(3, 2), "a.weight_scale_inv": torch.ones(1, dtype=torch.int64)}, FP8, "no weight here is"),
         ({**OF_TENSOR, "a.weight_zero_point": torch.ones(1)}, compressed("tensor"), "zero_point is not"),
         ({**EXPERTS, "e_blocks": torch.ones(2, 3, 4, 8).byte()}, MXFP4, "e_blocks is U8"),
         ({**EXPERTS, "f_blocks": torch.ones(2, 3, 4, 16).byte()}, MXFP4, "f_blocks is not"),
@@ -209,9 +212,19 @@ def test_what_is_not_quantized_is_wrong_usage_and_what_no_configuration_explains
     write(tmp_path, {"a.weight": torch.ones(3, 2)}, None)
     with pytest.raises(UsageError, match="not quantized"):
         job.plan(str(tmp_path), ASKED)
-    write(tmp_path, ONE, None)
-    with pytest.raises(SourceError, match=r"a.weight.* but no config.json says how"):
-        job.plan(str(tmp_path), ASKED)
+    words = {"b.qweight": torch.ones(3, 2).int(), "b.scales": torch.ones(3)}
+    for tensors in (words, ONE | words, ONE | {"a.pre_quant_scale": torch.ones(2)}):
+        write(tmp_path, tensors, None)
+        with pytest.raises(SourceError, match=r"as .+ shows, but no config.json says how"):
+            job.plan(str(tmp_path), ASKED)
+
+
+def test_names_and_dtypes_alone_explain_fp8(tmp_path: Path) -> None:
+    for name in ("weight_scale_inv", "weight_scale", "scale", "scale_weight", "qscale_weight"):
+        for scale in (torch.ones(1), torch.tensor(2.0), torch.ones(3, 1), torch.ones(3)):
+            after = ordinary(checkpoint(tmp_path, {"a.weight": number(3, 2), f"a.{name}": scale}, None))
+            assert shapes(after) == {"a.weight": ("F32", (3, 2))}
+            assert [one.evidence for one in after.made] == ["fp8"]
 
 
 def test_inspect_says_what_dequantizing_would_make_of_it_and_a_cast_points_to_it(tmp_path: Path) -> None:
@@ -232,8 +245,8 @@ def test_an_expert_in_mxfp4_has_so_many_scales_at_most_as_it_is_transposed_as_a_
 ) -> None:
     tensors = {"e.up_blocks": torch.zeros(4, 3, 2, 16).byte(), "e.up_scales": torch.zeros(4, 3, 2).byte()}
     before = checkpoint(tmp_path, tensors, MXFP4)
-    monkeypatch.setattr("sharding.planning.dequantize.MAX_EXPERT_BYTES", 6)
+    monkeypatch.setattr("sharding.planning.quantizers.fp4.MAX_EXPERT_BYTES", 6)
     assert shapes(ordinary(before)) == {"e.up": ("F32", (4, 64, 3))}
-    monkeypatch.setattr("sharding.planning.dequantize.MAX_EXPERT_BYTES", 5)
+    monkeypatch.setattr("sharding.planning.quantizers.fp4.MAX_EXPERT_BYTES", 5)
     with pytest.raises(SourceError, match="config.json says something else: mxfp4"):
         ordinary(before)

@@ -11,15 +11,17 @@ from pydantic import TypeAdapter
 from sharding.core.recipe import Recipe
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
-from sharding.recipes.laid import Box, Laid, Rows
+from sharding.recipes.laid import Box, Laid, Rows, with_axis_last
 from sharding.recipes.low_rank import LowRank, Update
-from sharding.recipes.quantized import Fp8, Mxfp4
+from sharding.recipes.quantized import Codes, Grid, Scaled
 from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
 from tests.fuzz.targets import Memory
+from tests.recipes.checkpoints import fp8
 from tests.recipes.executor import FILE, ShortChunks, bytes_of, outcome, tensor_of
 
 FILES = {"a": bytes(range(256)), "b": bytes(range(255, -1, -1)), "scales": torch.rand(64).numpy().tobytes()}
+FILES["index"] = torch.tensor([1, 0] * 4, dtype=torch.int32).numpy().tobytes()
 TURNED = Laid((Box("a", 8, (0, 0), (4, 6), (1, 4)),), (4, 6), 4)
 HALVES = Laid((Box("b", 0, (0, 0), (4, 3), (3, 1)), Box("a", 0, (0, 3), (4, 5), (5, 1))), (4, 8), 1)
 ROWS = Laid((Box("b", 64, (0, 0), (1, 8), (8, 1)), Box("a", 16, (1, 0), (3, 8), (8, 1))), (4, 8), 1)
@@ -32,24 +34,37 @@ STACKED = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 8), "BF16", "BF16", 1,
 OTHER_UPDATES = {"a": Stored(0, "b", 32, 64), "b": Stored(0, "a", 16, 32), "scale": 0.25, "last_row": 3}
 OTHER_UPDATES |= {"a_dtype": "F16", "b_dtype": "F16"}
 LENGTHS = Stored(0, "scales", 128, 144)
+MXFP4 = Scaled(
+    with_axis_last(Stored(0, "a", 0, 96), (1, 3, 32), 1, 1), Codes("2·E2M1", down=1), (1, 64, 3),
+    Grid(Stored(0, "b", 100, 106), Codes("2^/2"), (32, 1), turned=True), "F32",
+)  # fmt: skip
+INTEGERS = Scaled(Stored(0, "a", 0, 16), Codes("U4"), (4, 8), Grid(SCALES, Codes("F16"), (1, 4)), "F16", zero=8)
 EVERY: dict[str, Recipe] = {
     "stored": Stored(0, "a", 3, 19),
     "stored elsewhere": Stored(0, "a", 3, 23),
     "turned": TURNED,
     "in halves": HALVES,
     "in rows": ROWS,
-    "fp8": Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"),
-    "fp8 in other blocks": Fp8(PACKED, SCALES, "F32", (4, 8), (4, 2), "F32"),
-    "fp8 of one scale": Fp8(PACKED, Stored(0, "scales", 0, 4), "F32", (4, 8), (4, 8), "F32"),
-    "fp8 rounded": Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "BF16"),
-    "fp8 in halves": Fp8(HALVES, SCALES, "F32", (4, 8), (2, 4), "F32"),
-    "mxfp4": Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 1, 3, 2),
-    "mxfp4 of more experts": Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 3, 1, 2),
+    "fp8": fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"),
+    "fp8 in other blocks": fp8(PACKED, SCALES, "F32", (4, 8), (4, 2), "F32"),
+    "fp8 of one scale": fp8(PACKED, Stored(0, "scales", 0, 4), "F32", (4, 8), (4, 8), "F32"),
+    "fp8 rounded": fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "BF16"),
+    "fp8 in halves": fp8(HALVES, SCALES, "F32", (4, 8), (2, 4), "F32"),
+    "mxfp4": MXFP4,
+    "mxfp4 of more experts": replace(
+        MXFP4, of=with_axis_last(Stored(0, "a", 0, 96), (3, 1, 32), 1, 1), shape=(3, 64, 1)
+    ),
+    "integers": INTEGERS,
+    "integers with zeros": replace(INTEGERS, zeros=Grid(Stored(0, "b", 0, 8), Codes("U4", down=4), (1, 4))),
+    "integers with a second scale": replace(INTEGERS, scales=replace(INTEGERS.scales, times=Stored(0, "scales", 0, 4))),
+    "integers in columns": replace(INTEGERS, codes=Codes("U4", (0, 4, 1, 5, 2, 6, 3, 7), 4), shape=(8, 4)),
+    "numbers of a list": replace(INTEGERS, codes=Codes("MAP4", (1, 0)), map=Stored(0, "scales", 0, 64)),
+    "integers in another order": replace(INTEGERS, index=Stored(0, "index", 0, 32)),
     "cast": Cast(Stored(0, "a", 0, 32), "F32", "BF16"),
     "cast further": Cast(Stored(0, "a", 0, 32), "F32", "F16"),
     "cast of a view": Cast(TURNED, "F32", "BF16"),
-    "cast of fp8": Cast(Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"), "F32", "BF16"),
-    "cast of mxfp4": Cast(Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 1, 3, 2), "F32", "BF16"),
+    "cast of fp8": Cast(fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"), "F32", "BF16"),
+    "cast of mxfp4": Cast(MXFP4, "F32", "BF16"),
     "updated": LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)),
     "updated and rounded twice": LowRank(NUMBERS, "F32", (4, 8), (UPDATE,), rounds_twice=True),
     "updated in a stack": LowRank(NUMBERS, "F32", (2, 2, 8), (STACKED,), is_stacked=True),
@@ -58,7 +73,7 @@ EVERY: dict[str, Recipe] = {
     "updated by a vector": LowRank(
         NUMBERS, "F32", (32,), (Update(None, Stored(0, "b", 0, 64), "", "BF16", 1, 0.5, 0, 32),)
     ),
-    "updated fp8": LowRank(Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "BF16"), "BF16", (4, 8), (UPDATE,)),
+    "updated fp8": LowRank(fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "BF16"), "BF16", (4, 8), (UPDATE,)),
     "cast of updated": Cast(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "F32", "BF16"),
     "dora": Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32"),
     "dora, transposed": Dora(NUMBERS, "F32", (8, 4), replace(UPDATE, last_row=8, transposed=True), LENGTHS, "F32"),
@@ -126,9 +141,9 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
         Laid((Box("a", 8, (0, 0), (4, 6), (1, 4), source=1),), (4, 6), 4),
         Laid((Box("a", 8, (0, 0), (4, 6), (6, 1)),), (4, 6), 4),
         Laid(HALVES.boxes[::-1], (4, 8), 1),
-        Fp8(PACKED, SCALES, "BF16", (4, 8), (2, 4), "F32"),
-        Fp8(PACKED, SCALES, "F32", (8, 4), (2, 4), "F32"),
-        Fp8(PACKED, Stored(0, "scales", 16, 32), "F32", (4, 8), (2, 4), "F32"),
+        fp8(PACKED, SCALES, "BF16", (4, 8), (2, 4), "F32"),
+        fp8(PACKED, SCALES, "F32", (8, 4), (2, 4), "F32"),
+        fp8(PACKED, Stored(0, "scales", 16, 32), "F32", (4, 8), (2, 4), "F32"),
         *(LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, **{key: value}),)) for key, value in OTHER_UPDATES.items()),
         LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, first=1), replace(STACKED, last=1)), is_stacked=True),
         LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, last=1), replace(STACKED, first=1)), is_stacked=True),

@@ -12,14 +12,21 @@ from hypothesis import strategies as st
 from sharding.core.values import Tensor
 from sharding.recipes import quantized
 from sharding.recipes.laid import Box, Laid
-from sharding.recipes.quantized import Fp8
 from sharding.recipes.stored import Stored
 from sharding.transfer import pages
 from sharding.transfer.stream import only_tensors
 from sharding.verify.digests import ThisMachine
 from tests.folders import result_of
 from tests.quantized import compressed, plain_fp4, spread
-from tests.recipes.checkpoints import DTYPES, bytes_of, checkpoint_of, dequantized_bytes, dequantized_tensors, in_memory
+from tests.recipes.checkpoints import (
+    DTYPES,
+    bytes_of,
+    checkpoint_of,
+    dequantized_bytes,
+    dequantized_tensors,
+    fp8,
+    in_memory,
+)
 from tests.recipes.executor import FILE, ShortChunks, outcome, shard_of, tensor_of
 from tests.recipes.updates import with_one_nan
 
@@ -93,7 +100,7 @@ def test_numbers_and_scales_may_lie_in_pieces_and_in_any_order() -> None:
     data = turned + right + left
     packed = Laid((Box(FILE, 0, (0, 0), (6, 10), (1, 6)),), (6, 10), 1)
     boxes = Box(FILE, 76, (0, 0), (2, 1), (1, 1)), Box(FILE, 60, (0, 1), (2, 2), (2, 1))
-    recipe = Fp8(packed, Laid(boxes, (2, 3), 4), "F32", (6, 10), (4, 4), "F32")
+    recipe = fp8(packed, Laid(boxes, (2, 3), 4), "F32", (6, 10), (4, 4), "F32")
     expected = with_one_nan(weight.float() * spread(scales, (4, 4), weight.shape))
     assert outcome([tensor_of(recipe)], ShortChunks(data))[0]["w"] == bytes_of(expected)
 
@@ -112,7 +119,7 @@ def test_little_of_a_large_weight_is_in_memory_at_a_time() -> None:
     source, checkpoint = in_memory({"m.weight_scale_inv": torch.ones(32, 32), "m.weight": weight}, IN_FP8)
     source.batch_bytes = 1 << 18
     tensors = dequantized_tensors(checkpoint)
-    small = Fp8(Stored(0, FILE, 0, 4), Stored(0, FILE, 0, 4), "F32", (2, 2), (2, 2), "F32")
+    small = fp8(Stored(0, FILE, 0, 4), Stored(0, FILE, 0, 4), "F32", (2, 2), (2, 2), "F32")
     result_of(ThisMachine().digest_shards([shard_of([tensor_of(small)])], only_tensors, [source]))  # what is imported
     tracemalloc.start()
     records = result_of(ThisMachine().digest_shards([shard_of(tensors)], only_tensors, [source]))

@@ -33,13 +33,13 @@ from sharding.planning.explain import sentence
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
-from sharding.recipes.quantized import Fp8
 from sharding.recipes.stored import Stored
 from sharding.report.card import write_card
 from sharding.report.files import Result as Shown
 from sharding.report.schema import FleetCost, NodeCost
 from sharding.verify.structure import Claims, compare_structure
 from sharding.verify.trust import Level, Trust
+from tests.recipes.checkpoints import fp8
 from tests.report.results import (
     BASE,
     CAST,
@@ -247,7 +247,7 @@ def read() -> Parts:
     recipes: dict[str, Recipe] = {
         "stored": at,
         "cast": Cast(at, "F32", "BF16"),
-        "dequantized": Fp8(at, at, "F32", (10, 10), (128, 128), "BF16"),
+        "dequantized": fp8(at, at, "F32", (10, 10), (128, 128), "BF16"),
         "merged": LowRank(at, "F32", (10, 10), (update, update)),
         "DoRA": Dora(at, "F32", (10, 10), update, at, "F32"),
     }

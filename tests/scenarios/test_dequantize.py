@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 
 from sharding import job
-from sharding.core.errors import OverflowRefused, UsageError
+from sharding.core.errors import OverflowRefused, SourceError, UsageError
 from sharding.core.events import Planned, Verified
 from sharding.core.options import Options
 from sharding.core.verification import Verification
@@ -23,9 +23,9 @@ from tests import hubs
 from tests.conftest import listing
 from tests.folders import bits, kept, reshard, tensors, until_shard, weights
 from tests.inhouse import InHouse
-from tests.lora import DTYPES, configured
+from tests.lora import DTYPES, Case, configured, save_adapter
 from tests.promises import promise
-from tests.quantized import save_compressed, save_fp8, save_mxfp4, write
+from tests.quantized import build, save_compressed, save_fp8, save_mxfp4, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -187,10 +187,30 @@ def test_the_command_line_says_what_it_computes_and_how_it_ends(run: Run, tmp_pa
     again = run("shard", tmp_path / "out", tmp_path / "again", "--dequantize")
     assert (again.returncode, "not quantized" in again.stderr) == (2, True)
     assert not (tmp_path / "again").exists()
-    write(tmp_path / "gptq", {"a.qweight": torch.ones(4)}, {"quant_method": "gptq"})
-    refused = run("shard", tmp_path / "gptq", tmp_path / "again", "--dequantize")
-    assert (refused.returncode, "gptq" in refused.stderr, "base model" in refused.stderr) == (3, True, True)
+    write(tmp_path / "hqq", {"a.qweight": torch.ones(4)}, {"quant_method": "hqq"})
+    refused = run("shard", tmp_path / "hqq", tmp_path / "again", "--dequantize")
+    assert (refused.returncode, "hqq" in refused.stderr, "base model" in refused.stderr) == (3, True, True)
     assert not (tmp_path / "again").exists()
+
+
+@promise("docs/formats.md#lora-adapters")
+@pytest.mark.parametrize("dtype", ["keep", "fp16"])
+def test_an_adapter_is_merged_into_a_quantized_base_as_into_its_ordinary_copy(dtype: str, tmp_path: Path) -> None:
+    source = save_fp8("qwen3", tmp_path / "source")
+    build("qwen3", tmp_path / "plain")
+    adapter = save_adapter(
+        Case(lora={"target_modules": ["q_proj", "down_proj"]}), tmp_path / "plain", tmp_path / "lora"
+    )
+    report = dequantize(source, tmp_path / "out", dtype, adapter=str(adapter))
+    assert [one.kind for one in report.plan.made] == ["dequantize", "adapter", "dtype"][: 2 + (dtype != "keep")]
+    dequantize(source, tmp_path / "ordinary")
+    reshard(tmp_path / "ordinary", tmp_path / "merged", "200kB", dtype=dtype, adapter=str(adapter))
+    assert weights(tmp_path / "out") == weights(tmp_path / "merged")
+    assert weights(tmp_path / "merged") != weights(tmp_path / "ordinary")
+    assert verified(source, tmp_path / "out", dtype=dtype, adapter=str(adapter)).identical
+    with pytest.raises(SourceError, match="The base is quantized with fp8") as refused:
+        job.plan(str(source), Options(adapter=str(adapter)))
+    assert "--dequantize" in refused.value.hint
 
 
 def test_shards_that_transformers_cuts_otherwise_are_cut_by_its_class(tmp_path: Path) -> None:
