@@ -152,8 +152,10 @@ def units_of(slots: Iterable[Slot]) -> dict[str, Unit]:
 
 
 def in_memory(name: str) -> str:
-    """Return the name of a tensor without wrappers, where Mixtral's blocks have the name that transformers 5 gives."""
+    """Return the name of a tensor without wrappers, and as transformers 5 calls Mixtral's blocks and BERT's norms."""
     name = plain_name(name)
+    if "LayerNorm." in name:  # as BERT was published
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return name.replace(".block_sparse_moe.", ".mlp.") if ".block_sparse_moe." in name else name
 
 
