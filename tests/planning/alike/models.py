@@ -19,6 +19,7 @@ from tests import lora
 from tests.conftest import listing, options_of
 from tests.folders import bits, finish, tensors
 from tests.lora import CAUSAL, EXPERTS, EYES, LATENT, LINEAR, MODEL, QWEN_EYES, SEEING, SMALL
+from tests.scenarios import architectures
 
 THINKER = transformers.Qwen2_5OmniThinkerForConditionalGeneration
 ROUTED = {key: value for key, value in LATENT.items() if not key.endswith(("_rank", "_head_dim"))}
@@ -85,7 +86,9 @@ Form = Callable[[PreTrainedModel, Path], Path]
 
 @cache
 def build(name: str, seed: int = 0) -> PreTrainedModel:
-    """Return a model of `MODELS` with random weights; nobody changes it."""
+    """Return a model of `MODELS` or of `ARCHITECTURES` with random weights; nobody changes it."""
+    if name not in MODELS:
+        return _perturbed(architectures.build(name), seed)
     auto, model_type, numbers = MODELS[name]
     return _random(auto, AutoConfig.for_model(model_type, **numbers), seed)
 
@@ -102,7 +105,11 @@ def build_text(name: str, seed: int = 1) -> PreTrainedModel:
 def _random(cls: Any, config: Any, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     make = cls.from_config if hasattr(cls, "from_config") else cls._from_config
-    model: PreTrainedModel = make(config, dtype=torch.bfloat16)
+    return _perturbed(make(config, dtype=torch.bfloat16), seed)
+
+
+def _perturbed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
     with torch.no_grad():
         for tensor in model.state_dict().values():  # else norms are all ones and biases all zeros
             if tensor.is_floating_point():
@@ -142,7 +149,7 @@ def write(folder: Path, state: Tensors) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("model*"):
         path.unlink()
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / MODEL, {"format": "pt"})
+    save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, folder / MODEL, {"format": "pt"})
     return folder
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sharding.core.errors import ShardingError
+from tests import quantized
 from tests.folders import tensors
 from tests.planning.alike.models import (
     FORMS,
@@ -19,6 +20,7 @@ from tests.planning.alike.models import (
     edit,
     in_memory,
     published,
+    rename,
     shapes,
     shard,
     unlike,
@@ -89,6 +91,20 @@ def test_nothing_is_filled_where_nothing_is_missing(tmp_path: Path) -> None:
     mine = edit(mine, lambda state: {key: tensor * 2 for key, tensor in state.items()})
     shard(mine, tmp_path / "out", like=original)
     assert unlike(tensors(tmp_path / "out"), tensors(mine)) == {}
+
+
+def test_a_head_of_a_quantized_original_is_filled_as_ordinary_weights(tmp_path: Path) -> None:
+    original = quantized.save_fp8("deepseek_v3", tmp_path / "original")
+    edit(original, lambda held: held | {n.replace("layers.1.", "layers.2."): held[n] for n in held if "layers.1." in n})
+    configure(original, num_nextn_predict_layers=1)
+    shard(original, tmp_path / "ordinary", "10MB", dequantize=True)
+    head = {name: held for name, held in tensors(tmp_path / "ordinary").items() if "layers.2." in name}
+    quantized.build("deepseek_v3", tmp_path / "mine")
+    mine = edit(tmp_path / "mine", lambda held: {name: tensor * 2 for name, tensor in held.items()})
+    wanted = tensors(mine) | head
+    shard(rename(mine, "^", "module."), tmp_path / "out", "10MB", like=original)
+    assert head and unlike(tensors(tmp_path / "out"), wanted) == {}
+    assert "quantization_config" not in configure(tmp_path / "out")
 
 
 K_PROJ, UP = "model.layers.1.self_attn.k_proj.weight", "model.layers.1.mlp.experts.3.up_proj.weight"
