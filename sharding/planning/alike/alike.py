@@ -17,7 +17,7 @@ from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
 from sharding.planning.alike.configs import Kept, layers_of, with_values
 from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, prefixes_of, words_of
-from sharding.planning.alike.units import Slot, Unit, in_memory, plain_name, slots_of, units_of
+from sharding.planning.alike.units import Slot, Unit, plain_name, slots_of, units_of
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft
 
@@ -80,13 +80,13 @@ def compared(
         how = "in a way that this version does not read"
         hint = "Name the ordinary model that it was quantized from."
         raise SourceError(f"The weights of {original.source.words} are quantized, {how}.", hint)
-    slots, theirs_slots = tuple(slots_of(tensors)), tuple(slots_of(after.tensors))
+    both = {**{stored: name for name, stored in known.items()}, **known}
+    there = {tensor.name: tensor.shape for tensor in after.tensors}
+    slots = tuple(slots_of(_renamed(tensor, both, there) for tensor in tensors))
+    theirs_slots = tuple(slots_of(after.tensors))
     units, theirs = units_of(slots), units_of(theirs_slots)
     ours, form = as_object(parsed_json(config)), as_object(parsed_json(original.configs.get("", "")))
     fits = Fits((words_of(ours), words_of(form)))
-    pairs = [(in_memory(name), in_memory(stored)) for name, stored in known.items()]
-    there = {here: target for one, two in pairs for here, target in ((one, two), (two, one)) if target in theirs}
-    units = {name if name in theirs else _stored_name(name, there): unit for name, unit in units.items()}
     match = matched(units, theirs, fits)
     is_tied = ties(ours)
     is_real = is_tied is False or mine.head_is_copy is False
@@ -108,10 +108,14 @@ def compared(
     return Comparison(slots, units, theirs_slots, theirs, match, lack, untied, copies, tied, own, constants, ours, form)
 
 
-def _stored_name(name: str, known: Mapping[str, str]) -> str:
-    """Return `name` with what it is called in the original behind its prefix, if that is known."""
-    prefix = next((prefix for prefix in prefixes_of(name) if name.removeprefix(prefix) in known), None)
-    return name if prefix is None else prefix + known[name.removeprefix(prefix)]
+def _renamed(tensor: Tensor, known: Mapping[str, str], there: Mapping[str, tuple[int, ...]]) -> Tensor:
+    """Return `tensor` with its other name behind its prefix, if the original has that one and not this one."""
+    for prefix in prefixes_of(tensor.name):
+        name = tensor.name.removeprefix(prefix)
+        if (other := known.get(name, name)) in there:
+            is_other = name not in there and len(there[other]) == len(tensor.shape)
+            return tensor._replace(name=prefix + other) if is_other else tensor
+    return tensor
 
 
 def _is_head(name: str, head: Unit, words: Unit) -> bool:
