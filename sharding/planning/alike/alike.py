@@ -9,10 +9,10 @@ from typing import Any
 
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.made import Change
-from sharding.core.text import as_object, count, name_some, parsed_json
+from sharding.core.text import as_object, count, name_some, objects_in, parsed_json
 from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.names import CONFIG_NAME
-from sharding.formats.quantization import quantization_of, quantized_in, without_quantization
+from sharding.formats.quantization import dtype_of_first, quantization_of, quantized_in, without_quantization
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
 from sharding.planning.alike.configs import Kept, layers_of, with_values
@@ -27,6 +27,10 @@ _SHARED = re.compile(r"\b(?:encoder|decoder)\.embed_tokens\.weight$")
 
 _CONSTANTS = re.compile(r"(?:\.inv_freq|\.position_ids|\b(?:attn|attention)\.(?:masked_)?bias)$")
 """What older versions of transformers stored with the weights. All libraries compute it."""
+
+_DTYPES = {"dtype", "torch_dtype"}
+_OF_MTP = re.compile(r"nextn|mtp")
+"""How configurations call the number of layers of an MTP head."""
 
 _HALF_SAVED = (
     "It looks like a half-saved training. Save it again. Or add what is missing by hand, with --fill and --from."
@@ -283,12 +287,22 @@ def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None,
         return None, []
     form = json.loads(without_quantization(json.dumps(found.form)))
     document, kept = with_values(form, found.config) if has_own_config(draft.content) else (dict(form), [])
+    says_dtype = has_own_config(draft.content) and any(_DTYPES & level.keys() for level in objects_in(found.config))
+    dtype = "" if says_dtype else dtype_of_first(draft.tensors)
     for level, old in ((document, form), (document.get("text_config"), form.get("text_config"))):
         if isinstance(level, dict):
+            level |= {key: dtype for key in _DTYPES & level.keys() if dtype}
+            if found.lack.parts:  # an MTP head that is filled counts as in the original
+                level |= {key: value for key, value in as_object(old).items() if _OF_MTP.search(key)}
             stated = as_object(old).get(_TIES)
             stated = False if found.has_own_head and ties(found.form) is not False else stated
             level.pop(_TIES, None) if stated is None else level.update({_TIES: stated})
+    kept = [one for one in kept if not (found.lack.parts and _OF_MTP.search(one.key))]
     return document, [one for one in kept if found.has_own_head or not one.key.endswith(_TIES)]
+
+
+def _is_one_model(config: Mapping[str, Any]) -> bool:
+    return "model_type" in config and not any("model_type" in as_object(part) for part in config.values())
 
 
 def has_own_config(content: Content) -> bool:
@@ -352,6 +366,17 @@ def _findings(
         message = f"{count(change.changed, 'tensor')} come from {named}, because this checkpoint has none of them: "
         hint = "They were not trained with it. The licence and terms of the original hold for the copy."
         yield Finding("warning", "like-filled", f"{message}{details['filled']}.", hint)
+    words = (words_of(found.config), words_of(found.form))
+    names = [name for names in found.lack.parts.values() for name in names]
+    if long := [name for name in names if words[0] != words[1] and found.theirs[name].shape[:1] == words[1:]]:
+        message = f"{name_some(long)} of {named} have {words[1]} rows, but the vocabulary has {words[0]} words here."
+        yield Finding(
+            "warning", "like-rows", message, "A library may not load this part, or guess wrong words with it."
+        )
+    kinds = [config.get("model_type") for config in (found.config, found.form) if _is_one_model(config)]
+    if len({*kinds}) > 1:
+        message = f"model_type is {kinds[0]} here and {kinds[1]} in {named}. The copy is a {kinds[1]}."
+        yield Finding("warning", "like-type", message, "Check that it computes the same.")
     if "dropped" in details:
         message = f"Left out, because {named} does not have it: {details['dropped']}."
         yield Finding("warning", "like-dropped", message, "To keep these tensors, add --keep-extra.")
