@@ -9,15 +9,15 @@ from typing import Any
 
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.made import Change
-from sharding.core.text import as_object, count, name_some, parsed_json
+from sharding.core.text import as_object, count, name_some, objects_in, parsed_json
 from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.names import CONFIG_NAME
-from sharding.formats.quantization import quantization_of, quantized_in, without_quantization
+from sharding.formats.quantization import dtype_of_first, quantization_of, quantized_in, without_quantization
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
 from sharding.planning.alike.configs import Kept, layers_of, with_values
 from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, prefixes_of, words_of
-from sharding.planning.alike.units import Slot, Unit, in_memory, plain_name, slots_of, units_of
+from sharding.planning.alike.units import Slot, Unit, plain_name, slots_of, units_of
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft
 
@@ -27,6 +27,10 @@ _SHARED = re.compile(r"\b(?:encoder|decoder)\.embed_tokens\.weight$")
 
 _CONSTANTS = re.compile(r"(?:\.inv_freq|\.position_ids|\b(?:attn|attention)\.(?:masked_)?bias)$")
 """What older versions of transformers stored with the weights. All libraries compute it."""
+
+_DTYPES = {"dtype", "torch_dtype"}
+_OF_MTP = re.compile(r"nextn|mtp")
+"""How configurations call the number of layers of an MTP head."""
 
 _HALF_SAVED = (
     "It looks like a half-saved training. Save it again. Or add what is missing by hand, with --fill and --from."
@@ -80,13 +84,13 @@ def compared(
         how = "in a way that this version does not read"
         hint = "Name the ordinary model that it was quantized from."
         raise SourceError(f"The weights of {original.source.words} are quantized, {how}.", hint)
-    slots, theirs_slots = tuple(slots_of(tensors)), tuple(slots_of(after.tensors))
+    both = {**{stored: name for name, stored in known.items()}, **known}
+    there = {tensor.name: tensor.shape for tensor in after.tensors}
+    slots = tuple(slots_of(_renamed(tensor, both, there) for tensor in tensors))
+    theirs_slots = tuple(slots_of(after.tensors))
     units, theirs = units_of(slots), units_of(theirs_slots)
     ours, form = as_object(parsed_json(config)), as_object(parsed_json(original.configs.get("", "")))
     fits = Fits((words_of(ours), words_of(form)))
-    pairs = [(in_memory(name), in_memory(stored)) for name, stored in known.items()]
-    there = {here: target for one, two in pairs for here, target in ((one, two), (two, one)) if target in theirs}
-    units = {name if name in theirs else _stored_name(name, there): unit for name, unit in units.items()}
     match = matched(units, theirs, fits)
     is_tied = ties(ours)
     is_real = is_tied is False or mine.head_is_copy is False
@@ -101,17 +105,25 @@ def compared(
     untied = dict(zip(heads, usual, strict=False)) if is_real else {}
     copies = frozenset(heads if mine.head_is_copy else ())
     match = replace(match, absent=tuple(name for name in match.absent if name not in tied))
-    constants = tuple(name for name in match.absent if _CONSTANTS.search(name))
+    constants = tuple(
+        name
+        for name in match.absent
+        if _CONSTANTS.search(name) and not (name.endswith("bias") and len(theirs[name].shape) == 1)
+    )
     match = replace(match, absent=tuple(name for name in match.absent if name not in constants))
     lack = lacking(match, theirs, layers_of(form))
     own = bool(untied) or is_real and any(f".{name}".endswith(f".{usual[0]}") for name in match.of)
     return Comparison(slots, units, theirs_slots, theirs, match, lack, untied, copies, tied, own, constants, ours, form)
 
 
-def _stored_name(name: str, known: Mapping[str, str]) -> str:
-    """Return `name` with what it is called in the original behind its prefix, if that is known."""
-    prefix = next((prefix for prefix in prefixes_of(name) if name.removeprefix(prefix) in known), None)
-    return name if prefix is None else prefix + known[name.removeprefix(prefix)]
+def _renamed(tensor: Tensor, known: Mapping[str, str], there: Mapping[str, tuple[int, ...]]) -> Tensor:
+    """Return `tensor` with its other name behind its prefix, if the original has that one and not this one."""
+    for prefix in prefixes_of(tensor.name):
+        name = tensor.name.removeprefix(prefix)
+        if (other := known.get(name, name)) in there:
+            is_other = name not in there and len(there[other]) == len(tensor.shape)
+            return tensor._replace(name=prefix + other) if is_other else tensor
+    return tensor
 
 
 def _is_head(name: str, head: Unit, words: Unit) -> bool:
@@ -279,12 +291,22 @@ def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None,
         return None, []
     form = json.loads(without_quantization(json.dumps(found.form)))
     document, kept = with_values(form, found.config) if has_own_config(draft.content) else (dict(form), [])
+    says_dtype = has_own_config(draft.content) and any(_DTYPES & level.keys() for level in objects_in(found.config))
+    dtype = "" if says_dtype else dtype_of_first(draft.tensors)
     for level, old in ((document, form), (document.get("text_config"), form.get("text_config"))):
         if isinstance(level, dict):
+            level |= {key: dtype for key in _DTYPES & level.keys() if dtype}
+            if found.lack.parts:  # an MTP head that is filled counts as in the original
+                level |= {key: value for key, value in as_object(old).items() if _OF_MTP.search(key)}
             stated = as_object(old).get(_TIES)
             stated = False if found.has_own_head and ties(found.form) is not False else stated
             level.pop(_TIES, None) if stated is None else level.update({_TIES: stated})
+    kept = [one for one in kept if not (found.lack.parts and _OF_MTP.search(one.key))]
     return document, [one for one in kept if found.has_own_head or not one.key.endswith(_TIES)]
+
+
+def _is_one_model(config: Mapping[str, Any]) -> bool:
+    return "model_type" in config and not any("model_type" in as_object(part) for part in config.values())
 
 
 def has_own_config(content: Content) -> bool:
@@ -348,6 +370,17 @@ def _findings(
         message = f"{count(change.changed, 'tensor')} come from {named}, because this checkpoint has none of them: "
         hint = "They were not trained with it. The licence and terms of the original hold for the copy."
         yield Finding("warning", "like-filled", f"{message}{details['filled']}.", hint)
+    words = (words_of(found.config), words_of(found.form))
+    names = [name for names in found.lack.parts.values() for name in names]
+    if long := [name for name in names if words[0] != words[1] and found.theirs[name].shape[:1] == words[1:]]:
+        message = f"{name_some(long)} of {named} have {words[1]} rows, but the vocabulary has {words[0]} words here."
+        yield Finding(
+            "warning", "like-rows", message, "A library may not load this part, or guess wrong words with it."
+        )
+    kinds = [config.get("model_type") for config in (found.config, found.form) if _is_one_model(config)]
+    if len({*kinds}) > 1:
+        message = f"model_type is {kinds[0]} here and {kinds[1]} in {named}. The copy is a {kinds[1]}."
+        yield Finding("warning", "like-type", message, "Check that it computes the same.")
     if "dropped" in details:
         message = f"Left out, because {named} does not have it: {details['dropped']}."
         yield Finding("warning", "like-dropped", message, "To keep these tensors, add --keep-extra.")

@@ -21,6 +21,7 @@ _TEXTS = (
     ("thinker.model.", "thinker.lm_head."),
     ("language_model.model.", "language_model.lm_head."),
     ("model.language_model.", "lm_head."),
+    ("model.text_model.", "lm_head."),
     ("model.", "lm_head."),
 )
 """How names of the text model and of its head begin in a model with several parts."""

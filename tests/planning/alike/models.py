@@ -18,7 +18,7 @@ from sharding.report.schema import Report
 from tests import lora
 from tests.conftest import listing, options_of
 from tests.folders import bits, finish, tensors
-from tests.lora import CAUSAL, EXPERTS, EYES, LATENT, LINEAR, MODEL, QWEN_EYES, SEEING, SMALL
+from tests.lora import CAUSAL, CLIP, EXPERTS, EYES, LATENT, LINEAR, MODEL, QWEN_EYES, SEEING, SMALL
 from tests.scenarios import architectures
 
 THINKER = transformers.Qwen2_5OmniThinkerForConditionalGeneration
@@ -40,6 +40,8 @@ TEXTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM", {**SMALL, **LINEAR}),
     "llama4_vl": ("llama4_text", "Llama4ForCausalLM", lora.MODELS["llama4"][2]),
     "qwen2_5_omni": ("qwen2", "Qwen2ForCausalLM", SMALL),
+    "llava_next": ("llama", "LlamaForCausalLM", SMALL),
+    "smolvlm": ("llama", "LlamaForCausalLM", SMALL),
 }
 """By the model that has it: the type and the class of its text model as a model of its own, and its numbers."""
 TIED = {"gemma3": True}
@@ -71,6 +73,8 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "qwen2_5_vl": (SEEING, "qwen2_5_vl", _seeing("qwen2_5_vl", WINDOWS)),
     "qwen3_5": (SEEING, "qwen3_5", _seeing("qwen3_5", QWEN_EYES)),
     "llama4_vl": (SEEING, "llama4", _seeing("llama4_vl", LLAMA4_EYES)),
+    "llava_next": (SEEING, "llava_next", _seeing("llava_next", {**EYES, **CLIP})),
+    "smolvlm": (SEEING, "smolvlm", _seeing("smolvlm", EYES, scale_factor=2)),
     "qwen2_5_omni": (
         THINKER,
         "qwen2_5_omni_thinker",

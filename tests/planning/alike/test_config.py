@@ -65,9 +65,12 @@ def test_a_configuration_that_is_the_original_s_is_copied_as_bytes(tmp_path: Pat
     assert (tmp_path / "out/config.json").read_bytes() == (original / "config.json").read_bytes()
 
 
-def test_the_dtype_is_that_of_the_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("says_it", [True, False])
+def test_the_dtype_is_that_of_the_weights(says_it: bool, tmp_path: Path) -> None:
     original = published(build("qwen3_moe"), tmp_path / "original")
     deepcopy(build("qwen3_moe", 1)).float().save_pretrained(tmp_path / "mine")
+    config = configure(tmp_path / "mine")
+    (tmp_path / "mine/config.json").write_text(json.dumps({k: v for k, v in config.items() if says_it or k != "dtype"}))
     shard(rename(tmp_path / "mine", "^", "module."), tmp_path / "out", like=original)
     assert configure(tmp_path / "out")["dtype"] == "float32"
     loaded, _ = MODELS["qwen3_moe"][0].from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
@@ -110,6 +113,14 @@ def test_positions_are_counted_as_in_mine(name: str, kind: str, is_old: tuple[bo
     shard(mine, tmp_path / "out", like=original)
     ours, theirs = (AutoConfig.from_pretrained(tmp_path / folder).text_config for folder in ("out", "wanted"))
     assert ours.rope_parameters == theirs.rope_parameters
+
+
+def test_a_model_of_another_type_with_the_same_names_is_told_apart(tmp_path: Path) -> None:
+    original = published(build("llama"), tmp_path / "original")
+    mine = published(build("llama", 1), tmp_path / "mine")
+    configure(mine, model_type="mistral", sliding_window=8)
+    report = shard(mine, tmp_path / "out", like=original)
+    assert "mistral" in next(one.message for one in report.plan.findings if one.level == "warning")
 
 
 FILES: dict[str, Any] = {"tokenizer.json": "{}", "tokenizer_config.json": "{}", "chat_template.jinja": "{{ messages }}"}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ def test_a_head_that_foresees_more_tokens_comes_from_the_original_byte_by_byte(
     assert len(head) > 10 and unlike(tensors(tmp_path / "out"), body | head) == {}
     assert_loads(tmp_path / "out", original, build(name, 1), MODELS[name][0])
     assert str(len(head)) in words(report) and HEADS[name] in words(report)
+
+
+def test_a_head_that_is_filled_is_counted_and_has_the_words_of_the_original(tmp_path: Path) -> None:
+    original = add_head("deepseek_v3", published(build("deepseek_v3"), tmp_path / "original"))
+    model = deepcopy(build("deepseek_v3", 1))
+    model.resize_token_embeddings(100, mean_resizing=False)
+    mine = published(model, tmp_path / "mine")
+    configure(mine, num_nextn_predict_layers=0)
+    report = shard(mine, tmp_path / "out", like=original)
+    assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 1
+    assert re.search(r"model\.layers\.2\.embed_tokens\.weight.* 96 rows.* 100 words", words(report))
 
 
 def test_a_tower_that_was_left_out_comes_from_the_original(tmp_path: Path) -> None:

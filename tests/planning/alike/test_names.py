@@ -81,7 +81,7 @@ def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path
     assert configure(tmp_path / "out")["architectures"] == ["Qwen2_5OmniForConditionalGeneration"]
 
 
-@pytest.mark.parametrize("name", ["mixtral", "vit", "clip"])
+@pytest.mark.parametrize("name", ["mixtral", "granitemoe", "vit", "clip"])
 def test_a_prefix_and_another_form_at_once(name: str, tmp_path: Path) -> None:
     original, wanted = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
     mine = rename(in_memory(build(name, 1), tmp_path / "mine"), "^", "module._orig_mod.")
