@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.values import Tensor
 from sharding.recipes.views import View, joined, stacked, view_of
+
+BY_HAND = Remedy("by_hand")
+"""What helps where only the options of the command line do."""
 
 _SINGLE = re.compile(r"(?P<of>.*\bexperts)\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w[123])\.weight")
 _FUSED = re.compile(r"(?P<of>.*\bexperts)\.(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)")
@@ -76,7 +79,7 @@ class Slot(NamedTuple):
             return first.tensors[0]._replace(name=self.tensor.name)
         if odd := next((unit for unit in given if unit.tensors[0].dtype != first.tensors[0].dtype), None):
             message = f"{odd.tensors[0].name} and {first.tensors[0].name} have different dtypes, so they cannot be one."
-            raise SourceError(message, "Add --dtype bf16 to a copy of its own first.")
+            raise SourceError(message, "Cast them in a copy of its own first.")
         views = [unit.view() for unit in given]
         if self.expert is not None:
             views = [view.row(self.expert) for view in views]
