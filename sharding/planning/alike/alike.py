@@ -17,7 +17,7 @@ from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
 from sharding.planning.alike.configs import Kept, layers_of, with_values
 from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, prefixes_of, words_of
-from sharding.planning.alike.units import BY_HAND, Slot, Unit, plain_name, slots_of, units_of
+from sharding.planning.alike.units import Slot, Unit, plain_name, slots_of, units_of
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft
 
@@ -218,7 +218,9 @@ def _refuse_unusable(draft: Draft, original: Content) -> None:
     if not is_known_type(kind):
         message = f"transformers does not have the class of {original.source.words}"
         message += f" (model_type {kind!r})." if kind else ": its config.json names no model type."
-        raise SourceError(message, "Use --rename, --experts and --fill to change the layout by hand.", BY_HAND)
+        raise SourceError(
+            message, "Use --rename, --experts and --fill to change the layout by hand.", Remedy("by_hand")
+        )
     if any(".lora_" in tensor.name for tensor in draft.tensors):
         message = "This checkpoint holds a LoRA beside the weights that it changes."
         raise SourceError(message, "Save the adapter alone, and merge that first.")
@@ -237,11 +239,11 @@ def refuse_unlike(found: Comparison, content: Content, original: Content) -> Non
     if match.unclear:
         name, one, other = match.unclear[0]
         message = f"{name} fits two places of {theirs}: {one} and {other}."
-        raise SourceError(message, "Say which, with --rename OLD=NEW.", BY_HAND)
+        raise SourceError(message, "Say which, with --rename OLD=NEW.", Remedy("by_hand"))
     if match.twice:
         name, one, other = match.twice[0]
         message = f"Two weights here fit {name} of {theirs}: {one} and {other}."
-        raise SourceError(message, "Leave one of them out, with --drop in a copy of its own.", BY_HAND)
+        raise SourceError(message, "Leave one of them out, with --drop in a copy of its own.", Remedy("by_hand"))
     if match.misfits:
         here, there = match.misfits[0]
         shapes = f"{list(found.units[here].shape)} here and {list(found.theirs[there].shape)} in {theirs}"
@@ -252,7 +254,7 @@ def refuse_unlike(found: Comparison, content: Content, original: Content) -> Non
     if found.lack.holes:
         holes = [found.theirs[name].tensors[0].name for name in found.lack.holes]
         message = f"{mine} lacks {count(len(holes), 'weight')} of a part that it has: {name_some(holes)}."
-        raise SourceError(message, _HALF_SAVED, BY_HAND)
+        raise SourceError(message, _HALF_SAVED, Remedy("by_hand"))
 
 
 def _refuse_loss(found: Comparison, theirs: str) -> None:
@@ -260,7 +262,7 @@ def _refuse_loss(found: Comparison, theirs: str) -> None:
     stays = {name.removesuffix(".weight") for name in found.match.of.values()}
     if lost := [name for name in found.extra if name.endswith(".bias") and name.removesuffix(".bias") in stays]:
         message = f"{theirs} does not have {count(len(lost), 'bias', 'biases')} of these weights: {name_some(lost)}."
-        raise SourceError(message, "To keep what the original does not have, add --keep-extra.", BY_HAND)
+        raise SourceError(message, "To keep what the original does not have, add --keep-extra.", Remedy("by_hand"))
 
 
 def _made(found: Comparison, of: Mapping[str, str], filled: frozenset[str]) -> Iterator[Tensor]:
@@ -283,7 +285,9 @@ def _extra_tensors(found: Comparison) -> list[Tensor]:
 def _refuse_doubles(tensors: Sequence[Tensor]) -> None:
     if double := next((name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1), None):
         message = f"Two tensors of the copy would be called {double}."
-        raise SourceError(message, "Leave out --keep-extra, or drop one of them in a copy of its own.", BY_HAND)
+        raise SourceError(
+            message, "Leave out --keep-extra, or drop one of them in a copy of its own.", Remedy("by_hand")
+        )
 
 
 def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None, list[Kept]]:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.made import Change
 from sharding.core.text import as_object, count, name_some, nearest, parsed_json
 from sharding.core.values import Finding, Tensor
 from sharding.formats.quantization import is_quantized
 from sharding.model_class.class_table import causal_class, ties
 from sharding.model_class.experts import OLD_BLOCKS, SHORT_NAMES, is_stored_apart
-from sharding.planning.alike.units import BY_HAND, PARTS, Slot, Unit, slots_of, units_of
+from sharding.planning.alike.units import PARTS, Slot, Unit, slots_of, units_of
 from sharding.planning.draft import Draft
 
 _TEXTS = (
@@ -74,7 +74,9 @@ def _renamed(draft: Draft) -> Draft:
     for text in globs(draft.options.rename):
         old, sign, new = text.partition("=")
         if not sign or not old:
-            raise UsageError(f"{text} has no old name or no =.", "Write --rename OLD=NEW: how names begin.", BY_HAND)
+            raise UsageError(
+                f"{text} has no old name or no =.", "Write --rename OLD=NEW: how names begin.", Remedy("by_hand")
+            )
         pairs.append((old, new))
     names = [tensor.name for tensor in draft.tensors]
     for old, _ in pairs:
@@ -85,7 +87,9 @@ def _renamed(draft: Draft) -> Draft:
         pair = next(((old, new) for old, new in pairs if tensor.name.startswith(old)), None)
         renamed.append(tensor._replace(name=pair[1] + tensor.name[len(pair[0]) :]) if pair else tensor)
     if not all(tensor.name for tensor in renamed):
-        raise UsageError("A tensor would have no name.", "Give it a new one, behind the = of --rename.", BY_HAND)
+        raise UsageError(
+            "A tensor would have no name.", "Give it a new one, behind the = of --rename.", Remedy("by_hand")
+        )
     times = sum(one.name != other.name for one, other in zip(renamed, draft.tensors, strict=True))
     return _changed(draft, renamed, "rename", f"with {count(times, 'tensor')} renamed", "Renaming")
 
@@ -97,14 +101,16 @@ def _text_only(draft: Draft) -> Draft:
     kind = text.get("model_type")
     if not text or any(component.folder for component in draft.components):
         message = "This is no model with a text model inside: its config.json has no text_config."
-        raise UsageError(message, "Leave out --text-only.", BY_HAND)
+        raise UsageError(message, "Leave out --text-only.", Remedy("by_hand"))
     cls = causal_class(kind) or causal_class(_ALSO.get(str(kind)))
     names = [tensor.name for tensor in draft.tensors]
     found = next((pair for pair in _TEXTS if any(name.startswith(f"{pair[0]}layers.") for name in names)), None)
     if not cls or not found:
         reason = "no tensor has the name of a text model's layer"
         reason = reason if cls else f"transformers has no class for its text model alone ({kind})"
-        raise SourceError(f"The text model cannot be taken out: {reason}.", "Use --only and --rename by hand.", BY_HAND)
+        raise SourceError(
+            f"The text model cannot be taken out: {reason}.", "Use --only and --rename by hand.", Remedy("by_hand")
+        )
     inside, head = found
     tensors, gone = list[Tensor](), list[str]()
     for tensor in draft.tensors:
@@ -163,10 +169,10 @@ def _with_experts(draft: Draft) -> Draft:
     of_experts = {name: unit for name, unit in units.items() if unit.is_of_experts}
     if not of_experts or any("gate_up_proj_bias" in tensor.name for tensor in draft.tensors):
         known = "experts that are always in one tensor" if of_experts else "no experts that this version knows"
-        raise SourceError(f"This model has {known}.", "Leave out --experts.", BY_HAND)
+        raise SourceError(f"This model has {known}.", "Leave out --experts.", Remedy("by_hand"))
     if want == "separate" and not any(map(is_stored_apart, kinds)):
         message = f"Experts of a {kinds[0]} have no separate form that a library loads."
-        raise SourceError(message, "Leave out --experts.", BY_HAND)
+        raise SourceError(message, "Leave out --experts.", Remedy("by_hand"))
     made, short = list[Tensor](), any(kind in SHORT_NAMES for kind in kinds)
     old_block = any(kind in OLD_BLOCKS for kind in kinds)
     done = set[str]()
@@ -224,7 +230,7 @@ def _filled(draft: Draft) -> Draft:
         if first:
             raise _nothing("--fill", first, names)
         message = f"This checkpoint has every tensor of {other.source.words} that you name."
-        raise UsageError(message, "Leave out --fill and --from.", BY_HAND)
+        raise UsageError(message, "Leave out --fill and --from.", Remedy("by_hand"))
     if packed := [tensor.name for tensor in new if is_quantized(tensor)]:
         message = f"{packed[0]} of {other.source.words} is quantized, and this checkpoint is not."
         raise SourceError(message, "Make an ordinary copy of that repo first, and fill from there.")

@@ -8,12 +8,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sharding.core.errors import Remedy, SourceError
+from sharding.core.errors import SourceError
 from sharding.core.values import Tensor
 from sharding.recipes.views import View, joined, stacked, view_of
-
-BY_HAND = Remedy("by_hand")
-"""What helps where only the options of the command line do."""
 
 _SINGLE = re.compile(r"(?P<of>.*\bexperts)\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w[123])\.weight")
 _FUSED = re.compile(r"(?P<of>.*\bexperts)\.(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)")
