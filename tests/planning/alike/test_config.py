@@ -115,6 +115,20 @@ def test_positions_are_counted_as_in_mine(name: str, kind: str, is_old: tuple[bo
     assert ours.rope_parameters == theirs.rope_parameters
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_values_of_every_part_stay_in_their_part(whole: bool, tmp_path: Path) -> None:
+    """A thinker gets its talker back, or is taken out."""
+    published(build("qwen2_5_omni"), tmp_path / "whole")
+    build("qwen2_5_omni", 1).save_pretrained(tmp_path / "thinker")
+    mine, original = (tmp_path / name for name in (("thinker", "whole") if whole else ("whole", "thinker")))
+    ours, theirs = ("", "thinker_config__") if whole else ("thinker_config__", "")
+    values = {"audio_config__dropout": 0.5, "text_config__rms_norm_eps": 2e-3, "vision_config__window_size": 56}
+    configure(mine, **{f"{ours}{key}": value for key, value in values.items()})
+    shard(mine, tmp_path / "out", like=original)
+    after = configure(tmp_path / "out")
+    assert after == configure(original, **{f"{theirs}{key}": value for key, value in values.items()})
+
+
 def test_a_model_of_another_type_with_the_same_names_is_told_apart(tmp_path: Path) -> None:
     original = published(build("llama"), tmp_path / "original")
     mine = published(build("llama", 1), tmp_path / "mine")
