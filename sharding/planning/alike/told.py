@@ -113,8 +113,8 @@ def details_of(found: Comparison, kept: Sequence[Tensor], values: Sequence[Kept]
         if names:
             details[what] = f"the experts of {count(len({name.partition('.*.')[0] for name in names}), 'layer')}"
     filled = list[str]()
-    for module, names in found.lack.parts.items():
-        tensors = sum(map(frozenset(names).issuperset, (slot.units for slot in found.original)))
+    for module, units in found.lack.parts.items():
+        tensors = sum(map(frozenset(units).issuperset, (slot.units for slot in found.original)))
         filled.append(f"{module} ({count(tensors, 'tensor')})")
     details |= {"filled": name_some(filled, 8)} if filled else {}
     if found.tied:
