@@ -15,7 +15,7 @@ RemedyKind = Literal[
     "sign_in", "accept_terms", "make_private", "allow_public_copy", "choose_variant", "choose_dtype", "choose_order",
     "cut_between_layers", "dequantize", "leave_dequantize_out", "allow_overflow", "leave_base_out", "overwrite",
     "discard_unfinished", "leave_comparison_out", "use_classic_engine", "use_stream_engine", "leave_workers_out",
-    "read_every_byte", "open_job", "plan_repo",
+    "read_every_byte", "open_job", "plan_repo", "by_hand",
 ]  # fmt: skip
 
 

@@ -375,10 +375,12 @@ class Options:
         if self.experts is not None:
             chosen("form of experts", self.experts, ("fused", "separate"))
         if self.keep_extra and not self.like:
-            raise UsageError("--keep-extra needs --like.", "Name the original with --like owner/name.")
+            raise UsageError(
+                "Only beside an original can a tensor be extra.", "Add --like owner/name.", Remedy("by_hand")
+            )
         if bool(self.fill) != bool(self.fill_from):
-            lacks, needs = ("--from", "--fill") if self.fill else ("--fill", "--from")
-            raise UsageError(f"{needs} needs {lacks}.", "Write --fill GLOB --from owner/name.")
+            message = "What to fill and where it comes from belong together."
+            raise UsageError(message, "Write --fill GLOB --from owner/name.", Remedy("by_hand"))
         chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
             ranks = f"one from 0 to {self.ranks - 1}" if self.ranks else "the strategy pp:N, which has N ranks"

@@ -105,6 +105,7 @@ _HELP: dict[RemedyKind, Help] = {
     "discard_unfinished": Help("To give it up, cancel the unfinished job."),
     "leave_comparison_out": Help('Untick "Measure loading too" below the plan.'),
     "use_stream_engine": Help("", "Move its bytes", "#engine input[value=stream]"),
+    "by_hand": Help("The command line has options for that."),
     "use_classic_engine": Help("The command line can do it: it loads the model in its own process and saves it again."),
 }
 _OF_FINDINGS = {
@@ -113,6 +114,7 @@ _OF_FINDINGS = {
     "ranks-uneven": 'To check that, fill in "The model that was trained".',
     "base-dtype": "To convert them, choose a number format under Advanced.",
     "quantized": "For training, and for tools that cannot read such weights, choose ordinary weights.",
+    "wrapped-names": 'Choose "Make it load again" above.',
     "like-dropped": "The command line can keep them.",
     "adapter-alone": 'To merge it into its base, choose "Merge my LoRA" above.',
     "quantization-left-over": "If you choose a number format under Advanced, the copy's does not say it.",

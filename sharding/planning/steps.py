@@ -11,6 +11,7 @@ from sharding.core.values import Content
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.adapters import merged
 from sharding.planning.alike import alike
+from sharding.planning.alike.comparison import Comparison
 from sharding.planning.alike.selected import chosen
 from sharding.planning.cast import cast_change, cast_findings, cast_tensors, refuse_cast
 from sharding.planning.dequantize import dequantized, without_left_over
@@ -65,7 +66,7 @@ def _merged(draft: Draft, asks: Asks) -> Draft:
 def _alike(draft: Draft, asks: Asks) -> Draft:
     if draft.content.of("like") is None:
         return draft
-    found: alike.Comparison = asks.run("compared", partial(alike.found_in, draft))
+    found: Comparison = asks.run("compared", partial(alike.found_in, draft))
     if (asked := alike.names_asked(draft, found)) and (known := asks.names(asked)):
         found = asks.run("compared in memory", partial(alike.found_in, draft, known))
     made: Draft = asks.run("like", partial(alike.alike, draft, found))

@@ -18,6 +18,7 @@ from urllib.request import urlopen
 
 import httpx
 
+from sharding.core.options import of_tool
 from tests.conftest import LONGEST_SECONDS, ROOT, environment
 from tests.localhub.conftest import Server
 
@@ -116,6 +117,11 @@ def call(site: Site, endpoint: str, arguments: list[Any], headers: Headers = NON
         return began.status_code, began.text
     followed = ask(site, "GET", f"/gradio_api/call/{endpoint}/{began.json()['event_id']}", headers)
     return followed.status_code, followed.text
+
+
+def choices(tool: str, **chosen: Any) -> list[Any]:
+    """The arguments of an endpoint that are options, in its order: those `chosen`, the others as by default."""
+    return [chosen.get(option.name, option.default) for option in of_tool(tool)]
 
 
 def answer_in(said: str) -> Any:

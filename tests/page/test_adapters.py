@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.page.conftest import Publish, Visit, enter, model, settled, start_job
-from tests.page.site import Site, answer_in, call, copy_name
+from tests.page.site import Site, answer_in, call, choices, copy_name
 from tests.page.sources import LAYERS, save_lora, save_plain
 
 CHANGED, TENSORS = 2 * LAYERS, 4 * LAYERS + 1
@@ -68,7 +68,7 @@ def test_the_plan_of_a_merge_is_there_for_programs_and_nothing_but_a_repo_of_the
     space: Site, plain: str, lora: str
 ) -> None:
     def said(adapter: str) -> str:
-        return call(space, "plan", [plain, "30kB", "size", "natural", "keep", "", "", False, adapter])[1]
+        return call(space, "plan", [plain, *choices("plan", max_shard_size="30kB", adapter=adapter)])[1]
 
     (merge,) = answer_in(said(lora))["made"]
     assert (merge["changed"], merge["of"], merge["by"]["repo_id"]) == (CHANGED, TENSORS, lora)

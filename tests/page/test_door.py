@@ -6,9 +6,8 @@ from http.client import HTTPConnection
 import httpx
 import psutil
 
-from sharding.core.options import of_tool
 from tests.conftest import LONGEST_SECONDS
-from tests.page.site import PATIENTLY, Site, ask, call
+from tests.page.site import PATIENTLY, Site, ask, call, choices
 from tests.promises import promise
 
 
@@ -59,7 +58,7 @@ def test_a_long_body_is_refused_before_it_comes(space: Site) -> None:
 @promise("docs/security.md#get-a-long-argument-repeated-in")
 def test_an_error_does_not_repeat_a_long_argument(space: Site) -> None:
     long = "a" * 900_000
-    usual = ["bob/small", *(option.default for option in of_tool("plan"))]
+    usual = ["bob/small", *choices("plan")]
     for place, wrong in [(0, long), (2, long), (0, {"a": long}), (1, [long]), (7, long)]:
         status, said = call(space, "plan", [*usual[:place], wrong, *usual[place + 1 :]])
         assert (status, "aaaaa" * 500 in said) == (200, False)
@@ -77,7 +76,7 @@ def test_a_request_of_another_form_is_not_repeated(space: Site) -> None:
 def test_what_describes_a_file_in_place_of_a_text_has_nothing_fetched(space: Site) -> None:
     before = len(space.log)
     file = {"path": "https://example.com/large", "meta": {"_type": "gradio.FileData"}}
-    _, said = call(space, "plan", [file, *(option.default for option in of_tool("plan"))])
+    _, said = call(space, "plan", [file, *choices("plan")])
     assert "must be text" in said or "repo" in said
     assert "Traceback" not in space.log[before:]
 

@@ -7,7 +7,7 @@ import pytest
 
 from sharding.core.limits import MAX_PAGE_TENSORS
 from tests.page.conftest import Publish
-from tests.page.site import Site, answer_in, call
+from tests.page.site import Site, answer_in, call, choices
 from tests.promises import promise
 
 
@@ -27,7 +27,7 @@ def write_many(folder: Path, tensors: int) -> Path:
     return folder
 
 
-USUAL = ["1MB", "size", "natural", "keep", "", "", False, ""]
+USUAL = choices("plan", max_shard_size="1MB")
 
 
 @promise("docs/security.md#stop-the-page-with-a-million")

@@ -12,7 +12,7 @@ from tests.conftest import random_tensors
 from tests.hubs import exists, push
 from tests.localhub.conftest import Server
 from tests.page.conftest import STYLE, Visit
-from tests.page.site import Headers, Site, answer_in, ask, call, copy_name, event, follow, session_of
+from tests.page.site import Headers, Site, answer_in, ask, call, choices, copy_name, event, follow, session_of
 from tests.page.sources import save_one
 
 EVIL = "https://evil.example"
@@ -28,8 +28,7 @@ def finish(site: Site, said: str) -> str:
 
 def public_copy(source: str, name: str) -> list[Any]:
     """The arguments of `shard` that make a public copy, also of what is private."""
-    flags: list[Any] = [False, False, True, False, False, "", "", False, "", "read"]
-    return [source, f"alice/{name}", "1GB", "size", "natural", "keep", *flags]
+    return [source, f"alice/{name}", *choices("shard", private=False, confirmed=True)]
 
 
 FOREIGN: Headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": EVIL}

@@ -16,13 +16,13 @@ from gradio.state_holder import SessionState
 
 from sharding.page.serving.answers import QUIET_SECONDS, UNFETCHED_SECONDS, Sessions, bound_answers
 from tests.conftest import LONGEST_SECONDS, in_a_loop
-from tests.page.site import NONE, PATIENTLY, Headers, Site, ask, call, event
+from tests.page.site import NONE, PATIENTLY, Headers, Site, ask, call, choices, event
 from tests.promises import promise
 
 CALLS = 60
 GROWTH_BYTES = 150_000_000
 """Memory by which the page may have grown after calls of 0.9 MB each that nobody fetches."""
-NOWHERE: list[Any] = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False, ""]
+NOWHERE: list[Any] = ["nobody/nothing", *choices("plan", max_shard_size="1MB")]
 BROWSER = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
 
 

@@ -21,6 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tests.page.site import choices
 from tests.scenarios.served import GUEST, HOSTILE, LLAMA, LORAS, MANY, MERGED, PUBLIC, RESULT, SMALL, Page
 
 PATIENCE_SECONDS = 600.0
@@ -287,8 +288,8 @@ JOBS: dict[str, None] = {}
 def run_a_job(visitor: Visitor) -> None:
     """Copy a model; watch, cancel, resume. It has ended when this returns."""
     name, source = f"{visitor.user}/copy-{visitor.token()}", visitor.dice.choice(PUBLIC[:2])
-    choices = [source, name, f"{visitor.dice.randrange(60, 300)}kB", "size", "natural", "keep"]
-    taken = visitor.call("job", "shard", [*choices, False, None, False, False, False, "", "", False, "", "read"])
+    chosen = choices("shard", max_shard_size=f"{visitor.dice.randrange(60, 300)}kB")
+    taken = visitor.call("job", "shard", [source, name, *chosen])
     if taken is None:
         return
     job, page = taken["job"], _Functions(visitor)

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 
+from tests.page.site import choices
 from tests.scenarios.served import RESULT, SMALL, Page, origin
 
 PATIENCE_SECONDS = 60
@@ -60,7 +61,7 @@ _JSON = st.recursive(
     max_leaves=8,
 )
 _FILE = st.fixed_dictionaries({"path": _TEXTS | st.just("/etc/passwd")}, optional={"url": _TEXTS, "meta": _JSON})
-_PLAN = st.just([SMALL, "1GB", "size", "natural", "keep", "", "", False, ""])
+_PLAN = st.just([SMALL, *choices("plan")])
 _DATA = _PLAN | st.lists(_JSON | _FILE, max_size=14) | _JSON | st.just(["{event_id}"])
 _FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "data": _DATA,

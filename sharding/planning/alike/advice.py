@@ -7,7 +7,8 @@ from dataclasses import replace
 from sharding.core.errors import SourceError
 from sharding.core.text import count, name_some
 from sharding.core.values import Content, Finding, Tensor
-from sharding.planning.alike.alike import Comparison, compared, details_of
+from sharding.planning.alike.comparison import Comparison, compared
+from sharding.planning.alike.told import details_of
 from sharding.planning.alike.units import plain_name
 from sharding.planning.dequantize import ordinary
 

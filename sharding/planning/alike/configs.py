@@ -15,6 +15,9 @@ _FORM = frozenset(["architectures", "model_type", "auto_map", "transformers_vers
 
 _LEFT_OUT = frozenset([*_FORM, "quantization_config", "compression_config", *_PARTS])
 _DTYPES = ("dtype", "torch_dtype")
+_SHARED = ("tie_word_embeddings", *_DTYPES)
+"""What a model with several parts may say of all of them."""
+
 _NEW_ROPE = "rope_parameters"
 _OLD_ROPE = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
 """How positions are counted, for transformers 5 and before."""
@@ -41,12 +44,13 @@ def with_values(form: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dic
     kept = list[Kept]()
     inner = next((key for key in _PARTS if isinstance(form.get(key), dict)), "")
     own = next((key for key in _PARTS if isinstance(values.get(key), dict)), "")
-    if own and not inner:  # the original is the text model alone
-        outer = {key: value for key, value in values.items() if key == "tie_word_embeddings"}
+    if own and inner != own and inner in ("", *values[own]):  # the original is that part alone
+        outer = {key: value for key, value in values.items() if key in _SHARED}
         return with_values(form, {**outer, **values[own]})
-    if inner and not own:
-        part, kept = with_values(form[inner], values)
-        shared = {key: values[key] for key in ("tie_word_embeddings", *_DTYPES) if key in form and key in values}
+    if inner and inner != own and own in ("", *form[inner]):
+        other = form.keys() - form[inner].keys()
+        part, kept = with_values(form[inner], {key: value for key, value in values.items() if key not in other})
+        shared = {key: value for key, value in values.items() if key in other or _is_shared(key, form)}
         outer, more = _merged(form, shared, "")
         return {**outer, inner: part}, [*(one._replace(key=f"{inner}.{one.key}") for one in kept), *more]
     document, kept = _merged(form, values, "")
@@ -55,6 +59,10 @@ def with_values(form: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dic
         document[inner] = part
         kept += [one._replace(key=f"{inner}.{one.key}") for one in more]
     return document, kept
+
+
+def _is_shared(key: str, form: Mapping[str, Any]) -> bool:
+    return key in _SHARED and (key in form or key in _DTYPES and any(name in form for name in _DTYPES))
 
 
 def _merged(form: Mapping[str, Any], values: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Kept]]:

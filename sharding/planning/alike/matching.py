@@ -14,7 +14,17 @@ _DEEPEST = 5
 _CONTAINERS = frozenset(["model", "thinker", "transformer", "base_model", "language_model"])
 """Modules that hold the parts of a model: its text model, its towers, its MTP head."""
 
-_SMALL_PARTS = ("projector", "connector", "merger", "mtp", "embed_vision", "embed_audio", "adapter", "resampler")
+_SMALL_PARTS = (
+    "projector",
+    "connector",
+    "merger",
+    "mtp",
+    "embed_vision",
+    "embed_audio",
+    "adapter",
+    "resampler",
+    "newline",
+)
 """What parts without layers of their own are called, beside towers."""
 
 Prefix = tuple[str, str]  # What names begin with here, and in the original.
@@ -171,8 +181,8 @@ def lacking(match: Match, theirs: Iterable[str], layers: int | None) -> Lack:
             here.update(_modules(name))
     inside = dict[str, list[str]]()
     for name in match.absent:
-        inside.setdefault(next((module for module in _modules(name) if module not in here), ""), []).append(name)
-    parts = {module: tuple(names) for module, names in inside.items() if module and _is_part(module, names, layers)}
+        inside.setdefault(next(one for one in (*_modules(name), name) if one not in here), []).append(name)
+    parts = {module: tuple(names) for module, names in inside.items() if _is_part(module, names, layers)}
     return Lack(parts, tuple(name for module, names in inside.items() if module not in parts for name in names))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.made import Change
 from sharding.core.text import as_object, count, name_some, nearest, parsed_json
 from sharding.core.values import Finding, Tensor
@@ -21,6 +21,7 @@ _TEXTS = (
     ("thinker.model.", "thinker.lm_head."),
     ("language_model.model.", "language_model.lm_head."),
     ("model.language_model.", "lm_head."),
+    ("model.text_model.", "lm_head."),
     ("model.", "lm_head."),
 )
 """How names of the text model and of its head begin in a model with several parts."""
@@ -60,7 +61,7 @@ def _selected(draft: Draft) -> Draft:
         if (not only or _matches(tensor.name, only)) and not _matches(tensor.name, drop)
     )
     if not left:
-        raise UsageError("No tensor is left for the copy.", "Choose fewer with --drop, or more with --only.")
+        raise UsageError("No tensor is left for the copy.", "Drop fewer, or take more.")
     kept = {tensor.name for tensor in left}
     gone = [name for name in names if name not in kept]
     return _changed(
@@ -73,7 +74,9 @@ def _renamed(draft: Draft) -> Draft:
     for text in globs(draft.options.rename):
         old, sign, new = text.partition("=")
         if not sign or not old:
-            raise UsageError(f"--rename {text} has no old name or no =.", "Write OLD=NEW: the first letters of names.")
+            raise UsageError(
+                f"{text} has no old name or no =.", "Write --rename OLD=NEW: how names begin.", Remedy("by_hand")
+            )
         pairs.append((old, new))
     names = [tensor.name for tensor in draft.tensors]
     for old, _ in pairs:
@@ -84,7 +87,9 @@ def _renamed(draft: Draft) -> Draft:
         pair = next(((old, new) for old, new in pairs if tensor.name.startswith(old)), None)
         renamed.append(tensor._replace(name=pair[1] + tensor.name[len(pair[0]) :]) if pair else tensor)
     if not all(tensor.name for tensor in renamed):
-        raise UsageError("--rename leaves a tensor without a name.", "Give it a new name after =.")
+        raise UsageError(
+            "A tensor would have no name.", "Give it a new one, behind the = of --rename.", Remedy("by_hand")
+        )
     times = sum(one.name != other.name for one, other in zip(renamed, draft.tensors, strict=True))
     return _changed(draft, renamed, "rename", f"with {count(times, 'tensor')} renamed", "Renaming")
 
@@ -96,14 +101,16 @@ def _text_only(draft: Draft) -> Draft:
     kind = text.get("model_type")
     if not text or any(component.folder for component in draft.components):
         message = "This is no model with a text model inside: its config.json has no text_config."
-        raise UsageError(message, "Leave out --text-only.")
+        raise UsageError(message, "Leave out --text-only.", Remedy("by_hand"))
     cls = causal_class(kind) or causal_class(_ALSO.get(str(kind)))
     names = [tensor.name for tensor in draft.tensors]
     found = next((pair for pair in _TEXTS if any(name.startswith(f"{pair[0]}layers.") for name in names)), None)
     if not cls or not found:
         reason = "no tensor has the name of a text model's layer"
         reason = reason if cls else f"transformers has no class for its text model alone ({kind})"
-        raise SourceError(f"The text model cannot be taken out: {reason}.", "Use --only and --rename by hand.")
+        raise SourceError(
+            f"The text model cannot be taken out: {reason}.", "Use --only and --rename by hand.", Remedy("by_hand")
+        )
     inside, head = found
     tensors, gone = list[Tensor](), list[str]()
     for tensor in draft.tensors:
@@ -162,10 +169,10 @@ def _with_experts(draft: Draft) -> Draft:
     of_experts = {name: unit for name, unit in units.items() if unit.is_of_experts}
     if not of_experts or any("gate_up_proj_bias" in tensor.name for tensor in draft.tensors):
         known = "experts that are always in one tensor" if of_experts else "no experts that this version knows"
-        raise SourceError(f"This model has {known}.", "Leave out --experts.")
+        raise SourceError(f"This model has {known}.", "Leave out --experts.", Remedy("by_hand"))
     if want == "separate" and not any(map(is_stored_apart, kinds)):
         message = f"Experts of a {kinds[0]} have no separate form that a library loads."
-        raise SourceError(message, "Leave out --experts.")
+        raise SourceError(message, "Leave out --experts.", Remedy("by_hand"))
     made, short = list[Tensor](), any(kind in SHORT_NAMES for kind in kinds)
     old_block = any(kind in OLD_BLOCKS for kind in kinds)
     done = set[str]()
@@ -222,11 +229,11 @@ def _filled(draft: Draft) -> Draft:
         first = next((one for one in patterns if not any(fnmatchcase(name, one) for name in names)), "")
         if first:
             raise _nothing("--fill", first, names)
-        message = f"This checkpoint has every tensor of {other.source.words} that --fill names."
-        raise UsageError(message, "Leave out --fill and --from.")
+        message = f"This checkpoint has every tensor of {other.source.words} that you name."
+        raise UsageError(message, "Leave out --fill and --from.", Remedy("by_hand"))
     if packed := [tensor.name for tensor in new if is_quantized(tensor)]:
         message = f"{packed[0]} of {other.source.words} is quantized, and this checkpoint is not."
-        raise SourceError(message, "Make an ordinary copy of that repo with --dequantize first, and fill from there.")
+        raise SourceError(message, "Make an ordinary copy of that repo first, and fill from there.")
     text = other.source.text
     tensors, named = [*draft.tensors, *new], f"{count(len(new), 'tensor')}: {name_some([one.name for one in new])}"
     change = Change(
@@ -265,7 +272,9 @@ def _nothing(flag: str, pattern: str, names: Sequence[str]) -> UsageError:
 
 def _uncounted(draft: Draft, tensors: Sequence[Tensor]) -> Draft:
     if double := next((name for name, times in Counter(one.name for one in tensors).items() if times > 1), None):
-        raise UsageError(f"Two tensors of the copy would be called {double}.", "Change --rename, or drop one of them.")
+        raise UsageError(
+            f"Two tensors of the copy would be called {double}.", "Give one of them another name, or drop it."
+        )
     components = tuple(replace(one, total_parameters=None) for one in draft.components)
     return replace(draft, tensors=tuple(tensors), components=components)
 

@@ -76,7 +76,7 @@ class Slot(NamedTuple):
             return first.tensors[0]._replace(name=self.tensor.name)
         if odd := next((unit for unit in given if unit.tensors[0].dtype != first.tensors[0].dtype), None):
             message = f"{odd.tensors[0].name} and {first.tensors[0].name} have different dtypes, so they cannot be one."
-            raise SourceError(message, "Add --dtype bf16 to a copy of its own first.")
+            raise SourceError(message, "Cast them in a copy of its own first.")
         views = [unit.view() for unit in given]
         if self.expert is not None:
             views = [view.row(self.expert) for view in views]
@@ -152,8 +152,10 @@ def units_of(slots: Iterable[Slot]) -> dict[str, Unit]:
 
 
 def in_memory(name: str) -> str:
-    """Return the name of a tensor without wrappers, where Mixtral's blocks have the name that transformers 5 gives."""
+    """Return the name of a tensor without wrappers, and as transformers 5 calls Mixtral's blocks and BERT's norms."""
     name = plain_name(name)
+    if "LayerNorm." in name:  # as BERT was published
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return name.replace(".block_sparse_moe.", ".mlp.") if ".block_sparse_moe." in name else name
 
 

@@ -18,7 +18,8 @@ from sharding.report.schema import Report
 from tests import lora
 from tests.conftest import listing, options_of
 from tests.folders import bits, finish, tensors
-from tests.lora import CAUSAL, EXPERTS, EYES, LATENT, LINEAR, MODEL, QWEN_EYES, SEEING, SMALL
+from tests.lora import CAUSAL, CLIP, EXPERTS, EYES, LATENT, LINEAR, MODEL, QWEN_EYES, SEEING, SMALL
+from tests.scenarios import architectures
 
 THINKER = transformers.Qwen2_5OmniThinkerForConditionalGeneration
 ROUTED = {key: value for key, value in LATENT.items() if not key.endswith(("_rank", "_head_dim"))}
@@ -39,6 +40,8 @@ TEXTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM", {**SMALL, **LINEAR}),
     "llama4_vl": ("llama4_text", "Llama4ForCausalLM", lora.MODELS["llama4"][2]),
     "qwen2_5_omni": ("qwen2", "Qwen2ForCausalLM", SMALL),
+    "llava_next": ("llama", "LlamaForCausalLM", SMALL),
+    "smolvlm": ("llama", "LlamaForCausalLM", SMALL),
 }
 """By the model that has it: the type and the class of its text model as a model of its own, and its numbers."""
 TIED = {"gemma3": True}
@@ -70,6 +73,8 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "qwen2_5_vl": (SEEING, "qwen2_5_vl", _seeing("qwen2_5_vl", WINDOWS)),
     "qwen3_5": (SEEING, "qwen3_5", _seeing("qwen3_5", QWEN_EYES)),
     "llama4_vl": (SEEING, "llama4", _seeing("llama4_vl", LLAMA4_EYES)),
+    "llava_next": (SEEING, "llava_next", _seeing("llava_next", {**EYES, **CLIP})),
+    "smolvlm": (SEEING, "smolvlm", _seeing("smolvlm", EYES, scale_factor=2)),
     "qwen2_5_omni": (
         THINKER,
         "qwen2_5_omni_thinker",
@@ -85,7 +90,9 @@ Form = Callable[[PreTrainedModel, Path], Path]
 
 @cache
 def build(name: str, seed: int = 0) -> PreTrainedModel:
-    """Return a model of `MODELS` with random weights; nobody changes it."""
+    """Return a model of `MODELS` or of `ARCHITECTURES` with random weights; nobody changes it."""
+    if name not in MODELS:
+        return _perturbed(architectures.build(name), seed)
     auto, model_type, numbers = MODELS[name]
     return _random(auto, AutoConfig.for_model(model_type, **numbers), seed)
 
@@ -102,7 +109,11 @@ def build_text(name: str, seed: int = 1) -> PreTrainedModel:
 def _random(cls: Any, config: Any, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     make = cls.from_config if hasattr(cls, "from_config") else cls._from_config
-    model: PreTrainedModel = make(config, dtype=torch.bfloat16)
+    return _perturbed(make(config, dtype=torch.bfloat16), seed)
+
+
+def _perturbed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
     with torch.no_grad():
         for tensor in model.state_dict().values():  # else norms are all ones and biases all zeros
             if tensor.is_floating_point():
@@ -142,7 +153,7 @@ def write(folder: Path, state: Tensors) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("model*"):
         path.unlink()
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / MODEL, {"format": "pt"})
+    save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, folder / MODEL, {"format": "pt"})
     return folder
 
 

@@ -65,9 +65,12 @@ def test_a_configuration_that_is_the_original_s_is_copied_as_bytes(tmp_path: Pat
     assert (tmp_path / "out/config.json").read_bytes() == (original / "config.json").read_bytes()
 
 
-def test_the_dtype_is_that_of_the_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("says_it", [True, False])
+def test_the_dtype_is_that_of_the_weights(says_it: bool, tmp_path: Path) -> None:
     original = published(build("qwen3_moe"), tmp_path / "original")
     deepcopy(build("qwen3_moe", 1)).float().save_pretrained(tmp_path / "mine")
+    config = configure(tmp_path / "mine")
+    (tmp_path / "mine/config.json").write_text(json.dumps({k: v for k, v in config.items() if says_it or k != "dtype"}))
     shard(rename(tmp_path / "mine", "^", "module."), tmp_path / "out", like=original)
     assert configure(tmp_path / "out")["dtype"] == "float32"
     loaded, _ = MODELS["qwen3_moe"][0].from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
@@ -110,6 +113,28 @@ def test_positions_are_counted_as_in_mine(name: str, kind: str, is_old: tuple[bo
     shard(mine, tmp_path / "out", like=original)
     ours, theirs = (AutoConfig.from_pretrained(tmp_path / folder).text_config for folder in ("out", "wanted"))
     assert ours.rope_parameters == theirs.rope_parameters
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_values_of_every_part_stay_in_their_part(whole: bool, tmp_path: Path) -> None:
+    """A thinker gets its talker back, or is taken out."""
+    published(build("qwen2_5_omni"), tmp_path / "whole")
+    build("qwen2_5_omni", 1).save_pretrained(tmp_path / "thinker")
+    mine, original = (tmp_path / name for name in (("thinker", "whole") if whole else ("whole", "thinker")))
+    ours, theirs = ("", "thinker_config__") if whole else ("thinker_config__", "")
+    values = {"audio_config__dropout": 0.5, "text_config__rms_norm_eps": 2e-3, "vision_config__window_size": 56}
+    configure(mine, **{f"{ours}{key}": value for key, value in values.items()})
+    shard(mine, tmp_path / "out", like=original)
+    after = configure(tmp_path / "out")
+    assert after == configure(original, **{f"{theirs}{key}": value for key, value in values.items()})
+
+
+def test_a_model_of_another_type_with_the_same_names_is_told_apart(tmp_path: Path) -> None:
+    original = published(build("llama"), tmp_path / "original")
+    mine = published(build("llama", 1), tmp_path / "mine")
+    configure(mine, model_type="mistral", sliding_window=8)
+    report = shard(mine, tmp_path / "out", like=original)
+    assert "mistral" in next(one.message for one in report.plan.findings if one.level == "warning")
 
 
 FILES: dict[str, Any] = {"tokenizer.json": "{}", "tokenizer_config.json": "{}", "chat_template.jinja": "{{ messages }}"}

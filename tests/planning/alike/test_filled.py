@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 
 from sharding.core.errors import ShardingError
+from tests import quantized
 from tests.folders import tensors
 from tests.planning.alike.models import (
     FORMS,
@@ -19,6 +21,7 @@ from tests.planning.alike.models import (
     edit,
     in_memory,
     published,
+    rename,
     shapes,
     shard,
     unlike,
@@ -71,6 +74,17 @@ def test_a_head_that_foresees_more_tokens_comes_from_the_original_byte_by_byte(
     assert str(len(head)) in words(report) and HEADS[name] in words(report)
 
 
+def test_a_head_that_is_filled_is_counted_and_has_the_words_of_the_original(tmp_path: Path) -> None:
+    original = add_head("deepseek_v3", published(build("deepseek_v3"), tmp_path / "original"))
+    model = deepcopy(build("deepseek_v3", 1))
+    model.resize_token_embeddings(100, mean_resizing=False)
+    mine = published(model, tmp_path / "mine")
+    configure(mine, num_nextn_predict_layers=0)
+    report = shard(mine, tmp_path / "out", like=original)
+    assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 1
+    assert re.search(r"model\.layers\.2\.embed_tokens\.weight.* 96 rows.* 100 words", words(report))
+
+
 def test_a_tower_that_was_left_out_comes_from_the_original(tmp_path: Path) -> None:
     original, whole = (
         published(build("gemma3"), tmp_path / "original"),
@@ -89,6 +103,20 @@ def test_nothing_is_filled_where_nothing_is_missing(tmp_path: Path) -> None:
     mine = edit(mine, lambda state: {key: tensor * 2 for key, tensor in state.items()})
     shard(mine, tmp_path / "out", like=original)
     assert unlike(tensors(tmp_path / "out"), tensors(mine)) == {}
+
+
+def test_a_head_of_a_quantized_original_is_filled_as_ordinary_weights(tmp_path: Path) -> None:
+    original = quantized.save_fp8("deepseek_v3", tmp_path / "original")
+    edit(original, lambda held: held | {n.replace("layers.1.", "layers.2."): held[n] for n in held if "layers.1." in n})
+    configure(original, num_nextn_predict_layers=1)
+    shard(original, tmp_path / "ordinary", "10MB", dequantize=True)
+    head = {name: held for name, held in tensors(tmp_path / "ordinary").items() if "layers.2." in name}
+    quantized.build("deepseek_v3", tmp_path / "mine")
+    mine = edit(tmp_path / "mine", lambda held: {name: tensor * 2 for name, tensor in held.items()})
+    wanted = tensors(mine) | head
+    shard(rename(mine, "^", "module."), tmp_path / "out", "10MB", like=original)
+    assert head and unlike(tensors(tmp_path / "out"), wanted) == {}
+    assert "quantization_config" not in configure(tmp_path / "out")
 
 
 K_PROJ, UP = "model.layers.1.self_attn.k_proj.weight", "model.layers.1.mlp.experts.3.up_proj.weight"

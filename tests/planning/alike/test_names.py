@@ -29,6 +29,7 @@ from tests.planning.alike.models import (
     words,
 )
 from tests.promises import promise
+from tests.scenarios.architectures import ARCHITECTURES
 
 WRAPPED = (
     "_orig_mod.",
@@ -63,6 +64,14 @@ def test_names_become_those_of_the_original_again(case: str, tmp_path: Path) -> 
     assert all(part in words(report) for part in re.findall(r"[\w]+\.", new) if part != "model.")
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_names_in_memory_become_those_in_files_for_every_kind_of_model(name: str, tmp_path: Path) -> None:
+    original, wanted = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
+    shard(in_memory(build(name, 1), tmp_path / "mine"), tmp_path / "out", like=original)
+    assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
+
+
 def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path) -> None:
     original, wanted = (published(build("qwen2_5_omni", n), tmp_path / f"{n}") for n in (0, 1))
     build("qwen2_5_omni", 1).save_pretrained(tmp_path / "mine")
@@ -72,7 +81,7 @@ def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path
     assert configure(tmp_path / "out")["architectures"] == ["Qwen2_5OmniForConditionalGeneration"]
 
 
-@pytest.mark.parametrize("name", ["mixtral", "vit", "clip"])
+@pytest.mark.parametrize("name", ["mixtral", "granitemoe", "vit", "clip"])
 def test_a_prefix_and_another_form_at_once(name: str, tmp_path: Path) -> None:
     original, wanted = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
     mine = rename(in_memory(build(name, 1), tmp_path / "mine"), "^", "module._orig_mod.")

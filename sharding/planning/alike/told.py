@@ -1,0 +1,181 @@
+"""Say what becomes of a checkpoint that is made like its original, or why it is not. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sharding.core.errors import Remedy, SourceError
+from sharding.core.made import Change
+from sharding.core.text import as_object, count, name_some, parsed_json
+from sharding.core.values import Content, Finding, Tensor
+from sharding.formats.names import CONFIG_NAME
+from sharding.formats.quantization import quantization_of, quantized_in
+from sharding.model_class.class_table import is_known_type
+from sharding.planning.alike.comparison import Comparison
+from sharding.planning.alike.configs import Kept, layers_of
+from sharding.planning.alike.matching import words_of
+from sharding.planning.alike.units import plain_name
+from sharding.planning.draft import Draft
+
+_HALF_SAVED = (
+    "It looks like a half-saved training. Save it again. Or add what is missing by hand, with --fill and --from."
+)
+
+
+def refuse_unusable(draft: Draft, original: Content) -> None:
+    """Raise SourceError for weights and classes that have no one layout."""
+    if any(
+        one.library not in ("transformers", "unknown") or any(part.folder for part in one.components)
+        for one in (draft.content, original)
+    ):
+        message = "Only a model of transformers can be made like another one."
+        raise SourceError(message, "For a pipeline, name the folder of one component of both.")
+    if quantization_of(draft.configs.get("", "")) is not None or quantized_in(draft.tensors):
+        message = "These weights are quantized. Their layout cannot change."
+        raise SourceError(
+            message, "Add --dequantize, or use the weights before they were quantized.", Remedy("dequantize")
+        )
+    config = as_object(parsed_json(original.configs.get("", "")))
+    kind = config.get("model_type")
+    if not is_known_type(kind):
+        message = f"transformers does not have the class of {original.source.words}"
+        message += f" (model_type {kind!r})." if kind else ": its config.json names no model type."
+        raise SourceError(
+            message, "Use --rename, --experts and --fill to change the layout by hand.", Remedy("by_hand")
+        )
+    if any(".lora_" in tensor.name for tensor in draft.tensors):
+        message = "This checkpoint holds a LoRA beside the weights that it changes."
+        raise SourceError(message, "Save the adapter alone, and merge that first.")
+
+
+def refuse_unlike(found: Comparison, content: Content, original: Content) -> None:
+    """Raise SourceError if one checkpoint does not clearly become like the other, and say where."""
+    mine, theirs, match = content.source.words, original.source.words, found.match
+    if found.is_other_model:
+        message = f"{mine} and {theirs} are different models: {len(match.of):,} of {count(len(found.units), 'weight')} "
+        raise SourceError(f"{message}fit by name and shape.", "Name the model that it was trained from.")
+    layers = [layers_of(config) for config in (found.config, found.form)]
+    if None not in layers and layers[0] != layers[1]:
+        message = f"num_hidden_layers is {layers[0]} in {mine}, and {layers[1]} in {theirs}."
+        raise SourceError(message, "Name the model that it was trained from.")
+    if match.unclear:
+        name, one, other = match.unclear[0]
+        message = f"{name} fits two places of {theirs}: {one} and {other}."
+        raise SourceError(message, "Say which, with --rename OLD=NEW.", Remedy("by_hand"))
+    if match.twice:
+        name, one, other = match.twice[0]
+        message = f"Two weights here fit {name} of {theirs}: {one} and {other}."
+        raise SourceError(message, "Leave one of them out, with --drop in a copy of its own.", Remedy("by_hand"))
+    if match.misfits:
+        here, there = match.misfits[0]
+        shapes = f"{list(found.units[here].shape)} here and {list(found.theirs[there].shape)} in {theirs}"
+        more = f" So are {len(match.misfits) - 1:,} others." if len(match.misfits) > 1 else ""
+        raise SourceError(
+            f"{here} is {shapes}, and no rule explains that.{more}", "Name the model that it was trained from."
+        )
+    if found.lack.holes:
+        holes = [found.theirs[name].tensors[0].name for name in found.lack.holes]
+        message = f"{mine} lacks {count(len(holes), 'weight')} of a part that it has: {name_some(holes)}."
+        raise SourceError(message, _HALF_SAVED, Remedy("by_hand"))
+
+
+def refuse_loss(found: Comparison, theirs: str) -> None:
+    """Raise SourceError if a module that stays would lose its bias."""
+    stays = {name.removesuffix(".weight") for name in found.match.of.values()}
+    if lost := [name for name in found.extra if name.endswith(".bias") and name.removesuffix(".bias") in stays]:
+        message = f"{theirs} does not have {count(len(lost), 'bias', 'biases')} of these weights: {name_some(lost)}."
+        raise SourceError(message, "To keep what the original does not have, add --keep-extra.", Remedy("by_hand"))
+
+
+def has_own_config(content: Content) -> bool:
+    """Return whether config.json comes from the source itself, and not from another input."""
+    return any(file.path == CONFIG_NAME and not file.source for file in content.side_files)
+
+
+def details_of(found: Comparison, kept: Sequence[Tensor], values: Sequence[Kept], *, is_kept: bool) -> dict[str, str]:
+    """Return what becomes of the checkpoint, by kind, in words."""
+    details = dict[str, str]()
+    wrapped = [slot.tensor.name for slot in found.slots if plain_name(slot.tensor.name) != slot.tensor.name]
+    if wrapped:
+        details["unwrapped"] = f"{count(len(wrapped), 'tensor')}, such as {wrapped[0]}"
+    if moved := {prefix: times for prefix, times in found.match.prefixes.items() if prefix[0] != prefix[1]}:
+        details["prefix"] = "; ".join(
+            f"{old or 'none'} becomes {new or 'none'} ({times:,} weights)" for (old, new), times in moved.items()
+        )
+    for what, is_single in (("fused", True), ("separated", False)):
+        names = [
+            there
+            for there, here in found.match.of.items()
+            if found.units[here].is_of_experts
+            and found.units[here].is_single is is_single
+            and found.theirs[there].is_single is not is_single
+        ]
+        if names:
+            details[what] = f"the experts of {count(len({name.partition('.*.')[0] for name in names}), 'layer')}"
+    filled = list[str]()
+    for module, units in found.lack.parts.items():
+        tensors = sum(map(frozenset(units).issuperset, (slot.units for slot in found.original)))
+        filled.append(f"{module} ({count(tensors, 'tensor')})")
+    details |= {"filled": name_some(filled, 8)} if filled else {}
+    if found.tied:
+        details["head"] = f"{name_some(list(found.tied))} is a copy of the embeddings"
+    if found.copies:
+        details["head"] = f"{name_some(list(found.copies))} is left out, because it is the embeddings"
+    if found.constants:
+        details["constants"] = (
+            f"{name_some(found.constants)} of the original are left out, because libraries compute them"
+        )
+    if extra := [slot.tensor.name for slot in found.slots if set(found.extra).issuperset(slot.units)]:
+        details["kept" if is_kept else "dropped"] = f"{count(len(extra), 'tensor')}, {name_some(extra)}"
+    if values:
+        told = [f"{one.key} {_short(one.value)} (original {_short(one.original)})" for one in values]
+        details["settings"] = name_some(told, 12)
+    return {what: text[:1900] for what, text in details.items()}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def findings_on(
+    draft: Draft, found: Comparison, original: Content, change: Change, values: Sequence[Kept]
+) -> Iterator[Finding]:
+    """Yield the findings about a copy of `draft` that is made like `original`."""
+    details = change.details
+    named = original.source.words
+    told = "; ".join(
+        f"{what}: {text}" for what, text in details.items() if what in ("prefix", "fused", "separated", "head")
+    )
+    yield Finding("info", "like", f"The copy gets the layout of {named}{f' ({told})' if told else ''}.")
+    if "filled" in details:
+        message = f"{count(change.changed, 'tensor')} come from {named}, because this checkpoint has none of them: "
+        hint = "They were not trained with it. The licence and terms of the original hold for the copy."
+        yield Finding("warning", "like-filled", f"{message}{details['filled']}.", hint)
+    words = (words_of(found.config), words_of(found.form))
+    names = [name for names in found.lack.parts.values() for name in names]
+    if long := [name for name in names if words[0] != words[1] and found.theirs[name].shape[:1] == words[1:]]:
+        message = f"{name_some(long)} of {named} have {words[1]} rows, but the vocabulary has {words[0]} words here."
+        yield Finding(
+            "warning", "like-rows", message, "A library may not load this part, or guess wrong words with it."
+        )
+    kinds = [config.get("model_type") for config in (found.config, found.form) if _is_one_model(config)]
+    if len({*kinds}) > 1:
+        message = f"model_type is {kinds[0]} here and {kinds[1]} in {named}. The copy is a {kinds[1]}."
+        yield Finding("warning", "like-type", message, "Check that it computes the same.")
+    if "dropped" in details:
+        message = f"Left out, because {named} does not have it: {details['dropped']}."
+        yield Finding("warning", "like-dropped", message, "To keep these tensors, add --keep-extra.")
+    if values:
+        message = f"config.json keeps other values than the original's: {details['settings']}."
+        yield Finding("info", "like-settings", message)
+    if not has_own_config(draft.content):
+        message = f"There is no config.json, so the copy gets that of {named}."
+        yield Finding("warning", "like-config", message, "Check that training changed none of its settings.")
+    if quantization_of(original.configs.get("", "")) is not None:
+        message = f"The weights of {named} are quantized. The copy has ordinary weights."
+        yield Finding("info", "like-quantized", message)
+
+
+def _is_one_model(config: Mapping[str, Any]) -> bool:
+    return "model_type" in config and not any("model_type" in as_object(part) for part in config.values())
