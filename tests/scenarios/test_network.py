@@ -94,22 +94,6 @@ def test_what_stays_wrong_with_reading_leaves_nothing(without: InHouse, name: st
     assert not exists(without, name)
 
 
-@pytest.mark.parametrize(
-    ("status", "says"),
-    [
-        *[(400, "does not accept"), (401, "not valid or has expired"), (409, "changed it just now")],
-        *[(413, "larger than the Hub accepts"), (507, "internal problem")],
-    ],
-)
-def test_every_refusal_of_a_commit_has_its_sentence_and_leaves_nothing(
-    hub: InHouse, name: str, status: int, says: str
-) -> None:
-    with hub.failing(f"status:{status}@POST .*/commit/"), pytest.raises(DestinationError, match=says) as refusal:
-        shard(hub, SOURCE, name)
-    assert refusal.value.hint
-    assert not exists(hub, name)
-
-
 # --- Logins -------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from sharding import job
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.events import Progress
 from sharding.storage.hub import answers, guard
-from tests.hubs import SOURCE, TOKEN, shard
+from tests.hubs import SOURCE, TOKEN, exists, shard
 from tests.inhouse import InHouse
 
 GATED = "Please enable access to public gated repositories in your fine-grained token settings to view this repository."
@@ -29,6 +29,11 @@ WRITES = {
     "an hour's quota": (f"status:429={HOURLY}@.*/commit/", "enough requests for now", "Wait an hour"),
     "no right to create": ("status:403@POST /api/repos/create", "The login does not allow it", "may create repos"),
     "no right to write": ("status:403@.*/commit/", "The login does not allow it", "may write there"),
+    "words": ("status:400@.*/commit/", "does not accept", "complains about"),
+    "no login": ("status:401@.*/commit/", "not valid or has expired", "Sign in"),
+    "somebody else": ("status:409@.*/commit/", "changed it just now", "Start again"),
+    "size": ("status:413@.*/commit/", "larger than the Hub accepts", "smaller shard size"),
+    "trouble": ("status:507@.*/commit/", "internal problem", "later"),
     "payment": ("status:402=Private repository storage limit reached@.*/commit/", "no storage left", "Free some"),
 }
 
@@ -49,11 +54,12 @@ def test_a_refusal_to_read_has_its_advice(hub: InHouse, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", WRITES)
-def test_a_refusal_to_write_has_its_advice(hub: InHouse, what: str, name: str) -> None:
+def test_a_refusal_to_write_has_its_advice_and_leaves_nothing(hub: InHouse, what: str, name: str) -> None:
     rule, says, hint = WRITES[what]
     with hub.failing(rule), pytest.raises(DestinationError) as refusal:
         shard(hub, SOURCE, name)
     check(refusal.value, says, hint, rule)
+    assert not exists(hub, name)
 
 
 # --- Waits ----------------------------------------------------------------------------------------------
@@ -86,15 +92,13 @@ def test_progress_says_how_long_the_hub_asks_to_wait(
 ) -> None:
     """The wait here ends as soon as an event has told of it."""
     seen = list[float]()
-    monkeypatch.setattr(guard, "LONGEST_WAIT_SECONDS", 1000)
     sleep = time.sleep
 
     def until_told(seconds: float) -> None:
         while seconds > 100 and not seen:
             sleep(0.01)
 
-    monkeypatch.setattr(answers, "LONGEST_WAIT_SECONDS", 1000)
-    monkeypatch.setattr(answers.time, "sleep", until_told)
+    monkeypatch.setattr(time, "sleep", until_told)
     events = job.shard(SOURCE, str(tmp_path / "out"), "9kB", endpoint=hub.address, token=TOKEN)
     next(events)  # the plan: what is read from now on are weights
     with hub.failing("busy:300@GET .*/resolve/#1"):

@@ -222,7 +222,8 @@ class HubDestination(StoreSink, Destination):
     def lend(self) -> LentDestination:
         repo_id = self.ref.repo_id
         if not self._has_xet or self._job is None:
-            message = f"This Hub has no Xet, so {repo_id} accepts files only with a login, and workers have none."
+            why = "This Hub has no Xet" if self._hub.uses_xet else "Xet is switched off, or does not answer"
+            message = f"{why}, so {repo_id} accepts files only with a login, and workers have none."
             hint = "Write to a folder instead. Or leave out --workers."
             raise DestinationError(message, hint, Remedy("leave_workers_out"))
         grant = self._repo.ask(lambda: self._hub.grant("write", repo_id, STAGING_BRANCH))
