@@ -11,7 +11,10 @@ from sharding.planning.alike.units import Unit
 _DEEPEST = 5
 """The most parts of a name that a prefix has: "base_model.model.model.language_model." has four."""
 
-_CONTAINERS = frozenset(["model", "thinker", "transformer", "base_model", "language_model"])
+_OFTEN = 10
+"""A prefix that this part of all weights change is one. Any other must be of containers."""
+
+_CONTAINERS = frozenset(["model", "thinker", "transformer", "base_model", "language_model", "module"])
 """Modules that hold the parts of a model: its text model, its towers, its MTP head."""
 
 _SMALL_PARTS = (
@@ -126,7 +129,20 @@ def _candidates(
                 found[name] = [(prefix, there) for there in targets]
             if targets:
                 break
-    return found, votes
+    usual = [prefix for prefix, times in votes.items() if _OFTEN * times >= len(mine)]
+    held = {prefix for prefix in votes if all(_is_usual(prefix[side], side, usual) for side in (0, 1))}
+    found = {name: [one for one in prefixes if one in held] for name, prefixes in found.items()}
+    return {name: prefixes for name, prefixes in found.items() if prefixes}, votes
+
+
+def _is_usual(start: str, side: int, usual: Iterable[Prefix]) -> bool:
+    """Return whether names begin with `start` because a model is inside another, and not by chance.
+
+    The dense layer of a pooler is not that of a classifier, although both are `dense.weight`.
+    """
+    return all(step in _CONTAINERS for step in start.split(".") if step) or any(
+        prefix[side].startswith(start) for prefix in usual
+    )
 
 
 def _misfits(
@@ -153,7 +169,9 @@ def prefixes_of(name: str) -> Iterator[str]:
     yield ""
     at, steps = 0, name.split(".")
     has_own_name = steps[-1] not in ("weight", "bias") and not any(step.isdecimal() for step in steps)
-    for _ in range(min(len(steps) - 2 + has_own_name, _DEEPEST)):
+    for step in steps[: min(len(steps) - 2 + has_own_name, _DEEPEST)]:
+        if at and step.isdecimal():  # a layer, and not a model inside another
+            return
         at = name.index(".", at) + 1
         yield name[:at]
 
