@@ -15,8 +15,8 @@ from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import dtype_of_first, quantization_of, quantized_in, without_quantization
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import USUAL_HEAD, is_known_type, tied_names, ties
-from sharding.planning.alike.configs import Kept, layers_of, with_values
-from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, prefixes_of, words_of
+from sharding.planning.alike.configs import Kept, layers_of, with_values, words_of
+from sharding.planning.alike.matching import Fits, Lack, Match, lacking, matched, prefixes_of
 from sharding.planning.alike.units import Slot, Unit, plain_name, slots_of, units_of
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft

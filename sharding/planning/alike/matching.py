@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from sharding.core.text import objects_in
 from sharding.planning.alike.units import Unit
 
 _DEEPEST = 5
@@ -65,12 +63,6 @@ class Fits:
             return True
         is_words = bool(mine and theirs) and mine[1:] == theirs[1:] and None not in self.words
         return is_words and (mine[0], theirs[0]) == self.words
-
-
-def words_of(config: Any) -> int | None:
-    """Return how many words the model of `config` (the JSON of a config.json) has, None if that is not one number."""
-    found = {level["vocab_size"] for level in objects_in(config) if type(level.get("vocab_size")) is int}
-    return found.pop() if len(found) == 1 else None
 
 
 def matched(mine: Mapping[str, Unit], theirs: Mapping[str, Unit], fits: Fits) -> Match:
