@@ -8,7 +8,7 @@ from sharding.core.errors import SourceError
 from sharding.core.text import count, name_some
 from sharding.core.values import Content, Finding, Tensor
 from sharding.planning.alike.comparison import Comparison, compared
-from sharding.planning.alike.told import details_of
+from sharding.planning.alike.told import details_of, refuse_unlike
 from sharding.planning.alike.units import plain_name
 from sharding.planning.dequantize import ordinary
 
@@ -28,11 +28,13 @@ def advised(mine: Content, original: Content, named: tuple[str, str] | None = No
         return (error.message,)
     if found.is_other_model:
         return ()
-    match, lack = found.match, found.lack
     first, second = map(shlex.quote, named or (mine.source.text, original.source.text))
     command = f"shard-my-repo shard {first} ./mended --like {second}"
-    is_clear = not (lack.holes or match.misfits or match.unclear or match.twice)
-    return (*_sentences(found), *([f"To mend it: {command}"] if is_clear else []))
+    try:
+        refuse_unlike(found, mine, original)
+    except SourceError:
+        return tuple(_sentences(found))
+    return (*_sentences(found), f"To mend it: {command}")
 
 
 def _sentences(found: Comparison) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sharding.core.text import as_object
+from sharding.core.text import as_object, objects_in
 
 _PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
 """Keys under which a model with several parts describes its text model, or what holds that."""
@@ -151,3 +151,17 @@ def layers_of(config: Any) -> int | None:
             return layers
         config = next((config[key] for key in _PARTS if key in config), None)
     return None
+
+
+def words_of(config: Any) -> int | None:
+    """Return how many words the text model of `config` (the JSON of a config.json) has, None if it does not say.
+
+    >>> words_of({"text_config": {"vocab_size": 90}, "vision_config": {"vocab_size": 32}})
+    90
+    """
+    found, level = set[int](), config
+    while isinstance(level, dict):
+        found = {level["vocab_size"]} if type(level.get("vocab_size")) is int else found
+        level = next((level[key] for key in _PARTS if key in level), None)
+    found = found or {level["vocab_size"] for level in objects_in(config) if type(level.get("vocab_size")) is int}
+    return found.pop() if len(found) == 1 else None

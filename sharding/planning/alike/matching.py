@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from sharding.core.text import objects_in
 from sharding.planning.alike.units import Unit
 
 _DEEPEST = 5
 """The most parts of a name that a prefix has: "base_model.model.model.language_model." has four."""
 
-_CONTAINERS = frozenset(["model", "thinker", "transformer", "base_model", "language_model"])
+_OFTEN = 10
+"""A prefix that this part of all weights change is one. Any other must be of containers."""
+
+_CONTAINERS = frozenset(["model", "thinker", "transformer", "base_model", "language_model", "module"])
 """Modules that hold the parts of a model: its text model, its towers, its MTP head."""
 
 _SMALL_PARTS = (
@@ -62,12 +63,6 @@ class Fits:
             return True
         is_words = bool(mine and theirs) and mine[1:] == theirs[1:] and None not in self.words
         return is_words and (mine[0], theirs[0]) == self.words
-
-
-def words_of(config: Any) -> int | None:
-    """Return how many words the model of `config` (the JSON of a config.json) has, None if that is not one number."""
-    found = {level["vocab_size"] for level in objects_in(config) if type(level.get("vocab_size")) is int}
-    return found.pop() if len(found) == 1 else None
 
 
 def matched(mine: Mapping[str, Unit], theirs: Mapping[str, Unit], fits: Fits) -> Match:
@@ -126,7 +121,20 @@ def _candidates(
                 found[name] = [(prefix, there) for there in targets]
             if targets:
                 break
-    return found, votes
+    usual = [prefix for prefix, times in votes.items() if _OFTEN * times >= len(mine)]
+    held = {prefix for prefix in votes if all(_is_usual(prefix[side], side, usual) for side in (0, 1))}
+    found = {name: [one for one in prefixes if one in held] for name, prefixes in found.items()}
+    return {name: prefixes for name, prefixes in found.items() if prefixes}, votes
+
+
+def _is_usual(start: str, side: int, usual: Iterable[Prefix]) -> bool:
+    """Return whether names begin with `start` because a model is inside another, and not by chance.
+
+    The dense layer of a pooler is not that of a classifier, although both are `dense.weight`.
+    """
+    return all(step in _CONTAINERS for step in start.split(".") if step) or any(
+        prefix[side].startswith(start) for prefix in usual
+    )
 
 
 def _misfits(
@@ -153,7 +161,9 @@ def prefixes_of(name: str) -> Iterator[str]:
     yield ""
     at, steps = 0, name.split(".")
     has_own_name = steps[-1] not in ("weight", "bias") and not any(step.isdecimal() for step in steps)
-    for _ in range(min(len(steps) - 2 + has_own_name, _DEEPEST)):
+    for step in steps[: min(len(steps) - 2 + has_own_name, _DEEPEST)]:
+        if at and step.isdecimal():  # a layer, and not a model inside another
+            return
         at = name.index(".", at) + 1
         yield name[:at]
 

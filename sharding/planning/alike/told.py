@@ -12,8 +12,7 @@ from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import quantization_of, quantized_in
 from sharding.model_class.class_table import is_known_type
 from sharding.planning.alike.comparison import Comparison
-from sharding.planning.alike.configs import Kept, layers_of
-from sharding.planning.alike.matching import words_of
+from sharding.planning.alike.configs import Kept, layers_of, words_of
 from sharding.planning.alike.units import plain_name
 from sharding.planning.draft import Draft
 

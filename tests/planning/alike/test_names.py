@@ -1,6 +1,7 @@
 """Prefixes are put on, taken off and exchanged, heads tied or untied, and the vocabulary stays as it was trained."""
 
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_names_in_memory_become_those_in_files_for_every_kind_of_model(name: str
     original, wanted = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
     shard(in_memory(build(name, 1), tmp_path / "mine"), tmp_path / "out", like=original)
     assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
+
+
+def test_the_words_of_a_text_model_in_another_may_be_more(tmp_path: Path) -> None:
+    """The tower of LLaVA states how many words CLIP has."""
+    original, model = published(build("llava"), tmp_path / "original"), deepcopy(build("llava", 1))
+    model.resize_token_embeddings(100, mean_resizing=False)
+    mine = rename(published(model, tmp_path / "mine"), "^", "module.")
+    for folder in (original, mine):
+        configure(folder, vision_config__vocab_size=32000)
+    shard(mine, tmp_path / "out", like=original)
+    assert torch.equal(load(tmp_path / "out", MODELS["llava"][0]).logits, logits(model))
 
 
 def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path) -> None:

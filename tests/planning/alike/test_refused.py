@@ -41,6 +41,10 @@ def without_biases(folder: Path) -> None:
     configure(folder, attention_bias=False)
 
 
+def with_dense(place: str) -> Edit:
+    return lambda folder: edit(folder, lambda held: held | {f"{place}.dense.weight": torch.ones(32, 32).bfloat16()})
+
+
 def tower_alone(folder: Path) -> None:
     place = "vision_model."
     layers = f"{place}encoder.layers."
@@ -64,6 +68,9 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "fewer layers": ("llama", "llama", {"mine": one_layer}, r"layers\.1|num_hidden_layers"),
     "more layers": ("llama", "llama", {"original": one_layer}, "num_hidden_layers"),
     "biases that would be lost": ("llama", "llama", {"original": without_biases}, r"8 biases.*--keep-extra"),
+    "a part of another name": (
+        "llama", "llama", {"mine": with_dense("classifier"), "original": with_dense("pooler")}, r"pooler\.dense",
+    ),
     "layers that fit in two towers": (
         "clip", "clip", {"mine": tower_alone}, "(?s)text_model.*vision_model|vision_model.*text_model",
     ),
