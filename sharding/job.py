@@ -61,7 +61,7 @@ from sharding.storage.locate import find_destination, open_destination, open_inp
 from sharding.storage.names import is_folder, parse_address
 from sharding.transfer.stream import Prepared, transfer
 from sharding.verify.digests import ThisMachine
-from sharding.verify.sampled import sampling, verify_stated
+from sharding.verify.sampled import sampled_ahead, sampling, verify_stated
 from sharding.verify.staged import ReadingBack, check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
 from sharding.verify.verify import verify as verify
@@ -228,6 +228,7 @@ def _run(request: Request, endpoint: str | None, token: str | None) -> Generator
             moving = transfer(prepared, target, kept, reader.move)
             back: ReadingBack | None = None
             if is_stated:
+                ahead = sampled_ahead(prepared.plan, kept, target, stack) if not crew else {}
                 records = yield from _measured(moving, target, meter, hub)
             else:
                 moved = reading_back(moving, prepared, origin, kept, target, reader, stack)
@@ -235,7 +236,7 @@ def _run(request: Request, endpoint: str | None, token: str | None) -> Generator
             prepared = replace(prepared, plan=counted(plan, records))
             plan = prepared.plan
             if is_stated:
-                verification = verify_stated(prepared, records, target, meter, len(kept))
+                verification = verify_stated(prepared, records, ahead, target, meter, len(kept))
             else:
                 proving = verify_staged(prepared, origin, records, back, target, meter, reader, kept)
                 verification = yield from _measured(proving, target, meter, hub)

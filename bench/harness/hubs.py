@@ -89,6 +89,7 @@ def environment(address: str, home: Path) -> Mapping[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "",  # An installed package is compiled once, as the peers are here.
         "HF_ENDPOINT": address,
         "HF_TOKEN": TOKEN,
         "HF_HOME": str(home),

@@ -5,6 +5,7 @@ What is lent to another machine lets it reach the files of a job without a login
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -182,6 +183,7 @@ class ShardSink(Protocol):
     """The place that shards are written to."""
 
     writes_at_once: int = THREADS  # How many of the open shards may be written. The others are being finished.
+    bytes_meanwhile: float = inf  # How much of the next one is written before one of those is finished.
 
     @property
     def shards_at_once(self) -> int:

@@ -28,6 +28,7 @@ _RULE = re.compile(
     rf"(?P<kind>{'|'.join(get_args(Kind))})(:(?P<value>\d+(\.\d+)?))?(=(?P<address>[^@]+))?"
     r"@(?P<pattern>.+?)(%(?P<chance>[\d.]+))?(#(?P<times>\d+))?"
 )
+_BUFFERED_SECONDS = 0.02  # The buffers of a network hold so much: a receiver that is late for a moment loses no time.
 _PAGE = "<!doctype html><title>Welcome</title><p>This network asks you to sign in."
 _ODD: dict[str, Response] = {
     "null": Response("null", media_type="application/json"),
@@ -172,8 +173,10 @@ class _Rate:
     async def wait(self, count: int) -> None:
         """Return once `count` bytes have passed."""
         now = anyio.current_time()
-        self._free_at = max(now, self._free_at) + count / self._bytes_per_second
-        await anyio.sleep(self._free_at - now)
+        if now - self._free_at > _BUFFERED_SECONDS:
+            self._free_at = now
+        self._free_at += count / self._bytes_per_second
+        await anyio.sleep(max(0.0, self._free_at - now))
         if self._log and count:
             with open(self._log, "a") as log:
                 log.write(f"{anyio.current_time():.3f} {count}\n")

@@ -155,14 +155,20 @@ def move_shards(
     making = Making(lanes, shards, sources)
     noting = [source for source in sources if isinstance(source, NotingSource)]
     one_note = Lock() if noting else nullcontext()
-    written = [Event() for _ in shards]
+    written, finished = [Event() for _ in shards], [Event() for _ in shards]
     in_work: set[ShardWriter] = set()
 
     def move(number: int, shard: Shard) -> ShardRecord:
         try:
             return write(number, shard)
-        finally:
-            written[number].set()  # if it failed, the next one must not wait for it
+        finally:  # if it failed, the next one must not wait for it
+            written[number].set()
+            finished[number].set()
+
+    def take_turn(number: int, size: int) -> None:
+        """Wait until the shards before have gone so far that more than `size` bytes of this one may be written."""
+        if (before := number - sink.writes_at_once) >= 0:
+            (written if size < sink.bytes_meanwhile else finished)[before].wait()
 
     def write(number: int, shard: Shard) -> ShardRecord:
         writer = sink.open_shard(shard.file)
@@ -171,8 +177,7 @@ def move_shards(
         digests, overflowed, size = dict[str, str](), dict[str, int](), 0
         unchanged, unsure = list[str](), list[str]()
         made = making.made(shard)
-        if number >= sink.writes_at_once:  # only so many are written side by side, the first ones first
-            written[number - sink.writes_at_once].wait()
+        take_turn(number, 0)
         for piece in pieces(shard):
             if isinstance(piece, bytes):
                 output.write(piece)
@@ -188,6 +193,7 @@ def move_shards(
                 if infinite and not may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
+                take_turn(number, size)
                 output.write(data)
                 size += len(data)
                 lanes.count(len(data), file)
@@ -201,6 +207,7 @@ def move_shards(
         output.flush()
         written[number].set()
         sha256 = writer.finish()
+        finished[number].set()
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())
             told = reads, overflowed, tuple(unchanged), tuple(unsure), writer.xet_hash, output.samples()

@@ -1,14 +1,17 @@
 """Check a staged result by the hashes that its Hub states, and by a sample of its bytes. The rest is not read again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from secrets import randbelow
 
 from blake3 import blake3
 
+from sharding.core.errors import ShardingError
 from sharding.core.limits import MAX_SAMPLED_BYTES
 from sharding.core.meter import Meter
-from sharding.core.protocols import Destination
+from sharding.core.protocols import Destination, Source
 from sharding.core.threads import readers
 from sharding.core.values import BytesRead, Plan, Shard, ShardRecord
 from sharding.core.verification import Evidence, Mismatch, Verification
@@ -16,6 +19,8 @@ from sharding.formats.file_formats import format_of
 from sharding.transfer.stream import Prepared
 
 _ONE_IN = 100  # At most one byte of weights in so many is read.
+Ahead = Mapping[tuple[str, int, int], Future[str]]
+"""The BLAKE3 of ranges of files that are being read, by file, first and last byte."""
 _RANGES = 8  # Of each file: the first and the last bytes of its weights, and six drawn at random.
 
 
@@ -35,11 +40,35 @@ def sampling(plan: Plan) -> Plan:
     return replace(plan, shards=tuple(replace(shard, sampled=tuple(drawn(shard))) for shard in plan.shards))
 
 
+def sampled_ahead(plan: Plan, kept: Iterable[str], target: Destination, stack: ExitStack) -> Ahead:
+    """Begin to read the samples of `plan`, if `target` shows shards as they arrive. The end of `stack` ends it."""
+    if not (arriving := target.open_arriving(kept)):
+        return {}
+    pool = stack.enter_context(readers(_RANGES))
+    ranges = ((shard.file, start, end) for shard in plan.shards for start, end in shard.sampled)
+    return {one: pool.submit(_digest, arriving, *one) for one in ranges}
+
+
+def _digest(source: Source, file: str, start_byte: int, end_byte: int) -> str:
+    digest = blake3()
+    for chunk in source.read(file, start_byte, end_byte):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
 def verify_stated(
-    prepared: Prepared, records: Mapping[str, ShardRecord], target: Destination, meter: Meter, kept: int
+    prepared: Prepared,
+    records: Mapping[str, ShardRecord],
+    ahead: Ahead,
+    target: Destination,
+    meter: Meter,
+    kept: int,
 ) -> Verification:
-    """Compare what was sent, by its `records`, with what the Hub states, and headers, indexes and a sample of the
-    weights with what it sends back. `kept` shards are of an earlier run. Raises SourceError and DestinationError."""
+    """Compare what was sent, by its `records`, with what the Hub of `target` states, and with what it sends back.
+
+    Headers, indexes and a sample of the weights are read, unless they were read `ahead`. What was read of the source is
+    not checked. Of the shards, `kept` are of an earlier run. Raises SourceError and DestinationError.
+    """
     started, plan = meter.seconds, prepared.plan
     sent = [*records.values(), *(_staged(target, *index) for index in format_of(plan).beside(plan).items())]
     staged = target.open_staged(record.file for record in sent)
@@ -53,10 +82,11 @@ def verify_stated(
     samples = [one for record in sent for one in record.samples] if not problems else []
 
     def is_same(one: BytesRead) -> bool:
-        digest = blake3()
-        for chunk in staged.read(one.file, one.start_byte, one.end_byte):
-            digest.update(chunk)
-        return digest.hexdigest() == one.blake3
+        place = one.file, one.start_byte, one.end_byte
+        if place in ahead:
+            with suppress(ShardingError, CancelledError):  # a Hub may show only what is committed
+                return ahead[place].result() == one.blake3
+        return _digest(staged, *place) == one.blake3
 
     with readers(_RANGES) as pool:
         for one, same in zip(samples, pool.map(is_same, samples), strict=True):

@@ -16,11 +16,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.slept: list[float] = []
+        self.now = 100.0
 
     def current_time(self) -> float:
-        return 100.0
+        return self.now
 
     async def sleep(self, seconds: float) -> None:
+        assert seconds >= 0, "anyio takes no other"
         self.slept.append(seconds)
 
 
@@ -57,6 +59,16 @@ def test_answers_wait_for_one_another_on_a_link_or_a_line_alone(kind: str, until
     assert ends == until
     ask(hub, "/small")
     assert clock.slept[-1] == until[-1], "what no rule names does not wait"
+
+
+def test_who_is_late_for_a_moment_loses_no_time_and_who_is_late_for_longer_gains_none(clock: Clock) -> None:
+    hub = Faults(answer_of_a_thousand_bytes, [parse_fault("link:1000000@GET /big")])  # a millisecond each
+    ends = []
+    for moment in (100.0, 100.002, 100.008, 101.0):
+        clock.now = moment
+        ask(hub, "/big")
+        ends.append(clock.now + clock.slept[-1])
+    assert ends == pytest.approx([100.001, 100.002, 100.008, 101.001])
 
 
 def test_a_link_notes_when_how_many_bytes_have_passed(clock: Clock, tmp_path: Path) -> None:

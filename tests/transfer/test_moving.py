@@ -4,6 +4,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from math import inf
 from threading import Barrier, Event, Lock
 
 import pytest
@@ -56,6 +57,7 @@ class Sink:
 
     def __init__(self, at_once: int = 2) -> None:
         self.shards_at_once = self.writes_at_once = at_once
+        self.bytes_meanwhile = inf
         self.records: list[ShardRecord] = []
         self.written: dict[str, bytes] = {}
         self.aborted: list[str] = []
@@ -174,6 +176,32 @@ def test_the_next_shard_is_written_while_the_one_before_is_finished_and_not_earl
     sink.on_write, sink.on_finish = on_write, on_finish
     assert len(move(source, shards, sink)) == len(shards)
     assert order == sorted(order) and set(order) == begun.keys()
+
+
+def test_no_more_of_a_shard_is_written_before_the_one_before_is_finished_than_the_sink_takes_meanwhile(
+    each_piece_alone: None,
+) -> None:
+    source, shards = some_shards(3, 64)
+    source.batch_bytes = 16
+    sink, bound = Sink(2), len(HEADER) + 32
+    sink.writes_at_once, sink.bytes_meanwhile = 1, bound
+    full, too_much = {shard.file: Event() for shard in shards[1:]}, Event()
+
+    def on_write(writer: Writer) -> None:
+        before = f"out{int(writer.file[3:]) - 1}"
+        if writer.file in full and before not in sink.written:
+            if len(writer.data) >= bound:
+                too_much.set()
+            elif len(writer.data) >= bound - 16:
+                full[writer.file].set()
+
+    def on_finish(writer: Writer) -> None:
+        following = full.get(f"out{int(writer.file[3:]) + 1}")
+        assert following is None or following.wait(LONG)
+        assert not too_much.wait(MOMENT)
+
+    sink.on_write, sink.on_finish = on_write, on_finish
+    assert len(move(source, shards, sink)) == len(shards)
 
 
 def test_no_shard_waits_for_one_that_could_not_be_opened() -> None:

@@ -25,7 +25,7 @@ from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored
 from sharding.report.schema import Report
 from sharding.storage.hub import answers as retry
-from sharding.storage.hub.source import HubSource
+from sharding.storage.hub.source import ArrivingSource, HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH
 from sharding.verify.sampled import sampling
 from tests.conftest import random_tensors, write_checkpoint
@@ -55,6 +55,7 @@ def hub(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 lfs = pytest.mark.parametrize("hub", [False], ids=["lfs"], indirect=True)
+xet = pytest.mark.parametrize("hub", [True], ids=["xet"], indirect=True)
 
 
 def begin(hub: InHouse, options: Options | str = SIZE, **more: Any) -> Iterator[Any]:
@@ -195,6 +196,28 @@ def flipping(hub: InHouse, at: Callable[[int, int], int]) -> Iterator[Any]:
 def test_a_changed_byte_in_the_sample_or_in_a_header_is_noticed(hub: InHouse, at: Callable[[int, int], int]) -> None:
     assert re.fullmatch(rf"{FIRST}: its bytes \d+ to \d+ are not as sent", ended(flipping(hub, at)))
     assert not exists(hub, MADE)
+
+
+@pytest.mark.parametrize("sent", ["other bytes", "nothing"])
+@xet
+def test_what_is_sampled_while_shards_arrive_counts_and_what_cannot_be_read_then_is_read_later(
+    hub: InHouse, monkeypatch: pytest.MonkeyPatch, sent: str
+) -> None:
+    usual = ArrivingSource.read
+
+    def read(source: ArrivingSource, file: str, start: int, end: int) -> Iterator[bytes]:
+        if sent == "nothing":
+            raise SourceError("Only what is committed can be read.")
+        first, *others = usual(source, file, start, end)
+        yield bytes([first[0] ^ 1])
+        yield from (first[1:], *others)
+
+    monkeypatch.setattr(ArrivingSource, "read", read)
+    if sent == "nothing":
+        assert finish(begin(hub)).verification.outcome.kind == "stated"
+    else:
+        assert f"{FIRST}: its bytes 0 to" in ended(begin(hub))
+        assert not exists(hub, MADE)
 
 
 @lfs

@@ -39,7 +39,9 @@ _CLOSED = "{} was public when the job started and may not be public now"
 class HubDestination(StoreSink, Destination):
     """A repo of a Hub."""
 
-    writes_at_once = 1  # a shard that has the line for itself can be read back sooner
+    # A shard that has the line for itself can be read back sooner. Meanwhile one package of the next, of 64 MiB, keeps
+    # the line busy, and the second one is nearly full. If that was sent too, it would hold up the end of the first.
+    writes_at_once, bytes_meanwhile = 1, 120 << 20
 
     def __init__(
         self,
