@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,16 +41,23 @@ def store_at(hub: InHouse, address: str) -> Iterator[None]:
 
 
 @contextmanager
-def place(why: str) -> Iterator[str]:
-    """The address of a store that is away: nobody listens, nobody knows its name, or it takes connections in silence."""
+def silence() -> Iterator[str]:
+    """The address of a server that takes every connection and says nothing."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}/cas"
-        if why == "refused":
-            listener.close()
-        yield "http://store.invalid/cas" if why == "unknown" else address
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/cas"
 
 
-AWAY = ["refused", "unknown", "silent"]
+def nobody() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/cas"
+
+
+AWAY: dict[str, Callable[[], Any]] = {
+    "refused": lambda: contextmanager(lambda: iter([nobody()]))(),
+    "unknown": lambda: contextmanager(lambda: iter(["http://store.invalid/cas"]))(),
+    "silent": silence,
+}
 
 
 @pytest.mark.parametrize("switch", ["1", "true", "Yes", "0", ""])
@@ -79,7 +86,7 @@ def test_a_store_that_does_not_answer_is_gone_around_over_plain_http(
     hub: InHouse, name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "STORE_SECONDS", 0.5)
-    with place(why) as address, store_at(hub, address):
+    with AWAY[why]() as address, store_at(hub, address):
         assert shard(hub, SOURCE, name).verification.identical
         assert shard(hub, SOURCE, str(tmp_path / "out")).verification.identical
     assert hub.asked("/info/lfs/")
@@ -90,7 +97,7 @@ def test_a_store_that_nothing_leads_around_is_named_with_the_variable(
     hub: InHouse, name: str, folder: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "STORE_SECONDS", 0.5)
-    with place(why) as address, store_at(hub, address), hub.failing("gone@POST .*/info/lfs/"):
+    with AWAY[why]() as address, store_at(hub, address), hub.failing("gone@POST .*/info/lfs/"):
         with pytest.raises(DestinationError) as refusal:
             shard(hub, str(folder), name)
         host = re.search("//([^:/]*)", address)
@@ -111,7 +118,7 @@ def test_a_store_is_asked_twice_before_it_counts_as_away_and_never_again(
         return usual(client, url, **more)
 
     monkeypatch.setattr(httpx2.Client, "head", head)
-    with place("silent") as address, store_at(hub, address):
+    with silence() as address, store_at(hub, address):
         source = open_repo(Hub(hub.address, TOKEN), Place("hub", SOURCE))
         for file in source.files:
             assert len(b"".join(source.read(file.path, 0, file.bytes))) == file.bytes
@@ -140,17 +147,13 @@ def test_what_is_not_committed_yet_is_read_from_the_store_or_not_at_all(
     monkeypatch.setattr(Hub, "least_xet_bytes", 0)
     files = open_repo(Hub(hub.address, TOKEN), Place("hub", SOURCE)).files
     source = HubSource(Hub(hub.address, TOKEN), Place("hub", SOURCE, "main"), files=files)
-    with (
-        place("refused") as address,
-        store_at(hub, address),
-        pytest.raises(SourceError, match="store does not, 127.0.0.1"),
-    ):
+    with store_at(hub, nobody()), pytest.raises(SourceError, match="its Xet store does not, 127.0.0.1"):
         list(source.read(MODEL, 0, 100))
 
 
 def test_the_host_is_named_to_which_a_hub_sends_its_readers(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hub, "least_xet_bytes", 10**9)
     endpoint = hub.address.replace("127.0.0.1", "localhost")
-    with place("refused") as there, hub.failing(f"away={there}@GET .*/resolve/"), pytest.raises(SourceError) as refusal:
+    with hub.failing(f"away={nobody()}@GET .*/resolve/.*safetensors$"), pytest.raises(SourceError) as refusal:
         job.inspect(SOURCE, endpoint=endpoint)
     assert f"127.0.0.1, where {endpoint} keeps files, cannot be reached" in refusal.value.message
