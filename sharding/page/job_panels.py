@@ -145,6 +145,8 @@ def _share_done(status: JobStatus, phase: Step) -> float:
 
 def _left(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> str:
     """Return the time left by the rate that was measured last. `ahead` begins with the current phase."""
+    if progress.waiting_seconds:
+        return f"the Hub asks to wait {about(*range_around(progress.waiting_seconds))}"
     if status.loads and "loaded" in status.times and not ahead[0].stages and ahead[0].work:
         return _left_of_loads(status)
     if progress.phase not in ahead[0].stages or not progress.bytes_per_second:

@@ -165,6 +165,8 @@ def test_the_time_left_is_a_range_over_all_bytes_that_still_move_at_the_measured
     assert left(progress("transfer", 10 * MB), rounds=1) == "about 50 to 95 s left, without the loads"
     assert left(progress("verify", TOTAL - 1)) == "a few seconds left"
     assert left(progress("transfer", TOTAL - 1, rate=0)) == ""
+    busy = progress("transfer", 10 * MB) | {"waiting_seconds": 85}
+    assert left(busy) == "the Hub asks to wait about 70 to 120 s"
     # Two of four loads took 20 s.
     loading = [planned(), event_json(Verified(PROOF)), probed("original", 0), probed("sharded", 0)]
     assert timeline_of(status(progress("verify", 1), *loading, rounds=1)).left == "about 16 to 28 s left"
