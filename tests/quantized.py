@@ -122,6 +122,33 @@ def save_compressed(strategy: str, folder: Path, model_type: str = "qwen3") -> P
     return write(folder, {**made, **beside}, compressed(strategy))
 
 
+def save_packed(said: dict[str, Any], folder: Path, model_type: str = "qwen3") -> Path:
+    """Save a model as compressed-tensors packs its numbers: integers, or NVFP4."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.quantization import QuantizationConfig
+
+    _, tensors = build(model_type, folder)
+    (scheme,) = QuantizationConfig.model_validate(said).config_groups.values()
+    compressor = BaseCompressor.get_value_from_registry(infer_module_format(torch.nn.Linear, scheme))
+    made: dict[str, torch.Tensor] = {}
+    for name, weight in tensors.items():
+        if not _MATRICES.search(name):
+            made[name] = weight
+            continue
+        group = scheme.weights.group_size or weight.shape[1]
+        largest = weight.float().reshape(weight.shape[0], -1, group).abs().amax(-1)
+        parts = {"weight": weight, "weight_scale": (largest / 7).bfloat16()}
+        if scheme.weights.type == "float":
+            whole = 448 * 6 / largest.max().reshape(1)
+            parts |= {
+                "weight_scale": (largest / 6 * whole).to(torch.float8_e4m3fn).float(),
+                "weight_global_scale": whole,
+            }
+        made |= {name.removesuffix("weight") + part: each for part, each in compressor.compress(parts, scheme).items()}
+    return write(folder, made, said)
+
+
 def save_mxfp4(folder: Path, **changes: Any) -> Path:
     """Save a gpt-oss as OpenAI publishes it: experts in FP4, one scale for each 32."""
     _, tensors = build("gpt_oss", folder, **changes)

@@ -148,15 +148,19 @@ def quantization_of(config: str) -> Mapping[str, Any] | None:
     return None
 
 
+PLAIN = frozenset((*CASTABLE, "I64", "BOOL"))
+"""The dtypes of models without quantized weights."""
+
+
 def is_left_over(config: str, tensors: Iterable[Tensor]) -> bool:
     """Return whether a config.json says that weights are quantized, and all matrices among `tensors` are ordinary ones.
 
     Programs that dequantize a model, or merge a LoRA into one, often leave the entry behind.
     """
-    tensors, plain = list(tensors), {*CASTABLE, "I64", "BOOL"}
+    tensors = list(tensors)
     return (
         quantization_of(config) is not None
-        and all(tensor.dtype in plain and not _is_packed(tensor) for tensor in tensors)
+        and all(tensor.dtype in PLAIN and not _is_packed(tensor) for tensor in tensors)
         and any(len(tensor.shape) > 1 and tensor.dtype in CASTABLE for tensor in tensors)
     )
 

@@ -64,7 +64,7 @@ def dequantized(draft: Draft) -> Draft:
         of=len(tensors),
         keeps_size=False,
         evidence=how,
-        peer="from_pretrained with dequantize=True, then save_pretrained",
+        peer=f"{next(iter(weights.values())).scheme.peer}, then save_pretrained",
     )
     if is_bf16:
         computed = iter(cast_tensors([tensor for tensor in tensors if before.get(tensor.name) != tensor], "bf16", {}))
@@ -119,9 +119,9 @@ def offer(checkpoint: Content) -> Offer | None:
 
 def ordinary(checkpoint: Content) -> Draft | None:
     """Return what a copy with ordinary weights would hold: as it is, or dequantized to bf16. None if it cannot be."""
-    may_be = any(map(_is_part, checkpoint.tensors))
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
-    if not may_be or not (says_so or quantized_in(checkpoint.tensors)):
+    is_plain = {tensor.dtype for tensor in checkpoint.tensors} <= quantization.PLAIN
+    if is_plain or not (says_so or quantized_in(checkpoint.tensors)):
         return draft_of(checkpoint, Options())
     try:
         return dequantized(draft_of(checkpoint, Options(dequantize=True)))

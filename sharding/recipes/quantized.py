@@ -117,7 +117,8 @@ class Scaled(Recipe):
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         source, codes = made_by(self.of, inputs, kept), self.codes
         rows, columns = (1, 1, *self.shape)[-2:]
-        table = _table(codes.kind, _floats(self.map, kept)) if self.map else _table(codes.kind)
+        # Integers are so small that this is exact.
+        table = _table(codes.kind, _floats(self.map, kept) if self.map else None) - np.float32(self.zero)
         scales = _Factors(self, self.scales, kept)
         zeros = _Factors(self, self.zeros, kept) if self.zeros else None
         height, at_a_time, row = self.scales.block[0], PIECE_ELEMENTS // columns if columns else 0, 0
@@ -134,10 +135,8 @@ class Scaled(Recipe):
                 found = np.ascontiguousarray(found[:, : end - start])
                 with np.errstate(all="ignore"):  # torch gives the same infinite numbers
                     if zeros is not None:
-                        found -= zeros.of(row, count, start, end)
-                    if self.zero:
-                        found -= np.float32(self.zero)
-                    found *= scales.of(row, count, start, end)
+                        zeros.apply(np.subtract, found, row, start)
+                    scales.apply(np.multiply, found, row, start)
                     if self.factor != 1:
                         found *= np.float32(self.factor)
                     if self.plus:
@@ -173,26 +172,31 @@ class _Factors:
         self._last: tuple[Any, Any] = (None, None)
         self._last_turned: tuple[Any, Any] = (None, None)
 
-    def of(self, row: int, count: int, start: int, end: int) -> Any:
-        """Return the factors for the columns `[start, end)` of `count` rows. Rows are counted through all matrices.
+    def apply(self, step: Any, to: Any, row: int, start: int) -> None:
+        """Do a `step` to numbers of a weight, the first of which is in `row` and the column `start`.
 
-        The rows are of one matrix, and have one row of blocks in common or are blocks of their own. If there are
-        several, ask for all columns. The array has shape (rows, columns), or 1 where all have the same.
+        Rows are counted through all matrices. Several rows are of one matrix, have all columns, and have one row of
+        blocks in common or are blocks of their own.
         """
-        (tall, wide), (matrix, inside) = self._grid.block, divmod(row, self._rows)
-        matrix = 0 if self._is_single else matrix
+        (tall, wide), (matrix, inside), (count, length) = self._grid.block, divmod(row, self._rows), to.shape
+        matrix, end = 0 if self._is_single else matrix, start + length
         first, last = inside // tall, (inside + count - 1) // tall + 1
         left, right = (0, self._width) if self._index is not None else (start // wide, -(-end // wide))
+        if tall == 1 and wide >= 32 and start % wide == length % wide == 0 and self._index is None:
+            to = to.reshape(count, -1, wide)
+            step(to, self._numbers(matrix, first, last, left, right)[..., None], out=to)
+            return
         key = matrix, first, last, left, right
         if self._last[0] != key:
             found = self._numbers(matrix, first, last, left, right)
             is_spread = self._index is None and wide > 1 and right - left > 1
             self._last = key, np.repeat(found, wide, axis=1) if is_spread else found
-        found = self._last[1]
+        found, skip = self._last[1], start - left * wide
         if self._index is not None:
-            return found.take(self._index[start:end], axis=1)
-        skip = start - left * wide
-        return found if found.shape[1] == 1 else found[:, skip : skip + end - start]
+            found = found.take(self._index[start:end], axis=1)
+        elif found.shape[1] > 1:
+            found = found[:, skip : skip + length]
+        step(to, found, out=to)
 
     def _numbers(self, matrix: int, first: int, last: int, left: int, right: int) -> Any:
         """Return rows and columns of the grid of a matrix."""

@@ -250,3 +250,94 @@ def test_an_expert_in_mxfp4_has_so_many_scales_at_most_as_it_is_transposed_as_a_
     monkeypatch.setattr("sharding.planning.quantizers.fp4.MAX_EXPERT_BYTES", 5)
     with pytest.raises(SourceError, match="config.json says something else: mxfp4"):
         ordinary(before)
+
+
+# --- Several formats in one model, and formats without a configuration -----------------------------------------
+
+
+def groups(*said: dict[str, Any]) -> dict[str, Any]:
+    """One configuration of compressed-tensors with the groups of several."""
+    several = {f"group_{n}": one["config_groups"]["group_0"] | {"format": one["format"]} for n, one in enumerate(said)}
+    return said[0] | {"format": "mixed-precision", "config_groups": several}
+
+
+NVFP4 = compressed("tensor_group", format="nvfp4-pack-quantized")
+NVFP4["config_groups"]["group_0"]["weights"] |= {"num_bits": 4, "group_size": 16}
+OF_NVFP4 = {
+    "n.weight_packed": torch.ones(4, 16).byte(),
+    "n.weight_scale": number(4, 2),
+    "n.weight_global_scale": torch.ones(1),
+    "n.input_global_scale": torch.ones(1),
+}
+OF_INT4 = {"i.weight_packed": torch.ones(4, 4).int(), "i.weight_scale": torch.ones(4, 1)}
+OF_FP8 = {"a.weight": number(3, 2), "a.weight_scale": torch.ones(3, 1)}
+
+
+def test_one_model_may_have_all_formats_that_its_configuration_names_and_no_other(tmp_path: Path) -> None:
+    said = groups(NVFP4, compressed("channel"), integers(4, 32))
+    found = {**OF_NVFP4, **OF_FP8, **OF_INT4, "i.weight_shape": torch.tensor([4, 32]), "b.bias": torch.ones(2)}
+    after = ordinary(checkpoint(tmp_path, found, said))
+    assert {name: shape for name, (_, shape) in shapes(after).items()} == {
+        "n.weight": (4, 32), "a.weight": (3, 2), "i.weight": (4, 32), "b.bias": (2,),
+    }  # fmt: skip
+    assert [one.evidence for one in after.made] == [
+        "compressed-tensors nvfp4-pack-quantized (fp4), one scale for each 16 and float-quantized (fp8), one scale a "
+        "channel and pack-quantized (int4), one scale for each 32"
+    ]
+    others = {
+        "blocks of INT8": {"o.weight": torch.ones(4, 4).char(), "o.weight_scale_inv": torch.ones(1, 1)},
+        "GPTQ": {"o.qweight": torch.ones(4, 4).int(), "o.qzeros": torch.ones(4, 4).int(), "o.scales": torch.ones(4)},
+        "scales alone": {"o.weight_scale": torch.ones(4)},
+        "codes alone": {"o.weight": number(4, 4)},
+    }
+    for name, other in others.items():
+        with pytest.raises(SourceError, match=r"o\.\w+ is not quantized as config.json says"):
+            ordinary(checkpoint(tmp_path, found | other, said))
+        assert offer(job.inspect(str(tmp_path))) is None, name
+
+
+def test_groups_that_a_weight_could_both_be_of_are_refused(tmp_path: Path) -> None:
+    assert ordinary(checkpoint(tmp_path, OF_INT4, groups(integers(4, 32), integers(8, 32))))
+    with pytest.raises(SourceError, match=r"several groups that i.weight_packed may be of: .*int4.* and .*int8"):
+        ordinary(checkpoint(tmp_path, OF_INT4, groups(integers(4, 32), integers(8, 16))))
+    with pytest.raises(SourceError, match="i.weight_packed is I32"):
+        ordinary(checkpoint(tmp_path, OF_INT4, integers(4, 64)))
+
+
+@pytest.mark.parametrize("marker", ["scaled_fp8", "a.comfy_quant", "_quantization_metadata"])
+def test_scaled_fp8_of_comfyui_needs_no_configuration_and_its_other_formats_are_refused(
+    marker: str, tmp_path: Path
+) -> None:
+    tensors = {"a.weight": number(3, 2), "a.scale_weight": torch.ones(()), "a.scale_input": torch.ones(())}
+    tensors |= {} if marker[0] == "_" else {marker: torch.zeros(2).byte() if "." in marker else number(2)}
+    notes = {"format": "pt", "other": "stays"} | ({marker: "{}"} if marker[0] == "_" else {})
+
+    def written(more: dict[str, torch.Tensor]) -> Content:
+        save_file(tensors | more, tmp_path / "model.safetensors", notes)
+        return job.inspect(str(tmp_path))
+
+    after = ordinary(written({"b": torch.ones(2)}))
+    assert shapes(after) == {"a.weight": ("F32", (3, 2)), "b": ("F32", (2,))}
+    assert after.components[0].metadata == {"format": "pt", "other": "stays"}
+    assert [one.evidence for one in after.made] == ["the scaled fp8 of ComfyUI"]
+    nvfp4 = {"n.weight": torch.ones(4, 16).byte(), "n.weight_scale": number(4, 2), "n.weight_scale_2": torch.ones(())}
+    mxfp8 = {"n.weight": number(4, 32), "n.weight_scale": torch.ones(4, 1).byte()}
+    for other in (nvfp4, mxfp8):
+        with pytest.raises(SourceError, match=r"n\.\w+ is not quantized as .* ComfyUI"):
+            ordinary(written(other))
+
+
+def test_what_modelopt_says_in_a_file_of_its_own_needs_no_configuration(tmp_path: Path) -> None:
+    tensors = {
+        "n.weight": torch.ones(4, 16).byte(),
+        "n.weight_scale": number(4, 2),
+        "n.weight_scale_2": torch.ones(()),
+        "n.input_scale": torch.ones(()),
+        "n.k_proj.k_scale": torch.ones(1),
+        **OF_FP8,
+    }
+    write(tmp_path, tensors, None)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    assert shapes(ordinary(job.inspect(str(tmp_path)))).keys() == {"n.weight", "a.weight"}
+    plan = planned(job.inspect(str(tmp_path)), ASKED)
+    assert plan.unfit == {"hf_quant_config.json"} and [one.evidence for one in plan.made] == ["fp8; nvfp4"]

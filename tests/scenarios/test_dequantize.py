@@ -25,7 +25,7 @@ from tests.folders import bits, kept, reshard, tensors, until_shard, weights
 from tests.inhouse import InHouse
 from tests.lora import DTYPES, Case, configured, save_adapter
 from tests.promises import promise
-from tests.quantized import build, save_compressed, save_fp8, save_mxfp4, write
+from tests.quantized import build, compressed, integers, save_compressed, save_fp8, save_mxfp4, save_packed, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,6 +68,18 @@ def test_block_fp8_becomes_what_transformers_loads_dequantized(model_type: str, 
 
 def test_fp8_of_compressed_tensors_is_what_transformers_loads_with_that_library(tmp_path: Path) -> None:
     source = save_compressed("channel", tmp_path / "source", "qwen3_moe")
+    dequantize(source, tmp_path / "out")
+    same_as_theirs(source, tmp_path / "out", CompressedTensorsConfig(dequantize=True))
+
+
+@pytest.mark.parametrize("form", ["int4", "int8 of channels", "nvfp4"])
+def test_packed_numbers_of_compressed_tensors_are_what_transformers_loads_with_that_library(
+    form: str, tmp_path: Path
+) -> None:
+    nvfp4 = compressed("tensor_group", format="nvfp4-pack-quantized")
+    nvfp4["config_groups"]["group_0"]["weights"] |= {"num_bits": 4, "group_size": 16}
+    said = {"int4": integers(4, 32), "int8 of channels": integers(8, None), "nvfp4": nvfp4}[form]
+    source = save_packed(said, tmp_path / "source")
     dequantize(source, tmp_path / "out")
     same_as_theirs(source, tmp_path / "out", CompressedTensorsConfig(dequantize=True))
 

@@ -77,4 +77,4 @@ def bitsandbytes(quantization: Mapping[str, Any]) -> Scheme:
     """Return the scheme of bitsandbytes."""
     kind = f"{str(quantization.get('bnb_4bit_quant_type', '4 bits'))[:20]}"
     words = f"bitsandbytes {'int8' if quantization.get('load_in_8bit') else kind}"
-    return Scheme(words, (OF_4_BITS, OF_8_BITS))
+    return Scheme(words, (OF_4_BITS, OF_8_BITS), peer="from_pretrained, model.dequantize()")

@@ -54,7 +54,7 @@ class Scheme:
 
     `blocks` are those that FP8 and 8-bit integers may have. `integers` are the bits of packed integers, each with the
     columns that share a scale. With `rounds_to_scale`, products are rounded to the dtype of their scales. `zero` is
-    what GPTQ adds to its zeros.
+    what GPTQ adds to its zeros. `peer` is how transformers gets ordinary weights.
     """
 
     words: str
@@ -63,6 +63,7 @@ class Scheme:
     integers: tuple[tuple[int, int], ...] = ()
     rounds_to_scale: bool = False
     zero: int = 1
+    peer: str = "from_pretrained with dequantize=True"
 
 
 @dataclass(frozen=True, slots=True)
