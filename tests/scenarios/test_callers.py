@@ -98,7 +98,6 @@ CLASSIC, COMPARED, MERGED = {"engine": "classic"}, {"compare_rounds": 1}, {"adap
         ({"dequantize": True}, CLASSIC, "cannot dequantize"),
         ({}, CLASSIC | {"workers": "ray"}, "on one machine"),
         (MERGED | {"base": "alice/x"}, {}, "not a base for an adapter"),
-        (MERGED | {"dequantize": True}, {}, "ordinary weights"),
         (MERGED, CLASSIC, "merges no adapters"),
     ],
     ids=str,
