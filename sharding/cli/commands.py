@@ -237,7 +237,7 @@ def verify(
 def diff(
     source: Source, destination: Copy, as_json: AsJson = False, as_events: AsEvents = False, **chosen: Any
 ) -> None:
-    """Say why a model does not load like another, and how tensors differ."""
+    """Say how two checkpoints differ, and how to mend that."""
     _verify(source, destination, as_json, as_events, numeric=True, **chosen)
 
 

@@ -37,7 +37,7 @@ def complete(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
 def test_commands_and_their_options_are_completed(complete: Callable[[str], list[str]]) -> None:
     assert complete("shard-my-repo ") == list(CLI.commands)
     assert complete("shard-my-repo de") == ["devices"]
-    assert complete("shard-my-repo plan --d") == ["--dtype", "--dequantize"]
+    assert complete("shard-my-repo plan --d") == ["--dtype", "--dequantize", "--drop"]
     assert complete("shard-my-repo shard owner/name --p") == ["--private", "--public", "--proof"]
     # The two names of the help come from a set, in any order.
     assert sorted(complete("shard-my-repo discard -")) == ["--help", "--json", "-h"]

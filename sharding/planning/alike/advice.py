@@ -20,7 +20,7 @@ def advised(mine: Content, original: Content, named: tuple[str, str] | None = No
     names and shapes, or if nobody can tell.
     """
     of, theirs = ({tensor.name: tensor.shape for tensor in one.tensors} for one in (mine, original))
-    if of == theirs or any(one.library not in ("transformers", "unknown") for one in (mine, original)):
+    if of == theirs or original.library != "transformers" or mine.library not in ("transformers", "unknown"):
         return ()
     try:
         found = compared(mine, mine.tensors, mine.configs.get("", ""), original, {})
