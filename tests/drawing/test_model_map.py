@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core.made import Change
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Place
 from sharding.core.values import Component, Content, FileEntry, Plan, Tensor
@@ -27,6 +28,7 @@ from sharding.drawing.model_map import (
 )
 from sharding.drawing.tensor_kinds import kind_of
 from sharding.planning.plan import plan_shards
+from sharding.recipes.stored import place_of
 from tests.models import build
 from tests.planning.tensors import in_ranks
 from tests.tensors import plan_of, stored_tensor
@@ -116,13 +118,24 @@ def test_a_large_map_is_gathered_and_loses_nothing(
     assert len(draw_plan(source, plan).encode()) < 200_000
 
 
+def merged(source: Content, changed: set[str]) -> Plan:
+    """The plan of a merge that changes the tensors `changed`."""
+    tensors = [
+        tensor._replace(recipe=place_of(tensor)._replace(source=1)) if tensor.name in changed else tensor
+        for tensor in source.tensors
+    ]
+    lora = Place("hub", "a/lora", role="adapter")
+    merge = Change("adapter", "", "", "", "", len(changed), len(tensors), lora)
+    return replace(plan_shards(tensors, Options("10GB")), made=(merge,))
+
+
 def test_a_gathered_cell_says_what_it_stands_for_and_counts_what_a_merge_changes() -> None:
     _, drawn = planned(checkpoint(layers(400, experts=4)), 10**9)
     titles = [cell.title for cell in drawn.cells if cell.kind == "expert"]
     assert "8 expert tensors in model.layers.1 to model.layers.2" in titles
     source = checkpoint(layers(400), files=2)
     changed = {tensor.name for tensor in source.tensors if tensor.name.endswith("3.self_attn.q_proj.weight")}
-    drawn = map_of_copy(source, source, changed=changed)
+    drawn = map_of_copy(source, source, plan=merged(source, changed))
     assert drawn.changed == len(changed) and len(drawn.cells) <= MOST_CELLS
     some = [cell for cell in drawn.cells if 0 < cell.changed < cell.tensors]
     assert some and all(f", {cell.changed} of them change" in cell.title for cell in some)
@@ -244,7 +257,7 @@ def test_files_are_told_with_the_largest_only_where_each_has_a_column_of_its_own
 def test_cells_with_tensors_that_a_merge_changes_are_hatched_and_say_so() -> None:
     source = checkpoint(layers(3), files=2)
     changed = {tensor.name for tensor in source.tensors if "attn" in tensor.name}
-    drawn = map_of_copy(source, source, changed=changed)
+    drawn = map_of_copy(source, source, plan=merged(source, changed))
     assert (drawn.changed, drawn.tensors) == (len(changed), len(source.tensors)) and changed
     assert {cell.tensor.name for cell in drawn.cells if cell.tensor and cell.changed} == changed
     assert all(cell.title.endswith(", changes") == bool(cell.changed) for cell in drawn.cells)

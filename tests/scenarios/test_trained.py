@@ -41,10 +41,12 @@ def trained(model: Path, out: Path, ranks: int, *ways: str, warm: Path | str = "
 
 def small_model(folder: Path) -> Path:
     """Save a model whose dimensions no number of ranks divides, with a tokenizer and a licence."""
-    tokenizer, sizes = samples._begin(folder)
+    tokenizer = samples._train_tokenizer()
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
     config = AutoConfig.for_model(
         "qwen3", hidden_size=30, intermediate_size=50, num_attention_heads=3, num_key_value_heads=1, head_dim=10,
-        num_hidden_layers=3, **{**sizes, "vocab_size": 97, "eos_token_id": 1, "pad_token_id": None},
+        num_hidden_layers=3, vocab_size=97, eos_token_id=1, pad_token_id=None, bos_token_id=tokenizer.bos_token_id,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     (folder / "LICENSE").write_text("Do as you like.")
