@@ -223,7 +223,7 @@ def rush(page: Page) -> tuple[Notes, Notes]:
 def _choices(
     source: str, size: str = "100kB", strategy: str = "size", dtype: str = "keep", adapter: str = ""
 ) -> list[Any]:
-    return [source, size, strategy, "natural", dtype, "", "", False, adapter]
+    return [source, *choices("plan", max_shard_size=size, strategy=strategy, dtype=dtype, adapter=adapter)]
 
 
 # --- What makes sense -----------------------------------------------------------------------------------
