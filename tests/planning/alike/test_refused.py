@@ -41,6 +41,10 @@ def without_biases(folder: Path) -> None:
     configure(folder, attention_bias=False)
 
 
+def without(pattern: str) -> Edit:
+    return lambda folder: edit(folder, lambda held: {n: held[n] for n in held if not re.search(pattern, n)})
+
+
 def with_dense(place: str) -> Edit:
     return lambda folder: edit(folder, lambda held: held | {f"{place}.dense.weight": torch.ones(32, 32).bfloat16()})
 
@@ -74,6 +78,8 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "layers that fit in two towers": (
         "clip", "clip", {"mine": tower_alone}, "(?s)text_model.*vision_model|vision_model.*text_model",
     ),
+    "an expert that is missing": ("qwen3_moe", "qwen3_moe", {"mine": without(r"experts\.1\.up_proj")}, r"up_proj.*expert 1"),
+    "a hole in a tower": ("gemma3", "gemma3", {"mine": without(r"vision_tower\.encoder")}, r"vision_tower\.encoder"),
     "two tensors for one": ("llama", "llama", {"mine": wrapped}, "k_proj"),
     "quantized": (
         "llama", "llama", {"mine": partial(save_fp8, "qwen3"), "original": partial(quantized.build, "qwen3")}, "quantized",
