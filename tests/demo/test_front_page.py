@@ -15,6 +15,7 @@ from tests.localhub.conftest import Server
 
 NAMES = {
     "owner/name": "samples/mistral-60m",
+    "owner/original": "samples/mistral-60m",
     "other/name": "samples/mistral-60m",
     "owner/name-fp8": "samples/qwen3-fp8",
     "you/name-bf16": "alice/name-bf16",
@@ -46,7 +47,7 @@ def write_lora(folder: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("row", range(9))
+@pytest.mark.parametrize("row", range(len(table(README, "You have | You want"))))
 def test_a_command_of_the_front_page_does_its_job(
     hub: Server, tmp_path: Path, row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +58,9 @@ def test_a_command_of_the_front_page_does_its_job(
     monkeypatch.setenv("HF_TOKEN", "hf_alice")
     if "--adapter" in words:
         write_lora(tmp_path / "lora")
+    if "./mine" in words:
+        wrapped = "model.=module.model.,lm_head.=module.lm_head."
+        assert invoke("shard", NAMES["owner/original"], "./mine", "--rename", wrapped).exit_code == 0
     names = NAMES | (BASE if "--base" in words else {})
     done = invoke(*(names.get(word, word) for word in words))
     assert done.exit_code == 0, done.output
