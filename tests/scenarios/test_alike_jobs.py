@@ -67,6 +67,16 @@ def test_from_hub_to_hub_and_verified_again_by_the_command_in_the_card(
     assert done.exit_code == 0, done.output
 
 
+def test_files_of_the_original_of_which_nothing_is_needed_are_not_read(
+    hub: InHouse, repos: tuple[str, str], folders: Folders, name: str
+) -> None:
+    whole = push(hub, folders[2], f"{name}-whole")
+    read = [len(list(folder.glob("*.safetensors"))) for folder in folders]
+    for mine, files in ((repos[0], read[0] + read[1]), (whole, read[2])):
+        evidence = shard(hub, mine, f"{mine}-like", Options("30kB", like=repos[1])).verification.evidence
+        assert evidence.weights == files
+
+
 @pytest.mark.parametrize("spoiled", ["model.norm.weight", "model.layers.2.enorm.weight"])
 def test_verify_finds_the_tensor_that_is_neither_mine_nor_the_original_s(
     spoiled: str, folders: Folders, tmp_path: Path

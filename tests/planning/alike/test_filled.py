@@ -72,6 +72,7 @@ def test_a_head_that_foresees_more_tokens_comes_from_the_original_byte_by_byte(
     assert len(head) > 10 and unlike(tensors(tmp_path / "out"), body | head) == {}
     assert_loads(tmp_path / "out", original, build(name, 1), MODELS[name][0])
     assert str(len(head)) in words(report) and HEADS[name] in words(report)
+    assert report.plan.made[0].changed == len(head)
 
 
 def test_a_head_that_is_filled_is_counted_and_has_the_words_of_the_original(tmp_path: Path) -> None:
@@ -101,8 +102,8 @@ def test_nothing_is_filled_where_nothing_is_missing(tmp_path: Path) -> None:
     """Mine wins wherever it has a tensor."""
     original, mine = (add_head("deepseek_v3", published(build("deepseek_v3", n), tmp_path / f"{n}")) for n in (0, 1))
     mine = edit(mine, lambda state: {key: tensor * 2 for key, tensor in state.items()})
-    shard(mine, tmp_path / "out", like=original)
-    assert unlike(tensors(tmp_path / "out"), tensors(mine)) == {}
+    report = shard(mine, tmp_path / "out", like=original)
+    assert unlike(tensors(tmp_path / "out"), tensors(mine)) == {} and report.plan.made[0].changed == 0
 
 
 def test_a_head_of_a_quantized_original_is_filled_as_ordinary_weights(tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ def without_biases(folder: Path) -> None:
     configure(folder, attention_bias=False)
 
 
+def with_lora(folder: Path) -> None:
+    name = K_PROJ.replace(".weight", ".lora_A.default.weight")
+    edit(
+        folder,
+        lambda held: {f"base_model.model.{n}": held[n] for n in held} | {f"base_model.model.{name}": held[K_PROJ]},
+    )
+
+
 def without(pattern: str) -> Edit:
     return lambda folder: edit(folder, lambda held: {n: held[n] for n in held if not re.search(pattern, n)})
 
@@ -78,6 +86,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "layers that fit in two towers": (
         "clip", "clip", {"mine": tower_alone}, "(?s)text_model.*vision_model|vision_model.*text_model",
     ),
+    "a lora beside its weights": ("llama", "llama", {"mine": with_lora}, "LoRA"),
     "an expert that is missing": ("qwen3_moe", "qwen3_moe", {"mine": without(r"experts\.1\.up_proj")}, r"up_proj.*expert 1"),
     "a hole in a tower": ("gemma3", "gemma3", {"mine": without(r"vision_tower\.encoder")}, r"vision_tower\.encoder"),
     "two tensors for one": ("llama", "llama", {"mine": wrapped}, "k_proj"),
