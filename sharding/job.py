@@ -47,7 +47,7 @@ from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
-from sharding.planning.alike.advice import advised, named_like
+from sharding.planning.alike.advice import MEND, advised, named_like
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import as_read, counted, identify_plan, planned
@@ -279,8 +279,10 @@ def _beside_original(checkpoint: Content, origin: Inputs, source: str, hub: Hub)
             sentences = advised(checkpoint, read_checkpoint(open_inputs({"model": named}, hub)), (source, named))
     if not sentences:
         return checkpoint
-    message = f"It may not load where {named} does, which its card names as its base. {' '.join(sentences[:-1])}"
-    finding = Finding("warning", "unlike-base", message, sentences[-1])
+    hint = next((sentence for sentence in sentences if sentence.startswith(MEND)), "")
+    reasons = " ".join(sentence for sentence in sentences if sentence != hint)
+    message = f"It may not load where {named} does, which its card names as its base. {reasons}"
+    finding = Finding("warning", "unlike-base", message, hint)
     return replace(checkpoint, findings=(*checkpoint.findings, finding))
 
 

@@ -355,14 +355,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        for name in (
-            "variant",
-            "only",
-            "drop",
-            "rename",
-            "fill",
-            *(name for name, option in _declared(Options).items() if option.role),
-        ):
+        texts = (name for name, option in _declared(Options).items() if option.role or option.is_list)
+        for name in ("variant", *texts):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"The {name} is not a text.", "Give it one value.")
         if not self.is_single_file:

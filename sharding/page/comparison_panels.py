@@ -18,6 +18,7 @@ from sharding.page.job_panels import mismatches_of
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.result_panels import CLAIMED, FITS, READ, READ_HERE, Rung, named
+from sharding.planning.alike.advice import MEND
 from sharding.storage.names import parse_address
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust
@@ -67,7 +68,7 @@ def _first(rows: Sequence[Any]) -> dict[str, Any]:
 def _advice(likeness: Likeness) -> list[str]:
     """Return why the copy does not load where the original does, with a link to the plan that mends that."""
     *sentences, last = likeness.advice or ("",)
-    if not last.startswith("To mend it: "):
+    if not last.startswith(MEND):
         return [*likeness.advice]
     wish = Wish(likeness.copy.text, Options(like=likeness.original.text), "make-it-load", sized=False)
     return [*sentences, Markup('<a href="{}">Make it load again</a>').format(query_of(wish))]

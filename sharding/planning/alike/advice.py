@@ -12,6 +12,9 @@ from sharding.planning.alike.told import details_of, refuse_unlike
 from sharding.planning.alike.units import plain_name
 from sharding.planning.dequantize import ordinary
 
+MEND = "To mend it: "
+"""The beginning of the sentence with the command that mends a checkpoint."""
+
 
 def advised(mine: Content, original: Content, named: tuple[str, str] | None = None) -> tuple[str, ...]:
     """Return how the names, shapes and parts of `mine` differ from its original's, and the command that mends it.
@@ -34,7 +37,7 @@ def advised(mine: Content, original: Content, named: tuple[str, str] | None = No
         refuse_unlike(found, mine, original)
     except SourceError:
         return tuple(_sentences(found))
-    return (*_sentences(found), f"To mend it: {command}")
+    return (*_sentences(found), f"{MEND}{command}")
 
 
 def _sentences(found: Comparison) -> Iterator[str]:
