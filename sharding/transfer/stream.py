@@ -155,15 +155,15 @@ def move_shards(
     making = Making(lanes, shards, sources)
     noting = [source for source in sources if isinstance(source, NotingSource)]
     one_note = Lock() if noting else nullcontext()
-    written, finished = [Event() for _ in shards], [Event() for _ in shards]
+    written, finished, noted = ([Event() for _ in shards] for _ in range(3))
     in_work: set[ShardWriter] = set()
 
     def move(number: int, shard: Shard) -> ShardRecord:
         try:
             return write(number, shard)
         finally:  # if it failed, the next one must not wait for it
-            written[number].set()
-            finished[number].set()
+            for reached in (written, finished, noted):
+                reached[number].set()
 
     def take_turn(number: int, size: int) -> None:
         """Wait until the shards before have gone so far that more than `size` bytes of this one may be written."""
@@ -208,6 +208,8 @@ def move_shards(
         written[number].set()
         sha256 = writer.finish()
         finished[number].set()
+        if (before := number - sink.writes_at_once) >= 0:  # of two that are sent at once, the second may end first
+            noted[before].wait()
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())
             told = reads, overflowed, tuple(unchanged), tuple(unsure), writer.xet_hash, output.samples()

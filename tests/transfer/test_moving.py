@@ -204,6 +204,23 @@ def test_no_more_of_a_shard_is_written_before_the_one_before_is_finished_than_th
     assert len(move(source, shards, sink)) == len(shards)
 
 
+def test_of_two_shards_that_are_sent_at_once_the_first_is_noted_first_also_if_it_ends_last() -> None:
+    source, shards = some_shards(2)
+    sink, second_ends = Sink(2), Event()
+    sink.writes_at_once = 1
+
+    def on_finish(writer: Writer) -> None:
+        if writer.file == shards[1].file:
+            second_ends.set()
+        else:
+            assert second_ends.wait(LONG)
+            Event().wait(MOMENT)  # the second has time to be noted
+
+    sink.on_finish = on_finish
+    move(source, shards, sink)
+    assert [record.file for record in sink.records] == [shard.file for shard in shards]
+
+
 def test_no_shard_waits_for_one_that_could_not_be_opened() -> None:
     source, shards = some_shards(2)
     sink, opened = Sink(2), Event()
