@@ -34,11 +34,7 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 def with_adapter(
     checkpoint: Content, origin: Inputs, most_bytes: int | None = None, most_tensors: int = MAX_TENSORS
 ) -> Content:
-    """Return `checkpoint` with the adapter of `origin`, if it has one. Raises SourceError as `_read_adapter` does.
-
-    Raises WeightsNeeded if more than `most_bytes` of weights would have to be read, and TooManyTensors if it has more
-    than `most_tensors`.
-    """
+    """Return `checkpoint` with its adapter, if any. Raises SourceError, WeightsNeeded and TooManyTensors."""
     source = origin.of("adapter")
     if source is None:
         return checkpoint
@@ -75,20 +71,13 @@ def _missed(source: Source) -> Iterator[Finding]:
 
 
 def stored_heads(config: Any) -> tuple[str, ...]:
-    """Return the names under which the model of `config` (the JSON of a config.json) may store a tied output head.
-
-    transformers 4 stored the head of a model with several parts in its language model.
-    """
+    """Return the names under which the model of `config` may store a tied head. transformers 4 had one more."""
     head = (tied_names(config) or (USUAL_HEAD,))[0]
     return head, f"language_model.{head}"
 
 
 def head_is_copy(checkpoint: Content, origin: Inputs, most_bytes: int | None, *, touches: bool = True) -> bool | None:
-    """Return whether a model that may tie its head to its embeddings stores both with the same bytes.
-
-    transformers 5.23 ties them only then. Reads both, if both are there and the result may depend on it. Returns None
-    if it reads nothing.
-    """
+    """Return whether a head and its embeddings are stored with the same bytes; None if that is not read."""
     config = parsed_json(checkpoint.configs.get("", "{}"))
     is_tied = ties(config)
     heads = stored_heads(config)
@@ -121,11 +110,7 @@ def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
 
 
 def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | None, most_tensors: int) -> Content:
-    """Return the adapter in `source`, which is at `place` and has `number` among the inputs of a job.
-
-    Reads its configuration and its headers. If nobody states the SHA-256 of its weight file, it reads that file too.
-    Raises SourceError if there is no adapter, or if there are several (it names their folders).
-    """
+    """Return the adapter in `source`, input `number` of a job. Raises SourceError if there is none, or several."""
     by_path = {file.path: file for file in source.files}
     name = place.words
     if ADAPTER_NAME not in by_path:

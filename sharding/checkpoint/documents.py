@@ -37,11 +37,7 @@ _OF_TASK = {
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The JSON files that say which library loads a repo. A missing file is None.
-
-    `inside` has more about single folders ("unet/"): the configuration of a component of a pipeline, or the modules of
-    a router. `library` and `tags` come from the model card, which is read only if no other file names the parts.
-    """
+    """The JSON files that say which library loads a repo, None if missing. `inside` has those of single folders."""
 
     config: Any = None
     pipeline: Any = None

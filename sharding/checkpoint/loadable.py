@@ -13,10 +13,7 @@ _TEXTS = (".json", ".model", ".txt", ".jinja")  # Configuration and tokenizer.
 
 
 def loadable_files(source: Files) -> list[FileEntry]:
-    """Return the files of `source` that transformers loads: weights of one format, configuration, tokenizer.
-
-    Subfolders are ignored. Raises SourceError if there are no weights, or one of them is a link that is not followed.
-    """
+    """Return the files of `source` that transformers loads, without subfolders. Raises SourceError without weights."""
     refuse_links(source.links_out)
     # The file of one training rank has a name like a shard.
     top = [file for file in source.files if "/" not in file.path and not RANK_SHARD_NAME.fullmatch(file.path)]

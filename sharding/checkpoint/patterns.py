@@ -1,7 +1,4 @@
-"""Match regular expressions that a stranger wrote. Some take years for a short text, or gigabytes.
-
-Python's own `re` matches them, as PEFT does, in a child process with limits: see `matcher`.
-"""
+"""Match regular expressions that a stranger wrote, as PEFT does, in a child process with limits: see `matcher`."""
 
 import json
 import selectors
@@ -57,10 +54,7 @@ class Patterns:
             raise SourceError(message, "Correct it, or save the adapter again with PEFT.")
 
     def match(self, pattern: str, text: str) -> tuple[str | None] | None:
-        """Return the group "idx" (None without one) if `pattern` matches the whole `text`, and None if it does not.
-
-        Raises SourceError if the patterns take too long, or if there are too many for so many texts.
-        """
+        """Return the group "idx" (or None) if `pattern` matches the whole `text`, else None. Raises SourceError."""
         self._left_matches -= 1
         if self._left_matches < 0:
             most = f"matching all modules takes more than {MAX_MATCHES:,} matches"

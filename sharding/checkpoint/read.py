@@ -39,11 +39,7 @@ _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$
 def read_inputs(
     origin: Inputs, variant: str = "", most_tensors: int = MAX_TENSORS, most_bytes: int | None = None
 ) -> Content:
-    """Return the checkpoint at `origin`, and in its `others` what the further inputs hold that give numbers.
-
-    Raises as `read_checkpoint` does, for each of them. Raises WeightsNeeded if more than `most_bytes` of weights would
-    have to be read.
-    """
+    """Return the checkpoint at `origin`, in its `others` the inputs that give numbers. Raises as `read_checkpoint`."""
     checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
     for number, place in enumerate(origin.places):
         if place.role in ("like", "fill"):
@@ -63,11 +59,9 @@ def _of_input(content: Content, place: Place, number: int) -> Content:
 
 
 def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Content:
-    """Return the tensors, side files and findings of `source`. A component that has `variant` is read in that variant.
+    """Return the tensors, side files and findings of `source`, in `variant` where there is that.
 
-    Raises SourceError if there is no checkpoint that can be streamed, or a tensor is there twice. Raises HeaderError if
-    a weight file breaks the format. Raises TooManyTensors if there are more than `most_tensors`. An index or a header
-    too long for that many tensors is not read.
+    Raises SourceError, HeaderError for a broken weight file, and TooManyTensors before it reads so long a list.
     """
     by_path = {file.path: file for file in source.files}
     folders = by_folder(by_path)
@@ -186,10 +180,7 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
 
 
 def named_weights(source: Files) -> list[str]:
-    """Return the weight files that config.json names instead of the usual ones, or [] if it names none.
-
-    Raises SourceError if one of them is missing.
-    """
+    """Return the weight files that config.json names, not the usual ones. Raises SourceError if one is missing."""
     by_path = {file.path: file for file in source.files}
     name = Documents(read_json(source, by_path.get(CONFIG_NAME))).weights_named
     if name is None:
@@ -212,10 +203,7 @@ def _read_index(
 
 
 def _each_once(tensors: Sequence[Tensor], index: Index | None) -> tuple[list[Tensor], list[Finding]]:
-    """Return each tensor once, as transformers and diffusers load it: from the last of the files that hold it.
-
-    Raises SourceError if the index names another of them.
-    """
+    """Return each tensor once, from the last file that holds it. Raises SourceError if the index names another."""
     if index is None or len({tensor.name for tensor in tensors}) == len(tensors):
         return list(tensors), []
     last: dict[str, Tensor] = {}
@@ -249,10 +237,7 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
 
 
 def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
-    """Raise SourceError if one of `files` on this disk is not readable, or if one is only a pointer of Git LFS.
-
-    Otherwise a job would fail only at its end, or copy the pointer. The headers of weights are read anyway.
-    """
+    """Raise SourceError for a file on this disk that a job could not read at its end, or a pointer of Git LFS."""
     for file in files:
         path = source.path(file.path)
         if path and not os.access(path, os.R_OK):

@@ -106,11 +106,7 @@ def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:
 
 
 def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
-    """Raise SourceError if one of `links` (`Source.links_out`) is a weight file, or a file that describes the weights.
-
-    `folders` ("" or ending in "/") hold the weights. A link in place of one of them, or of a folder above it, is
-    refused too.
-    """
+    """Raise SourceError if one of `links` is in place of weights, of what describes them, or of a folder above."""
     folders = set(folders)
     above = {place for folder in folders for place in folders_around(folder)}
     inside = (folder + name for folder in ("", *folders) for name in (names.CONFIG_NAME, ROUTER_NAME))
@@ -167,10 +163,7 @@ def _weights_by_name(folder: str, files: list[str], loader: Loader | None) -> se
 
 
 def _all_of(files: list[str], takes_pickles: bool = False) -> set[str]:
-    """Return the weights among `files`: safetensors, arrays of numbers, and pickles without a safetensors version.
-
-    A pickle counts if a configuration lies beside it or its name is known. With `takes_pickles`, every pickle counts.
-    """
+    """Return the weights among `files`. Pickles count if nothing better is there."""
     has_config = takes_pickles or any(path.endswith(".json") and not names.is_index(path) for path in files)
     safe = {path for path in files if path.endswith(".safetensors")}
     known = set(map(_without_number, safe))

@@ -85,10 +85,7 @@ def _last(name: str, path: Path) -> str:
 
 
 def _keys_around(paths: Iterable[Path]) -> set[str]:
-    """Return the keys under which a trainer saves everything: the usual ones, and its own.
-
-    A key of its own holds all tensors of the checkpoint, and a wrapper is inside it.
-    """
+    """Return the keys under which a trainer saves everything: the usual ones, and its own, around all tensors."""
     around, paths = set(_AROUND), list(paths)
     for depth in range(min(map(len, paths), default=0) - 1):
         keys, inside = {path[depth] for path in paths}, {path[depth + 1] for path in paths if len(path) > depth + 2}
@@ -175,10 +172,7 @@ _OF_LORA = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vecto
 
 
 def final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, str]:
-    """Return the names of tensors in the result, by their names in the files. `names` has them without wrappers' keys.
-
-    Raises SourceError if there is only training state, or two tensors would get the same name.
-    """
+    """Return names in the result by `names` in the files. Raises SourceError for only state, or a name twice."""
     if found := next((name for name in names if _OF_LORA.search(name)), None):  # no class loads them beside a base
         message = f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run."
         raise SourceError(message, "Export the adapter with the trainer, then merge it into its base.")

@@ -1,8 +1,4 @@
-"""Choose one set of weight files from each folder that is loaded, and those that are copied as they are. Pure.
-
-The choice follows the library that loads them. Later, the index is compared with the headers. If they disagree, the
-headers win.
-"""
+"""Choose the weight files of each folder that is loaded, as its library does, and those that are copied. Pure."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,11 +25,7 @@ class Selection:
 
 
 def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant: str = "") -> Selection:
-    """Return the weight sets of a repo with `layout`. A folder that has `variant` gives that variant.
-
-    `named` is the weight file that config.json names. Raises SourceError if there are no weights that can be streamed,
-    a component has none, or the variant does not exist.
-    """
+    """Return the weight sets of a repo, by `named` or in `variant` where there is that. Raises SourceError."""
     sets: list[WeightSet] = []
     passed_over = set[str]()
     for folder, loader in layout.folders.items():

@@ -120,10 +120,7 @@ class WeightSet:
         return self.index is not None and (self.index_first or self.single is None)
 
     def files(self, index: Index | None, paths: Container[str]) -> list[str]:
-        """Return the weight files. `index` is the content of `self.index`, `paths` has all files of the repo.
-
-        Raises SourceError if some are missing.
-        """
+        """Return the weight files, as `index` lists them. Raises SourceError if some are not in `paths`."""
         if self.single and not self.takes_index:
             return [self.single]
         if index is None:
@@ -149,10 +146,7 @@ class WeightSet:
 
 
 def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[str, WeightSet]:
-    """Return the weight sets that `loader` finds among the files `inside` a folder, by variant ("" for plain weights).
-
-    For each variant, safetensors files come before pickled ones. An index of pickled files often remains without them.
-    """
+    """Return the weight sets that `loader` finds in a folder, by variant; safetensors count before pickles."""
     pickled = _matching(folder, inside, "bin", tuple(loader.pickled))
     safe = _matching(folder, inside, "safetensors", loader.stems)
     for stem in loader.stems:

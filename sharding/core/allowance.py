@@ -19,11 +19,7 @@ _MAPPED = Path("/proc/self/statm")
 
 @contextmanager
 def memory_allowance(more_bytes: int) -> Iterator[None]:
-    """Let this process map at most `more_bytes` more than it has mapped already; raise MemoryError if it needs more.
-
-    Import libraries before: libraries for GPUs map tens of gigabytes and use few of them. The limit works on Linux only
-    (setrlimit(2), RLIMIT_AS), because macOS does not enforce it.
-    """
+    """Let this process map `more_bytes` more than now, else raise MemoryError. Import libraries first. Linux only."""
     if not _MAPPED.exists():
         yield
         return
@@ -41,9 +37,6 @@ def memory_allowance(more_bytes: int) -> Iterator[None]:
 
 
 def load_allowance(folder: Path) -> int:
-    """Return how many bytes a process may map to load the checkpoint in `folder`.
-
-    It depends on the sizes of the files, never on the claims of its config.json.
-    """
+    """Return how many bytes a process may map to load the checkpoint in `folder`, whatever its config.json claims."""
     stored = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     return LOAD_MEMORY_BYTES + LOAD_MEMORY_FACTOR * stored + CORE_MEMORY_BYTES * (os.cpu_count() or 1)

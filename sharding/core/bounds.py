@@ -1,8 +1,4 @@
-"""Types that pydantic checks in data from outside: the allowed numbers, texts and names.
-
-Values have these types as annotations, so reading one from JSON needs no more than its class. They also fit all data
-that this tool writes, because others chose the names of files and tensors.
-"""
+"""Types that pydantic checks in data from outside: the allowed numbers, texts and names."""
 
 from typing import Annotated
 
@@ -19,10 +15,7 @@ Line = Annotated[str, StringConstraints(max_length=2000)]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.+]{1,40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Blake3 = Sha256
-"""The hash of a tensor: as long as a SHA-256, as hard to forge, and several times as fast.
-
-Files have a SHA-256 instead, because the Hub identifies them by it.
-"""
+"""The hash of a tensor: as hard to forge as a SHA-256, by which the Hub knows files, and several times as fast."""
 
 _PART = r"[^./\\<>\p{Cc}][^/\\<>\p{Cc}]*"
 File = Annotated[str, StringConstraints(pattern=rf"^({_PART}/)*{_PART}$", max_length=1000)]

@@ -19,10 +19,7 @@ SHARED_JOB_BYTES = 50_000_000_000
 
 
 def hub_endpoint() -> str:
-    """Return the address of the Hub: HF_ENDPOINT, or the public Hub.
-
-    Raises UsageError if the address contains a login, because links and messages show it.
-    """
+    """Return the address of the Hub: HF_ENDPOINT, or the public Hub. Raises UsageError if it contains a login."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     if "@" in endpoint.partition("://")[2].partition("/")[0]:
         hint = "Remove the login from it. Set HF_TOKEN instead."
@@ -50,10 +47,7 @@ def _names(variable: str) -> list[str]:
 
 
 def hub_token() -> str | None:
-    """Return the login of this machine: HF_TOKEN, or the login that `hf auth login` saved; None if there is none.
-
-    With HF_HUB_DISABLE_IMPLICIT_TOKEN, neither counts. Raises Refused if a saved login cannot be read.
-    """
+    """Return the login of this machine: HF_TOKEN, or a saved one; None without. Raises Refused if it is unreadable."""
     from huggingface_hub import constants, get_token
 
     if _is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
@@ -90,10 +84,7 @@ def xet_is_off() -> bool:
 
 
 def prepare_for_xet() -> None:
-    """Tell hf-xet, before its first import, to write no log files, and its cache where this user may write.
-
-    The variables are HF_XET_LOG_DEST and HF_XET_CACHE. A value that you set stays.
-    """
+    """Tell hf-xet, before its import, to write no logs, and its cache where this user may write."""
     os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
     if "HF_XET_CACHE" not in os.environ:
         from huggingface_hub import constants
@@ -155,20 +146,14 @@ def jobs_at_once() -> int:
 
 
 def max_job_bytes() -> int | None:
-    """Return the largest job in bytes that a visitor may start: SHARD_MAX_JOB_SIZE, a size such as "20GB".
-
-    Without it, a Space takes 50 GB and any other machine has no limit. Raises UsageError.
-    """
+    """Return the largest job of a visitor in bytes: SHARD_MAX_JOB_SIZE, or 50 GB on a Space. Raises UsageError."""
     if text := os.environ.get("SHARD_MAX_JOB_SIZE"):
         return parse_bytes(text, "SHARD_MAX_JOB_SIZE")
     return SHARED_JOB_BYTES if is_space() else None
 
 
 def desk_folder() -> Path:
-    """Return the folder for the jobs of the page: SHARD_FOLDER, or a folder with this user's application state.
-
-    Raises UsageError if this user has no home folder.
-    """
+    """Return the folder for the jobs of the page: SHARD_FOLDER, or one of this user's. Raises UsageError."""
     if text := os.environ.get("SHARD_FOLDER"):
         return Path(text)
     folder = _state_folder()
@@ -207,10 +192,7 @@ def _is_creatable(folder: Path) -> bool:
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of this package in a process of its own.
-
-    -P keeps the current folder out of its import path. Without it, any `sharding` in that folder would run instead.
-    """
+    """Return the command that runs a module of this package, and -P: not a `sharding` in the current folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
@@ -224,10 +206,7 @@ def ray_address() -> str:
 
 
 def prepare_for_ray(address: str) -> None:
-    """Set the variables that Ray reads at its import: no usage statistics, no logs of workers.
-
-    A cluster with a loopback address stays on loopback.
-    """
+    """Set what Ray reads at its import: no statistics, no logs of workers, and loopback stays on loopback."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray prints events of workers on standard output, where JSON may go. No other setting stops that.
     os.environ["RAY_DEDUP_LOGS"], os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "1", "."
@@ -259,10 +238,7 @@ _OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
 
 
 def child_variables() -> dict[str, str]:
-    """Return the environment of a child process that loads a model: no login, no network, no GPU.
-
-    Libraries that see a GPU map tens of gigabytes, and choose other code for quantized weights.
-    """
+    """Return the environment of a child that loads a model: no login, no network, and no GPU, as that changes code."""
     nothing = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return child_environment(*_OF_LOADING) | nothing
 

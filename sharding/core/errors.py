@@ -1,8 +1,4 @@
-"""Every error that ends a job without a result.
-
-An error has a message, which is one sentence about the problem, and a hint about what to do. Expected outcomes are
-values. A tensor that differs is a `values.Mismatch`. A tensor that is too large for a shard is a `values.Finding`.
-"""
+"""Every error that ends a job without a result: a sentence about the problem, and a hint about what to do."""
 
 import traceback
 from dataclasses import asdict, dataclass
@@ -46,11 +42,7 @@ class ShardingError(Exception):
     exit_status = 3
 
     def __init__(self, message: str, hint: str = "", remedy: Remedy | None = None) -> None:
-        """Keep `message` (what is wrong, one sentence), `hint` (what to do), and `remedy` (what to do, for programs).
-
-        A message names no option of the command line. If a sentence of a hint names one, the sentence says nothing
-        else.
-        """
+        """Keep the problem (one sentence without options), what to do, and the same for programs."""
         # They may contain a name that UTF-8 cannot hold, and front ends must be able to show every error.
         texts = (shortened(text).encode(errors="backslashreplace").decode() for text in (message, hint))
         self.message, self.hint = texts
@@ -82,10 +74,7 @@ class DamagedError(SourceError):
 
 
 class ModelRefused(SourceError):
-    """A config.json describes a model that is not built, because it takes too much memory.
-
-    It may also claim far more than the tensors beside it. Asking again ends the same way.
-    """
+    """A config.json describes a model that takes too much memory, or far more than the tensors beside it."""
 
 
 class TooManyTensors(SourceError):
@@ -124,10 +113,7 @@ class ReplaceRefused(DestinationError):
 
 
 class Refused(ShardingError):
-    """This machine does not take a job or a request, or does not give up a job.
-
-    It is busy, the job is too large or not yours, or a library, a login or memory is missing.
-    """
+    """This machine does not take or give up a job: it is busy, the job too large or not yours, or something missing."""
 
 
 class GrantExpired(ShardingError):

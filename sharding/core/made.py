@@ -68,10 +68,7 @@ Made = tuple[Change, ...]
 
 
 def phrase(made: Sequence[Change], show: Callable[[Place], str] = lambda place: place.text) -> str:
-    """Return what was done, behind a comma: ", dequantized to bf16, cast to fp16". "" for a copy with the same numbers.
-
-    `show` writes an input.
-    """
+    """Return what was done, behind commas: ", dequantized to bf16, cast to fp16". `show` writes an input."""
     return "".join(f", {one.around[0]}{show(one.by) if one.by else ''}{one.around[1]}" for one in made)
 
 

@@ -12,11 +12,7 @@ _STATUS = "/proc/{}/status"
 
 
 class Meter:
-    """A context that samples the anonymous memory of this process fifty times a second.
-
-    The kernel cannot drop anonymous memory and read it again. It is `RssAnon` in /proc/self/status (proc(5)), or
-    psutil's unique set size on systems without /proc.
-    """
+    """Samples the anonymous memory of this process fifty times a second: RssAnon of proc(5), else as psutil has it."""
 
     def __init__(self) -> None:
         """Start the clock."""

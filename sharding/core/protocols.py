@@ -1,7 +1,4 @@
-"""The protocols of sources and destinations, the repo that several sources make, and what another machine gets of them.
-
-What is lent to another machine lets it reach the files of a job without a login.
-"""
+"""The protocols of sources and destinations, the repo that several sources make, and what another machine gets."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

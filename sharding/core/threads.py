@@ -41,10 +41,7 @@ class Threads(ThreadPoolExecutor):
 
 @contextmanager
 def readers(count: int) -> Iterator[Threads]:
-    """Yield a pool of `count` threads that only read. The end of the block drops queued reads and waits for none.
-
-    So an interrupt or an error ends a job at once, even while a read waits for a network that stalls.
-    """
+    """Yield a pool of `count` threads that only read. Its end drops queued reads and waits for none that stalls."""
     pool = Threads(count, thread_name_prefix="reader")
     try:
         yield pool

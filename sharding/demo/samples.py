@@ -1,8 +1,4 @@
-"""Build small sample repos in the Hub's real format.
-
-Each has a tokenizer, which is trained on the spot, and a model card. One model knows a poem; the others have random
-weights. `python -m sharding.demo.samples FOLDER` builds all of them.
-"""
+"""Build small sample repos in the Hub's real format: `python -m sharding.demo.samples FOLDER`."""
 
 import codecs
 import importlib

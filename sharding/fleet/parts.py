@@ -1,8 +1,4 @@
-"""Cut a job into parts, which are values with JSON both ways, as the events of each part are.
-
-A part is one file: a shard of the result to write, or a file to read once more. It has everything that a worker needs,
-and nobody's login. Its access to a store is for this part alone, and expires.
-"""
+"""Cut a job into parts of one file each, without a login: values with JSON both ways, as their events are."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

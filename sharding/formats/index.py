@@ -23,10 +23,7 @@ class Index:
 
 
 def parse_index(text: bytes, path: str) -> Index:
-    """Return the index at `path`, for safetensors or .bin files. Its folder stands before the names and the files.
-
-    Raises SourceError unless it maps names to plain file names.
-    """
+    """Return the index at `path`, with its folder before all names. Raises SourceError for what is not plain names."""
     hint = f"Download {path} again. Or delete it, and the shard files are read without it."
     folder = folder_of(path)
     suffix = ".bin" if ".bin." in path.removeprefix(folder) else ".safetensors"
@@ -54,10 +51,7 @@ def parse_index(text: bytes, path: str) -> Index:
 
 
 def compare_with_index(index: Index, tensors: Iterable[Tensor], tied: Iterable[str] = ()) -> list[Finding]:
-    """Return a finding for each kind of disagreement between an index and the headers of its files.
-
-    `tied` are names that are left out because another name stands for the same tensor.
-    """
+    """Return a finding for each kind of disagreement between an index and headers. `tied` names may be left out."""
     real = {tensor.name: tensor.file for tensor in tensors}
     if real == index.weight_map:  # nearly always true, and the rest is slow for a hundred thousand names
         return []
@@ -97,10 +91,7 @@ def index_paths(plan: Plan) -> list[str]:
 
 
 def build_indexes(plan: Plan) -> dict[str, bytes]:
-    """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them.
-
-    Each rank of a pipeline has its own index, named like a variant. It lists only the tensors that this rank loads.
-    """
+    """Return the index files of `plan`, and of each rank, as `save_pretrained` of transformers 5.23 writes them."""
     documents: dict[str, bytes] = {}
     held = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
     for component in plan.components:

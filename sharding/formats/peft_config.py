@@ -244,10 +244,7 @@ class LoraConfig(BaseModel):
         return alpha / (sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str, match: Match) -> bool:
-        """Return whether PEFT adds a low-rank update to `module`.
-
-        A module is named as in memory. For "all-linear", every module counts that is no output head.
-        """
+        """Return whether PEFT adds a low-rank update to `module`, named as in memory, which is no output head."""
         if isinstance(self.exclude_modules, str):
             if self.exclude_modules and match(self.exclude_modules, module):
                 return False
@@ -312,10 +309,7 @@ def named_base(document: Any) -> str:
 
 
 def parse_config(document: Any) -> LoraConfig:
-    """Return the configuration in `document`, the JSON of an adapter_config.json.
-
-    Raises SourceError if it is not valid, and for each kind of adapter that cannot be merged as a sum.
-    """
+    """Return the configuration in an adapter_config.json. Raises SourceError for a kind that is not merged as a sum."""
     if not isinstance(document, dict):
         raise SourceError(f"{ADAPTER_NAME} does not hold a valid JSON object.", "Save the adapter again with PEFT.")
     kind = document.get("peft_type")

@@ -153,10 +153,7 @@ PLAIN = frozenset((*CASTABLE, "I64", "BOOL"))
 
 
 def is_left_over(config: str, tensors: Iterable[Tensor]) -> bool:
-    """Return whether a config.json says that weights are quantized, and all matrices among `tensors` are ordinary ones.
-
-    Programs that dequantize a model, or merge a LoRA into one, often leave the entry behind.
-    """
+    """Return whether a config.json says "quantized", although all matrices among `tensors` are ordinary ones."""
     tensors = list(tensors)
     return (
         quantization_of(config) is not None

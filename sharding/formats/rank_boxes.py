@@ -38,10 +38,7 @@ class SavedBoxes:
 
 
 def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
-    """Return each tensor once, joined from its pieces.
-
-    `hint` names the files that may be missing. Raises SourceError if pieces do not fill a tensor, or overlap.
-    """
+    """Return each tensor once, joined from its pieces. Raises SourceError for gaps and overlaps, with `hint`."""
     tensors, looks = list[Tensor](), MAX_BOX_LOOKS
     for tensor in saved:
         boxes = sorted((box for box in tensor.boxes if prod(box.shape)), key=lambda box: box.offsets)
@@ -152,10 +149,7 @@ _HINT = "Save the checkpoint again with torch's HuggingFaceStorageWriter, or ask
 
 
 def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> list[Tensor]:
-    """Return the tensors of all ranks, each once, in the order of the files.
-
-    Raises SourceError if a piece is missing or there twice, or a header does not say where its pieces belong.
-    """
+    """Return the tensors of all ranks, each once, in the order of the files. Raises SourceError for a wrong piece."""
     dtypes: dict[str, str] = {}
     boxes: dict[str, list[Box]] = {}
     for file, header in zip(files, headers, strict=True):
