@@ -51,18 +51,11 @@ def _no_such(what: str, choice: str, choices: Sequence[str], more: str = "") -> 
 class Option:
     """What the front ends need to know about an option. Its dataclass field gives the name, the type and the default.
 
-    - `flags`, `help`, `group`: the flags, the one line of help, and its heading on the command line.
-    - `metavar`: the name of the value in the help.
-    - `commands`, `tools`: the commands and the endpoints that take the option. `tool_name` is its name over HTTP.
     - `on`: the value that a switch sets. `shorthand` is another switch (flag, value, help) for one value.
-    - `called`: the name in messages.
-    - `title`, `info`, `labels`: the label on the page, the line below it, and the labels of its choices.
+    - `called`: its name in messages, and `tool_name` over HTTP.
     - `excludes`: options that contradict this one, each with the reason. `remedy` is to leave this option out.
     - `needs`: for a choice ("" for any), the extra of this package that it needs.
-    - `computes`: whether the copy may have other numbers than the source.
-    - `again`: the hint if it is given twice.
-    - `role`: the role of the input that it names. See `origin.Role`.
-    - `is_list`: whether it may be given several times. Its value is a list with commas.
+    - `again`: the hint if it is given twice. `is_list`: it may be, and its value is a list with commas.
     - `since`: sorts the parameters of an endpoint. New options come last, so that callers need no change.
     """
 
@@ -102,11 +95,6 @@ class Option:
         kinds = get_args(self.kind) if get_origin(self.kind) in (Union, UnionType) else (self.kind,)
         return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
-    @property
-    def is_text(self) -> bool:
-        """Whether every value is a text."""
-        return self.kind is str or bool(self.choices)
-
     def extras(self, value: Any) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that `value` needs, which is not the default.
 
@@ -134,9 +122,9 @@ def _option(default: Any, flags: str, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(tuple(flags.split()), help, default, **more)})
 
 
+_of_tensors = partial(_option, commands=("plan", "shard", "verify"))
 _by_hand = partial(
-    _option,
-    commands=("plan", "shard", "verify"),
+    _of_tensors,
     excludes={"engine": "The classic engine keeps the layout of its model."},
     computes=True,
     since=8,
@@ -164,21 +152,7 @@ def _given(kind: Any, values: Any) -> list[tuple[Option, Any]]:
 class Options:
     """What a copy is like. The same options and the same source give the same files, byte for byte.
 
-    - `max_shard_size`: a size such as "200MB", a number of bytes, or SINGLE_FILE.
-    - `strategy`: where to cut. `order`: the order of the tensors in the files.
-    - `dtype`: what to cast the weights to. "keep" casts nothing.
-    - `variant`: which weights to take if a repo has several, such as "fp16". "" takes the plain ones.
-    - `allow_overflow`: accept a cast that makes finite numbers infinite. Without it such a cast is refused.
-    - `rank`: take only what this rank of a pipeline `pp:N` loads, counted from 0.
-    - `base`: the model that was trained, a folder or a repo. A training run saves no configuration with its weights.
-    - `dequantize`: turn quantized weights into ordinary ones. "keep" makes bf16 of them and casts no other tensor.
-    - `adapter`: a LoRA to merge into the weights, a folder or `owner/name[@revision][/folder]`.
-    - `like`: the original, whose names, shapes, form and parts the copy gets. `keep_extra`: keep what it does not have.
-    - `text_only`: take only the text model. `experts`: store experts "fused" or "separate".
-    - `only`, `drop`: globs of the tensors to take, and to leave out. `rename`: "OLD=NEW", how names begin.
-    - `fill`: globs of tensors to add from `fill_from`. These four are lists with commas.
-
-    Raises UsageError for a value that is no choice.
+    Each field is the option of its name on the command line. Raises UsageError for a value that is no choice.
 
     >>> options = Options("200MB", strategy="pp:4")
     >>> options.max_shard_bytes, options.ranks
@@ -276,22 +250,18 @@ class Options:
         title="The model that was trained",
         info="The checkpoint has no configuration, tokenizer or licence. They are taken from the model you name here.",
     )
-    dequantize: bool = _option(
+    dequantize: bool = _of_tensors(
         False,
         "--dequantize",
         "Turn quantized weights into bf16 or the dtype",
-        commands=("plan", "shard", "verify"),
-        excludes={
-            "engine": "The classic engine cannot dequantize.",
-        },
+        excludes={"engine": "The classic engine cannot dequantize."},
         computes=True,
         since=3,
     )
-    adapter: str = _option(
+    adapter: str = _of_tensors(
         "",
         "--adapter",
         "A LoRA to merge: a folder, or owner/name",
-        commands=("plan", "shard", "verify"),
         metavar="ADAPTER",
         excludes={
             "base": "The output of a training run is not a base for an adapter.",
@@ -305,11 +275,10 @@ class Options:
         info="The LoRA to merge: owner/name, owner/name@revision/folder, or a link to it.",
     )
 
-    like: str = _option(
+    like: str = _of_tensors(
         "",
         "--like",
         "Give it the names and form of its original",
-        commands=("plan", "shard", "verify"),
         metavar="SOURCE",
         excludes={
             "base": "With --base, a training run gets the names of its base already.",
@@ -326,11 +295,10 @@ class Options:
         title="The original",
         info="The model that it was trained from, as tools load it: owner/name. The copy gets its names and form.",
     )
-    keep_extra: bool = _option(
+    keep_extra: bool = _of_tensors(
         False,
         "--keep-extra",
         "With --like: keep what the original does not have",
-        commands=("plan", "shard", "verify"),
         since=7,
     )
     text_only: bool = _by_hand(False, "--text-only", "Only the text model of a model for images or speech")
@@ -341,11 +309,10 @@ class Options:
     drop: str = _by_hand("", "--drop", "Leave out tensors with such names", metavar="GLOB", is_list=True)
     rename: str = _by_hand("", "--rename", "Change how names begin", metavar="OLD=NEW", is_list=True)
     fill: str = _by_hand("", "--fill", "Add tensors that it lacks, from --from", metavar="GLOB", is_list=True)
-    fill_from: str = _option(
+    fill_from: str = _of_tensors(
         "",
         "--from",
         "Where --fill takes its tensors",
-        commands=("plan", "shard", "verify"),
         metavar="SOURCE",
         excludes={"like": "The original decides what is filled."},
         since=14,
@@ -431,26 +398,13 @@ class Options:
         """Whether a plan needs facts about the model class."""
         return (self.strategy, self.dtype) != ("size", "keep") or self.order == "transformers"
 
-    @property
-    def asks_library(self) -> bool:
-        """Whether only transformers can answer, and not the table in this package."""
-        return bool(self.ranks) or self.order == "transformers"
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A job with its source, its destination and all its options.
 
-    - `private`: the visibility of a new repo. None: as the source, or private if the source is a folder.
-    - `confirmed`: a copy of a gated or private source may be public.
-    - `overwrite`: replace the copy of another model, or a checkpoint in a folder that this tool did not write.
-    - `restart`: discard what an earlier run left.
-    - `engine`: "classic" loads the whole model and saves it again.
-    - `proof`: "read" reads the copy again. "stated" compares the hashes that its Hub states, and reads a sample.
-    - `compare_rounds`: how many times to load the original and the result, for the report and the card. This happens
-      before the result is published.
-    - `workers`: "ray" lets the machines of the cluster at RAY_ADDRESS move and read the bytes. They get no login.
-    - `expect`: the `plan_id` that the plan must have.
+    Each field is the option of its name on the command line. For `private`, None is as the source, or private if that
+    is a folder. `compare_rounds` is how many times to load the original and the result, before it is published.
     """
 
     source: str

@@ -1,9 +1,4 @@
-"""Lay a checkpoint out as a map: its files side by side, with their layers and tensors by size. Pure.
-
-A map has the same cells twice, in strips of at most `WIDTH` by `HEIGHT`: at their place today, and in the copy. The
-strip with fewer bytes is shorter. If there are too many, tensors of a kind in the same files and neighbouring layers
-become one cell, neighbouring files one column.
-"""
+"""Lay a checkpoint out as a map: its files today and in the copy, with their layers and tensors by size. Pure."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Find the pieces of tensors in `.distcp` files, each of them an archive of `torch.save`. Runs no code from them.
-
-One file holds thousands of such archives, one after another. Only the first and last bytes of each are read. In small
-archives these bytes lie close together, so one read serves many archives.
-"""
+"""Find pieces of tensors in `.distcp` files, each a row of archives of `torch.save`. Runs no code from them."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,10 +29,7 @@ _HINT = "Copy the files of all ranks into one folder. All of them must be from t
 def find_boxes(
     source: Files, entries: Sequence[SavedEntry], files: Mapping[str, FileEntry]
 ) -> dict[str, tuple[Box, ...]]:
-    """Return where the pieces of each of `entries` lie, by its name. `files` are keyed by their names in the metadata.
-
-    Raises SourceError if a file is missing or too short, pieces overlap, or a file does not match the metadata.
-    """
+    """Return where the pieces of each of `entries` lie, by name. Raises SourceError if files do not match them."""
     inside: dict[str, list[tuple[SavedEntry, SavedChunk]]] = {}
     for entry in entries:
         for chunk in entry.chunks:

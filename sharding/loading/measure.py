@@ -1,8 +1,7 @@
 """Measure loads of an original and its sharded copy in turn, or predict how much memory a load takes.
 
-A prediction reads headers only, and predicts no time. It follows how transformers 5.23 loads. Memory-mapped weights
-cost page cache only. A cast makes a second set in anonymous memory. Without mapping, each whole file passes through
-memory. We measured its two constants. `bench/loading.py` prints predictions beside measurements.
+A prediction reads headers, and follows transformers 5.23: mapped weights cost page cache only, a cast makes a second
+set, and without mapping each whole file passes through memory. Its two constants were measured.
 """
 
 import json

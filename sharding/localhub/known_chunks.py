@@ -1,7 +1,6 @@
-"""Tell clients which chunks the Xet store has: the answer to a question about one chunk.
+"""Tell clients which chunks the Xet store has (https://huggingface.co/docs/xet/deduplication), in a shard.
 
-The question is the Xet protocol's (https://huggingface.co/docs/xet/deduplication), the answer a shard
-(https://huggingface.co/docs/xet/shard). Both are held to hf-xet 1.8.0, whose own store for tests gives the same answer.
+Held to hf-xet 1.8.0, whose own store for tests gives the same answer.
 """
 
 import struct

@@ -1,15 +1,13 @@
-"""Show repos in plain HTML."""
+"""Show a repo in plain HTML."""
 
-import sqlite3
 from html import escape
 from urllib.parse import quote
 
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse
 
 from sharding.localhub import accounts, records
 from sharding.localhub.cards import MAX_CARD_BYTES
-from sharding.localhub.refusals import Refusal
-from sharding.localhub.web import Answer, Call, stable_id, unknown
+from sharding.localhub.web import Answer, Call, unknown
 
 _STYLE = """
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
@@ -29,31 +27,13 @@ def document(title: str, body: str) -> str:
     )
 
 
-def front(call: Call) -> Answer:
-    """List the repos that the caller may see."""
-    with call.hub.state.reading() as db:
-        return HTMLResponse(document("Loopback Hub", _repo_list(db, call, None)))
-
-
-def namespace(call: Call) -> Answer:
-    """List the repos of a user or an organisation."""
-    owner = call.parameters["owner"]
-    with call.hub.state.reading() as db:
-        row = db.execute("SELECT name FROM accounts WHERE name = ?", (owner,)).fetchone()
-        return HTMLResponse(document(row[0], _repo_list(db, call, row[0]))) if row else _missing()
-
-
 def repo(call: Call) -> Answer:
     """Show the files and the card of a repo at a revision."""
-    parameters = call.parameters
-    try:
-        with call.hub.state.reading() as db:
-            repository, _ = accounts.reach(db, call, "see")
-            commit = records.find_commit(db, repository, parameters.get("revision", "main"))
-            entries = records.list_entries(db, commit)
-            card = call.hub.read_text(db, commit, "README.md", MAX_CARD_BYTES)
-    except Refusal:
-        return _missing()
+    with call.hub.state.reading() as db:
+        repository, _ = accounts.reach(db, call, "see")
+        commit = records.find_commit(db, repository, call.parameters.get("revision", "main"))
+        entries = records.list_entries(db, commit)
+        card = call.hub.read_text(db, commit, "README.md", MAX_CARD_BYTES)
     base = f"/{quote(repository.path)}/resolve/{commit.id}/"
     rows = "".join(
         f'<tr><td><a href="{base}{quote(entry.path)}">{escape(entry.path)}</a></td>'
@@ -69,36 +49,9 @@ def repo(call: Call) -> Answer:
     return HTMLResponse(document(repository.id, body))
 
 
-def avatar(call: Call) -> Answer:
-    """Draw a disc in the colour of an account."""
-    name = call.parameters["name"]
-    hue = int(stable_id(name)[:6], 16) % 360
-    text = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 40">'
-        f'<circle cx="20" cy="20" r="20" fill="hsl({hue} 60% 45%)"/><text x="20" y="27" text-anchor="middle" '
-        f'font-family="sans-serif" font-size="20" fill="white">{escape(name[:1].upper())}</text></svg>'
-    )
-    return Response(text, media_type="image/svg+xml")
-
-
-def _repo_list(db: sqlite3.Connection, call: Call, owner: str | None) -> str:
-    caller = accounts.identify(db, call)
-    repos = [item for kind in records.KINDS for item in records.list_repos(db, kind, owner)]
-    paths = (item.path for item in repos if not accounts.judge(caller, item, "see"))
-    items = "".join(f'<li><a href="/{quote(path)}">{escape(path)}</a></li>' for path in paths)
-    return f"<ul>{items}</ul>" if items else "<p>Nothing here yet.</p>"
-
-
-def _missing() -> Response:
-    return HTMLResponse(document("404", "<p>There is no such page, or it is private.</p>"), status_code=404)
-
-
 RULES = (
     ("GET", "/api/{path:path}", unknown),  # before the page of a repo whose owner is "api"
-    ("GET", "/", front),
-    ("GET", "/avatars/{name}.svg", avatar),
     ("GET", "/{kind_prefix}/{owner}/{name}", repo),
     ("GET", "/{kind_prefix}/{owner}/{name}/tree/{revision}", repo),
     ("GET", "/{kind_prefix}/{owner}/{name}/commit/{revision}", repo),
-    ("GET", "/{owner}", namespace),
 )

@@ -44,10 +44,7 @@ def resolve(call: Call) -> Answer:
 
 
 def parse_range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
-    """Return the requested range `[start, end)`, or None for the whole file (RFC 9110, section 14).
-
-    A malformed header, or one with several ranges, is ignored, as the standard allows. Raises Refusal (416) for a
-    range beyond the end.
+    """Return the requested range `[start, end)`, None for the whole file (RFC 9110, section 14). Raises Refusal (416).
 
     >>> parse_range("bytes=-5", 100)
     (95, 100)

@@ -1,8 +1,4 @@
-"""Give clients access to the Xet store, and serve it over HTTP with the endpoints that hf-xet 1.8 uses.
-
-A xorb is a package of up to 64 MB of chunks, each after a header of 8 bytes. A shard lists the chunks of each file and
-their xorbs. Clients ask about some chunks before they send them, and do not send what the store has.
-"""
+"""Give clients access to the Xet store, and serve it over HTTP with the endpoints that hf-xet 1.8 uses."""
 
 import hashlib
 import secrets
@@ -181,9 +177,7 @@ def _chunks_to_ask_for(shard: Path) -> frozenset[str]:
 
 @lru_cache(maxsize=1000)
 def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return where the header of each chunk of a xorb starts, its size with the header, and its size unpacked. The
-    header: version 0, 3 bytes of packed size, 1 byte of packing, 3 bytes of unpacked size. hf-xet's own files have a
-    footer too, which starts with another byte."""
+    """Return place, size with header and unpacked size of each chunk of a xorb; the footer begins with no zero."""
     chunks, place = [], 0
     with path.open("rb") as xorb:
         while (header := xorb.read(_HEADER_BYTES)) and header[0] == 0:

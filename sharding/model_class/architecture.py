@@ -124,7 +124,7 @@ def hints_for(
 def _hints(checkpoint: Content, folder: str, options: Options, limit_seconds: float) -> ModelHints:
     config = checkpoint.configs[folder]
     inside = [tensor for tensor in checkpoint.tensors if tensor.folder == folder]
-    from_table = not options.asks_library
+    from_table = not (options.ranks or options.order == "transformers")
     if from_table and options.strategy == "size" and (hints := hints_of_diffusers(config, inside, folder)):
         return hints
     if '"model_type"' not in config:  # then transformers has no class for it

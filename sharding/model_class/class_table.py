@@ -1,9 +1,4 @@
-"""Look up the classes of transformers and diffusers in tables, without importing these libraries.
-
-`make class-table` writes the tables from the installed libraries. That of transformers has every class that can be
-built from its defaults. For each class it says which weights stay in fp32, which modules are never split, and which
-weights are tied to the head. That of diffusers has every class of a model, and what stays in fp32.
-"""
+"""Look up the classes of transformers and diffusers in the tables of `make class-table`, without these libraries."""
 
 import json
 import re
@@ -118,9 +113,7 @@ def ties(config: Any) -> bool | None:
 
 
 def tied_names(config: Any) -> tuple[str, ...]:
-    """Return the weights in memory that are one if the model ties its head: the head, then what is tied with it.
-
-    Biases that are tied by the same setting come last. Returns () if this is not known.
+    """Return the weights in memory that are one if the model ties its head: the head first, biases last; () if unknown.
 
     >>> tied_names({"model_type": "whisper"})
     ('proj_out.weight', 'model.decoder.embed_tokens.weight')

@@ -236,7 +236,7 @@ def _session(request: gr.Request) -> str | None:
 
 def _texts(chosen: Mapping[str, Any]) -> Iterator[Any]:
     options = ((OPTIONS[name], value) for name, value in chosen.items())
-    return (value for option, value in options if option.is_text and value != option.default)
+    return (value for option, value in options if (option.kind is str or option.choices) and value != option.default)
 
 
 @contextmanager

@@ -103,11 +103,7 @@ def refuse_cast(draft: Draft) -> None:
 def stated_dtypes(
     configs: Mapping[str, str], plan: Plan, written: Mapping[str, bytes]
 ) -> Iterator[tuple[str, bytes, Finding]]:
-    """Yield path and content of each config.json that must name a dtype, and a finding that says so.
-
-    `written` has those that change anyway. Without the dtype, the copy would load in another one than the original,
-    because its first tensor is another one.
-    """
+    """Yield each config.json that must name a dtype, and a finding: the copy would load in another one."""
     for component in plan.components:
         config = configs.get(component.folder, "")
         document: Any = parsed_json(config or "null")

@@ -80,10 +80,7 @@ def _without_quantization(draft: Draft, folders: Collection[str]) -> Draft:
 
 
 def without_left_over(draft: Draft) -> Draft:
-    """Return `draft` without entries in a config.json that say "quantized" of weights that are not.
-
-    A finding names them. If no numbers are computed, they stay.
-    """
+    """Return `draft` without entries of config.json that wrongly say "quantized", unless no numbers are computed."""
     inside = by_folder(draft.tensors, draft.configs)
     of = {folder: config for folder, config in draft.configs.items() if is_left_over(config, inside[folder])}
     if not of:
@@ -159,10 +156,7 @@ def _without_comfy(metadata: Mapping[str, str]) -> dict[str, str]:
 def _weights(
     tensors: Sequence[Tensor], schemes: Mapping[str, Scheme], notes: Mapping[str, bytes]
 ) -> tuple[dict[str, Weight], set[str]]:
-    """Return the quantized weights by the name of their codes, and all names that belong to them. Raises SourceError.
-
-    At least one weight must be quantized.
-    """
+    """Return the quantized weights by the name of their codes, and all of their names. Raises SourceError for none."""
     by_name = {tensor.name: tensor for tensor in tensors}
     weights: dict[str, Weight] = {}
     used: set[str] = set()

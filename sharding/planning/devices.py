@@ -41,10 +41,7 @@ class DeviceLoad:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The device of each module. The plan fits if the disk holds no module. `snippet` is the Python that loads it.
-
-    If there is none, it is "" and `trouble` says why.
-    """
+    """The device of each module, none on the disk if it fits, and code that loads it, or what is the `trouble`."""
 
     class_name: str
     no_split_classes: tuple[str, ...]
@@ -81,10 +78,7 @@ def parse_budgets(text: str) -> dict[str, int]:
 def plan_devices(
     architecture: Architecture, tensors: Iterable[Tensor], budgets: Mapping[str, int], place: Place, dtype: str | None
 ) -> DevicePlan:
-    """Return the plan for a checkpoint of `tensors`, from accelerate's device map in `architecture`.
-
-    `place` and `dtype` (None: "auto") go into the snippet.
-    """
+    """Return the plan for a checkpoint, from accelerate's device map. `place` and `dtype` go into its code."""
     file_of = {tensor.name: tensor.file for tensor in tensors}
     loads: dict[str, int] = dict.fromkeys([*budgets, DISK], 0)
     files: dict[str, set[str]] = {device: set() for device in loads}
@@ -283,11 +277,7 @@ class Fit:
 
 
 def where_it_fits(need: Need, stages: Sequence[int] = ()) -> tuple[Fit, ...]:
-    """Return how much of the weights fits into each place, the place with the least room first.
-
-    The last place is several machines with a T4 each. They hold the `stages` of a pipeline, given in bytes as they are
-    stored, or a half each if there are none.
-    """
+    """Return how much fits into each place, the least first, and last on a T4 for each of the `stages`, or two."""
 
     def fit(name: str, preset: str, device: str, parts: tuple[int, ...]) -> Fit:
         beside, packed = (need.context, need.packed) if device != "cpu" else (max(need.loading, need.context), 0)

@@ -11,11 +11,7 @@ from sharding.core.values import Component, Content, Finding, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a copy of `content` will hold so far, and the options that are true of it.
-
-    `made` is what was done to numbers. `reconfigured` are the folders whose config.json changes. `findings` are those
-    of the steps, and `hints` what the model class says.
-    """
+    """What a copy of `content` will hold so far, the options that are true of it, and the folders `reconfigured`."""
 
     content: Content
     options: Options

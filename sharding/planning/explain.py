@@ -19,10 +19,7 @@ def sentence(tensor: Tensor) -> str:
 
 
 def explained(plan: Plan, pattern: str) -> dict[str, str]:
-    """Return tensor name to sentence for the names that match `pattern`, such as "*.q_proj.*", in the plan's order.
-
-    Raises UsageError if no name matches.
-    """
+    """Return tensor name to sentence for the names that match `pattern`. Raises UsageError for none."""
     matches = {tensor.name: sentence(tensor) for tensor in plan.tensors if fnmatchcase(tensor.name, pattern)}
     for number, place in enumerate(plan.sources[1:], start=1):
         matches = {name: text.replace(f" of source {number} ", f" of {place.name} ") for name, text in matches.items()}

@@ -27,11 +27,7 @@ def by_folder(tensors: Iterable[Tensor], folders: Iterable[str]) -> dict[str, li
 def in_order(
     tensors: list[Tensor], order: str, folder: str, hints: ModelHints | None
 ) -> tuple[list[Tensor], list[Finding]]:
-    """Return `tensors` sorted by `order`, and findings about that.
-
-    `tensors` come as stored, from the component in `folder`. Raises SourceError if you ask for the order of
-    transformers and `hints` do not know it.
-    """
+    """Return `tensors` of a component sorted by `order`, and findings. Raises SourceError if `hints` lack the order."""
     if order == "stored":
         return tensors, []
     queue = sorted(tensors, key=lambda tensor: natural_key(tensor.name.removeprefix(folder)))
@@ -201,11 +197,9 @@ def with_files(stages: Iterable[Stage], counts: Iterable[int], shards: Sequence[
 def cut_ranks(
     tensors: Sequence[Tensor], hints: ModelHints | None, known: Mapping[str, str]
 ) -> list[tuple[Stage, list[list[Tensor]]]]:
-    """Return the stage of each rank of the pipeline in `hints`, and its tensors in parts. No file holds two parts.
+    """Return the stage of each rank in `hints`, still without files, and its tensors in parts that share no file.
 
-    A tensor that several ranks load is stored with the first of them, in a separate file. `tensors` are in natural
-    order. `known` is tensor name to block. The stages have no files yet. Raises SourceError if transformers cannot cut
-    the model, UsageError if a rank would have no layer.
+    What several ranks load is stored with the first of them. Raises SourceError and UsageError.
     """
     loads = _loads(hints)
     ranks_of = {tensor.name: _ranks_of(tensor.name, loads) for tensor in tensors}

@@ -27,10 +27,7 @@ from sharding.planning.steps import ASKS, Asks, drafted
 
 
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
-    """Return the plan for a copy of `content` with `options`: where each tensor goes, and how it is made.
-
-    Raises UsageError, SourceError, and Refused if a library is missing.
-    """
+    """Return the plan for a copy of `content` with `options`. Raises UsageError, SourceError and Refused."""
     draft = drafted(content, options, asks)
     for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
         require(what)
@@ -167,10 +164,7 @@ def plan_shards(
 
 
 def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
-    """Return `plan` with the number of tensors that another input really changed, by the `records` of its shards.
-
-    It warns of tensors that nobody can judge on another machine.
-    """
+    """Return `plan` with the tensors that another input changed by the `records`, and what nobody can judge."""
     findings = list(plan.findings)
     if unsure := sorted(name for record in records.values() for name in record.unsure):
         tensors = f"{count(len(unsure), 'computed tensor')} {'has' if len(unsure) == 1 else 'have'}"
@@ -231,10 +225,7 @@ def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Findin
 
 
 def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Mapping[str, object]) -> list[list[Tensor]]:
-    """Return `queue` in groups of at most `max_shard_bytes`, as the Hub's splitter cuts it.
-
-    `units` are tensor name to its unit, which stays in one group. Any other tensor is a unit on its own.
-    """
+    """Return `queue` in groups of at most `max_shard_bytes`, as the Hub's splitter cuts it; `units` stay together."""
     by_name = {tensor.name: tensor for tensor in queue}
     sizes: dict[object, int] = {}
     for tensor in queue:

@@ -50,10 +50,7 @@ class _Fields(NamedTuple):
 
 
 class Cast(_Fields, Recipe):
-    """A cast of the numbers that `of` makes, from dtype `stored` to `dtype`. Dtypes are named as in safetensors.
-
-    A cast is a tuple, because a plan has a hundred thousand of them.
-    """
+    """A cast of the numbers of `of` from `stored` to `dtype`, named as in safetensors. A tuple: plans have many."""
 
     __slots__ = ()
 
@@ -119,10 +116,7 @@ class Cast(_Fields, Recipe):
 
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
-    """Cast the elements in `data` from `stored` to `dtype`, into `room`.
-
-    Return `room`, and how many finite numbers have become infinite.
-    """
+    """Cast `data` from `stored` to `dtype`, into `room`; return that, and how many finite numbers are infinite now."""
     before, after = numbers(data, stored), numbers(room, dtype)
     for start in range(0, len(before), PIECE_ELEMENTS):
         piece = before[start : start + PIECE_ELEMENTS]
@@ -135,11 +129,7 @@ def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
 
 
 def settle(before: Any, bits: Any, infinity: int) -> int:
-    """Give every NaN in `bits` the same pattern; return how many finite numbers of `before` are infinite now.
-
-    `bits` are the results of a cast as unsigned integers. A cast gives different NaNs on different processors, and at
-    different positions.
-    """
+    """Give every NaN in `bits` (a cast of `before`) one pattern, as processors differ; count new infinities."""
     # Looking at the bits is many times faster than isinf.
     magnitudes = bits & (np.iinfo(bits.dtype).max >> 1)
     if magnitudes.max(initial=0) < infinity:

@@ -23,10 +23,7 @@ GATHERED_SPAN_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A piece of a tensor. Its first element is element `offsets` of the tensor, and starts at byte `origin` of `file`.
-
-    Element `i, j, …` starts `item_bytes * (i * strides[0] + j * strides[1] + …)` bytes further on.
-    """
+    """A piece of a tensor: its element 0, at `offsets`, starts at byte `origin` of `file`; `strides` count elements."""
 
     file: str
     origin: int
@@ -38,10 +35,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Laid(Recipe):
-    """A tensor of `shape`, put together from `boxes`. Each element has `item_bytes`, and is in exactly one box.
-
-    It is put in order in tiles of `tile_bytes`. The default is `TILE_BYTES`.
-    """
+    """A tensor of `shape`, put together from `boxes`, which hold each element once, in tiles of `tile_bytes`."""
 
     boxes: tuple[Box, ...]
     shape: tuple[int, ...]
@@ -59,10 +53,7 @@ class Laid(Recipe):
         return frozenset((box.source, box.file) for box in self.boxes)
 
     def reads(self) -> Iterator[Extent]:
-        """Yield the boxes if they follow one another; else what each tile needs, in spans of a few megabytes.
-
-        In a transpose, each tile needs nearly the whole tensor.
-        """
+        """Yield the boxes if they follow one another; else what each tile needs, which may be nearly all, in spans."""
         if in_order := self._in_order():
             yield from in_order
             return
@@ -195,10 +186,7 @@ def _tiles(shape: tuple[int, ...], item_bytes: int, tile_bytes: int) -> Iterator
 def _cuts(
     box: Box, item_bytes: int, at: tuple[int, ...], shape: tuple[int, ...], first: int
 ) -> Iterator[tuple[tuple[slice, ...], int, int]]:
-    """Yield a part of a box in spans of its file, each of at most `GATHERED_SPAN_BYTES`.
-
-    Each span is given as its place in the tile, its first element, and how many elements of the file it covers.
-    """
+    """Yield a part of a box in spans of its file: its place in the tile, its first element, and the span's elements."""
     lengths = [(length - 1) * stride for length, stride in zip(shape, box.strides, strict=True)]
     count = sum(lengths) + 1
     if count * item_bytes <= GATHERED_SPAN_BYTES:
@@ -214,10 +202,7 @@ def _cuts(
 
 @dataclass(frozen=True, slots=True)
 class Rows(Recipe):
-    """The rows that `of` makes, of `row_bytes` each, with those in `places` replaced by the rows of `by`, in order.
-
-    No row is replaced twice.
-    """
+    """The rows that `of` makes, of `row_bytes` each, with those in `places` (each once) replaced by rows of `by`."""
 
     of: Recipe
     by: Recipe

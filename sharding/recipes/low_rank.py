@@ -61,10 +61,7 @@ class Update:
 
 
 class Term(NamedTuple):
-    """Some rows of a weight: its numbers in the dtype of the sum, their change (None: none), and its factor, or 1.
-
-    `spread` is None if the order of summation cannot change anything.
-    """
+    """Some rows of a weight in the dtype of the sum, their change, its factor, and the `spread` of its order."""
 
     weight: Any
     change: Any = None
@@ -253,10 +250,7 @@ def widened(data: memoryview, dtype: str) -> Any:
 
 
 def rounded(weight: Any, total: Any, dtype: str, is_unsure: bool) -> Iterator[Chunk]:
-    """Yield the numbers of `total`, the sum of `weight` and a change, in `dtype`, in chunks.
-
-    Those that are not finite count if they were. The chunks say whether the numbers are `Spread.is_unsure`.
-    """
+    """Yield the numbers of `total`, the sum of `weight` and a change, in `dtype`. Count those that became infinite."""
     infinity = CASTABLE[dtype].infinity
     with np.errstate(all="ignore"):  # torch gives the same infinite numbers
         result = np.ascontiguousarray(total).astype(numpy_dtype(dtype))

@@ -100,10 +100,7 @@ def _is_unsure(spread: Any, largest: Any, dtype: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """By how much the change `b @ a * scale` of some rows may differ in another order of summation.
-
-    If the rows are `transposed`, `a` makes them.
-    """
+    """By how much the change `b @ a * scale` of some rows may differ in another order of summation."""
 
     a: Any
     b: Any

@@ -56,11 +56,7 @@ class FolderDestination(FolderSink, Destination):
     def __init__(
         self, folder: Path, *, overwrite: bool = False, restart: bool = False, is_shared: bool = False
     ) -> None:
-        """Aim at `folder`. Writes nothing.
-
-        `overwrite` replaces another model's copy, or a checkpoint that this tool did not write. `restart` drops what an
-        interrupted run left. A folder that `is_shared` is not locked: other machines will write to it too.
-        """
+        """Aim at `folder`, which others write to if it `is_shared`, so that it is not locked. Writes nothing."""
         super().__init__(folder)
         self.ref = Place("folder", printable(folder.name), "")
         self._overwrite, self._restart = overwrite, restart

@@ -28,10 +28,7 @@ def refuse_overlap(folder: Path, name: str, inputs: Inputs) -> None:
 
 
 def lies_in(inner: Path, outer: Path) -> bool:
-    """Return whether `inner` is `outer` or lies below it.
-
-    A bind mount and a disk that ignores case give one folder two names, so the file system decides what is the same.
-    """
+    """Return whether `inner` is `outer` or below it, as the file system says: a folder may have two names."""
     for place in (inner, *inner.parents):
         with suppress(OSError):  # one does not exist
             if place == outer or os.path.samefile(place, outer):
@@ -40,10 +37,7 @@ def lies_in(inner: Path, outer: Path) -> bool:
 
 
 def try_names(staging: Path, paths: Iterable[str]) -> None:
-    """Create an empty file for each of `paths` below the folder `staging`, and remove them again.
-
-    Raises DestinationError if the disk does not take a name, or if two of them are one file there.
-    """
+    """Create and remove a file for each of `paths` below `staging`. Raises DestinationError if the disk cannot."""
     trial = staging / TRIAL
     forget_names(staging)
     try:

@@ -220,11 +220,7 @@ def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str], dict[s
 
 
 def _is_followed(end: Path, folder: Path) -> bool:
-    """Return whether a link in `folder` may end at `end`: inside the folder, or in a store of the Hub cache around it.
-
-    One store is `blobs` beside the `snapshots` folder around this folder. Large files in it are links to the other,
-    which all repos share.
-    """
+    """Return whether a link may end at `end`: inside `folder`, or in the blobs of the Hub cache around it."""
     if end.is_relative_to(folder):
         parts = end.relative_to(folder).parts
         return not _NOT_REPO & set(parts[len(_ANNEX) :] if parts[: len(_ANNEX)] == _ANNEX else parts)
@@ -238,10 +234,7 @@ def _is_followed(end: Path, folder: Path) -> bool:
 
 
 def _blob_of(link: Path) -> str:
-    """Return the SHA-256 of the file behind a link in the Hub's cache, "" if the link does not state one.
-
-    The Hub's client names a large file by the SHA-256 that the Hub has stated, and does not look at its bytes again.
-    """
+    """Return the SHA-256 by which the Hub's client names the file behind a link in its cache, or ""."""
     end = Path(os.readlink(link))
     return end.name if end.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", end.name) else ""
 

@@ -95,11 +95,7 @@ class FolderShardWriter(ShardWriter):
 
 
 class FolderSink(ShardSink):
-    """A folder in which a job of plan `plan_id` is prepared, as each of its machines sees it.
-
-    It takes no lock, because locks are unreliable in a folder that machines share. Each attempt at a shard has its own
-    file name until it is complete. The record is written once all of the shard is on the disk.
-    """
+    """A folder in which a job of plan `plan_id` is prepared, as each of its machines sees it, so without a lock."""
 
     shards_at_once = THREADS
     bytes_uploaded = bytes_deduplicated = disk_bytes_written = 0

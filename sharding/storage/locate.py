@@ -26,11 +26,9 @@ from sharding.storage.names import is_folder, new_repo_id, parse_address
 
 
 def open_inputs(named: Mapping[Role, str], hub: Hub) -> Inputs:
-    """Return the sources that are `named`, by their roles, the model first.
+    """Return the sources that are `named`, by their roles, the model first. Raises SourceError and UsageError.
 
-    Each name is a folder, or `owner/name[@revision][/folder]` on `hub`, or a link to it. The output of a training run
-    counts as a model, and the files that its base has beside the weights are added. Raises SourceError, and UsageError
-    for an empty name, a GGUF file, or a base that is not needed.
+    What a training run saved counts as a model, and gets the files that its base has beside the weights.
     """
     sources: dict[Role, Source] = {}
     for role, text in named.items():

@@ -51,10 +51,7 @@ def parse_staged(text: bytes, job: StagedJob) -> ShardRecord | None:
 
 
 def whole(records: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], bool]) -> dict[str, ShardRecord]:
-    """Return those of `records` whose shards are there.
-
-    Return none of them if a missing shard's record says what was read. The other shards may depend on that too.
-    """
+    """Return those of `records` whose shards are there; none if one that is missing says what was read for all."""
     present = {file: record for file, record in records.items() if is_there(record)}
     return {} if any(record.reads for file, record in records.items() if file not in present) else present
 

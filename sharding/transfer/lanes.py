@@ -41,10 +41,7 @@ class Pace:
 
 
 def progress_of_part(work: Generator[Progress, None, _T], before: int, total: int) -> Generator[Progress, None, _T]:
-    """Yield the progress of `work` as part of a phase of `total` bytes; return what `work` returns.
-
-    `before` is how many bytes of the phase were done before `work`.
-    """
+    """Yield the progress of `work` as part of a phase of `total` bytes, `before` done; return what it returns."""
     passed = last = 0
     while True:
         try:
@@ -75,10 +72,7 @@ class Lanes:
     """A few threads. Each runs one task after another."""
 
     def __init__(self, phase: Phase, bytes_total: int, width: int = THREADS, *, ahead: bool = False) -> None:
-        """Run `width` tasks at a time, which together count `bytes_total` bytes.
-
-        With `ahead`, the first event comes at once, and the tasks then go on while nobody asks for the next one.
-        """
+        """Run `width` tasks at a time. With `ahead`, they go on while nobody asks for the next event."""
         self._pace = Pace(phase, bytes_total, time.monotonic())
         self._lock = Lock()
         self._uncounted = 0
@@ -104,10 +98,7 @@ class Lanes:
     def run(
         self, tasks: Iterable[Callable[[], _T]], on_stop: Callable[[], None] | None = None
     ) -> Iterator[Progress | Done[_T]]:
-        """Yield progress, and the result of each of `tasks`. The first error ends all tasks.
-
-        `on_stop` wakes tasks that wait for something. With it, the iterator waits up to `LAST_SECONDS` for all tasks.
-        """
+        """Yield progress and results of `tasks`. The first error ends all; `on_stop` wakes those that wait."""
         pool = Threads(self._width, thread_name_prefix="lane")
         under_way: dict[Future[_T], int] = {}
         try:

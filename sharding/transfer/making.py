@@ -29,10 +29,7 @@ FETCHED_BYTES = 48 << 20
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Ranges to fetch together, one request each, and the `pieces` of them in the order of use.
-
-    A piece is the index of its range, and its bytes in there.
-    """
+    """Ranges to fetch together, one request each, and their `pieces` in the order of use: range, and bytes in it."""
 
     ranges: tuple[Extent, ...]
     pieces: tuple[tuple[int, slice], ...]

@@ -1,7 +1,4 @@
-"""Write the shards of a plan in one pass: read the sources, follow the recipes, hash and write.
-
-Two shards are made at a time. For each, one thread makes, hashes and writes the bytes.
-"""
+"""Write the shards of a plan in one pass, two at a time: read the sources, follow the recipes, hash and write."""
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -106,10 +103,7 @@ Move = Callable[[Phase, Sequence[Shard], PiecesOf, Sequence[Source], Target, boo
 
 
 def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord], move: Move) -> Transfer:
-    """Let `move` write every shard that is not in `kept`; return the records of all.
-
-    Yields an event for each shard, in the order of the plan. Finished shards stay, whatever happens.
-    """
+    """Let `move` write every shard that is not in `kept`; yield an event for each, in order, and return all records."""
     plan = prepared.plan
     numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
     for record in kept.values():
@@ -142,12 +136,9 @@ def move_shards(
     may_overflow: bool = True,
     ahead: bool = False,
 ) -> Moving:
-    """Write the `pieces` of `shards` to `sink`; yield progress, and the record of each shard.
+    """Write the `pieces` of `shards` to `sink`; yield progress and records. `ahead` goes on while nobody asks.
 
-    With `ahead`, one shard after another is made, also while nobody asks for the next event.
-
-    The records include the reads that sources have recorded. Raises SourceError and DestinationError, and
-    OverflowRefused if a finite number becomes infinite, unless they `may_overflow`.
+    Raises SourceError, DestinationError, and OverflowRefused for a new infinity unless they `may_overflow`.
     """
     tensors = (tensor for shard in shards for tensor in shard.tensors)
     sink.expect(sources, (place for tensor in tensors if (place := tensor.recipe.place)))

@@ -64,11 +64,7 @@ def verify_stated(
     meter: Meter,
     kept: int,
 ) -> Verification:
-    """Compare what was sent, by its `records`, with what the Hub of `target` states, and with what it sends back.
-
-    Headers, indexes and a sample of the weights are read, unless they were read `ahead`. What was read of the source is
-    not checked. Of the shards, `kept` are of an earlier run. Raises SourceError and DestinationError.
-    """
+    """Compare `records` of what was sent with what the Hub of `target` states, and with a sample that it sends."""
     started, plan = meter.seconds, prepared.plan
     sent = [*records.values(), *(_staged(target, *index) for index in format_of(plan).beside(plan).items())]
     staged = target.open_staged(record.file for record in sent)

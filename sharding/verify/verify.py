@@ -46,17 +46,14 @@ def verify(
     token: str | None = None,
     **chosen: Any,
 ) -> Generator[Progress | Verified, None, None]:
-    """Compare two checkpoints tensor by tensor, reading every byte of both.
-
-    Yields progress, and `Verified` last. Raises UsageError, SourceError, Refused.
+    """Compare two checkpoints tensor by tensor, reading every byte of both. Yields progress, and `Verified` last.
 
     - `original`, `copy`: folders, or `owner/name[@revision][/folder]` on the Hub at `endpoint`, with the login `token`.
     - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
-    - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`. If names or shapes
-      differ, say why `original` does not load where `copy` does, and how to mend that.
-    - `chosen`: the options of `Options` that decide bytes, by their names. What they do is first done to the original.
-      If the bits of a tensor that another machine may compute otherwise differ, its numbers are compared within a
-      tolerance: see `recipes.tolerance`.
+    - `numeric`: then read the tensors that differ once more, and say by how much (see `Difference`), or what helps.
+    - `chosen`: the options of `Options` that decide bytes, by name. They are first done to the original.
+
+    Raises UsageError, SourceError, Refused.
     """
     options = Options(**chosen)
     request = Request(original, copy, options)

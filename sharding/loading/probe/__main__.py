@@ -1,8 +1,6 @@
 """Load checkpoints, each in a process of its own, and print the cost of each as a line of JSON.
 
-If there are several, each is loaded in a fork of this process, which imports the libraries once. Its figures begin with
-the fork. A process that starts anew is for a single one, for a memory limit, which counts the libraries too, and for
-systems on which a fork of a process with these libraries may fail.
+Several are loaded in forks of this process, which imports once, and whose figures begin with the fork.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Decide how the updates of an adapter change the experts of a model. Pure.
-
-transformers 5 holds all experts of a layer in one tensor, and many checkpoints store them one by one. An adapter may be
-of either kind too.
-"""
+"""Decide how the updates of an adapter change the experts of a model, in one tensor or stored one by one. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,10 +27,7 @@ _PARTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj":
 
 
 def refuse_some_experts(modules: Iterable[str], model: Mapping[str, Any]) -> None:
-    """Raise SourceError unless each expert of a layer has the same updates, because PEFT joins them to one.
-
-    `modules` have updates. `model` is the content of the model's config.json.
-    """
+    """Raise SourceError unless all experts of a layer have the same updates, which PEFT joins to one."""
     containers: dict[str, set[tuple[int, str]]] = {}
     for module in modules:
         if match := IN_FUSED.search(module):

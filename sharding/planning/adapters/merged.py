@@ -39,10 +39,7 @@ Kinds = Mapping[Kind, Tensor]  # The tensors of an adapter for one module, by wh
 
 
 def names_asked(checkpoint: Content) -> Content | None:
-    """Return the model of which a merge needs the names in memory, None if no merge needs them.
-
-    Raises SourceError if the configuration or the names of the adapter are not those of a LoRA of PEFT.
-    """
+    """Return the model of which a merge needs the names in memory, or None. Raises SourceError if it is no LoRA."""
     if checkpoint.of("adapter") is None:
         return None
     adapter = merging.adapter_of(checkpoint)
@@ -283,10 +280,7 @@ def _idle_targets(work: Merging) -> list[str]:
 
 
 def _with_settings(document: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with `settings`, each where transformers 5.23 reads it.
-
-    A model with several parts has its vocabulary in its text part. Whether it is tied may be read from both.
-    """
+    """Return a configuration with `settings`, each where transformers 5.23 reads it, top or text part."""
     after = {**document, **settings}
     parts = [key for key in ("text_config", "decoder") if isinstance(document.get(key), dict)]
     of_words = {name: settings[name] for name in ("vocab_size", "tie_word_embeddings") if name in settings}

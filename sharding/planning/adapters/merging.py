@@ -59,11 +59,7 @@ class ModuleNames:
         """Whether a name was one of the class of the language model alone, and was found in a model with more parts."""
 
     def find(self, name: str) -> str | None:
-        """Return the stored name of `name`, or None if there is none.
-
-        A stored name may lack the prefix of the model with a head, or have one more. If several names fit like that, it
-        may be any of them, so none is returned.
-        """
+        """Return the one stored name of `name`, which may lack a model's prefix or have one more; None otherwise."""
         if exact := next((other for other in self._moved(name) if other in self._names), None):
             return exact
         if name.startswith(_TEXT_ALONE) and (inside := TEXT + name.removeprefix(_TEXT_ALONE)) in self._names:
@@ -119,11 +115,7 @@ class Merging:
     """
 
     def __init__(self, draft: Draft, known: Mapping[str, str], patterns: Patterns) -> None:
-        """Start with `draft`, whose content has an adapter. `known` are the stored names of names in memory.
-
-        `patterns` matches the adapter's expressions. Raises SourceError if the configuration or the names of the
-        adapter are not those of a LoRA of PEFT.
-        """
+        """Start with `draft`. `known` are stored names of names in memory. Raises SourceError if it has no LoRA."""
         checkpoint = draft.content
         adapter = self.adapter = adapter_of(checkpoint)
         self.draft, self.checkpoint, self.known = draft, checkpoint, known
@@ -155,10 +147,7 @@ class Merging:
         self._widen_kept()
 
     def _widen_kept(self) -> None:
-        """Cast what the adapter changes to fp32, where the class keeps it in fp32 as `from_pretrained` loads it.
-
-        What the adapter does not change keeps its bytes. It loads with the same numbers.
-        """
+        """Cast what the adapter changes to fp32, where its class keeps that in fp32 when it is loaded."""
         if not (known := known_class(self.model)):
             return
         for part in self.parts:

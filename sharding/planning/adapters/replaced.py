@@ -17,10 +17,7 @@ from sharding.recipes.laid import Rows
 
 
 def replace_whole(work: Merging) -> None:
-    """Put the tensors that the adapter has as a whole in place of those of the base, in their dtype.
-
-    An adapter with a copy of the embeddings, or of the head that is tied to them, unties both.
-    """
+    """Put the tensors that the adapter has whole in place of the base's. One of two tied ones unties both."""
     parts = sorted(work.parts, key=lambda part: heads_last(part.of))
     whole = {part.of: work.given[part.name] for part in parts if part.kind == "whole"}
     _refuse_ignored(work)
@@ -165,11 +162,7 @@ def as_classifier(checkpoint: Content) -> Content:
 
 
 def make_classifier(work: Merging, whole: Mapping[str, Tensor]) -> None:
-    """Turn the model into the classifier that the adapter was trained as, with places for the tensors of its head.
-
-    If nobody knows all weights of that class (`work.known`), only a causal model with a `score` becomes a classifier.
-    Raises SourceError if neither the base nor the adapter has one of its weights.
-    """
+    """Turn the model into the classifier that the adapter was trained as. Raises SourceError if weights are missing."""
     if not (name := classifier_of(work.checkpoint)):
         return
     if work.known:

@@ -17,11 +17,7 @@ MEND = "To mend it: "
 
 
 def advised(mine: Content, original: Content, named: tuple[str, str] | None = None) -> tuple[str, ...]:
-    """Return how the names, shapes and parts of `mine` differ from its original's, and the command that mends it.
-
-    The command takes the two as they are `named`, or as commands take their places. Returns () if both have the same
-    names and shapes, or if nobody can tell.
-    """
+    """Return how `mine` differs from its original, and the command that mends it; () if it does not."""
     of, theirs = ({tensor.name: tensor.shape for tensor in one.tensors} for one in (mine, original))
     if of == theirs or original.library != "transformers" or mine.library not in ("transformers", "unknown"):
         return ()
@@ -82,10 +78,7 @@ def _missing(names: Sequence[str]) -> str:
 
 
 def named_like(run: Content, base: Content) -> Content:
-    """Return the tensors of a training run with the names and the form that its base has for them.
-
-    What fits no name of the base stays as it is. A finding says what was changed.
-    """
+    """Return the tensors of a training run as its base has them, where they fit; a finding says what changed."""
     original = ordinary(base)
     if original is None:
         return run

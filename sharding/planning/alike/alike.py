@@ -54,11 +54,7 @@ def _original(draft: Draft) -> Content:
 
 
 def alike(draft: Draft, found: Comparison) -> Draft:
-    """Return `draft` with the names, shapes and parts of its original, and with its own numbers.
-
-    Raises SourceError if the two are different models, if a weight is missing inside a part, or if more than one way
-    fits.
-    """
+    """Return `draft` with the names, shapes and parts of its original, and its own numbers. Raises SourceError."""
     content, original = draft.content, _original(draft)
     refuse_unlike(found, content, original)
     if not draft.options.keep_extra:

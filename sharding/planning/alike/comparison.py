@@ -60,10 +60,7 @@ class Comparison:
 def compared(
     mine: Content, tensors: Sequence[Tensor], config: str, original: Content, known: Mapping[str, str]
 ) -> Comparison:
-    """Return `mine`, which has these `tensors` and this `config` by now, beside its original.
-
-    `known` are the original's stored names of names in memory. Raises SourceError.
-    """
+    """Return `mine` beside its original, by `known` stored names of names in memory. Raises SourceError."""
     after = ordinary(original)
     if after is None:
         how = "in a way that this version does not read"

@@ -37,10 +37,7 @@ class Kept(NamedTuple):
 
 
 def with_values(form: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Kept]]:
-    """Return a configuration with the form of `form` and what `values` say, and the settings that differ.
-
-    Settings that only `values` have are kept too. Those that transformers names in a new way go to the old place.
-    """
+    """Return a configuration with the form of `form` and what `values` say, and the settings that differ."""
     kept = list[Kept]()
     inner = next((key for key in _PARTS if isinstance(form.get(key), dict)), "")
     own = next((key for key in _PARTS if isinstance(values.get(key), dict)), "")

@@ -66,11 +66,7 @@ class Fits:
 
 
 def matched(mine: Mapping[str, Unit], theirs: Mapping[str, Unit], fits: Fits) -> Match:
-    """Return which unit of `mine` is which of `theirs`.
-
-    A name that both have counts, if the shapes fit. Any other name loses, gets or changes its prefix as most of its
-    neighbours do. A prefix changes only where names behind it and shapes agree.
-    """
+    """Return which unit of `mine` is which of `theirs`: by name, or as most neighbours change their prefix."""
     exact = {name for name in mine.keys() & theirs.keys() if fits(mine[name].shape, theirs[name].shape)}
     found, votes = _candidates(mine, theirs, fits, exact)
     of, prefixes = {name: name for name in exact}, Counter[Prefix]({("", ""): len(exact)} if exact else {})
@@ -128,10 +124,7 @@ def _candidates(
 
 
 def _is_usual(start: str, side: int, usual: Iterable[Prefix]) -> bool:
-    """Return whether names begin with `start` because a model is inside another, and not by chance.
-
-    The dense layer of a pooler is not that of a classifier, although both are `dense.weight`.
-    """
+    """Return whether names begin with `start` because a model is inside another, and not by chance."""
     return all(step in _CONTAINERS for step in start.split(".") if step) or any(
         prefix[side].startswith(start) for prefix in usual
     )
@@ -181,10 +174,7 @@ class Lack:
 
 
 def lacking(match: Match, theirs: Iterable[str], layers: int | None) -> Lack:
-    """Return what is not here as parts and holes. The original's model has `layers` layers, if that is known.
-
-    A *part* is a tower, a talker, or an MTP head, of which nothing is here. Layers behind the last one are an MTP head.
-    """
+    """Return what is not here as parts, of which nothing is here (a tower, an MTP head behind `layers`), and holes."""
     here = set[str]()
     for name in theirs:
         if name in match.of:

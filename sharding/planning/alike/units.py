@@ -1,8 +1,4 @@
-"""Bring the tensors of a checkpoint into one form, however experts and gates are stored. Pure.
-
-transformers 5 holds all experts of a layer in one tensor, with gate and up joined. Most repos store them one by one.
-A *unit* is one kind of weight of all experts of a layer, or any other tensor.
-"""
+"""Bring a checkpoint into *units*: one kind of weight of all experts of a layer, or another tensor. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,10 +52,7 @@ class Unit(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A tensor that is to be made, and the units that it consists of: one, or gate and up.
-
-    With `expert`, it is that expert of the unit.
-    """
+    """A tensor that is to be made, of which `expert`, and the units that it consists of: one, or gate and up."""
 
     tensor: Tensor
     units: tuple[str, ...]
@@ -160,10 +153,7 @@ def in_memory(name: str) -> str:
 
 
 def _are_turned(fused: Mapping[str, Tensor]) -> bool | None:
-    """Return whether the fused experts of a layer have inputs before outputs. None if their shapes do not tell.
-
-    gate_up_proj has twice as many outputs as down_proj has inputs. gpt-oss has gate and up in turns, and a bias.
-    """
+    """Return whether fused experts have inputs before outputs, as their shapes tell; None if they do not."""
     down = fused.get("down_proj")
     if down is None:
         return None

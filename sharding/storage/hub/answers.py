@@ -73,10 +73,7 @@ def refuses_argument(error: Exception) -> bool:
 
 
 def wait_to_retry(error: Exception, tries: int) -> None:
-    """Sleep before try number `tries` + 1: as long as the server asks, else twice as long each time, or a bit more.
-
-    Raises `error` if `NETWORK_TRIES` are used up or the server asks for more than `LONGEST_WAIT_SECONDS`.
-    """
+    """Sleep before the next try: as long as the server asks, or twice as long each time. Raises `error` at last."""
     asked = seconds_asked(getattr(getattr(error, "response", None), "headers", {}))
     seconds = NETWORK_WAIT_SECONDS * 2**tries if asked is None else asked
     if tries >= NETWORK_TRIES or seconds > LONGEST_WAIT_SECONDS:
@@ -85,10 +82,7 @@ def wait_to_retry(error: Exception, tries: int) -> None:
 
 
 def seconds_asked(headers: Mapping[str, str]) -> float | None:
-    """Return how long a server asks to wait: `Retry-After`, or the Hub's `RateLimit` once that is used up.
-
-    Of both, the longer one. huggingface_hub 2.4 uses one or the other, depending on the request.
-    """
+    """Return how long a server asks to wait: the longer of `Retry-After` and a used up `RateLimit`."""
     after, limit = headers.get("Retry-After", ""), parse_ratelimit_headers(headers)
     asked = [float(after)] if after.isdecimal() else []
     asked += [limit.reset_in_seconds + 1.0] if limit and limit.remaining == 0 else []

@@ -201,10 +201,7 @@ class Hub:
         return checked_place(str(metadata.location))
 
     def grant(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> Grant:
-        """Return new access to the store. Anyone who has it may use it until it expires. Raises the client's errors.
-
-        The request and the answer follow the Xet protocol (https://huggingface.co/docs/xet/auth).
-        """
+        """Return new access to the store, which ends by itself (https://huggingface.co/docs/xet/auth)."""
         with one_question():  # while a file is read, no caller has started one
             granted = parsed(dict[str, Any], self.send("GET", self._grants(kind, repo_id, revision)).json())
         grant = Grant(*(granted.get(key) for key in ("casUrl", "accessToken", "exp")))  # type: ignore[arg-type]

@@ -88,10 +88,7 @@ def session() -> httpx2.Client:
 
 @contextmanager
 def one_question() -> Iterator[None]:
-    """Count all answers in this block as answers to one question, and name the request that got an odd one.
-
-    Raises GarbledAnswer for an answer that is not JSON, and OddAnswer for one that the client cannot read.
-    """
+    """Count all answers in this block as answers to one question. Raises GarbledAnswer and OddAnswer for odd ones."""
     session()
     before = _SPENT.set(spent := _Spent())
     try:

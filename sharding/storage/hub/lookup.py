@@ -144,11 +144,7 @@ class Lookup:
 
 
 def is_reached(hub: Hub, repo: Place, revision: str | None) -> bool:
-    """Return whether a branch or a tag of `repo` is known to lead to its commit, which `revision` names (None: main).
-
-    A pull request does not count: anybody may open one, and a Hub finds its commits by their ids like all others.
-    Raises the client's errors.
-    """
+    """Return whether a branch or a tag, not a pull request, is known to lead to the commit of `repo`. Raises."""
     if revision in (None, "main"):
         return True
     try:

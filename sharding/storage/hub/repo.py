@@ -173,10 +173,7 @@ class HubRepo:
             yield from (file.path for file in parsed(_Modes, answer.json()).files if file.uploadMode == "lfs")
 
     def copied(self, files: Iterable[FileEntry], origin: Inputs) -> list[Change]:
-        """Return the changes that add those of `files` that the Hub's store copies here from their own repo.
-
-        Others have to be sent: those in git, and those that the Hub does not copy, for example from another region.
-        """
+        """Return the changes that add those of `files` that the Hub's store copies here; others have to be sent."""
         in_store = [file for file in files if file.xet_hash and file.sha256]
         changes = list[Change]()
         for number in {file.source for file in in_store}:

@@ -48,10 +48,7 @@ _REF = TypeAdapter(Place)
 
 
 def open_repo(hub: Hub, asked: Place) -> "HubSource":
-    """Pin the repo that is `asked` for to the commit that its revision (a branch, tag or commit; "": main) is at now.
-
-    With a folder inside it, read only that one, as if it were a repo. Raises SourceError.
-    """
+    """Pin the repo that is `asked` for, or a folder in it, to the commit of its revision now. Raises SourceError."""
     repo_id, revision = asked.repo_id, asked.revision or None
 
     def pin() -> tuple[Place, bool | None, bool]:
@@ -115,10 +112,9 @@ class HubSource(Source):
 
     @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of `file`, through Xet if the repo has it.
+        """Yield `[start_byte, end_byte)` of `file`, over Xet if it is there, and go on if a stream breaks off.
 
-        If a stream breaks off, the next one goes on at the same byte. Raises SourceError also if the server sends other
-        bytes than requested, or if a whole file does not have its hash: neither HTTP nor hf-xet 1.8 checks that.
+        Raises SourceError also for bytes of another range or hash, which neither HTTP nor hf-xet 1.8 checks.
         """
         entry = self._entry(file)
         chunks = self._read(entry, start_byte, end_byte)

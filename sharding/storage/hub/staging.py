@@ -105,11 +105,7 @@ class StagingBranch:
         return head == self.head or not [path for path in self._repo.files(head) if self._is_record(path)]
 
     def add(self, record: ShardRecord) -> None:
-        """Commit a shard, whose bytes the Hub's store already has, with its record.
-
-        The first shard of a job is committed when this returns. The others are committed in groups
-        (`COMMIT_SECONDS`), and nobody waits for them. If such a commit fails, a later call raises its error.
-        """
+        """Commit a shard that the store has, with its record: the first at once, others later (`COMMIT_SECONDS`)."""
         with self._lock:
             self._unnoted.append(record)
             if (self._noting and not self._noting.done()) or time.monotonic() < self._next_note:
