@@ -72,18 +72,12 @@ Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Publ
 
 
 def inspect(source: str, *, endpoint: str | None = None, token: str | None = None, **chosen: Any) -> Content:
-    """Return the tensors, files and findings of `source`. Reads only headers, no weights.
+    """Return the tensors, files and findings of `source`. Reads headers only, and weights if a merge depends on it.
 
     - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `chosen`: options of `Options` by their names: `variant`, and those that name another input.
+    - `chosen`: options of `Options` by their names: `variant`, and those that name another input, whose headers count.
 
-    The headers of each other input are read too, and those of a base compared with the source's. If a merge depends on
-    it, the weights of an adapter whose SHA-256 nobody states are read, and a head of `source` that may be tied.
-
-    If the card of a repo names another one as its base, a finding says why `source` does not load where that one does.
-
-    Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors, and UsageError for an input
-    that it does not need.
+    Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors, and UsageError.
     """
     options, hub = Options(**chosen), _hub(endpoint, token)
     origin = open_inputs({"model": source, **options.inputs}, hub)
@@ -100,14 +94,7 @@ def inspect_inputs(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Content:
-    """Do what `inspect` does, within limits.
-
-    - `inputs`: the names of the source and of all other inputs, by their roles.
-    - `variant`: which weights to take if a repo has several, "" for the plain ones.
-    - `most_tensors`, `most_bytes`: the most tensors, and the most bytes of weights to read. None: any number.
-
-    Raises also TooManyTensors, and WeightsNeeded if it takes more weights.
-    """
+    """Do what `inspect` does with `inputs` by their roles, but read at most so much. Raises also WeightsNeeded."""
     origin = open_inputs(inputs, _hub(endpoint, token))
     return offering(_read(origin, variant, most_tensors, most_bytes))
 
@@ -297,12 +284,8 @@ def devices(
 ) -> DevicePlan:
     """Return which block of a model goes on which device. Reads only headers and the configuration.
 
-    - `source`: a folder, or `owner/name[@revision]`.
-    - `budget`: the memory of each device, such as "cuda:0=16GB,cpu=12GB", or the name of a preset.
-    - `dtype`: the dtype of the weights in memory: fp32, fp16, bf16, or keep.
-    - `limit_seconds`: how long transformers may take to answer.
-
-    Raises UsageError, SourceError, and Refused, also if transformers takes longer.
+    `budget` is the memory of each device, such as "cuda:0=16GB,cpu=12GB", or the name of a preset, and `dtype` that of
+    the weights in memory. Raises UsageError, SourceError, and Refused, also if transformers takes too long.
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
@@ -327,15 +310,10 @@ def compare(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Probed | Progress | Compared, None, None]:
-    """Load two checkpoints in turn, and compare their time and memory.
+    """Load two checkpoints in turn, each `rounds` times in fresh processes, and compare their time and memory.
 
-    - `original`, `sharded`: folders, or repos, which are first downloaded into a temporary folder.
-    - `load`: how to load them. Each load runs in a fresh process.
-    - `rounds`: how many times to load each.
-    - `picture`: the path of an SVG file that shows memory over time. "" draws none.
-
-    Yields the progress of the download, every probe, and `Compared` last. Raises UsageError, SourceError, Refused, and
-    DestinationError if nobody can write the picture.
+    Repos are first downloaded into a temporary folder. `picture` is the path of an SVG file to draw, "" for none.
+    Yields progress, every probe, and `Compared` last. Raises UsageError, SourceError, Refused, and DestinationError.
     """
     require("A comparison of loads")
     hub = _hub(endpoint, token)

@@ -32,7 +32,6 @@ class Patterns:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Return the patterns themselves."""
         return self
 
     def __exit__(self, *_: object) -> None:

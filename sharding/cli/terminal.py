@@ -61,12 +61,10 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
         self._done = set[Phase]()
 
     def __enter__(self) -> "Terminal":
-        """Begin to show what this package logs."""
         logging.getLogger("sharding").addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the bar."""
         logging.getLogger("sharding").removeHandler(self)
         self._end_bar()
 

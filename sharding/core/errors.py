@@ -89,7 +89,6 @@ class VariantMissing(SourceError):
     """There is no such variant of the weights. `there` are the variants that exist, "" for the plain weights."""
 
     def __init__(self, message: str, hint: str, there: tuple[str, ...]) -> None:
-        """Keep the variants that exist."""
         super().__init__(message, hint, Remedy("choose_variant", there[0]) if there else None)
         self.there = there
 

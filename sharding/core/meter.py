@@ -15,7 +15,6 @@ class Meter:
     """Samples the anonymous memory of this process fifty times a second: RssAnon of proc(5), else as psutil has it."""
 
     def __init__(self) -> None:
-        """Start the clock."""
         self.anon_bytes = 0
         self.peak_anon_bytes = 0
         self._started = time.monotonic()
@@ -28,12 +27,10 @@ class Meter:
         return time.monotonic() - self._started
 
     def __enter__(self) -> Self:
-        """Start sampling."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take a last sample and stop."""
         self._stop.set()
         self._thread.join()
 

@@ -321,7 +321,6 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        """Check every value."""
         texts = (name for name, option in _declared(Options).items() if option.role or option.is_list)
         for name in ("variant", *texts):
             if not isinstance(getattr(self, name), str):

@@ -35,7 +35,6 @@ class Feed:
     """The bytes that recipes read, one after another in the order of use, or that a recipe makes."""
 
     def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
-        """Take from `chunks`."""
         self._chunks = chunks
         self._rest = memoryview(b"")
         self._room = bytearray()
@@ -84,7 +83,6 @@ class Recipe:
     kinds = dict[str, Any]()
 
     def __init_subclass__(cls) -> None:
-        """Register one more kind."""
         Recipe.kinds[cls.__name__] = cls  # a dataclass with slots creates its class twice, and the second one counts
 
     @classmethod

@@ -16,7 +16,6 @@ PORT = 7859  # Of the Hub, if it is free: what was proved of its repos holds for
 
 
 def main() -> None:
-    """Serve the Hub and the page until Ctrl-C or SIGTERM."""
     print("Starting a Hub on this machine with sample models. The first start builds them …", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     with (

@@ -59,7 +59,6 @@ def serve_sample(place: Path) -> Iterator[str]:
 
 @contextmanager
 def serve_hub(folder: Path, *options: str, port: int = 0) -> Iterator[str]:
-    """Start a Hub on this machine, yield its address, and stop it at the end. Port 0 takes a free one."""
     command = [sys.executable, "-m", "sharding", "localhub", "--port", str(port), "--folder", str(folder), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
         assert hub.stdout
@@ -73,7 +72,6 @@ def serve_hub(folder: Path, *options: str, port: int = 0) -> Iterator[str]:
 
 
 def shard(place: Path, endpoint: str, *arguments: str) -> None:
-    """Show a command that shards `SOURCE`, and run it."""
     command = ["shard", SOURCE, *arguments]
     print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
     env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}

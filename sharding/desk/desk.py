@@ -70,7 +70,6 @@ class Desk(AbstractContextManager["Desk"]):
             thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Close the desk."""
         self.close()
 
     def close(self) -> None:

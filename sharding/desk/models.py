@@ -41,7 +41,6 @@ class Headers:
     """A cache of checkpoints. One that was read with a token is only for callers with the same token."""
 
     def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read from the Hub at `endpoint`."""
         self._endpoint = endpoint
         self._clock = clock
         self._lock = RLock()
@@ -99,7 +98,6 @@ class Models:
     """Caches headers and answers, and asks transformers one question at a time."""
 
     def __init__(self, endpoint: str) -> None:
-        """Read from the Hub at `endpoint`."""
         self._endpoint = endpoint
         self._link: Callable[[str], str] = Lookup(endpoint).link
         self._headers = Headers(endpoint)

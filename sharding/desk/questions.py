@@ -32,7 +32,6 @@ class Later(Exception):
     """The answer to `key` is not there yet, and the caller must not wait for it in this thread."""
 
     def __init__(self, key: object, answer: Future[Any]) -> None:
-        """Keep the future that will hold the answer."""
         super().__init__("The answer is not there yet.")
         self.key, self.answer = key, answer
 

@@ -73,7 +73,6 @@ class Crew(Reader):
     """The workers of one job. It yields and returns the same as one machine."""
 
     def __init__(self, workers: RayWorkers) -> None:
-        """Lead `workers`."""
         self._workers = workers
         self._nodes: dict[str, NodeCost] = {}
         self._repeated: list[str] = []

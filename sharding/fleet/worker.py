@@ -81,7 +81,6 @@ class GrantedHub(Hub):
     least_xet_bytes = 0  # Every file in the store is read from there, because HTTP might need a login.
 
     def __init__(self, lent: LentSource | LentDestination) -> None:
-        """Use the access that was `lent`. Asks nothing."""
         super().__init__(lent.hub, None)
         self._grant = lent.grant
         self._places = {file.file: file.place for file in lent.files} if isinstance(lent, LentSource) else {}

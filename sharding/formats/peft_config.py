@@ -156,7 +156,6 @@ class Names(dict[str, int]):
     """Names of modules, without regular expressions, each with its place in a list."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Take `names`."""
         super().__init__((name, number) for number, name in reversed(list(enumerate(names))))
 
     def first_ending(self, name: str) -> str | None:

@@ -45,7 +45,6 @@ class Blobs:
         return name
 
     def new_part(self) -> Path:
-        """Return a new path to write a file to before it is kept."""
         return self._parts / f"{secrets.token_hex(8)}.part"
 
     def upload_part(self, upload: str, number: int) -> Path:
@@ -55,7 +54,6 @@ class Blobs:
         return folder / str(number)
 
     def drop_upload(self, upload: str) -> None:
-        """Delete the parts of a multipart upload."""
         shutil.rmtree(self._parts / upload)
 
     def keep(self, part: Path, name: str) -> None:

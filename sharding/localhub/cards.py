@@ -29,7 +29,6 @@ _TEXT_LISTS = ("language", "tags", "datasets", "metrics", "base_model", "new_ver
 
 
 def validate(call: Call) -> Answer:
-    """Answer with the errors of a card. The status is 400 if there are any."""
     errors = [{"message": message} for message in find_errors(text_of(call.json(), "content"))]
     return JSONResponse({"errors": errors, "warnings": []}, status_code=400 if errors else 200)
 

@@ -102,12 +102,10 @@ class Faults:
     """Middleware that breaks answers by `rules`. The same `seed` gives the same chances."""
 
     def __init__(self, app: ASGIApp, rules: Sequence[Fault], seed: int = 0) -> None:
-        """Pass requests on to `app`."""
         self._app, self._rules = app, rules
         self._random, self._lock = random.Random(seed), Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a request and its answer, unless a rule breaks them."""
         for fault in self._due(scope) if scope["type"] == "http" else ():
             match fault.kind:
                 case "delay":

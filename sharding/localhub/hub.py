@@ -28,7 +28,6 @@ class Settings:
 
     @property
     def part_bytes(self) -> int:
-        """Size of the parts of a multipart upload."""
         return min(self.multipart_above_bytes, 100_000_000)
 
 
@@ -60,7 +59,6 @@ class Hub:
         return cls(address, settings, state, Blobs(folder / "blobs"), xet, key)
 
     def xet_file(self, entry: Entry) -> XetFile | None:
-        """Return the file in the Xet store, or None if it is not there."""
         return self.xet.known(entry.sha256) if self.xet and entry.sha256 else None
 
     def stream(self, entry: Entry, start_byte: int, end_byte: int) -> Iterator[bytes]:

@@ -48,7 +48,6 @@ def batch(call: Call) -> Answer:
 
 
 def verify(call: Call) -> Answer:
-    """Confirm that an object has arrived with the size that the client expects."""
     sha256, size = _parse_object(call.json())
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")

@@ -28,7 +28,6 @@ SCOPES = frozenset(_SCOPE_NAMES.split())
 
 
 def configuration(call: Call) -> Answer:
-    """Return the endpoints and features of this provider (OpenID Connect Discovery 1.0)."""
     hub = call.hub
     endpoints = {"authorization": "authorize", "token": "token", "userinfo": "userinfo"}
     return {
@@ -47,7 +46,6 @@ def configuration(call: Call) -> Answer:
 
 
 def keys(call: Call) -> Answer:
-    """Return the public key for the signatures of id tokens."""
     return {"keys": [_signing_key(call.hub).as_dict(private=False)]}
 
 
@@ -108,7 +106,6 @@ def token(call: Call) -> Answer:
 
 
 def userinfo(call: Call) -> Answer:
-    """Return the claims about the user of the access token."""
     with call.hub.state.reading() as db:
         caller, user = accounts.require_user(db, call)
         if caller.token != "oauth" or "openid" not in caller.scopes:

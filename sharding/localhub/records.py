@@ -67,7 +67,6 @@ class State:
     """The database `hub.sqlite` in a folder. Many threads can use it, and it survives a kill at any time."""
 
     def __init__(self, folder: Path) -> None:
-        """Open or create the database."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "hub.sqlite"
         self._idle: LifoQueue[sqlite3.Connection] = LifoQueue()
@@ -140,7 +139,6 @@ class Repo:
 
     @property
     def id(self) -> str:
-        """Owner and name, as clients write them."""
         return f"{self.owner}/{self.name}"
 
     @property
@@ -295,7 +293,6 @@ def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes
 
 
 def find_entry(db: sqlite3.Connection, commit: Commit, path: str) -> Entry | None:
-    """Return one file of a commit, or None."""
     row = db.execute('SELECT * FROM files WHERE "commit" = ? AND path = ?', (commit.number, path)).fetchone()
     return Entry(*tuple(row)[1:]) if row else None
 

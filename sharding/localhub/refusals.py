@@ -14,12 +14,10 @@ class Refusal(Exception):
 
 
 def bad_credentials() -> Refusal:
-    """A token that is unknown or has expired."""
     return Refusal(401, "Invalid credentials in Authorization header")
 
 
 def revision_not_found(revision: str) -> Refusal:
-    """A branch, tag or commit that the repo does not have."""
     return Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
 

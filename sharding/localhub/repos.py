@@ -64,7 +64,6 @@ def move(call: Call) -> Answer:
 
 
 def change_settings(call: Call) -> Answer:
-    """Make a repo private, public or gated."""
     wish = call.json()
     with call.hub.state.writing() as db:
         repo, _ = accounts.reach(db, call, "manage")
@@ -119,7 +118,6 @@ def search(call: Call) -> Answer:
 
 
 def check_access(call: Call) -> Answer:
-    """Answer whether the caller may read the files, or write them."""
     with call.hub.state.reading() as db:
         accounts.reach(db, call, "write" if call.address.endswith("/write") else "read")
     return None

@@ -204,7 +204,6 @@ def create_branch(call: Call) -> Answer:
 
 
 def delete_branch(call: Call) -> Answer:
-    """Delete a branch. Its commits can still be reached by their ids."""
     name = call.parameters["branch"]
     with call.hub.state.writing() as db:
         repo, _ = accounts.reach(db, call, "write")
@@ -218,7 +217,6 @@ def delete_branch(call: Call) -> Answer:
 
 
 def create_tag(call: Call) -> Answer:
-    """Create a tag at a revision."""
     wish = call.json()
     name = _new_name(text_of(wish, "tag"))
     with call.hub.state.writing() as db:

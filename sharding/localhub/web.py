@@ -38,7 +38,6 @@ class Call:
     body: bytes = b""
 
     def json(self) -> Json:
-        """Return the body as a JSON object. Raises Refusal (400)."""
         try:
             value = json.loads(self.body or b"{}")
         except ValueError as error:
@@ -55,7 +54,6 @@ class Call:
             raise Refusal(400, "The body is not a form.") from error
 
     def asks(self, name: str) -> bool:
-        """Return whether the query sets `name` to true."""
         return is_true(self.query.get(name))
 
 
@@ -73,7 +71,6 @@ def routes(hub: Hub, rules: Iterable[tuple[str, str, Handler]]) -> list[Route]:
 
 
 def to_call(hub: Hub, request: Request, kind: str = "", body: bytes = b"") -> Call:
-    """Return a request as a call with this body."""
     parameters = {name: unquote(value) for name, value in request.path_params.items()}
     address = hub.address + request.scope["path"]
     query, headers = request.query_params, request.headers
@@ -119,7 +116,6 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 def unknown(call: Call) -> Answer:
-    """Refuse a path that this Hub does not know."""
     raise Refusal(404, f"Sorry, we can't find {call.address}.")
 
 
@@ -145,7 +141,6 @@ def text_of(values: Json, name: str, default: str | None = None) -> str:
 
 
 def is_true(value: str | None) -> bool:
-    """Return whether a value in a query or a form means true."""
     return (value or "").lower() in ("1", "true")
 
 

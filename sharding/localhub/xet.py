@@ -2,15 +2,17 @@
 
 import hashlib
 import secrets
+import struct
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from blake3 import blake3
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sharding.localhub import accounts, records
 from sharding.localhub.blobs import read_file
-from sharding.localhub.known_chunks import chunks_to_ask_for, keyed_shard
 from sharding.localhub.refusals import Refusal, bad_credentials
 from sharding.localhub.revisions import parse_range
 from sharding.localhub.store import VIEW_SECONDS, Right, XetFile, XetStore, name_of_grant, parse_shard
@@ -18,6 +20,9 @@ from sharding.localhub.web import Answer, Call, Json, text_of
 
 _HEADER_BYTES = 8
 _BINARY = "application/octet-stream"
+_RECORD_BYTES, _FOOTER_BYTES = 48, 200
+_END = b"\xff" * 32 + bytes(16)
+_ASKED_FOR = 1024  # Clients ask about one chunk in so many, and about the first chunk of every file.
 _KNOWN_SECONDS = 7 * 86400  # How long clients may rely on an answer about a chunk.
 
 
@@ -68,13 +73,11 @@ def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
 
 
 def put_xorb(call: Call) -> Answer:
-    """Keep a package of chunks."""
     _keep(_served(call, "write").xorb(_hash(call)), call.body)
     return {"was_inserted": True}
 
 
 def put_shard(call: Call) -> Answer:
-    """Keep a shard, which lists the chunks of some files."""
     store = _served(call, "write")
     try:
         files = parse_shard(call.body)
@@ -130,7 +133,7 @@ def get_xorb(call: Call) -> Answer:
 def find_chunk(call: Call) -> Answer:
     """Return the xorbs that were uploaded together with a chunk, so that the client need not send their chunks."""
     store, name = _served(call, "read"), _hash(call)
-    shard = next((path for path in store.shards.glob("*.mdb") if name in _chunks_to_ask_for(path)), None)
+    shard = next((path for path in store.shards.glob("*.mdb") if name in chunks_to_ask_for(path)), None)
     if store.grants is None or shard is None:
         raise Refusal(404, f"The store does not know the chunk {name}.")
     key, now = hashlib.sha256(b"chunks" + store.grants.key).digest(), int(time.time())
@@ -171,11 +174,6 @@ def _files(shard: Path) -> tuple[XetFile, ...]:
 
 
 @lru_cache(maxsize=1000)
-def _chunks_to_ask_for(shard: Path) -> frozenset[str]:
-    return chunks_to_ask_for(shard.read_bytes())
-
-
-@lru_cache(maxsize=1000)
 def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
     """Return place, size with header and unpacked size of each chunk of a xorb; the footer begins with no zero."""
     chunks, place = [], 0
@@ -185,6 +183,54 @@ def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
             chunks.append((place, _HEADER_BYTES + packed, size))
             place = xorb.seek(packed, 1)
     return tuple(chunks)
+
+
+@lru_cache(maxsize=1000)
+def chunks_to_ask_for(path: Path) -> frozenset[str]:
+    """Return the hashes of the chunks of an uploaded shard that clients may ask for."""
+    shard = path.read_bytes()
+    starts = {(file.segments[0].xorb, file.segments[0].first) for file in parse_shard(shard) if file.segments}
+    hashes = set()
+    xorb, first = "", 0
+    for place, is_chunk in _records(shard):
+        words = struct.unpack_from("<4Q", shard, place)
+        name = "".join(f"{word:016x}" for word in words)
+        if not is_chunk:
+            xorb, first = name, place + _RECORD_BYTES
+        elif words[3] % _ASKED_FOR == 0 or (xorb, (place - first) // _RECORD_BYTES) in starts:
+            hashes.add(name)
+    return frozenset(hashes)
+
+
+def keyed_shard(shard: bytes, key: bytes, created: int, expires: int) -> bytes:
+    """Return the xorbs of an uploaded shard without its files, valid between two times in seconds since 1970. Chunks
+    are hashed with a key of 32 bytes, which the answer states. So only those who have a chunk recognize it."""
+    records = bytearray()
+    for place, is_chunk in _records(shard):
+        record = shard[place : place + _RECORD_BYTES]
+        records += blake3(record[:32], key=key).digest() + record[32:] if is_chunk else record
+    start = 2 * _RECORD_BYTES  # after the header and an empty list of files
+    end = start + len(records) + _RECORD_BYTES
+    # Three empty tables of 0 entries follow the lists. A client then reads the lists.
+    places = struct.pack("<9Q", 1, _RECORD_BYTES, start, end, 0, end, 0, end, 0)
+    footer = places + key + struct.pack("<2Q", created, expires) + bytes(72) + struct.pack("<Q", end)
+    return shard[:40] + struct.pack("<Q", _FOOTER_BYTES) + _END + records + _END + footer
+
+
+def _records(shard: bytes) -> Iterator[tuple[int, bool]]:
+    """Yield where each record of a xorb or a chunk starts, and whether it is a chunk's. A xorb has one record with its
+    hash and number of chunks, then one record per chunk. A hash of ones ends the list."""
+    place = next(
+        place for place in range(_RECORD_BYTES, len(shard), _RECORD_BYTES) if shard.startswith(_END[:32], place)
+    )
+    place += _RECORD_BYTES
+    while place < len(shard) and not shard.startswith(_END[:32], place):
+        (chunks,) = struct.unpack_from("<I", shard, place + 36)
+        yield place, False
+        for _ in range(chunks):
+            place += _RECORD_BYTES
+            yield place, True
+        place += _RECORD_BYTES
 
 
 RULES = (

@@ -101,7 +101,6 @@ class FolderSink(ShardSink):
     bytes_uploaded = bytes_deduplicated = disk_bytes_written = 0
 
     def __init__(self, folder: Path, plan_id: str = "") -> None:
-        """Aim at `folder`. Writes nothing."""
         self._folder = folder
         self._staging = staging_in(folder)
         self._plan_id = plan_id

@@ -150,7 +150,6 @@ class Journal:
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
-        """Use the journal of `folder`. Opens nothing."""
         self._has_lock = not is_shared
         self.lease = Lease(folder, beside_lock=not is_shared)
         self.path = folder / JOURNAL_NAME

@@ -91,7 +91,6 @@ class Room:
     """A number of bytes that all threads of a job share."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Start with all `most_bytes` free."""
         self._free = most_bytes
         self._lock = Lock()
 

@@ -17,7 +17,6 @@ class NotingSource(Source):
     requests = bytes_read = 0
 
     def __init__(self, source: Source, number: int = 0) -> None:
-        """Record reads of `source`, which has this `number` among the sources of a job."""
         self.ref, self.folder, self.files = source.ref, source.folder, source.files
         self.is_private, self.unreached, self.links_out = source.is_private, source.unreached, source.links_out
         self.batch_bytes, self.join_gap_bytes = source.batch_bytes, source.join_gap_bytes

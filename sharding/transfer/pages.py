@@ -60,7 +60,6 @@ class Pages(KeptInputs):
     """Extents of sources, read in pages. Keeps the last pages for all threads."""
 
     def __init__(self, sources: Sequence[Source], extents: Iterable[Extent]) -> None:
-        """Read `extents` of `sources`; neighbours share pages."""
         self._sources = sources
         self._regions: dict[tuple[int, str], list[list[int]]] = {}
         for source, file, start, end in sorted(extents):

@@ -143,7 +143,6 @@ class Sums:
     """
 
     def __init__(self) -> None:
-        """Know of no number."""
         self._count = self._equal = self._finite = 0
         self.not_finite = 0  # pairs that differ and have a NaN or an infinity
         self._largest = 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.localhub.known_chunks import chunks_to_ask_for
+from sharding.localhub.xet import chunks_to_ask_for
 from tests.conftest import environment
 from tests.localhub.conftest import Server, payload
 
@@ -79,8 +79,9 @@ def test_an_answer_about_a_chunk_reveals_no_hash_of_another(
     upload(payload(BYTES, 4))
     access = over_http.ask("GET", "/api/models/alice/known/xet-read-token/main").json()
     address, token = f"{access['casUrl']}/v1/chunks/default", access["accessToken"]
-    (shard,) = (path.read_bytes() for path in set(shards.glob("*.mdb")) - before)
-    answers = [over_http.ask("GET", f"{address}/{name}", token=token) for name in chunks_to_ask_for(shard)]
+    (path,) = set(shards.glob("*.mdb")) - before
+    shard = path.read_bytes()
+    answers = [over_http.ask("GET", f"{address}/{name}", token=token) for name in chunks_to_ask_for(path)]
     assert answers and {answer.status for answer in answers} == {200}
     known = {shard[place : place + 32] for place in range(48, len(shard), 48)} - {b"\xff" * 32}
     told = {answer.body[place : place + 32] for answer in answers for place in range(48, len(answer.body), 48)}

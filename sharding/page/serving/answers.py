@@ -80,7 +80,6 @@ class Sessions(OrderedDict[str, Any]):
     """Sessions by their hash, to replace the queue's own `pending_messages_per_session`."""
 
     def __init__(self, queue: Queue, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep the messages of `queue`."""
         super().__init__()
         self._queue, self._clock = queue, clock
 

@@ -63,7 +63,6 @@ class Door:
     """An ASGI application around the page's own: it hides other routes and limits the size of bodies."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Pass requests on to `app`."""
         self._app = app
         self._tools = asyncio.Semaphore(MAX_TOOL_CALLS)
 

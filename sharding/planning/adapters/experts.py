@@ -59,7 +59,6 @@ class Experts:
     """The updates of experts, collected until all of a layer are known."""
 
     def __init__(self, work: Merging) -> None:
-        """Look for the tensors in `work`."""
         self._work = work
         self._fused: dict[str, list[tuple[str, Tensor, Tensor]]] = {}
         self._single: dict[str, list[_Single]] = {}

@@ -44,7 +44,6 @@ class Lookup:
     """Questions to the Hub at one endpoint. Each is asked with the token of the person who asks."""
 
     def __init__(self, endpoint: str) -> None:
-        """Ask the Hub at `endpoint`."""
         self._endpoint = endpoint
         self._lock = Lock()
         self._people: dict[str, tuple[float, Person]] = {}

@@ -273,7 +273,6 @@ class ArrivingSource(HubSource):
     _least_xet_bytes = 0  # plain HTTP only knows committed files
 
     def __init__(self, hub: Hub, ref: Place, files: Iterable[FileEntry]) -> None:
-        """Begin with `files`."""
         super().__init__(hub, ref, files=tuple(files))
         self._news = Condition()
         self._is_over = False

@@ -35,7 +35,6 @@ class StagingBranch:
     """
 
     def __init__(self, repo: HubRepo) -> None:
-        """Use the branch of `repo`. Asks nothing."""
         self._repo = repo
         self.head = ""
         self._job: StagedJob | None = None

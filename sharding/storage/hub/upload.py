@@ -198,7 +198,6 @@ class StoreSink(ShardSink):
     shards_at_once = 1
 
     def __init__(self, hub: Hub, repo_id: str, revision: str = "") -> None:
-        """Use the store of `revision` of the repo. Asks nothing."""
         self._hub = hub
         self._place = repo_id, revision
         self._writers: list[XetShardWriter | LfsShardWriter] = []
