@@ -3,11 +3,12 @@
 from html import escape
 from urllib.parse import quote
 
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from sharding.localhub import accounts, records
 from sharding.localhub.cards import MAX_CARD_BYTES
-from sharding.localhub.web import Answer, Call, unknown
+from sharding.localhub.refusals import Refusal
+from sharding.localhub.web import Answer, Call, stable_id, unknown
 
 _STYLE = """
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
@@ -29,11 +30,14 @@ def document(title: str, body: str) -> str:
 
 def repo(call: Call) -> Answer:
     """Show the files and the card of a repo at a revision."""
-    with call.hub.state.reading() as db:
-        repository, _ = accounts.reach(db, call, "see")
-        commit = records.find_commit(db, repository, call.parameters.get("revision", "main"))
-        entries = records.list_entries(db, commit)
-        card = call.hub.read_text(db, commit, "README.md", MAX_CARD_BYTES)
+    try:
+        with call.hub.state.reading() as db:
+            repository, _ = accounts.reach(db, call, "see")
+            commit = records.find_commit(db, repository, call.parameters.get("revision", "main"))
+            entries = records.list_entries(db, commit)
+            card = call.hub.read_text(db, commit, "README.md", MAX_CARD_BYTES)
+    except Refusal:
+        return HTMLResponse(document("404", "<p>There is no such page, or it is private.</p>"), status_code=404)
     base = f"/{quote(repository.path)}/resolve/{commit.id}/"
     rows = "".join(
         f'<tr><td><a href="{base}{quote(entry.path)}">{escape(entry.path)}</a></td>'
@@ -49,8 +53,17 @@ def repo(call: Call) -> Answer:
     return HTMLResponse(document(repository.id, body))
 
 
+def avatar(call: Call) -> Answer:
+    """Draw a disc in the colour of an account, which the claims of a signed-in user link to."""
+    hue = int(stable_id(call.parameters["name"])[:6], 16) % 360
+    disc = f'<circle cx="20" cy="20" r="20" fill="hsl({hue} 60% 45%)"/>'
+    text = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 40">{disc}</svg>'
+    return Response(text, media_type="image/svg+xml")
+
+
 RULES = (
     ("GET", "/api/{path:path}", unknown),  # before the page of a repo whose owner is "api"
+    ("GET", "/avatars/{name}.svg", avatar),
     ("GET", "/{kind_prefix}/{owner}/{name}", repo),
     ("GET", "/{kind_prefix}/{owner}/{name}/tree/{revision}", repo),
     ("GET", "/{kind_prefix}/{owner}/{name}/commit/{revision}", repo),

@@ -79,7 +79,8 @@ def compared(
     tied = {}
     if is_tied and not is_real:
         words = next((name for name in match.of if EMBEDDINGS.search(name)), "")
-        tied = {name: words for name in match.absent if words and _is_head(name, theirs[name], theirs[words])}
+        tied = {name: words for name in match.absent if words and HEADS.search(name)}
+        tied = {name: words for name in tied if theirs[name].shape == theirs[words].shape}
     copied = {name: _SHARED.sub("shared.weight", name) for name in match.absent if _SHARED.search(name)}
     tied |= {name: words for name, words in copied.items() if words in match.of}
     usual = tied_names(form)[:1] or (USUAL_HEAD,)
@@ -106,7 +107,3 @@ def _renamed(tensor: Tensor, known: Mapping[str, str], there: Mapping[str, tuple
             is_other = name not in there and len(there[other]) == len(tensor.shape)
             return tensor._replace(name=prefix + other) if is_other else tensor
     return tensor
-
-
-def _is_head(name: str, head: Unit, words: Unit) -> bool:
-    return HEADS.search(name) is not None and head.shape == words.shape
