@@ -89,6 +89,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """Actors play the processes of jobs."""
     this_machine().result()  # is measured with the real Python, once
     (tmp_path / "stage").mkdir()
+    monkeypatch.setattr("sharding.desk.runner.STOP_SECONDS", 60)  # who ignores that it is to stop has its time
     stage = Stage(tmp_path / "stage", monkeypatch)
     yield stage
     stage.close()

@@ -61,7 +61,7 @@ def test_what_an_earlier_desk_left_behind_is_killed_with_its_session_and_nobody_
             stranger.stdin.flush()
             assert stranger.stdout.readline() == b"alive\n" and not is_gone(other)
         kill_stray((stranger.pid, started))
-        assert stranger.wait(30) == -signal.SIGKILL
+        assert stranger.wait(60) == -signal.SIGKILL
         until(lambda: is_gone(other))
         with suppress(BrokenPipeError):
             stranger.stdin.close()

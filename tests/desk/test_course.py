@@ -73,7 +73,7 @@ def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
 ) -> None:
     """Once, also where the desk has not yet cleared the job away, and as it is told later on."""
     looked, cleared, settle = Event(), Event(), desk._settle
-    monkeypatch.setattr(desk, "_settle", lambda taken: (looked.wait(30), settle(taken), cleared.set()))
+    monkeypatch.setattr(desk, "_settle", lambda taken: (looked.wait(60), settle(taken), cleared.set()))
     ends = {}
     for who in ("failed", "cancelled"):
         looked.clear()
@@ -88,7 +88,7 @@ def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
             actor.exit(3)
         ends[who] = end(desk, job_id, who)
         looked.set()
-        assert cleared.wait(30)
+        assert cleared.wait(60)
         assert seen(desk, job_id, who) == ends[who]
     said = {who: [line.split(" ", 1)[1] for line in status.log] for who, status in ends.items()}
     planned = "Planned: 240.1 kB in 5 shards."

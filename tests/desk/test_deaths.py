@@ -83,7 +83,7 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
         child = psutil.Process(process_of(settings, job_id))
         program.kill()
     with Desk(settings) as desk:
-        child.wait(30)
+        child.wait(60)
         assert seen(desk, job_id, "alice").state == "interrupted" and desk.queue_length == 0
 
 

@@ -79,7 +79,7 @@ def ask(question: Callable[[], Any]) -> Any:
 
 def answer_of(asked: Any) -> Any:
     """Return the answer to what `ask` has asked. It may be there at once."""
-    return asked.answer.result(20) if isinstance(asked, Later) else asked
+    return asked.answer.result(60) if isinstance(asked, Later) else asked
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_who_asks_is_known_by_a_login_else_by_a_session(
     assert [type(answer) for answer in waiting] == [Later] * 6
     assert is_refused(BOB, "three") and is_refused(None, "two")
     held.let_go()
-    assert [answer.answer.exception(30) for answer in waiting] == [None] * 6
+    assert [answer.answer.exception(60) for answer in waiting] == [None] * 6
     assert not isinstance(asks(ALICE, "one"), Refused)
 
 
@@ -141,11 +141,11 @@ def test_what_reads_or_plans_much_waits_for_no_class_and_no_class_for_it(
     counts = ask(lambda: of_counts(desk, small, 2, None, "b"))
     until(lambda: held.asked == ["devices", "overview", "overview"])
     held.go["devices"].set()
-    assert waits.answer.result(20) == "cpu=1GB"
+    assert waits.answer.result(60) == "cpu=1GB"
     assert answer_of(ask(lambda: of_devices(desk, small, 1, None, "c"))) == "cpu=2GB"
     assert not counts.answer.done()
     held.go["overview"].set()
-    assert counts.answer.result(20) == "v2"
+    assert counts.answer.result(60) == "v2"
 
 
 def test_counts_are_for_those_only_who_may_read_the_repo(
@@ -193,7 +193,7 @@ def test_devices_are_refused_as_plans_are_before_anybody_waits(
         assert isinstance(ask(lambda: desk.models.devices(hidden, "cpu=1GB", ALICE)), TooManyTensors)
     assert held.asked == ["devices"]
     held.let_go()
-    assert [answer.answer.result(20) for answer in waiting] == [f"cpu={number}GB" for number in range(1, 7)]
+    assert [answer.answer.result(60) for answer in waiting] == [f"cpu={number}GB" for number in range(1, 7)]
     held.asked.clear()
     for _ in range(2):  # the answer is for those only who may read the repo
         assert desk.models.devices(hidden, "cpu=1GB", ALICE) == "cpu=1GB"

@@ -65,7 +65,7 @@ class Server:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.process and self.process.stdout
         self.process.send_signal(number)
-        status = self.process.wait(timeout=30)
+        status = self.process.wait(timeout=60)
         self.process.stdout.close()
         return status
 

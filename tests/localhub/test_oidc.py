@@ -95,7 +95,7 @@ def test_a_login_ends(served: Callable[..., Server]) -> None:
     answer = brief.login("alice", "openid")
     assert answer["expires_in"] == 1
     statuses = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and 401 not in statuses:
         statuses.append(brief.ask("GET", "/api/whoami-v2", token=answer["access_token"]).status)
     assert statuses[-1] == 401

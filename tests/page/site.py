@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -81,9 +83,12 @@ class Site:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody is given who asks for any: those lie above (ip(7), `ip_local_port_range`)."""
+    while True:
+        port = SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def as_space(hub: Server) -> dict[str, str]:

@@ -1,17 +1,15 @@
 """Do something in a process for each rank of a group, as torchrun starts them."""
 
 import os
-import socket
 import traceback
 from collections.abc import Callable
+
+from tests.page.site import free_port
 
 
 def on_ranks(ranks: int, work: Callable[[int], object]) -> bool:
     """Fork for each rank, which does `work` with its number; return whether all have ended well."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = []
+    children, port = [], free_port()
     for rank in range(ranks):
         child = os.fork()
         if not child:

@@ -21,7 +21,7 @@ from tests.conftest import listing
 from tests.folders import staged
 from tests.storage.publications import begun, written
 
-LONG = 30.0
+LONG = 60.0
 """Seconds for what comes at once, unless something is broken."""
 FILE = "model-00001-of-00002.safetensors"
 

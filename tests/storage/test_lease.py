@@ -252,12 +252,12 @@ class Periods:
 
     def begin(self) -> bool:
         """Return whether the first wait has begun."""
-        return self._begun.acquire(timeout=30)
+        return self._begun.acquire(timeout=60)
 
     def next(self) -> None:
         """Return when one more renewal has been made, or not."""
         self._ended.release()
-        assert self._begun.acquire(timeout=30)
+        assert self._begun.acquire(timeout=60)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
             yield place
         finally:
             subprocess.run(["umount", "--lazy", place], check=True)
-            server.wait(30)
+            server.wait(60)
 
 
 def killed(checkpoint: Path, out: Path) -> None:

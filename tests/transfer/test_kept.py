@@ -12,7 +12,7 @@ from sharding.recipes.stored import Stored
 from sharding.transfer.pages import Kept, Pages
 from tests.fuzz.targets import Memory
 
-LONG = 30.0
+LONG = 60.0
 """Seconds for what comes at once, unless something is broken."""
 
 

@@ -20,7 +20,7 @@ def test_results_come_in_the_order_of_the_tasks_whichever_is_done_first() -> Non
     second_is_done = Event()
 
     def first() -> int:
-        assert second_is_done.wait(10)
+        assert second_is_done.wait(60)
         return 1
 
     def second() -> int:
@@ -42,7 +42,7 @@ def test_so_many_tasks_run_at_a_time_and_no_further_one_while_nobody_asks(width:
             most[0] = max(most[0], open_now[0])
             if open_now[0] == width:
                 all_are_in.set()
-        assert all_are_in.wait(10)
+        assert all_are_in.wait(60)
         with lock:
             open_now[0] -= 1
         return begun[0]
@@ -111,7 +111,7 @@ def test_no_more_tasks_are_begun_than_were_told_of_and_a_few(width: int) -> None
             begun.add(number)
             if len(begun) > told + width:
                 too_many.set()
-            assert gates[number].wait(10)
+            assert gates[number].wait(60)
             return number
 
         return run
@@ -149,7 +149,7 @@ def test_a_task_ends_as_soon_as_nobody_waits_for_it(waits: bool) -> None:
     try:
         events = lanes.run([busy, busy, busy], on_stop=lambda: None)
         next(events)
-        assert begun.wait(10)
+        assert begun.wait(60)
         events.close()  # type: ignore[attr-defined]
         assert ended == [CancelledError] * 2
     finally:
@@ -175,12 +175,12 @@ def test_one_that_hangs_is_waited_for_a_while_only_and_nobody_where_nothing_wake
 
         def hang(hangs: Event = hangs, release: Event = release) -> int:
             hangs.set()
-            release.wait(10)
+            release.wait(60)
             return 0
 
         events = Lanes("check", 9).run([hang], on_stop)
         next(events)
-        assert hangs.wait(10)
+        assert hangs.wait(60)
         waited.clear()
         events.close()  # type: ignore[attr-defined]
         assert waited == wanted

@@ -23,7 +23,7 @@ from tests.fuzz.targets import Memory
 from tests.promises import promise
 from tests.tensors import stored_tensor
 
-LONG = 30.0
+LONG = 60.0
 """Seconds for what comes at once, unless something is broken."""
 MOMENT = 0.1
 """Seconds that something has to come that must not."""

@@ -71,7 +71,7 @@ def test_all_threads_have_ended_when_somebody_stops_it(
     with all_threads_end():
         events: Generator[Any, None, None] = job.verify(*map(str, large), numeric=True)
         assert any(isinstance(event, Progress) and event.phase == "numbers" for event in events)
-        assert started.wait(10)
+        assert started.wait(60)
         events.close()
 
 

@@ -147,7 +147,7 @@ class Crowd(Pieces):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.most = self.reading = 0
-        self.pairs, self.third, self.lock = Barrier(2, timeout=10), Event(), Lock()
+        self.pairs, self.third, self.lock = Barrier(2, timeout=60), Event(), Lock()
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         with self.lock:

@@ -48,7 +48,7 @@ class Arriving(FolderSource):
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         self.tries += 1
-        assert self.come[file].wait(10)
+        assert self.come[file].wait(60)
         self.is_read[file].set()
         if self.fails:
             raise SourceError("It is not shown yet.", "Commit it.")
@@ -80,7 +80,7 @@ class Case:
         first, *_, last = self.records
         for number, record in enumerate(self.records.values(), 1):
             if arriving and record.file == last:
-                assert arriving.is_read[first].wait(10)
+                assert arriving.is_read[first].wait(60)
             if arriving:
                 arriving.come[record.file].set()
             yield ShardFinished(record.file, record.bytes, record.sha256, number, len(self.records))
