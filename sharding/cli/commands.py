@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from sharding import __version__
 from sharding.cli.parameters import in_groups, parsed_choice, taking_options, without_shorthands
-from sharding.core.environment import hub_token, proxy_logins
+from sharding.core.environment import as_called, called, hub_token, is_extension, proxy_logins
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
 from sharding.core.extras import require
 from sharding.core.limits import ROUNDS
@@ -70,7 +70,7 @@ class _Group(TyperGroup):
 
 def _wrong_words(error: typer.TyperException) -> UsageError:
     name, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
-    see = f"See {context.command_path if context else 'shard-my-repo'} --help."
+    see = f"See {context.command_path if context else called()} --help."
     if name in _TO_COME:
         return UsageError(f"This version has no {name}.", see)
     if meant := getattr(error, "possibilities", None):
@@ -80,10 +80,11 @@ def _wrong_words(error: typer.TyperException) -> UsageError:
 
 
 app = typer.Typer(
-    name="shard-my-repo",
+    name=called(),
     cls=_Group,
     help="Re-shard a model checkpoint by streaming its bytes. Every tensor is proved identical.",
-    epilog="Example: shard-my-repo shard owner/name ./folder -s 200MB",
+    epilog=f"Example: {called()} shard owner/name ./folder -s 200MB",
+    add_completion=not is_extension(),  # a shell would ask `hf`
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -134,7 +135,7 @@ class _Command(TyperCommand):
 
 
 def _command(example: str) -> Callable[[_Function], _Function]:
-    return app.command(cls=_Command, epilog=f"Example: shard-my-repo {example}")
+    return app.command(cls=_Command, epilog=f"Example: {called()} {example}")
 
 
 _own = partial(typer.Option, show_default=False)
@@ -315,7 +316,7 @@ def localhub(context: typer.Context) -> None:
     from sharding.demo.seeding import seed
     from sharding.localhub.__main__ import main
 
-    main(context.args, add_samples=partial(seed, log=sys.stderr))
+    main(context.args, partial(seed, log=sys.stderr), f"{called()} localhub")
 
 
 def main() -> None:
@@ -326,7 +327,7 @@ def main() -> None:
     # A header makes hundreds of thousands of small values that stay. Collecting less often saves a sixth of the time.
     gc.set_threshold(100_000, 50, 100)
     try:
-        app(prog_name="shard-my-repo")
+        app(prog_name=called())
     except SystemExit as end:
         if end.code == Cancelled.exit_status:
             # A thread may still wait for a network that stalls. Ending it now spoils nothing.
@@ -380,6 +381,7 @@ def _for_people(cause: Exception | KeyboardInterrupt, resumable: bool) -> Shardi
         secrets |= {token: "[token]"} if (token := hub_token()) else {}
     for secret, shown in secrets.items():  # messages of other libraries may contain them
         error.message, error.hint = (text.replace(secret, shown) for text in (error.message, error.hint))
+    error.hint = as_called(error.hint)
     return error
 
 

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
 
+from sharding.core.environment import as_called
 from sharding.core.errors import ShardingError
 from sharding.core.events import Phase, Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.made import phrase
@@ -362,4 +363,5 @@ def _share(share: float) -> str:
 
 def _plain(text: str, style: str = "") -> Text:
     # Names come from files of strangers, so neither markup nor control characters may reach the screen.
+    text = as_called(text)
     return Text("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text), style)

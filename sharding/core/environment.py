@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -189,6 +190,29 @@ def _is_creatable(folder: Path) -> bool:
     """Return whether this user may write to `folder` or, if it is missing, to the nearest folder above it."""
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+_EXTENSION = "hf-shard"  # The console script that `hf extensions install` looks for, and the folder it installs into.
+
+
+def is_extension() -> bool:
+    """Return whether this is the extension of `hf`, in the virtual environment that `hf extensions install` made."""
+    return Path(sys.prefix).parent.name == _EXTENSION
+
+
+def called() -> str:
+    """Return the name by which somebody calls this command: `hf shard` if it is the extension of `hf`."""
+    if is_extension():
+        return "hf shard"
+    return _EXTENSION if Path(sys.argv[0]).stem == _EXTENSION else "shard-my-repo"
+
+
+_COMMAND = re.compile(r"(?<![\w./-])shard-my-repo(?= (?:inspect|plan|shard|verify|diff)\b)")
+
+
+def as_called(text: str) -> str:
+    """Return `text` with each command in it under the name by which somebody calls this one."""
+    return _COMMAND.sub(called(), text)
 
 
 def child_command(module: str, *arguments: str) -> list[str]:

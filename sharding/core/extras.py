@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from sharding.core.environment import is_extension
 from sharding.core.errors import Refused
 
 _NAME = "shard-my-repo"
@@ -51,6 +52,8 @@ def install_hint(*libraries: str, extra: str = "") -> str:
     if of_uv and _CACHE_OF_UVX.intersection(prefix.resolve().parts):
         return f"Start it with `uvx {behind} …`: these words come right behind `uvx`."
     pip = f"uv pip install --python {shlex.quote(sys.prefix)}" if of_uv else "pip install"
+    if is_extension() and not of_uv:
+        pip = f"{shlex.quote(str(prefix / 'bin/python'))} -m pip install"
     return f"Run `{pip} {(extra and _with_extra(extra)) or names}`."
 
 

@@ -10,11 +10,15 @@ if TYPE_CHECKING:
     from sharding.localhub.hub import Hub
 
 
-def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], None] | None" = None) -> None:
+def main(
+    arguments: Sequence[str] | None = None,
+    add_samples: "Callable[[Hub], None] | None" = None,
+    program: str = "python -m sharding.localhub",
+) -> None:
     """Read `arguments` (None: the command line) and serve until stopped. `add_samples` makes --samples an option."""
     parser = argparse.ArgumentParser(
-        prog="python -m sharding.localhub",
-        epilog="Example: shard-my-repo localhub --folder ./hub --port 8000",
+        prog=program,
+        epilog=f"Example: {program} --folder ./hub --port 8000",
         description="Serve a Hub on this machine. User NAME has the tokens hf_NAME (write) and hf_NAME_read (read).",
         argument_default=argparse.SUPPRESS,  # for what is not given, `Settings` has the default
     )
