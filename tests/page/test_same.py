@@ -17,10 +17,8 @@ from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.verify.structure import Claims, Contrast, Likeness, Verdict, sentence_of
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_two_files, random_tensors
-from tests.hubs import download, push
-from tests.localhub.conftest import Server
 from tests.page.conftest import Publish, Visit, enter, fits
-from tests.page.site import Site, answer_in, call, copy_name
+from tests.page.site import Site, answer_in, call
 from tests.page.sources import save_one
 from tests.page.test_for_everybody import THEMES, axe, in_theme, tab_to, violations
 from tests.promises import promise
@@ -177,23 +175,6 @@ def test_a_variant_is_compared_by_its_name_over_http(space: Site, variants: str)
     assert compare(space, variants, variants)[1]["verdict"] == "same-files"
     answer = compare(space, variants, variants, variant="fp16")[1]
     assert (answer["verdict"], answer["asked"]) == ("converted", {"dtype": "fp32", "variant": "fp16"})
-
-
-def test_private_and_gated_repos_are_for_those_who_may_read_them(
-    space: Site, hub: Server, small: str, gated: str, tmp_path: Path
-) -> None:
-    folder, private = download(hub, small, tmp_path / "private"), f"bob/{copy_name('private')}"
-    push(hub, folder, private, "hf_bob", private=True)
-    assert compare(space, small, private, token="hf_bob")[1]["verdict"] == "same-files"
-    for token, names in (("", (small, private)), ("hf_alice", (private, small))):  # the Space has alice's as a secret
-        hidden, missing = (
-            compare(space, *(name.replace(private, shown) for name in names), token=token)[0]
-            for shown in (private, f"{private}-absent")
-        )
-        assert "event: error" in hidden and hidden.replace(private, f"{private}-absent") == missing
-    said, _ = compare(space, small, gated)
-    assert "event: error" in said and "gated" in said
-    assert compare(space, small, gated, token="hf_bob")[1]["tensors"] == 14
 
 
 # --- Panels, without a browser
