@@ -1,13 +1,15 @@
 """The functions use the login that they are given and no other; the command line uses that of every tool."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from sharding import job
 from sharding.core.errors import ShardingError
+from sharding.core.options import Request
 from tests import inhouse
 from tests.commands import invoke
 from tests.conftest import HOME, in_two_files
@@ -47,6 +49,32 @@ def hub(one_hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
     (HOME / "token").write_text(TOKEN)
     yield one_hub
     (HOME / "token").unlink()
+
+
+FUNCTIONS: dict[str, Callable[[str, dict[str, Any]], object]] = {
+    "inspect": lambda out, at: job.inspect(SECRET, **at),
+    "plan": lambda out, at: job.plan(SECRET, "60kB", **at),
+    "shard": lambda out, at: finish(job.shard(SECRET, out, "60kB", **at)),
+    "verify": lambda out, at: list(job.verify(SECRET, SECRET, **at)),
+    "check": lambda out, at: job.check(Request(SECRET, out), **at),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_function_uses_no_login_but_the_one_that_it_is_given(
+    function: str, hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ShardingError):
+        FUNCTIONS[function](str(out), {"endpoint": hub.address})
+    assert not out.exists() and hub.asked("^GET")
+    assert {line for line in hub.log if line.startswith("LOGIN")} == {"LOGIN "}
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name)
+    (HOME / "token").write_text("hf_bob")
+    hub.log.clear()
+    FUNCTIONS[function](str(out), {"endpoint": hub.address, "token": TOKEN})
+    assert f"LOGIN Bearer {TOKEN}" in hub.log and not hub.asked("hf_bob")
 
 
 def test_a_function_writes_with_no_saved_login(hub: InHouse, tmp_path: Path) -> None:
