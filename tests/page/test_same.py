@@ -209,13 +209,6 @@ def test_what_it_has_read_is_green_and_the_whole_ladder_is_lit(level: Level) -> 
     assert "10 B, by this page; known until this Space restarts</span>" in html
 
 
-def test_stored_digests_are_called_a_claim() -> None:
-    html = panel(likeness(claims=Claims(500, ())))
-    assert "are all equal" in html and "proves nothing" in html
-    assert "say that 2 tensors differ." in panel(likeness(claims=Claims(498, ("a", "b"))))
-    assert "say that 1 tensor differs." in panel(likeness(claims=Claims(499, ("a",))))
-
-
 def test_thousands_of_differences_are_counted() -> None:
     mismatches = tuple(Contrast(f"w{n}", "dtype", "F16", "F32 [1]", "F16 [1]", "F32") for n in range(3000))
     tags = Tags(panel(likeness("different", mismatches=mismatches), "contradicted", "They differ."))
