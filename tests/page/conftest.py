@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from tests import hubs
-from tests.conftest import LONGEST_SECONDS, ROOT, in_two_files
+from tests.conftest import LONGEST_SECONDS, in_two_files
 from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
 from tests.page.site import Site, as_space, session_of
@@ -119,12 +119,12 @@ def held_job(hub: InHouse, name: str, after: int = 0) -> AbstractContextManager[
 
 
 @pytest.fixture(scope="session")
-def serve(hub: Server, warm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Site]]:
+def serve(hub: Server, warm_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Site]]:
     """Serve the page with the settings given; it is stopped at the end. What would import torch is forked."""
-    sites, path = list[Site](), {"PYTHONPATH": f"{warm_folder}{os.pathsep}{ROOT}"}
+    sites: list[Site] = []
 
     def serve(**settings: str) -> Site:
-        sites.append(Site(hub, tmp_path_factory.mktemp("site"), {**path, **settings}).start())
+        sites.append(Site(hub, tmp_path_factory.mktemp("site"), {"PYTHONPATH": warm_path, **settings}).start())
         return sites[-1]
 
     yield serve
