@@ -1,20 +1,24 @@
 """How a job may end before its result: what is kept, what goes, what is said, and what it needs to go on."""
 
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sharding import job
-from sharding.core.errors import OverflowRefused, SourceError
+from sharding.core.errors import DestinationError, OverflowRefused, SourceError
 from sharding.core.events import Progress
+from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import ShardRecord
+from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.hub import answers as hub_retry
 from tests.commands import run_process
 from tests.conftest import environment, listing
-from tests.folders import staged
+from tests.folders import kept, reshard, staged, until_shard
 from tests.hubs import TOKEN, branches, exists, files_of
 from tests.inhouse import InHouse
 
@@ -126,3 +130,19 @@ def test_what_could_not_be_removed_is_said_after_the_hint_of_the_first_error(
     with pytest.raises(SourceError) as refused:
         events.throw(SourceError("It broke.", hint))
     assert refused.value.hint == hint, "nothing is said where all was removed"
+
+
+def test_shards_that_are_kept_need_no_room_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reshard(folder, tmp_path / "whole", "20kB")
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").glob("*.safetensors")}
+    out = tmp_path / "out"
+    until_shard(job.shard(str(folder), str(out), "20kB"), 4, stop=True)
+    done = set(FolderDestination(out).done(job.find_unfinished(str(out)).plan_id))  # type: ignore[union-attr]
+    stale = [path for path in staged(out).glob("*.safetensors.part") if path.name.removesuffix(".part") not in done]
+    need = sum(size for name, size in sizes.items() if name not in done) + (folder / "config.json").stat().st_size
+    usage, enough = shutil.disk_usage(tmp_path), DISK_FLOOR_BYTES + need - sum(path.stat().st_size for path in stale)
+    for free in (enough - 1, enough):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: usage._replace(free=free))
+        with nullcontext() if free == enough else pytest.raises(DestinationError, match="The result needs"):
+            assert kept(job.shard(str(folder), str(out), "20kB")) == len(done) >= 4
+    assert {path.name for path in out.glob("*.safetensors")} == set(sizes)
