@@ -122,11 +122,17 @@ def warm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return warm.start(folder, parent, environment())
 
 
+@pytest.fixture(scope="session")
+def warm_path(warm_folder: Path) -> str:
+    """The path of modules with which processes that would import torch are forks of one that has done so."""
+    # Where coverage watches, a fork would be taken for the test that was first to have one.
+    return str(ROOT) if "COVERAGE_PROCESS_START" in os.environ else f"{warm_folder}{os.pathsep}{ROOT}"
+
+
 @pytest.fixture
-def warm_processes(warm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have processes that would import torch be forks of one that has done so: it takes each of them seconds."""
-    if "COVERAGE_PROCESS_START" not in os.environ:  # a fork would be taken for the test that was first to have one
-        monkeypatch.setenv("PYTHONPATH", f"{warm_folder}{os.pathsep}{ROOT}")
+def warm_processes(warm_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have processes that would import torch be such forks: it takes each of them seconds."""
+    monkeypatch.setenv("PYTHONPATH", warm_path)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from sharding import job
-from sharding.core.errors import ShardingError, SourceError, UsageError
+from sharding.core.errors import ShardingError, UsageError
 from sharding.core.events import Progress, Published, ShardFinished, Verified
 from sharding.core.options import Options, Request
 from sharding.job import Event
@@ -96,15 +96,6 @@ def test_progress_ends_at_the_total_and_every_shard_is_announced(checkpoint: Pat
     assert [type(event) for event in events[-3:]] == [Verified, Published, Report]
 
 
-def test_a_source_that_breaks_before_the_first_shard_is_done_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    events = job.shard(str(checkpoint), str(tmp_path / "new/out"), "1GB")
-    next(events)
-    os.utime(checkpoint / "model-00001-of-00002.safetensors", (1, 1))
-    with pytest.raises(SourceError, match="changed"):
-        finish(events)
-    assert not (tmp_path / "new").exists()
-
-
 def kept_in(events: Iterable[Event]) -> set[str]:
     """The shards of an earlier run that a job has kept."""
     return {event.file for event in events if isinstance(event, ShardFinished) and event.kept}
@@ -138,15 +129,6 @@ def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(checkpoint: Pa
     assert victim.name.removesuffix(".part") not in kept
     assert len(kept) >= 3
     assert same(arrays(out), random_tensors())
-
-
-def test_another_plan_or_restart_forgets_what_an_interrupted_run_left(checkpoint: Path, tmp_path: Path) -> None:
-    for size, restart in (("30kB", False), ("20kB", True)):
-        out = tmp_path / f"out{size}"
-        until_shard(job.shard(str(checkpoint), str(out), "20kB"), 3, stop=True)
-        assert not kept_in(job.shard(str(checkpoint), str(out), size, restart=restart))
-        assert same(arrays(out), random_tensors())
-        assert not staged(out).exists()
 
 
 def test_a_changed_source_is_not_mixed_with_shards_of_its_earlier_state(checkpoint: Path, tmp_path: Path) -> None:

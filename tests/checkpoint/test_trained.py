@@ -13,12 +13,12 @@ from safetensors.numpy import save_file
 from sharding import job
 from sharding.checkpoint.readers import trained_folder
 from sharding.checkpoint.state_dict import short_names
-from sharding.core.errors import DestinationError, SourceError, UsageError
+from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.formats.names import is_training_state
 from sharding.job import inspect
 from tests.checkpoint.repos import repo
-from tests.conftest import listing, write_checkpoint
+from tests.conftest import write_checkpoint
 from tests.folders import finish, said
 from tests.promises import promise
 
@@ -325,12 +325,3 @@ def test_what_the_weights_of_the_base_are_called_says_nothing_of_those_that_were
     config = {"transformers_weights": "mine.safetensors"}
     base = repo(tmp_path / "base", {"mine.safetensors": {"w": np.ones(3, "f4")}, "config.json": config})
     assert [tensor.name for tensor in inspect(str(run), base=str(base)).tensors] == ["w"]
-
-
-def test_a_base_is_not_overwritten_by_what_was_trained_of_it(tmp_path: Path) -> None:
-    run, base = save(tmp_path / "run", {"model": W}), tmp_path / "base"
-    one_file(base, w=np.ones(3, "f4"))
-    before = listing(base)
-    with pytest.raises(DestinationError, match="inside the base"):
-        finish(job.shard(str(run), str(base), Options(base=str(base)), overwrite=True))
-    assert listing(base) == before

@@ -3,15 +3,13 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from sharding.storage.folder_source import FolderSource
 from tests.commands import invoke
-from tests.conftest import in_two_files, listing, write_checkpoint
+from tests.conftest import in_two_files, write_checkpoint
 from tests.promises import promise
 
 
@@ -44,17 +42,6 @@ DONE = {
     "quick": ["verify", "./copy", "./copy", "--quick"],
     "discard": ["discard", "./copy"],
 }
-REFUSED = {
-    "inspect": (["inspect", "./nowhere"], 3, "SourceError"),
-    "plan": (["plan", "./in", "-s", "many"], 2, "UsageError"),
-    "shard": (["shard", "./nowhere", "./new"], 3, "SourceError"),
-    "into itself": (["shard", "./in", "./in"], 3, "DestinationError"),
-    "verify": (["verify", "./in", "./nowhere"], 3, "SourceError"),
-    "quick": (["verify", "./in", "./copy", "--quick"], 3, "SourceError"),
-    "discard": (["discard", "~nobody-of-this-name/x"], 3, "DestinationError"),
-    "compare": (["compare", "./in", "./nowhere"], 3, "SourceError"),
-    "devices": (["devices", "./in", "--budget", "much"], 2, "UsageError"),
-}
 
 
 @pytest.mark.parametrize("command", DONE)
@@ -74,22 +61,6 @@ def test_what_is_done_is_one_object_with_status_0_and_a_finding_stops_nothing(co
     assert len(findings) >= (command in ("inspect", "plan", "shard"))
     for finding in findings:
         assert finding.keys() == {"level", "code", "message", "hint"} and finding["level"] in ("info", "warning")
-
-
-@pytest.mark.parametrize(
-    ("command", "how"),
-    [(name, "--json") for name in REFUSED] + [(name, "--events") for name in ("shard", "verify", "compare")],
-)
-def test_what_ends_without_a_result_says_so_in_an_object_and_a_sentence(command: str, how: str, place: Path) -> None:
-    words, status, kind = REFUSED[command]
-    before = listing(place)
-    done = invoke(*words, how)
-    assert (done.exit_code, done.stdout.count("\n")) == (status, 1), done.output
-    said = json.loads(done.stdout)
-    assert said.keys() == {"error"} and said["error"].keys() == {"kind", "message", "hint", "remedy"}
-    assert said["error"]["kind"] == kind and said["error"]["message"] and said["error"]["hint"]
-    assert done.stderr == f"{said['error']['message']}\n{said['error']['hint']}\n"
-    assert listing(place) == before
 
 
 @pytest.mark.parametrize("how", ["", "--json", "--events"])
@@ -113,23 +84,6 @@ def test_with_events_every_line_is_one_thing_that_happened_and_the_report_is_the
     written = json.loads((place / "new/sharding_report.json").read_text())
     assert lines[-1] == {"event": "report", **written}
     assert "{" not in done.stderr
-
-
-@pytest.mark.parametrize("how", ["--json", "--events"])
-@pytest.mark.parametrize(("command", "resumes"), [("shard", True), ("verify", False)])
-def test_a_command_that_is_cancelled_ends_with_status_130(
-    command: str, resumes: bool, how: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def press_ctrl_c(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FolderSource, "read", press_ctrl_c)
-    done = invoke(*DONE[command], how)
-    assert done.exit_code == 130
-    error: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])["error"]
-    assert (error["kind"], error["message"]) == ("Cancelled", "Cancelled.")
-    assert ("run the same command again" in error["hint"]) == resumes
-    assert not (place / "new").exists() and "Traceback" not in done.stderr
 
 
 HOSTILE = "w\x1b[31m\x7f\x9b\u200b\u202e\u2066\U000e0041é"

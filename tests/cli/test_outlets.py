@@ -197,17 +197,6 @@ def test_a_job_at_work_is_left_alone_and_an_interrupt_ends_it_cleanly(checkpoint
     assert again.exit_code == 0 and "was finished by an earlier run and is kept" in again.stderr
 
 
-def test_a_job_whose_events_nobody_reads_ends_and_keeps_what_is_finished(checkpoint: Path, tmp_path: Path) -> None:
-    job = start_slow_job(checkpoint, tmp_path / "out")
-    assert job.stdout and job.stderr
-    job.stdout.close()
-    assert "Cancelled: nobody reads the events any more.\nWhat is finished is kept. " in job.stderr.read()
-    job.stderr.close()
-    assert job.wait(LONGEST_SECONDS) == 130
-    again = invoke("shard", checkpoint, tmp_path / "out", "-s", "20kB")
-    assert again.exit_code == 0 and "was finished by an earlier run and is kept" in again.stderr
-
-
 def own_terminal() -> None:
     hear_hangups()
     fcntl.ioctl(2, termios.TIOCSCTTY, 0)

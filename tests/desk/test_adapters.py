@@ -4,7 +4,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import pytest
@@ -25,10 +24,10 @@ from sharding.report.report import event_json
 from sharding.report.schema import to_json
 from sharding.verify.trust import Trust
 from tests.desk.actors import Stage, until
-from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, player, state, stop_short
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, player, state
 from tests.hubs import push, shard
 from tests.inhouse import InHouse
-from tests.lora import Case, edited, save_adapter, save_base
+from tests.lora import Case, save_adapter, save_base
 from tests.promises import promise
 from tests.report.results import MERGE
 
@@ -127,17 +126,6 @@ def test_an_answer_about_one_adapter_is_none_about_another(
         models.names(checkpoint, "somebody")
     models.close()
     assert asked == [lora.revision, "1" * 40]
-
-
-def test_an_unfinished_merge_goes_on_with_its_adapter(
-    hub: InHouse, desk: Desk, base: str, adapter: str, name: str
-) -> None:
-    pinned = commit(hub, adapter)
-    stop_short(hub, base, name, Options(SIZE, adapter=pinned))
-    request = desk.unfinished(name, ALICE)
-    assert request and request.options.adapter == pinned
-    resumed = end(desk, desk.submit(request, *AS_ALICE))
-    assert resumed.state == "done" and any(shard.kept for shard in resumed.shards)
 
 
 def test_no_folder_of_the_server_is_an_adapter(
@@ -286,31 +274,6 @@ def test_a_merge_that_never_happened_is_not_proved_by_reading_a_plain_copy(
                 desk.results.judge(name, None)
     assert end(desk, desk.submit_comparison(base, name, "", *AS_ALICE)).state == "done"
     assert desk.results.judge(name, None)[1].level == "claims"
-
-
-def test_a_merge_that_changes_less_than_its_headers_say_is_held_to_them_too(
-    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str, name: str, tmp_path: Path
-) -> None:
-    copytree(folders[1], tmp_path / "idle")
-    edited(lambda held: {each: weight * ("lora_B" not in each) for each, weight in held.items()})(tmp_path / "idle")
-    idle = push(hub, tmp_path / "idle", f"{name}-idle")
-    shard(hub, base, name, Options(SIZE, adapter=idle))
-    result, trust = desk.results.judge(name, None)
-    assert [change.changed for change in result.report.plan.made] == [0]
-    assert trust.level == "fits", trust.reasons
-    assert end(desk, desk.submit_about("verify", name, *AS_ALICE)).state == "done"
-    assert desk.results.judge(name, None)[1].level == "read-now"
-
-
-def test_without_its_adapter_a_result_is_only_a_claim(
-    hub: InHouse, desk: Desk, folders: tuple[Path, Path], base: str
-) -> None:
-    lost = push(hub, folders[1], "alice/lost-lora")
-    shard(hub, base, "bob/lost", Options(SIZE, adapter=lost), BOB)
-    hub.api().delete_repo(lost)
-    trust = desk.results.judge("bob/lost", None)[1]
-    assert trust.level == "claims"
-    assert "cannot be compared" in trust.reasons[1] and lost in trust.reasons[1]
 
 
 def test_a_check_merges_the_adapter_first_and_is_remembered(

@@ -63,7 +63,7 @@ def test_each_goal_names_the_way_beside_which_it_stands() -> None:
     assert (of_ranks.mapped_bytes, of_ranks.peak_anon_bytes - plain.peak_anon_bytes) == (0, 40_000)
 
 
-@pytest.mark.usefixtures("at_hand")
+@pytest.mark.usefixtures("at_hand", "classic_here")
 @pytest.mark.parametrize("dtype", ["keep", "bf16"])
 def test_what_was_loaded_and_saved_is_judged_by_what_was_loaded(
     hub: Server, desk: Desk, name: str, dtype: Any, tmp_path: Path

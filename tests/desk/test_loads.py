@@ -23,7 +23,7 @@ from tests.desk.conftest import ALICE, AS_ALICE, BOB, end, player, seen, state
 from tests.hubs import push, shard
 from tests.localhub.conftest import Server
 
-pytestmark = pytest.mark.usefixtures("at_hand")
+pytestmark = pytest.mark.usefixtures("at_hand", "warm_processes")
 
 
 def of_bob(name: str) -> str:

@@ -18,7 +18,6 @@ CLIP: dict[str, Any] = {
     "vision_cfg": {"image_size": 16, "layers": 2, "width": 32, "head_width": 16, "patch_size": 4},
     "text_cfg": {"context_length": 8, "vocab_size": 96, "width": 32, "heads": 2, "layers": 2},
 }
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
 def _random() -> dict[str, torch.Tensor]:

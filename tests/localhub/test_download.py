@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfFileSystem
 from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.localhub.refusals import Refusal
 from sharding.localhub.revisions import parse_range
-from tests.conftest import listing
 from tests.localhub.conftest import Server, payload
 
 CONTENT = payload(12_000_000, 3)
@@ -76,20 +74,6 @@ def test_what_is_missing_is_told_apart(hub: Server, stocked: str, tmp_path: Path
     assert len(reply.headers["x-repo-commit"]) == 40
     for path in ("/api/no-such-thing", "/api/models/a/b/c/d", "/a/b/c"):
         assert "error" in hub.ask("GET", path).json()
-
-
-def test_a_snapshot_holds_every_file(hub: Server, stocked: str, tmp_path: Path) -> None:
-    found = listing(Path(hub.api().snapshot_download(stocked, cache_dir=tmp_path)))
-    assert found.pop(".gitattributes")
-    assert found == {"w.bin": CONTENT, "a.txt": b"0123456789", "d d/ü#.txt": b"u", "empty.txt": b""}
-
-
-def test_the_file_system_of_the_client_reads_ranges(hub: Server, stocked: str) -> None:
-    files = HfFileSystem(endpoint=hub.address, token="hf_alice", skip_instance_cache=True)
-    assert {item["name"] for item in files.ls(stocked)} >= {f"{stocked}/w.bin", f"{stocked}/d d"}
-    with files.open(f"{stocked}/w.bin", block_size=1000) as file:
-        file.seek(5_000_000)
-        assert file.read(500) == CONTENT[5_000_000:5_000_500]
 
 
 @given(st.integers(0, 50), st.one_of(st.none(), st.integers(0, 60)), st.one_of(st.none(), st.integers(0, 60)))

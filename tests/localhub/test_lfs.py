@@ -41,16 +41,6 @@ def test_a_hub_without_xet_speaks_of_none(plain: Server) -> None:
         assert plain.ask("GET", f"/api/models/alice/lfs/xet-{kind}-token/main").status == 404
 
 
-def test_a_client_without_xet_reads_what_came_over_xet(hub: Server, repo: str, script: Callable[..., str]) -> None:
-    content = payload(10_500_000, 12)
-    hub.put(repo, "w.bin", content)
-    code = f"""
-import hashlib
-print(hashlib.sha256(open(api.hf_hub_download({repo!r}, "w.bin", local_dir=here), "rb").read()).hexdigest())
-"""
-    assert script(hub, code).strip() == hashlib.sha256(content).hexdigest()
-
-
 def batch(plain: Server, content: bytes, token: str = "hf_alice", transfers: tuple[str, ...] = ("basic",)) -> dict:
     objects = [{"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}]
     body = {"operation": "upload", "transfers": transfers, "objects": objects, "hash_algo": "sha256"}

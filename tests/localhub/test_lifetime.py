@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 
-import hf_xet
 import pytest
 from huggingface_hub import CommitOperationAdd
 
@@ -86,45 +85,3 @@ def test_help_imports_nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys; sys.argv[1:] = ['--help']\nimport runpy\ntry: runpy.run_module('sharding.localhub', run_name='__main__')\nexcept SystemExit: print(sorted({'starlette', 'uvicorn', 'sqlite3', 'torch', 'hf_xet'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_clients_in_several_processes_read_while_another_writes(own: Server, tmp_path: Path) -> None:
-    own.start()
-    own.api().create_repo("alice/busy")
-    own.put("alice/busy", "w.bin", payload(9_000_000, 1))
-    endpoint = own.ask("GET", "/api/models/alice/busy/xet-write-token/main").json()["casUrl"]
-    with hf_xet.XetSession().new_upload_commit(endpoint=endpoint) as commit:
-        stream = commit.start_upload_stream(name="w2.bin")
-        stream.write(payload(3_000_000, 2))
-        code = (
-            f"from huggingface_hub import HfApi; api = HfApi(endpoint={own.address!r}, token='hf_alice')\n"
-            "import sys; print(len(open(api.hf_hub_download('alice/busy', 'w.bin', local_dir=sys.argv[1]), 'rb').read()))"
-        )
-        env = {**environment(), "HF_HOME": str(tmp_path / "home")}
-        commands = [[sys.executable, "-c", code, str(tmp_path / f"reader-{n}")] for n in range(2)]
-        readers = [subprocess.Popen(command, stdout=subprocess.PIPE, env=env) for command in commands]
-        assert [reader.communicate(timeout=60)[0].strip() for reader in readers] == [b"9000000"] * 2
-        assert own.ask("GET", "/alice/busy/resolve/main/w.bin").body == payload(9_000_000, 1)
-        stream.finish()
-
-
-def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path: Path) -> None:
-    own.start()
-    own.api().create_repo("alice/hit")
-    own.put("alice/hit", "w.bin", payload(500_000, 1))
-    endpoint = own.ask("GET", "/api/models/alice/hit/xet-write-token/main").json()["casUrl"]
-    code = (
-        f"import hf_xet, sys, os; commit = hf_xet.XetSession().new_upload_commit(endpoint={endpoint!r})\n"
-        "stream = commit.start_upload_stream(name='x'); stream.write(os.urandom(30_000_000))\n"
-        "print('written', flush=True); sys.stdin.read()"
-    )
-    writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert writer.stdout and writer.stdin
-    assert writer.stdout.readline() == b"written\n"
-    writer.kill()
-    writer.wait()
-    writer.stdout.close()
-    writer.stdin.close()
-    own.put("alice/hit", "w2.bin", payload(500_000, 2))
-    place = Path(own.api().snapshot_download("alice/hit", cache_dir=tmp_path))
-    assert [(place / name).read_bytes() for name in ("w.bin", "w2.bin")] == [payload(500_000, n) for n in (1, 2)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
-from huggingface_hub.errors import BadRequestError, EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.errors import RevisionNotFoundError
 
 from tests.localhub.conftest import NUMBERS, Server, payload
 
@@ -16,11 +16,6 @@ def fetch(hub: Server, repo: str, path: str, revision: str = "main", token: str 
     reply = hub.ask("GET", f"/{repo}/resolve/{revision}/{path}", token=token)
     assert reply.status == 200, reply.body
     return reply.body
-
-
-def test_a_new_repo_has_one_commit_with_git_attributes(hub: Server, repo: str) -> None:
-    assert hub.api().list_repo_files(repo) == [".gitattributes"]
-    assert [commit.title for commit in hub.api().list_repo_commits(repo)] == ["initial commit"]
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # the client's own way to send file objects
@@ -47,15 +42,6 @@ def test_a_file_comes_back_as_sent(hub: Server, repo: str, tmp_path: Path, size:
         assert info.lfs.sha256 == hashlib.sha256(content).hexdigest()
 
 
-def test_a_folder_goes_up_with_one_call(hub: Server, repo: str, tmp_path: Path) -> None:
-    files = {f"part-{n}.bin": payload(50_000, n) for n in range(6)} | {"deep/er/x.txt": b"x"}
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    hub.api().upload_folder(repo_id=repo, folder_path=tmp_path)
-    assert {name: fetch(hub, repo, name) for name in files} == files
-
-
 def test_an_unchanged_file_makes_no_new_commit(hub: Server, repo: str) -> None:
     for _ in range(2):
         for name in ("a.txt", "a.bin"):
@@ -73,15 +59,6 @@ def test_a_commit_adds_and_deletes_at_once(hub: Server, repo: str) -> None:
     assert set(api.list_repo_files(repo)) == {".gitattributes", "e.txt"}
     first = api.list_repo_commits(repo)[0]
     assert (first.commit_id, first.title, first.message, first.authors) == (info.oid, "second", "why", ["alice"])
-
-
-def test_a_stale_parent_is_refused_with_412_and_changes_nothing(hub: Server, repo: str) -> None:
-    parent = hub.api().model_info(repo).sha
-    hub.put(repo, "a.txt", b"1", parent_commit=parent)
-    with pytest.raises(HfHubHTTPError) as caught:
-        hub.put(repo, "a.txt", b"2", parent_commit=parent)
-    assert caught.value.response.status_code == 412
-    assert fetch(hub, repo, "a.txt") == b"1"
 
 
 def test_a_branch_that_is_missing_takes_no_commit(hub: Server, repo: str) -> None:
@@ -131,16 +108,6 @@ def test_large_files_are_copied_on_the_server_within_a_repo(hub: Server, repo: s
     assert fetch(hub, repo, "b.txt") == b"t"
 
 
-def test_large_files_are_copied_on_the_server_across_repos(hub: Server, repo: str) -> None:
-    content = payload(200_000, 6)
-    hub.put(repo, "a.bin", content)
-    bob, target = hub.api("hf_bob"), f"bob/copy-of-{repo[6:]}"
-    bob.create_repo(target)
-    copy = CommitOperationCopy("a.bin", "c.bin", src_repo_id=repo, src_repo_type="model")
-    bob.create_commit(target, [copy], commit_message="copy")
-    assert fetch(hub, target, "c.bin") == content
-
-
 def test_files_of_a_repo_that_cannot_be_read_are_not_copied(hub: Server, repo: str) -> None:
     content = payload(200_000, 7)
     hub.put(repo, "a.bin", content)
@@ -156,19 +123,3 @@ def test_a_repo_is_duplicated_and_the_copy_is_its_own(hub: Server, repo: str) ->
     assert hub.api().duplicate_repo(repo, to_id=f"{repo}-twin").repo_id == f"{repo}-twin"
     hub.api().delete_repo(repo)
     assert fetch(hub, f"{repo}-twin", "a.bin") == payload(100_000, 8)
-
-
-def test_a_pull_request_leaves_main_alone(hub: Server, repo: str) -> None:
-    hub.put(repo, "b.txt", token="hf_bob", create_pr=True)
-    assert hub.api().list_repo_files(repo) == [".gitattributes"]
-    assert "b.txt" in hub.api().list_repo_files(repo, revision="refs/pr/1")
-
-
-def test_a_card_that_the_hub_would_not_take_is_refused(hub: Server, repo: str) -> None:
-    with pytest.raises((BadRequestError, ValueError), match="license"):
-        hub.put(repo, "README.md", b"---\nlicense: mine\n---\n")
-
-
-def test_a_deletion_of_nothing_is_not_found(hub: Server, repo: str) -> None:
-    with pytest.raises(EntryNotFoundError):
-        hub.api().delete_file("nothing.txt", repo)

@@ -119,12 +119,12 @@ def held_job(hub: InHouse, name: str, after: int = 0) -> AbstractContextManager[
 
 
 @pytest.fixture(scope="session")
-def serve(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Site]]:
-    """Serve the page with the settings given; it is stopped at the end."""
+def serve(hub: Server, warm_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Site]]:
+    """Serve the page with the settings given; it is stopped at the end. What would import torch is forked."""
     sites: list[Site] = []
 
     def serve(**settings: str) -> Site:
-        sites.append(Site(hub, tmp_path_factory.mktemp("site"), settings).start())
+        sites.append(Site(hub, tmp_path_factory.mktemp("site"), {"PYTHONPATH": warm_path, **settings}).start())
         return sites[-1]
 
     yield serve

@@ -89,15 +89,6 @@ def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) ->
         client.predict(source=variants, variant="bf16", api_name="/plan")
 
 
-def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: InHouse) -> None:
-    api = hub.api("hf_bob")
-    api.create_repo("bob/hostile-large")
-    report = b"[" + b"0," * 25_000_000 + b"0]"
-    api.upload_file(path_or_fileobj=report, path_in_repo="sharding_report.json", repo_id="bob/hostile-large")
-    with pytest.raises(AppError, match="larger than the limit of 16.0 MB"):
-        connect().predict(repo="bob/hostile-large", api_name="/result")
-
-
 NONSENSE: list[tuple[dict[str, object], str]] = [
     ({"max_shard_size": "9" * 5000}, "size"),
     ({"max_shard_size": ""}, "is not a size"),

@@ -65,13 +65,6 @@ def test_an_error_does_not_repeat_a_long_argument(space: Site) -> None:
         assert len(said) < 3000
 
 
-def test_a_request_of_another_form_is_not_repeated(space: Site) -> None:
-    for body in ({"data": "a" * 900_000}, {"wrong": "a" * 900_000}, ["a" * 900_000], "a" * 900_000):
-        for path in ("/gradio_api/call/plan", "/gradio_api/queue/join", "/gradio_api/cancel"):
-            answer = ask(space, "POST", path, body=body)
-            assert (answer.status_code, len(answer.text) < 500) == (422, True)
-
-
 @promise("docs/security.md#make-the-page-download-a-file")
 def test_what_describes_a_file_in_place_of_a_text_has_nothing_fetched(space: Site) -> None:
     before = len(space.log)

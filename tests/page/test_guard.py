@@ -12,7 +12,7 @@ from tests.conftest import random_tensors
 from tests.hubs import exists, push
 from tests.localhub.conftest import Server
 from tests.page.conftest import STYLE, Visit
-from tests.page.site import Headers, Site, answer_in, ask, call, choices, copy_name, event, follow, session_of
+from tests.page.site import Headers, Site, answer_in, ask, call, choices, copy_name, event, session_of
 from tests.page.sources import save_one
 
 EVIL = "https://evil.example"
@@ -60,22 +60,6 @@ def test_at_home_another_site_or_name_starts_nothing_and_reads_nothing_without_a
 def cookie(space: Site) -> str:
     """The cookie of alice, who has signed in on the Space."""
     return f"session={session_of(space, 'alice')}"
-
-
-def test_on_a_space_the_cookie_counts_for_the_page_itself_only(space: Site, cookie: str) -> None:
-    for headers, knows in (({"Origin": space.address}, True), (FOREIGN, False), ({}, False)):
-        said = follow(space, event(space, "greet"), {**headers, "Cookie": cookie})
-        assert ("Signed in as" in said) is knows and ("Sign in to push" in said) is not knows, headers
-
-
-def test_no_answer_lets_another_origin_read_with_credentials_or_frames_the_page(home: Site, space: Site) -> None:
-    for site, policy in ((home, "frame-ancestors 'self'"), (space, "frame-ancestors 'self' https://huggingface.co")):
-        for origin in (EVIL, site.address):
-            for method, path in (("GET", "/"), ("GET", "/config"), ("OPTIONS", "/gradio_api/call/shard")):
-                preflight = {"Access-Control-Request-Method": "POST"} if method == "OPTIONS" else {}
-                answer = ask(site, method, path, {"Origin": origin, **preflight})
-                assert "Access-Control-Allow-Credentials" not in answer.headers
-                assert policy in answer.headers.get_list("Content-Security-Policy")
 
 
 def test_only_the_page_itself_signs_a_visitor_out_and_who_declines_to_sign_in_is_led_back(

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from sharding.core.limits import CACHED_SECONDS
-from sharding.core.text import format_bytes, unreached_sentence
+from sharding.core.text import unreached_sentence
 from sharding.core.verification import Mismatch
 from sharding.drawing.certificate import paint_certificate
 from sharding.page.results import Showing
@@ -213,12 +213,6 @@ def test_what_was_read_here_is_not_green_if_something_else_was_not(result: Resul
         assert certificate.tone == "plain"
         assert [step.is_reached for step in certificate.steps] == [True, True, False]
     assert caveat.note == "The copy holds 1 more weight file."
-
-
-def test_a_picture_counts_the_files_and_tensors_that_the_page_has_compared(result: Result) -> None:
-    largest = max(file.bytes for file in result.files if file.path.endswith(".safetensors"))
-    size = f"2 files of at most {format_bytes(largest)}"
-    assert certificate_of(result, Trust("fits", ())).facts == (size, "5 tensors", "60.1 kB")
 
 
 def test_a_report_that_names_differences_is_red_even_if_it_fits(result: Result) -> None:

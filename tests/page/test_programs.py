@@ -82,9 +82,12 @@ def test_a_program_sees_and_writes_what_its_token_allows_and_no_more(
     for endpoints in (at_home, on_space):
         assert endpoints.inspect(SMALL, asks())["tensors"] == 14
         assert endpoints.inspect(HIDDEN, asks("alice"))["tensors"] == 14
+        assert endpoints.compare(SMALL, HIDDEN, asks("alice"))["tensors"] == 14
         for sent in ("Bearer hf_bob", "Bearer hf_nobody", "Bearer", "Basic YTpi", ""):
             with pytest.raises(gr.Error):
                 endpoints.inspect(HIDDEN, asks(authorization=sent))
+            with pytest.raises(gr.Error):
+                endpoints.compare(SMALL, HIDDEN, asks(authorization=sent))
             if sent != "Bearer hf_bob":
                 with pytest.raises(gr.Error):
                     endpoints.shard(SMALL, "alice/not-theirs", asks(authorization=sent))

@@ -17,10 +17,8 @@ from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.verify.structure import Claims, Contrast, Likeness, Verdict, sentence_of
 from sharding.verify.trust import Level, Trust
 from tests.conftest import in_two_files, random_tensors
-from tests.hubs import download, push
-from tests.localhub.conftest import Server
 from tests.page.conftest import Publish, Visit, enter, fits
-from tests.page.site import Site, answer_in, call, copy_name
+from tests.page.site import Site, answer_in, call
 from tests.page.sources import save_one
 from tests.page.test_for_everybody import THEMES, axe, in_theme, tab_to, violations
 from tests.promises import promise
@@ -179,23 +177,6 @@ def test_a_variant_is_compared_by_its_name_over_http(space: Site, variants: str)
     assert (answer["verdict"], answer["asked"]) == ("converted", {"dtype": "fp32", "variant": "fp16"})
 
 
-def test_private_and_gated_repos_are_for_those_who_may_read_them(
-    space: Site, hub: Server, small: str, gated: str, tmp_path: Path
-) -> None:
-    folder, private = download(hub, small, tmp_path / "private"), f"bob/{copy_name('private')}"
-    push(hub, folder, private, "hf_bob", private=True)
-    assert compare(space, small, private, token="hf_bob")[1]["verdict"] == "same-files"
-    for token, names in (("", (small, private)), ("hf_alice", (private, small))):  # the Space has alice's as a secret
-        hidden, missing = (
-            compare(space, *(name.replace(private, shown) for name in names), token=token)[0]
-            for shown in (private, f"{private}-absent")
-        )
-        assert "event: error" in hidden and hidden.replace(private, f"{private}-absent") == missing
-    said, _ = compare(space, small, gated)
-    assert "event: error" in said and "gated" in said
-    assert compare(space, small, gated, token="hf_bob")[1]["tensors"] == 14
-
-
 # --- Panels, without a browser
 
 
@@ -226,13 +207,6 @@ def test_what_it_has_read_is_green_and_the_whole_ladder_is_lit(level: Level) -> 
     assert "The same: all 500 tensors are identical." in html and "restarts" not in html
     html = likeness_panel(likeness(), Trust(level, (), until="until this Space restarts"), "http://hub")
     assert "10 B, by this page; known until this Space restarts</span>" in html
-
-
-def test_stored_digests_are_called_a_claim() -> None:
-    html = panel(likeness(claims=Claims(500, ())))
-    assert "are all equal" in html and "proves nothing" in html
-    assert "say that 2 tensors differ." in panel(likeness(claims=Claims(498, ("a", "b"))))
-    assert "say that 1 tensor differs." in panel(likeness(claims=Claims(499, ("a",))))
 
 
 def test_thousands_of_differences_are_counted() -> None:

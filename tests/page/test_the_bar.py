@@ -2,9 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.inhouse import InHouse
@@ -86,26 +84,14 @@ def test_neither_a_link_starts_a_job_nor_a_wish_of_long_ago_for_other_choices_or
         cancel(page)
 
 
-def test_off_a_space_who_is_signed_out_is_told_how_to_sign_in_on_the_machine(
-    serve: Callable[..., Site], visit: Visit, small: str
-) -> None:
-    page = visit(serve(), f"?repo={small}&size=90kB")
-    expect(page.locator("#start-message")).to_contain_text("Sign in to push.")
-    expect(page.locator("#start-message")).to_contain_text("hf auth login")
-    expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator("#start")).to_have_text("Start")
-    expect(page.locator("#target")).to_be_empty()
-
-
 # --- What is changed on it ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [390, 1440])
 def test_owner_name_visibility_and_measuring_are_changed_on_the_bar_by_keyboard_alone(
-    home: Site, visit: Visit, small: str, width: int
+    home: Site, visit: Visit, small: str
 ) -> None:
     page, name = visit(home, f"?repo={small}&size=90kB"), copy_name()
-    page.set_viewport_size({"width": width, "height": 844})
+    page.set_viewport_size({"width": 390, "height": 844})
     page.locator("#start:not([disabled])").wait_for()
     page.locator("#start").focus()
     assert tab_to(page, "Change this, or measure loading too") == 1

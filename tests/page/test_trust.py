@@ -9,7 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests import models
 from tests.hubs import download, push, shard
 from tests.localhub.conftest import Server
-from tests.page.conftest import Visit, advanced, become, shift, start_job
+from tests.page.conftest import Visit, become, shift
 from tests.page.site import Site, answer_in, call, copy_name
 
 
@@ -49,25 +49,6 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
     assert "good" in (said.get_attribute("class") or "")
     trust = answer_in(call(space, "result", [name])[1])["trust"]
     assert trust["level"] == "read-now" and "the figures of a report for time" in " ".join(trust["reasons"])
-
-
-def test_a_copy_that_trusts_the_hubs_hashes_is_not_green_until_a_visitor_has_every_byte_read(
-    home: Site, visit: Visit, small: str
-) -> None:
-    page = advanced(visit(home, f"?repo={small}&size=90kB&proof=stated"))
-    expect(page.get_by_label("Trust the Hub's hashes")).to_be_checked()
-    expect(page.locator("#proof")).to_contain_text("if it reads everything again")
-    start_job(page, copy_name("stated"))
-    said = headline(page, "stated")
-    expect(said).to_contain_text("the Hub states the same hashes")
-    assert "good" not in (said.get_attribute("class") or "")
-    steps = page.locator("#result .ladder li")
-    expect(steps).to_have_count(4)
-    expect(page.locator("#result .ladder [aria-current]")).to_contain_text("Hashes match")
-    expect(steps.last).to_contain_text("Not reached yet.")
-    page.locator("#check:not([disabled])").click()
-    assert "good" in (headline(page, "read-now").get_attribute("class") or "")
-    expect(steps).to_have_count(3)
 
 
 def test_what_loading_a_result_costs_is_measured_from_its_page(

@@ -1,4 +1,4 @@
-"""A copy made like its original is a job like any other: proved, resumed, kept private, and done on several machines."""
+"""A copy made like its original is a job like any other: proved, kept private, and done on several machines."""
 
 import shlex
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from sharding.core.verification import Verification
 from tests.clusters import Cluster
 from tests.commands import invoke
 from tests.fleets import alone, assert_same_folders, assert_same_repos, fleet, variables
-from tests.folders import finish, kept, tensors, until_shard, weights
-from tests.hubs import TOKEN, branches, download, exists, push, shard
+from tests.folders import finish, tensors
+from tests.hubs import TOKEN, download, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.planning.alike.models import build, edit, in_memory, published, rename, shapes, unlike
 from tests.planning.alike.test_filled import add_head
@@ -91,22 +91,6 @@ def test_verify_finds_the_tensor_that_is_neither_mine_nor_the_original_s(
     edit(tmp_path / "out", spoil)
     outcome = verified(mine, tmp_path / "out", like=str(original))
     assert [mismatch.tensor for mismatch in outcome.mismatches] == [spoiled]
-
-
-def test_a_killed_job_goes_on_where_it_was_in_a_folder_and_on_a_hub(
-    hub: InHouse, repos: tuple[str, str], folders: Folders, name: str, tmp_path: Path
-) -> None:
-    options = Options("20kB", like=str(folders[1]))
-    finish(job.shard(str(folders[0]), str(tmp_path / "whole"), options))
-    until_shard(job.shard(str(folders[0]), str(tmp_path / "out"), options), stop=True)
-    assert kept(job.shard(str(folders[0]), str(tmp_path / "out"), options))
-    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
-    on_hub = Options("20kB", like=repos[1])
-    until_shard(job.shard(repos[0], name, on_hub, endpoint=hub.address, token=TOKEN), 3, stop=True)
-    *events, report = job.shard(repos[0], name, on_hub, endpoint=hub.address, token=TOKEN)
-    assert kept(events) and report.verification.identical  # type: ignore[union-attr]
-    assert unlike(tensors(download(hub, name, tmp_path / "hub")), tensors(folders[2])) == {}
-    assert branches(hub, name) == {"main"}
 
 
 def test_a_copy_with_numbers_of_a_private_original_is_private(hub: InHouse, folders: Folders, name: str) -> None:

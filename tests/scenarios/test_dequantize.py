@@ -3,9 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import pytest
@@ -15,14 +13,12 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrai
 
 from sharding import job
 from sharding.core.errors import OverflowRefused, SourceError, UsageError
-from sharding.core.events import Planned, Verified
+from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.core.verification import Verification
 from sharding.report.schema import Report, parse_report
-from tests import hubs
 from tests.conftest import listing
-from tests.folders import bits, kept, reshard, tensors, until_shard, weights
-from tests.inhouse import InHouse
+from tests.folders import bits, reshard, tensors, weights
 from tests.lora import DTYPES, Case, configured, save_adapter
 from tests.promises import promise
 from tests.quantized import build, compressed, integers, save_compressed, save_fp8, save_mxfp4, save_packed, write
@@ -149,17 +145,6 @@ def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was
     assert names < listing(tmp_path / "as it is").keys()
 
 
-def test_a_job_that_was_interrupted_goes_on_and_another_dtype_does_not_mix_with_it(tmp_path: Path) -> None:
-    source = save_fp8("qwen3", tmp_path / "source")
-    dequantize(source, tmp_path / "whole")
-    options = Options("200kB", dequantize=True)
-    until_shard(job.shard(str(source), str(tmp_path / "out"), options), 2, stop=True)
-    copytree(tmp_path / "out", tmp_path / "other")
-    assert kept(job.shard(str(source), str(tmp_path / "out"), options))
-    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
-    assert not kept(job.shard(str(source), str(tmp_path / "other"), replace(options, dtype="fp16")))
-
-
 def test_numbers_that_become_infinite_are_refused_or_counted(tmp_path: Path) -> None:
     weight = torch.full((4, 8), 448.0)
     weight[1:] = 1.0
@@ -190,21 +175,6 @@ def test_verify_computes_all_of_it_once_more(run: Run, tmp_path: Path) -> None:
     assert (done.returncode, "Different: 1 mismatch" in done.stdout) == (1, True)
 
 
-def test_the_command_line_says_what_it_computes_and_how_it_ends(run: Run, tmp_path: Path) -> None:
-    source = save_compressed("channel", tmp_path / "source")
-    planned = run("plan", source, "--dequantize")
-    assert (planned.returncode, "bf16 (compressed-tensors float-quantized" in planned.stdout) == (0, True)
-    done = run("shard", source, tmp_path / "out", "--dequantize")
-    assert (done.returncode, "Equal to the original, dequantized to bf16" in done.stdout) == (0, True)
-    again = run("shard", tmp_path / "out", tmp_path / "again", "--dequantize")
-    assert (again.returncode, "not quantized" in again.stderr) == (2, True)
-    assert not (tmp_path / "again").exists()
-    write(tmp_path / "hqq", {"a.qweight": torch.ones(4)}, {"quant_method": "hqq"})
-    refused = run("shard", tmp_path / "hqq", tmp_path / "again", "--dequantize")
-    assert (refused.returncode, "hqq" in refused.stderr, "base model" in refused.stderr) == (3, True, True)
-    assert not (tmp_path / "again").exists()
-
-
 @promise("docs/formats.md#lora-adapters")
 @pytest.mark.parametrize("dtype", ["keep", "fp16"])
 def test_an_adapter_is_merged_into_a_quantized_base_as_into_its_ordinary_copy(dtype: str, tmp_path: Path) -> None:
@@ -229,19 +199,3 @@ def test_shards_that_transformers_cuts_otherwise_are_cut_by_its_class(tmp_path: 
     source = save_mxfp4(tmp_path / "source")
     report = dequantize(source, tmp_path / "out", size="60kB", strategy="pp:2")
     assert report.plan.pipeline is not None and len(report.plan.stages) == 2
-
-
-def test_a_repo_on_the_hub_becomes_another(hub: InHouse, name: str, tmp_path: Path) -> None:
-    source = save_fp8("qwen3_moe", tmp_path / "source")
-    repo, options = hubs.push(hub, source, f"{name}-fp8"), Options("400kB", dequantize=True)
-    *events, report = job.shard(repo, name, options, endpoint=hub.address, token=hubs.TOKEN)
-    assert isinstance(report, Report) and report.verification.identical
-    (planned,) = [event for event in events if isinstance(event, Planned)]
-    assert planned.checkpoint.total_bytes < planned.plan.total_bytes < 2 * planned.checkpoint.total_bytes
-    assert report.resources.bytes_read < 2 * planned.checkpoint.total_bytes
-    found = hubs.download(hub, name, tmp_path / "found")
-    dequantize(source, tmp_path / "out", size="400kB")
-    assert weights(tmp_path / "out").items() <= weights(found).items()
-    card = (found / "README.md").read_text()
-    assert f"verify {repo}@" in card and "--dequantize\n" in card
-    assert "quantization_config" not in (found / "config.json").read_text()

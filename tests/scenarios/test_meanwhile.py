@@ -19,7 +19,7 @@ from sharding.report.schema import Report
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.records import line_of
 from tests.conftest import random_tensors, write_checkpoint
-from tests.folders import finish, kept, until_shard
+from tests.folders import kept, until_shard
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.conftest import SOURCE
@@ -162,15 +162,6 @@ def commit(hub: InHouse, name: str, *files: tuple[str, bytes | Path]) -> None:
 
 def staged(hub: InHouse, name: str, file: str, folder: Path) -> Path:
     return Path(hub.api().hf_hub_download(name, file, revision=STAGING_BRANCH, local_dir=folder))
-
-
-def test_a_staged_shard_that_somebody_replaces_is_not_published(hub: InHouse, name: str, tmp_path: Path) -> None:
-    events, shown = begun(hub, name)
-    data = staged(hub, name, shown.file, tmp_path).read_bytes()
-    commit(hub, name, (shown.file, data[:-1] + bytes([data[-1] ^ 1])))
-    assert not finish(events).verification.identical
-    assert not exists(hub, name) or INDEX not in files_of(hub, name)
-    run_again(hub, name)
 
 
 def test_a_record_of_what_is_no_part_of_the_job_is_passed_over(hub: InHouse, name: str, tmp_path: Path) -> None:

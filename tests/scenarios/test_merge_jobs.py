@@ -1,4 +1,4 @@
-"""A merge is a job like any other: proved, reported, resumed, kept private, and done on several machines."""
+"""A merge is a job like any other: proved, reported, and done on several machines."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from sharding import job
-from sharding.core.errors import DestinationError, SourceError, UsageError
+from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.core.origin import Place
 from sharding.core.verification import Verification
@@ -25,7 +25,6 @@ from tests.hubs import TOKEN, download, files_of, push, shard
 from tests.inhouse import InHouse
 from tests.lora import MODEL, WEIGHTS, Case, Tensors, each_one, edited, save_both
 from tests.promises import promise
-from tests.scenarios.conftest import SOURCE
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -180,14 +179,6 @@ def test_a_copy_of_the_base_is_not_the_merged_model_and_quick_cannot_judge_a_mer
         verified(base, base, adapter=str(adapter), quick=True)
 
 
-def test_a_killed_merge_goes_on_where_it_was(folders: Folders, tmp_path: Path) -> None:
-    base, adapter = folders
-    whole, options = merge(base, adapter, tmp_path / "whole"), Options("30kB", adapter=str(adapter))
-    until_shard(job.shard(str(base), str(tmp_path / "out"), options), stop=True)
-    assert kept(job.shard(str(base), str(tmp_path / "out"), options))
-    assert weights(tmp_path / "out") == whole
-
-
 def test_another_adapter_under_the_same_name_is_noticed_when_a_merge_goes_on(folders: Folders, tmp_path: Path) -> None:
     base, adapter = folders[0], Path(shutil.copytree(folders[1], tmp_path / "adapter"))
     options = Options("30kB", adapter=str(adapter))
@@ -213,15 +204,6 @@ def test_a_new_commit_of_the_adapter_gives_another_plan(
     assert plans[0] != plans[1]
 
 
-def test_a_merge_with_a_private_adapter_is_private(hub: InHouse, folders: Folders, name: str) -> None:
-    base = push(hub, folders[0], f"{name}-base")
-    options = Options("30kB", adapter=push(hub, folders[1], f"{name}-lora", private=True))
-    with pytest.raises(DestinationError, match=options.adapter):
-        shard(hub, base, name, options, private=False)
-    shard(hub, base, name, options)
-    assert hub.api().repo_info(name).private
-
-
 def test_an_adapter_beside_the_base_is_not_copied_because_it_would_be_loaded_once_more(
     folders: Folders, tmp_path: Path
 ) -> None:
@@ -230,18 +212,6 @@ def test_an_adapter_beside_the_base_is_not_copied_because_it_would_be_loaded_onc
     report = finish(job.shard(str(both), str(tmp_path / "out"), Options("30kB", adapter=str(folders[1]))))
     assert not list((tmp_path / "out").glob("adapter_*"))
     assert any("adapter_model.safetensors" in finding.message for finding in report.plan.findings)
-
-
-def test_the_destination_may_not_be_the_folder_of_the_adapter(folders: Folders, tmp_path: Path) -> None:
-    adapter = Path(shutil.copytree(folders[1], tmp_path / "adapter"))
-    for place in (adapter, adapter / "out", tmp_path):
-        with pytest.raises(DestinationError):
-            finish(job.shard(str(folders[0]), str(place), Options("30kB", adapter=str(adapter)), overwrite=True))
-
-
-def test_no_repo_of_that_name_is_an_error_that_names_the_adapter(hub: InHouse) -> None:
-    with pytest.raises(SourceError, match="alice/nothing-there"):
-        job.plan(SOURCE, Options(adapter="alice/nothing-there"), endpoint=hub.address, token=TOKEN)
 
 
 def test_sums_too_large_for_fp16_stop_a_merge_unless_that_is_allowed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Hub that answers oddly, or not as the public one: a sentence, a hint, status 3, JSON; never a traceback."""
+"""A Hub that answers oddly, or not as the public one: a sentence and a hint; never a traceback."""
 
 import json
 from pathlib import Path
@@ -16,24 +16,6 @@ from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.conftest import SOURCE
 
 JSON_IN_THE_STORE = "*.json filter=lfs diff=lfs merge=lfs -text\n*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
-
-
-@pytest.fixture
-def signed_in(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", hub.address)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-
-
-@pytest.mark.usefixtures("signed_in")
-@pytest.mark.parametrize("kind", ["null", "list", "text", "empty", "html", "gone"])
-@pytest.mark.parametrize("endpoint", [f"GET /api/models/{SOURCE}$", f"GET /api/models/{SOURCE}/tree/"])
-def test_a_command_ends_with_status_3_a_sentence_and_json(hub: InHouse, kind: str, endpoint: str) -> None:
-    with hub.failing(f"{kind}@{endpoint}"):
-        ended = invoke("inspect", SOURCE, "--json")
-    assert ended.exit_code == 3, ended.stderr
-    assert "Traceback" not in ended.stderr
-    error = json.loads(ended.stdout)["error"]
-    assert error["kind"] == "SourceError" and error["message"] and error["hint"]
 
 
 def test_what_nobody_foresaw_is_a_fault_of_the_program_with_status_3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,16 +71,6 @@ def test_what_the_client_itself_refuses_is_not_asked_again_and_again_nor_blamed_
         job.inspect(SOURCE, endpoint=hub.address, token=token)
     assert (waited, hub.log) == ([], [])
     assert "proxy" not in refusal.value.hint and token not in str(refusal.value)
-
-
-def test_a_login_in_the_address_of_the_hub_is_refused_and_not_shown(
-    hub: InHouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", hub.address.replace("://", "://me:secret@"))
-    ended = invoke("inspect", SOURCE, "--json")
-    assert ended.exit_code == 2
-    assert "HF_ENDPOINT contains a login" in json.loads(ended.stdout)["error"]["message"]
-    assert "secret" not in ended.stdout + ended.stderr
 
 
 def test_the_remark_on_a_repo_that_stays_behind_is_told_also_where_its_branch_stays(hub: InHouse, name: str) -> None:

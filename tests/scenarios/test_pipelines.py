@@ -11,8 +11,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from sharding import job
-from sharding.core.errors import DestinationError, SourceError, UsageError
-from sharding.formats.names import STAGING_FOLDER
+from sharding.core.errors import SourceError, UsageError
 from sharding.report.schema import Report, parse_report
 from tests import models, pipelines
 from tests.conftest import listing
@@ -190,36 +189,6 @@ def test_names_that_share_a_tensor_are_all_written_where_nothing_ties_them_again
     assert written["vae/again"] == written[f"vae/{first}"]
     assert "text_encoder/again" in written
     assert "tied" not in said(source)
-
-
-def test_an_interrupted_pipeline_shows_nothing_and_is_resumed_and_shared_with_no_other_job(
-    pipeline: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    first = job.shard(str(pipeline), str(out), SIZE)
-    until_shard(first)
-    with pytest.raises(DestinationError, match="Another job"):
-        reshard(pipeline, out)
-    until_shard(first, 5, stop=True)
-    assert all(name.startswith(f"{STAGING_FOLDER}/") and name.endswith(".part") for name in listing(out))
-    assert kept(job.shard(str(pipeline), str(out), SIZE)) >= 5
-    assert in_folders(out) == in_folders(pipeline)
-    assert not list(out.rglob("*.part"))
-
-
-def test_discard_and_another_result_leave_no_file_of_a_pipeline_behind(
-    pipeline: Path, source: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    until_shard(job.shard(str(pipeline), str(out), SIZE), 3, stop=True)
-    assert job.discard(str(out)).found and not listing(out)
-    reshard(pipeline, out)
-    reshard(pipeline, out, "1GB")
-    assert in_folders(out) == in_folders(pipeline)
-    assert not [name for name in listing(out) if "-of-" in name or ".index." in name]
-    reshard(pipeline, source, overwrite=True)
-    assert not (source / "unet/diffusion_pytorch_model.safetensors").exists()
-    assert in_folders(source) == in_folders(pipeline)
 
 
 def test_a_pickled_pipeline_goes_from_hub_to_hub_and_is_resumed_there(

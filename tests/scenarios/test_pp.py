@@ -24,7 +24,7 @@ from sharding.demo import samples
 from sharding.report.schema import parse_report
 from tests import models, quantized
 from tests.conftest import ROOT, environment
-from tests.folders import bits, kept, reshard, until_shard
+from tests.folders import bits, reshard
 from tests.folders import tensors as load_all
 from tests.hubs import TOKEN, download, push, shard
 from tests.inhouse import InHouse
@@ -159,14 +159,6 @@ def test_names_without_the_prefix_of_the_base_model_are_understood(llama: Llama,
     assert (first.blocks, last.blocks) == (("layers.0", "layers.1"), ("layers.2", "layers.3", "layers.4"))
     needed = [(needed.tensor, needed.used_as) for needed in last.also_needs]
     assert needed == [("embed_tokens.weight", ("lm_head.weight",))]
-
-
-def test_a_part_is_resumed(llama: Llama, tmp_path: Path) -> None:
-    source, out, options = str(llama(5)), str(tmp_path / "part"), Options("20kB", strategy="pp:2", rank=1)
-    until_shard(job.shard(source, out, options), stop=True)
-    *again, report = job.shard(source, out, options)
-    assert kept(again)
-    assert report.verification.identical  # type: ignore[union-attr]
 
 
 @pytest.mark.thorough

@@ -1,6 +1,5 @@
 """What the ranks of a training run have saved, with the writers that trainers use, becomes an ordinary checkpoint."""
 
-import json
 import os
 import shlex
 import shutil
@@ -21,8 +20,8 @@ from sharding.demo import samples
 from tests import models
 from tests.commands import invoke
 from tests.conftest import ROOT, environment, listing
-from tests.folders import kept, reshard, tensors, until_shard
-from tests.hubs import TOKEN, download, push, shard
+from tests.folders import reshard, tensors
+from tests.hubs import TOKEN, push, shard
 from tests.inhouse import InHouse
 from tests.promises import promise
 
@@ -163,31 +162,6 @@ def test_a_distcp_file_that_changed_or_was_cut_off_is_refused(saved: Path, tmp_p
         job.inspect(str(folder))
 
 
-def test_an_optimizer_alone_is_no_model(saved: Path) -> None:
-    with pytest.raises(SourceError, match="no weights, only training state"):
-        job.inspect(str(saved / "accelerate/optimizer_0"))
-
-
-def test_an_interrupted_job_goes_on(saved: Path, base: Path, tmp_path: Path) -> None:
-    source, out, options = str(saved / "columns"), tmp_path / "out", Options("40kB", base=str(base))
-    until_shard(job.shard(source, str(out), options), stop=True)
-    *again, report = job.shard(source, str(out), options)
-    assert kept(again) and report.verification.identical  # type: ignore[union-attr]
-    assert_is_that_model(out, base)
-
-
-def test_from_a_hub_onto_a_hub_and_back(hub: InHouse, saved: Path, base: Path, tmp_path: Path) -> None:
-    push(hub, base, "alice/base")
-    for way in ("accelerate", "hf-columns"):
-        push(hub, saved / way, f"alice/{way}")
-        report = shard(hub, f"alice/{way}", f"alice/{way}-whole", Options("60kB", base="alice/base"))
-        assert report.verification.identical and report.source.of("base")
-        assert "SHA-256 that the Hub states" not in report.verification.method.partition(";")[0]
-        result = download(hub, f"alice/{way}-whole", tmp_path / way)
-        assert_is_that_model(result, saved / "trained" if way == "accelerate" else base)
-        assert "base_model: alice/base" in (result / "README.md").read_text()
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_the_command_in_the_card_finds_a_copy_with_a_base_identical(
     hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,10 +178,3 @@ def test_the_command_in_the_card_finds_a_copy_with_a_base_identical(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     done = invoke(*shlex.split(command)[1:])
     assert (done.exit_code, "Equal to the original" in done.stdout) == (0, True), done.stdout + done.stderr
-
-
-def test_the_command_line_says_what_is_wrong_usage(saved: Path, base: Path) -> None:
-    done = invoke("plan", base, "--base", base)
-    assert (done.exit_code, "Leave out --base" in done.stderr) == (2, True)
-    done = invoke("plan", saved / "hf", "--base", base, "--json")
-    assert done.exit_code == 0 and json.loads(done.stdout)["total_parameters"] > 0

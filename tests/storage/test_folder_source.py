@@ -15,7 +15,6 @@ from sharding.fleet.worker import open_lent
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import inspect
 from sharding.storage.folder_source import FolderSource, is_steady, open_folder
-from tests.folders import in_cache
 from tests.promises import promise
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -32,11 +31,6 @@ def test_what_is_no_folder_with_weights_is_refused(checkpoint: Path, tmp_path: P
     for text in ("", " ", "x" * 5000, "~nobody-of-this-name/x", "a\0b", "a\ud800"):
         with pytest.raises(SourceError):
             open_folder(text)
-
-
-def test_the_links_of_the_hub_cache_are_followed(checkpoint: Path, tmp_path: Path) -> None:
-    snapshot = in_cache(checkpoint, tmp_path / "cache")
-    assert inspect(str(snapshot)).total_bytes == inspect(str(checkpoint)).total_bytes
 
 
 # --- The state that it is pinned to -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import sys
 
 MODULES = (
     "sharding.model_class.meta_model",
+    "sharding.loading.probe",
     "sharding.loading.probe.child",
     "sharding.loading.classic_child",
     "sharding.demo.samples",
