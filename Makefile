@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo pipeline run space test thorough versions browser check bench matrix torture soak live fuzz mutants lock class-table clean help
+.PHONY: demo pipeline run space test thorough versions browser check bench matrix torture soak live fuzz mutants lock dist class-table clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.demo.whole_job
@@ -78,21 +78,26 @@ mutants: .venv/tested  ## put faults into the code and see whether a test notice
 	$(BIN)/python -m tests.mutants $(MUTANTS) --seed $(SEED) --note
 
 # The hashes of every file that the index has of the versions in each requirements.txt, for whatever system; torch,
-# whose build depends on the system, excepted. uv, which asks for them, stays in a virtual environment of its own.
-COMPILE = .venv/lock/bin/uv pip compile --quiet --upgrade --python-version 3.11 --no-deps --generate-hashes \
+# whose build depends on the system, excepted.
+COMPILE = $(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --no-deps --generate-hashes \
     --no-emit-package torch --no-emit-index-url --no-annotate --custom-compile-command "make lock, for CPython 3.11"
-lock:  ## note the hashes of what CI installs
-	$(PYTHON) -m venv .venv/lock
-	.venv/lock/bin/pip install --quiet uv==0.13.9
+lock: .venv/tested  ## note the hashes of what CI installs
 	$(COMPILE) --output-file .ci/requirements.lock requirements.txt tests/requirements.txt
 	$(COMPILE) --output-file .ci/thorough.lock tests/kinds/requirements.txt
+
+# The wheel is built from the sdist, so that both hold all that is needed.
+dist: .venv/tested  ## build a release into dist/, and try its wheel
+	rm -rf dist
+	$(BIN)/uv build --quiet --out-dir dist
+	$(BIN)/uv tool run --quiet twine==7.0.0 check --strict dist/*.whl dist/*.tar.gz
+	DIST=dist $(BIN)/python -m pytest tests/scenarios/test_wheel.py
 
 # What each class of the installed transformers keeps in fp32, never splits and ties: minutes.
 class-table: .venv/tested  ## write down what the classes of transformers are like
 	$(BIN)/python -m tests.model_class.table_maker
 
 clean:  ## remove what all of these have made
-	rm -rf .venv demo fuzz space
+	rm -rf .venv demo dist fuzz space
 
 help:  ## list these
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-12s%s\n", $$1, $$2 }' Makefile

@@ -2,7 +2,7 @@
 
 Only files that git tracks are copied, so that no local file goes along. Tests and benchmarks stay behind. `README.md`
 gets the front matter in `.ci/space.yml`, which a Hub reads and GitHub would show as a table. The addresses of the Space
-get the name of its owner: with `OWNER` in them, the Space would show no thumbnail.
+get the name of its owner: with `OWNER` in them, the Space would show no thumbnail, and `uvx` would find nothing.
 """
 
 import re
@@ -16,6 +16,8 @@ FOLDER = Path("space")
 FRONT_MATTER = Path(".ci/space.yml")
 NAME = "shard-my-repo"
 PLACEHOLDERS = ("OWNER", "YOU")
+# What is read or run apart from the docs: its addresses get the owner's name.
+ADDRESSED = ("README.md", "docs/colab.ipynb", "jobs/shard.py", "llms.txt", "skills/shard-my-repo/SKILL.md")
 LEFT_OUT = ("tests/*", "bench/*", ".ci/*")
 # The docs show the results, and a copy of the Space is to make the next one.
 KEPT = ("bench/*.md", "bench/*.svg", ".ci/space.py", ".ci/space.yml")
@@ -49,7 +51,9 @@ def main(arguments: list[str]) -> str | None:
     text = readme.read_text(encoding="utf-8")
     text = text.split("---\n", 2)[2].lstrip() if text.startswith("---\n") else text  # a copy of a Space has one already
     text = f"---\n{FRONT_MATTER.read_text(encoding='utf-8')}---\n\n{text}"
-    readme.write_text(_ADDRESS.sub(address, text), encoding="utf-8")
+    readme.write_text(text, encoding="utf-8")
+    for path in (FOLDER / name for name in ADDRESSED):
+        path.write_text(_ADDRESS.sub(address, path.read_text(encoding="utf-8")), encoding="utf-8")
     size_bytes = sum((FOLDER / file).stat().st_size for file in files)
     print(f"{FOLDER}/ has {len(files)} files ({size_bytes / 1e6:.1f} MB) for https://{address}. Upload it:")
     print(f"  hf upload {owner}/{NAME} {FOLDER} . --type space")

@@ -144,8 +144,9 @@ def test_no_index_is_said_to_have_this_package() -> None:
         ("uv tool", {"uv-receipt.toml": ""}, "with `--with ray` right behind `uv tool install`."),
         ("archive-v0", {}, "Start it with `uvx --with ray …`"),
         ("venv", {}, "Run `uv pip install --python {} "),
+        ("hf-shard", {"pyvenv.cfg": "home = /usr/bin\n"}, "Run `{}/bin/python -m pip install "),
     ],
-    ids=["pipx", "uv tool install", "uvx", "uv venv"],
+    ids=["pipx", "uv tool install", "uvx", "uv venv", "extension of hf"],
 )
 def test_whoever_did_not_install_with_pip_gets_the_command_that_works_there(
     by: str, files: dict[str, str], says: str, lacking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,12 +2,13 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
 
 from tests.commands import invoke
 from tests.docs.pages import README, code, table
@@ -21,13 +22,16 @@ NAMES = {
     "you/name-bf16": "alice/name-bf16",
     "./checkpoint-500": "samples/t5-tiny-ranks",
     "someone/lora": "./lora",
+    "owner/name-vl": "./vl",
+    "other/merged": "./merged",
 }
 BASE = {"owner/name": "samples/t5-tiny"}
 """The base of the ranks that are among the samples."""
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Hub with the samples."""
     server = Server(tmp_path_factory.mktemp("front") / "hub")
     server.start("--samples", entry=("sharding", "localhub"))
     yield server
@@ -46,21 +50,45 @@ def write_lora(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("row", range(len(table(README, "You have | You want"))))
-def test_a_command_of_the_front_page_does_its_job(
-    hub: Server, tmp_path: Path, row: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    typed = table(README, "You have | You want")[row][-1]
-    words = shlex.split(code(typed)[0])[1:]
+ROWS = [
+    shlex.split(span)[1:]
+    for *_, typed in table(README, "You have | You want")
+    for span in code(typed)[:1]
+    if span.startswith("shard-my-repo ")
+]
+"""The words of each command, without its name."""
+
+
+@pytest.fixture
+def typing(front: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], list[str]]:
+    """Make what the words of a row need in the current folder, and return these words with the names of the samples."""
+
+    def typing(words: list[str]) -> list[str]:
+        if "--adapter" in words:
+            write_lora(tmp_path / "lora")
+        if "./mine" in words:
+            wrapped = "model.=module.model.,lm_head.=module.lm_head."
+            assert invoke("shard", NAMES["owner/original"], "./mine", "--rename", wrapped).exit_code == 0
+        if "--text-only" in words:
+            from tests.planning.alike.models import build, published
+
+            published(build("qwen2_5_vl"), tmp_path / "vl")
+        names = NAMES | (BASE if "--base" in words else {})
+        typed = [names.get(word, word) for word in words]
+        if typed[0] == "verify" and "--adapter" in words:
+            assert invoke("shard", typed[1], typed[2], *typed[3:]).exit_code == 0
+        return typed
+
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_ENDPOINT", front.address)
     monkeypatch.setenv("HF_TOKEN", "hf_alice")
-    if "--adapter" in words:
-        write_lora(tmp_path / "lora")
-    if "./mine" in words:
-        wrapped = "model.=module.model.,lm_head.=module.lm_head."
-        assert invoke("shard", NAMES["owner/original"], "./mine", "--rename", wrapped).exit_code == 0
-    names = NAMES | (BASE if "--base" in words else {})
-    done = invoke(*(names.get(word, word) for word in words))
+    return typing
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("words", ROWS, ids=" ".join)
+def test_a_command_of_the_front_page_does_its_job(words: list[str], typing: Callable[[list[str]], list[str]]) -> None:
+    done = invoke(*typing(words))
     assert done.exit_code == 0, done.output
+    if "--single-file" in words:
+        assert load_file("name/model.safetensors")

@@ -16,6 +16,7 @@ COMMANDS, API, GAINS, DEVELOPMENT, FORMATS, ARCHITECTURES, TROUBLE = (
     ROOT / "docs" / f"{name}.md"
     for name in (*("commands", "page-and-api", "gains", "development", "formats", "architectures"), "troubleshooting")
 )
+AGENTS = (ROOT / "llms.txt", ROOT / "skills/shard-my-repo/SKILL.md")
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 MOST_LINES = 170
 CLI: Any = typer.main.get_command(app)

@@ -26,6 +26,7 @@ from sharding.demo.samples import BUILDERS
 from tests.commands import invoke
 from tests.conftest import ROOT, environment, write_checkpoint
 from tests.docs.pages import (
+    AGENTS,
     API,
     CLI,
     COMMANDS,
@@ -232,18 +233,21 @@ def test_every_command_has_an_example_in_the_docs() -> None:
 def commands_shown() -> list[tuple[Path, tuple[str, ...]]]:
     """Every line of a block of commands, and every command that stands in a line of text, with its page."""
     found = []
-    for page in (*PAGES, RESULTS):
+    for page in (*PAGES, RESULTS, *AGENTS):
         lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line]
         lines += [line[2:] for block in blocks(page, "console") for line in block.splitlines() if line[:2] == "$ "]
         spans = [span for span in code(prose(page)) if " " in span and not {*"…{"} & {*span}]
         if page == RESULTS:
             gone = {span for line in page.read_text().splitlines() if "which is gone" in line for span in code(line)}
             spans = [span for span in spans if span not in gone]
-        begins = ("shard-my-repo ", "python ", ".venv/bin/python ", "make ", "pip install ", "hf ")
+        begins = ("shard-my-repo ", "python ", ".venv/bin/python ", "make ", "pip install ", "hf ", "uvx ")
         for line in [*lines, *(span for span in spans if span.startswith(begins))]:
             words = shlex.split(line, comments=True)
             found.append((page, tuple(word for word in words if not re.match(r"[A-Z_]+=http|HF_TOKEN=", word))))
     return found
+
+
+SPACE = "https://huggingface.co/spaces/OWNER/shard-my-repo"
 
 
 @cache
@@ -275,12 +279,20 @@ def check(words: tuple[str, ...]) -> None:
         case ("pip", "install", what):
             asked = set(re.findall(r"(?<=\[)[a-z]+(?=\])", what))
             extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            assert asked <= set(extras) and re.fullmatch(r"\.(\[[a-z]+\])?", what)
+            assert asked <= set(extras) and re.fullmatch(rf"\.(\[[a-z]+\])?|shard-my-repo\[load\] @ git\+{SPACE}", what)
         case ("python" | ".venv/bin/python", "-m", module, *_):
             assert importlib.util.find_spec(module)
         case ("python" | ".venv/bin/python", script, *rest):
             text = (ROOT / script).read_text() + (ROOT / "bench/harness/scratch.py").read_text()
             assert {word for word in rest if word.startswith("--")} <= set(re.findall(r'"(--[a-z-]+)"', text))
+        case ("uvx", "--from", address, *command):
+            assert address == f"git+{SPACE}"
+            check(tuple(command))
+        case ("hf", "shard", *rest):
+            check(("shard-my-repo", *rest))
+        case ("hf", "jobs", "uv", "run", *rest) if "--" in rest:
+            check(("shard-my-repo", "shard", *rest[rest.index("--") + 1 :]))
+            check(("hf", "jobs", "uv", "run", *rest[: rest.index("--") - 1]))
         case ("hf", *rest):
             options = {word for word in rest[: next((at for at, word in enumerate(rest) if ":" in word), None)]}
             options = {word for word in options if word.startswith("--")}
@@ -290,7 +302,7 @@ def check(words: tuple[str, ...]) -> None:
             cli = Path(importlib.util.find_spec("ray").origin).parent / "dashboard/modules/job/cli.py"  # type: ignore[union-attr, arg-type]
             assert {word for word in own if word.startswith("--")} <= set(re.findall(r'"(--[a-z-]+)"', cli.read_text()))
             check(tuple(command))
-        case ("git", "clone", _) | ("cd", _):
+        case ("git", "clone", _) | ("git", "push", _, _) | ("cd", _):
             pass
         case _:
             pytest.fail(f"There is no way to tell whether {words} is a command.")
@@ -309,7 +321,8 @@ def test_every_command_shown_can_be_given_and_the_readme_shows_every_command() -
 def test_the_readme_answers_each_wish_with_one_command() -> None:
     rows = table(README, "You have | You want")
     commands = [[span for span in code(typed) if span.startswith("shard-my-repo ")] for _, _, typed in rows]
-    assert [len(spans) for spans in commands] == [1] * len(rows)
+    assert [len(spans) for spans in commands[:-1]] == [1] * (len(rows) - 1)
+    assert code(rows[-1][-1]) == ["hf repos duplicate owner/name"]
 
 
 def test_what_the_readme_shows_of_the_demo_is_what_the_demo_prints() -> None:

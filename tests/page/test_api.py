@@ -148,17 +148,21 @@ def test_the_tools_of_mcp_read_well(space: Site, small: str) -> None:
 
 def test_the_example_of_the_docs_runs(space: Site, small: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs/page-and-api.md").read_text()
-    (example,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+    example, of_tools = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
     ours = {"http://127.0.0.1:7860": space.address, "hf_...": "hf_alice", "samples/mistral-60m": small}
     for shown, here in {**ours, "alice/mine": f"alice/{copy_name()}"}.items():
         assert shown in example
         example = example.replace(shown, here)
     told: dict[str, Any] = {}
     exec(example, told)
-    (shown,) = re.findall(r"^It prints:\n\n```text\n(.*?)^```$", text, flags=re.M | re.S)
+    shown, of_tools_shown = re.findall(r"^It prints:\n\n```text\n(.*?)^```$", text, flags=re.M | re.S)
     *shards, state = (re.sub(r"\d+", "N", line) for line in capsys.readouterr().out.splitlines())
     assert [*shards, "running"] == [re.sub(r"\d+", "N", line) for line in shown.splitlines()]
     assert state in ("queued", "running", "done")
     assert len(told["plan"]["shards"]) == 1
     assert finish(told["client"], told["job"])["state"] == "done"
     told["client"].close()
+    for there, here in ours.items():
+        of_tools = of_tools.replace(there, here)
+    exec(of_tools, {})
+    assert capsys.readouterr().out == of_tools_shown

@@ -6,9 +6,10 @@ import pytest
 
 from sharding.storage.hub import answers as retry
 from tests.conftest import in_two_files
+from tests.demo.test_front_page import front, typing
 from tests.hubs import NUMBERS, SOURCE, hub, name, one_hub
 
-__all__ = ["NUMBERS", "SOURCE", "hub", "name", "one_hub"]
+__all__ = ["NUMBERS", "SOURCE", "front", "hub", "name", "one_hub", "typing"]
 
 
 @pytest.fixture(scope="session")

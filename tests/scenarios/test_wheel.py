@@ -15,10 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from tests import models, quantized
+from tests.commands import run_uv
 from tests.conftest import ROOT
+from tests.demo.test_front_page import ROWS
 from tests.folders import tensors
 from tests.hubs import TOKEN, files_of
 from tests.inhouse import InHouse
+from tests.localhub.conftest import Server
 from tests.promises import promise
 from tests.scenarios.conftest import SOURCE
 
@@ -30,14 +33,18 @@ HEAVY = {"torch", "transformers", "accelerate", "gradio", "pandas"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel that `make dist` has built, or else one that is built as it builds it."""
     sources, wheels, place = (tmp_path_factory.mktemp(name) for name in ("sources", "wheels", "slim"))
-    for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), *ROOT.glob("LICENSE*")):
-        shutil.copy(path, sources)
-    shutil.copytree(ROOT / "sharding", sources / "sharding", ignore=shutil.ignore_patterns("__pycache__"))
+    if "DIST" in os.environ:
+        wheels = ROOT / os.environ["DIST"]
+    else:
+        for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), *ROOT.glob("LICENSE*")):
+            shutil.copy(path, sources)
+        shutil.copytree(ROOT / "sharding", sources / "sharding", ignore=shutil.ignore_patterns("__pycache__"))
+        run_uv("build", "--quiet", "--out-dir", wheels, sources)
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(sources)], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-    (wheel,) = wheels.iterdir()
+    (wheel,) = wheels.glob("*.whl")
     subprocess.run([str(place / "bin/python"), *pip, "install", str(wheel)], check=True)
     return place
 
@@ -100,6 +107,15 @@ def test_a_repo_of_a_hub_is_sharded_into_another(slim: Slim, hub: InHouse, name:
     done = slim("shard", SOURCE, name, "-s", "60kB", "--json", **access)
     assert json.loads(done.stdout)["verification"]["identical"]
     assert "model.safetensors.index.json" in files_of(hub, name)
+
+
+@pytest.mark.parametrize("words", ROWS, ids=" ".join)
+def test_it_runs_the_commands_of_the_front_page(
+    words: list[str], front: Server, slim: Slim, typing: Callable[[list[str]], list[str]]
+) -> None:
+    done = slim(*typing(words), HF_ENDPOINT=front.address, HF_TOKEN="hf_alice")
+    asks = words[0] == "devices" or "--rank" in words  # transformers
+    assert done.returncode == 3 * asks and ("[load]" in done.stderr) == asks, done.stderr
 
 
 def test_what_needs_an_extra_says_which_and_how_to_install_it(
