@@ -12,6 +12,7 @@ import pytest
 
 from sharding import job
 from sharding.core.events import ShardFinished
+from sharding.core.meter import Meter
 from sharding.core.options import Options
 from sharding.fleet.parts import Part, PartDone, PartEvent, parse_part
 from sharding.fleet.worker import GrantedHub
@@ -85,6 +86,19 @@ def test_the_cost_is_that_of_moving_once_and_memory_the_peak(checkpoint: Path, t
     assert many.resources.disk_bytes_written >= size
     spent = [done.spent.peak_anon_bytes for _, done in crew.done]
     assert max(spent) <= many.resources.peak_anon_bytes
+
+
+def test_memory_at_its_peak_is_that_of_the_worker_that_took_most(
+    checkpoint: Path, tmp_path: Path, led: Led, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Greedy(Meter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.peak_anon_bytes = 7 * 10**12
+
+    monkeypatch.setattr("sharding.fleet.worker.Meter", Greedy)
+    led(Hands())
+    assert reshard(checkpoint, tmp_path / "out", workers="ray").resources.peak_anon_bytes == 7 * 10**12
 
 
 def test_what_workers_have_sent_to_a_store_and_what_was_there_is_counted(

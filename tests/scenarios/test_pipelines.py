@@ -191,6 +191,21 @@ def test_names_that_share_a_tensor_are_all_written_where_nothing_ties_them_again
     assert "tied" not in said(source)
 
 
+def test_discard_and_another_result_leave_no_file_of_a_pipeline_behind(
+    pipeline: Path, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    until_shard(job.shard(str(pipeline), str(out), SIZE), 3, stop=True)
+    assert job.discard(str(out)).found and not listing(out)
+    reshard(pipeline, out)
+    reshard(pipeline, out, "1GB")
+    assert in_folders(out) == in_folders(pipeline)
+    assert not [name for name in listing(out) if "-of-" in name or ".index." in name]
+    reshard(pipeline, source, overwrite=True)
+    assert not (source / "unet/diffusion_pytorch_model.safetensors").exists()
+    assert in_folders(source) == in_folders(pipeline)
+
+
 def test_a_pickled_pipeline_goes_from_hub_to_hub_and_is_resumed_there(
     pipeline: Path, source: Path, drawn: np.ndarray, hub: InHouse, name: str, tmp_path: Path
 ) -> None:
