@@ -316,7 +316,7 @@ def localhub(context: typer.Context) -> None:
     from sharding.demo.seeding import seed
     from sharding.localhub.__main__ import main
 
-    main(context.args, partial(seed, log=sys.stderr), f"{called()} localhub")
+    main(context.args, add_samples=partial(seed, log=sys.stderr), program=f"{called()} localhub")
 
 
 def main() -> None:

@@ -302,7 +302,7 @@ def check(words: tuple[str, ...]) -> None:
             cli = Path(importlib.util.find_spec("ray").origin).parent / "dashboard/modules/job/cli.py"  # type: ignore[union-attr, arg-type]
             assert {word for word in own if word.startswith("--")} <= set(re.findall(r'"(--[a-z-]+)"', cli.read_text()))
             check(tuple(command))
-        case ("git", "clone", _) | ("git", "push", _, _) | ("cd", _):
+        case ("shard-my-repo",) | ("git", "clone", _) | ("git", "push", _, _) | ("cd", _):
             pass
         case _:
             pytest.fail(f"There is no way to tell whether {words} is a command.")
