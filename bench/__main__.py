@@ -11,6 +11,7 @@ _COMMANDS = (
     "tutorial.py --pairs 3 --cold --chart bench/tutorial.svg",
     "cast.py",
     "dequantize.py",
+    "ordinary.py",
     "lora.py",
     "archive.py",
     "plan.py",

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def build(model_type: str, folder: Path, **changes: Any) -> tuple[PreTrainedMode
 
 def write(folder: Path, tensors: dict[str, torch.Tensor], quantization: dict[str, Any] | None) -> Path:
     """Write `tensors` as the only file in `folder`, and what config.json says of their quantization."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
     if quantization is not None:
@@ -122,6 +122,19 @@ def save_compressed(strategy: str, folder: Path, model_type: str = "qwen3") -> P
     return write(folder, {**made, **beside}, compressed(strategy))
 
 
+def save_mxfp8(folder: Path, powers: torch.dtype) -> Path:
+    """Save a model in FP8 with a power of two for each 32 numbers, as MiniMax publishes it."""
+
+    def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        exponents = (fp8(weight, (1, 32), torch.float32)[1].log2().ceil() + 127).to(torch.uint8).view(powers)
+        return (weight.float() / spread(exponents.view(torch.float8_e8m0fnu), (1, 32), weight.shape)).to(
+            torch.float8_e4m3fn
+        ), exponents
+
+    said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32], "scale_fmt": "ue8m0"}
+    return write(folder, _each_matrix(build("qwen3", folder)[1], "_scale_inv", quantize), said)
+
+
 def save_packed(said: dict[str, Any], folder: Path, model_type: str = "qwen3") -> Path:
     """Save a model as compressed-tensors packs its numbers: integers, or NVFP4."""
     from compressed_tensors.compressors import BaseCompressor
@@ -139,12 +152,16 @@ def save_packed(said: dict[str, Any], folder: Path, model_type: str = "qwen3") -
         group = scheme.weights.group_size or weight.shape[1]
         largest = weight.float().reshape(weight.shape[0], -1, group).abs().amax(-1)
         parts = {"weight": weight, "weight_scale": (largest / 7).bfloat16()}
-        if scheme.weights.type == "float":
+        if scheme.weights.strategy == "tensor_group":
             whole = 448 * 6 / largest.max().reshape(1)
             parts |= {
                 "weight_scale": (largest / 6 * whole).to(torch.float8_e4m3fn).float(),
                 "weight_global_scale": whole,
             }
+        elif scheme.weights.type == "float":
+            parts["weight_scale"] = (largest / {4: 6, 8: 448}[scheme.weights.num_bits]).log2().ceil().exp2().bfloat16()
+        elif not scheme.weights.symmetric:
+            parts["weight_zero_point"] = torch.randint(-8, 8, largest.shape, dtype=torch.int8)
         made |= {name.removesuffix("weight") + part: each for part, each in compressor.compress(parts, scheme).items()}
     return write(folder, made, said)
 
@@ -199,6 +216,111 @@ def save_beside(method: str, model_type: str, folder: Path, **changes: Any) -> P
         else:
             made[name] = tensor
     return write(folder, made, {"quant_method": method.split()[0]})
+
+
+def random_bytes(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """A tensor with every kind of number, infinite ones and NaNs among them."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    return torch.randint(0, 256, (*shape[:-1], shape[-1] * size), dtype=torch.uint8).view(dtype)
+
+
+def _of_group(group: int, **weights: Any) -> dict[str, Any]:
+    """What config.json says of numbers with a scale for each `group`, as compressed-tensors writes it."""
+    name = weights.pop("format")
+    said = compressed("group" if group else "channel", format=name)
+    said["config_groups"]["group_0"]["weights"] |= {"group_size": group or None, **weights}
+    return said
+
+
+NVFP4 = _of_group(16, format="nvfp4-pack-quantized", num_bits=4, strategy="tensor_group")
+MXFP4 = _of_group(32, format="mxfp4-pack-quantized", num_bits=4, scale_dtype="torch.uint8")
+MXFP8 = _of_group(32, format="mxfp8-quantized", scale_dtype="torch.uint8")
+INT8 = _of_group(0, format="int-quantized", type="int")
+INT8["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int", "dynamic": True}
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+_FP8, _WORDS, _HALF = torch.float8_e4m3fn, torch.int32, torch.float16
+Parts = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+def _parts(rows: int, columns: int) -> dict[str, tuple[dict[str, Any] | None, Parts]]:
+    """What config.json says, and the dtypes and shapes of the parts of a matrix, for each format that is dequantized."""
+    groups = columns // 32
+    scales = {"weight_scale": (torch.float32, (rows, groups))}
+    words = {"weight_packed": (_WORDS, (rows, columns // 8)), **scales}
+    fp4 = {"weight_packed": (torch.uint8, (rows, columns // 2))}
+    powers = {"weight_scale": (torch.uint8, (rows, groups))}
+    gptq = {"qweight": (_WORDS, (columns // 8, rows)), "qzeros": (_WORDS, (groups, rows // 8))}
+    gptq |= {"scales": (_HALF, (groups, rows))}
+    number, fp8 = (torch.float32, (1,)), {"weight": (_FP8, (rows, columns))}
+    int8, nvfp4 = {"weight": (torch.int8, (rows, columns))}, {"weight_scale": (_FP8, (rows, columns // 16))}
+    count = rows * columns
+    nf4 = {"weight": (torch.uint8, (count // 2, 1)), "weight.quant_map": (torch.float32, (16,))}
+    return {
+        "fp8": ({"quant_method": "fp8"}, {**fp8, "weight_scale_inv": (torch.float32, (-(-rows // 128), -(-columns // 128)))}),
+        "fp8 of modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, {**fp8, "weight_scale": number}),
+        "fp8 of comfy": (None, {**fp8, "scale_weight": (torch.float32, ())}),
+        "mxfp8": ({"quant_method": "mxfp8"}, {**fp8, "weight_scale_inv": powers["weight_scale"]}),
+        "fp4 of deepseek": (
+            {"quant_method": "fp8", "expert_dtype": "fp4"},
+            {"weight": (torch.int8, (rows, columns // 2)), "scale": powers["weight_scale"]},
+        ),
+        "integers": (integers(4, 32), words),
+        "integers with zeros": (
+            integers(4, 32, symmetric=False),
+            {**words, "weight_zero_point": (_WORDS, (rows // 8, groups))},
+        ),
+        "integers in another order": (integers(4, 32), {**words, "weight_g_idx": (_WORDS, (columns,))}),
+        "integers of 8 bits": (INT8, {**int8, "weight_scale": (torch.bfloat16, (rows, 1))}),
+        "nvfp4": (NVFP4, {**fp4, **nvfp4, "weight_global_scale": number}),
+        "nvfp4 of modelopt": (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            {"weight": fp4["weight_packed"], **nvfp4, "weight_scale_2": number},
+        ),
+        "mxfp4": (MXFP4, {**fp4, **powers}),
+        "nf4": ({"quant_method": "bitsandbytes"}, {**nf4, "weight.absmax": (torch.float32, (count // 64,))}),
+        "int8 of bitsandbytes": (
+            {"quant_method": "bitsandbytes", "load_in_8bit": True},
+            {**int8, "SCB": (torch.float32, (rows,))},
+        ),
+        "gptq": (_GPTQ, {**gptq, "g_idx": (_WORDS, (columns,))}),
+        "gptq v2": ({**_GPTQ, "checkpoint_format": "gptq_v2"}, gptq),
+        "awq": (
+            {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
+            {**gptq, "qweight": (_WORDS, (columns, rows // 8))},
+        ),
+    }  # fmt: skip
+
+
+FORMS = list(_parts(32, 32))
+"""Every format that is dequantized."""
+
+
+def _filled(part: str, dtype: torch.dtype, shape: tuple[int, ...], columns: int) -> torch.Tensor:
+    if part.endswith("g_idx"):
+        return torch.randperm(columns).to(dtype) // 32
+    if dtype == torch.uint8 and "scale" in part:
+        return torch.randint(100, 130, shape, dtype=dtype)
+    if dtype.is_floating_point:
+        return (torch.rand(shape) / 16 + 0.01).to(dtype)
+    return random_bytes(dtype, *shape)
+
+
+def save_form(form: str, folder: Path, model: Mapping[str, torch.Tensor] | None = None) -> Path:
+    """Save a few matrices, or a model with those of `model`, in a format, with numbers that mean nothing."""
+    torch.manual_seed(0)
+    made: dict[str, torch.Tensor] = {}
+    plain = model or {f"layers.{layer}.a_proj.weight": torch.zeros(64, 128) for layer in range(3)}
+    for name, tensor in plain.items():
+        if not _MATRICES.search(name):
+            made[name] = tensor
+            continue
+        module, shape = name.removesuffix("weight"), (tensor.shape[0], tensor.shape[1])
+        for part, (dtype, lengths) in _parts(*shape)[form][1].items():
+            made[module + part] = _filled(part, dtype, lengths, shape[1])
+        if form == "nf4":
+            state = json.dumps({"blocksize": 64, "dtype": "bfloat16", "shape": shape}).encode()
+            made[f"{name}.quant_state.bitsandbytes__nf4"] = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+    return write(folder, made, _parts(32, 32)[form][0])
 
 
 def plain_fp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

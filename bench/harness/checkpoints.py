@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK_BYTES = 16 << 20
-_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
+_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8, "F16": 2}
 _NAMES = {"BF16": "bfloat16", "F32": "float32"}
 _INDEX_NAME = "model.safetensors.index.json"
 
@@ -23,6 +23,7 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     dtype: str = "BF16"
+    numbers: tuple[int, ...] = ()  # Its numbers, if they are not random.
 
     @property
     def parameters(self) -> int:
@@ -52,7 +53,7 @@ def build_sparse(folder: Path, files: int, tensors: int, width: int = 2048, *, f
 
 
 def build_quantized(folder: Path, kind: str, weight_bytes: int) -> None:
-    """Write about `weight_bytes` of quantized weights: a Llama in FP8 ("llama"), or one weight ("fp8", "mxfp4")."""
+    """Write about `weight_bytes` of quantized weights: a Llama in FP8 or packed integers, or one weight in a format."""
     _build("quantized", folder, "--of", kind, "--bytes", weight_bytes)
 
 
@@ -109,6 +110,19 @@ def _write_quantized(folder: Path, kind: str, weight_bytes: int) -> None:
         case "llama":
             text, tensors = _llama(2 * weight_bytes, "BF16")
             config, tensors = json.loads(text), [part for tensor in tensors for part in _in_fp8(tensor)]
+        case "int4":
+            text, tensors = _llama(4 * weight_bytes, "BF16")
+            config, tensors = json.loads(text), [part for tensor in tensors for part in _in_int4(tensor)]
+            weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": _SIDE}
+            groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+            said = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+            said |= {"ignore": ["lm_head"]}
+        case "gptq":
+            said = {"quant_method": "gptq", "bits": 4, "group_size": _SIDE}
+            rows, columns = 28672, 8192  # as in a Llama of 70 billion parameters
+            shapes = {"qweight": (columns // 8, rows), "qzeros": (columns // _SIDE, rows // 8)}
+            tensors = [Tensor(f"up_proj.{name}", shape, "I32") for name, shape in shapes.items()]
+            tensors.append(Tensor("up_proj.scales", (columns // _SIDE, rows), "F16"))
         case "fp8":
             side = round(weight_bytes**0.5) // _SIDE * _SIDE
             tensors = _in_fp8(Tensor("a_proj.weight", (side, side)))
@@ -134,12 +148,28 @@ def _in_fp8(tensor: Tensor) -> list[Tensor]:
     return [Tensor(tensor.name, tensor.shape, "F8_E4M3"), Tensor(f"{tensor.name}_scale_inv", grid, "F32")]
 
 
+def _in_int4(tensor: Tensor) -> list[Tensor]:
+    """Return what a tensor of a Llama is as packed integers, with a scale for each 128."""
+    if not tensor.name.endswith("_proj.weight"):
+        return [tensor]
+    rows, columns = tensor.shape
+    packed, scales = Tensor(f"{tensor.name}_packed", (rows, columns // 8), "I32"), (rows, columns // _SIDE)
+    return [
+        packed,
+        Tensor(f"{tensor.name}_scale", scales),
+        Tensor(f"{tensor.name}_shape", (2,), "I64", (rows, columns)),
+    ]
+
+
 def _write_numbers(stream: BinaryIO, tensor: Tensor) -> None:
     """Write random numbers of a dtype, all of them finite, and small ones for scales."""
     import numpy as np
 
     random = np.random.default_rng(0)
     left_bytes = tensor.bytes
+    if tensor.numbers:
+        stream.write(np.array(tensor.numbers, np.int64).data)
+        return
     while left_bytes:
         count = min(left_bytes, _CHUNK_BYTES)
         bits = random.integers(0, 256, count, np.uint8)
@@ -150,7 +180,7 @@ def _write_numbers(stream: BinaryIO, tensor: Tensor) -> None:
                 bits = bits % 8 + 116
             case "F32":
                 bits.view(np.uint32)[:] = (bits.view(np.uint32) & 0x007FFFFF) | 0x3A000000
-            case "BF16":
+            case "BF16" | "F16":
                 bits.view(np.uint16)[:] = (bits.view(np.uint16) & 0x81FF) | 0x3C00
         stream.write(bits.data)
         left_bytes -= count
@@ -277,7 +307,7 @@ def main() -> None:
     llama.add_argument("--dtype", choices=list(_BYTES), default="BF16")
     llama.add_argument("--bytes", type=int, default=1_500_000_000)
     quantized = kinds.add_parser("quantized", help="random quantized weights")
-    quantized.add_argument("--of", choices=["llama", "fp8", "mxfp4"], default="llama")
+    quantized.add_argument("--of", choices=["llama", "fp8", "mxfp4", "int4", "gptq"], default="llama")
     quantized.add_argument("--bytes", type=int, default=750_000_000)
     sparse = kinds.add_parser("sparse", help="real headers, holes for the weights")
     sparse.add_argument("--files", type=int, default=200)

@@ -49,6 +49,14 @@ def load_dequantized_and_save(source: Path, destination: Path, max_shard_size: s
     model.save_pretrained(destination, max_shard_size=max_shard_size)
 
 
+def convert(source: Path, destination: Path) -> None:
+    """Dequantize a folder with the converter of compressed-tensors, which keeps the cuts into files."""
+    from compressed_tensors.entrypoints.convert import convert_checkpoint
+    from compressed_tensors.entrypoints.convert.converters import CompressedTensorsDequantizer
+
+    convert_checkpoint(source, destination, CompressedTensorsDequantizer(source))
+
+
 def merge_and_save(base: Path, adapter: Path, destination: Path, max_shard_size: str) -> None:
     """Load a model, load an adapter on top, merge both in memory and save the result."""
     from peft import PeftModel
@@ -128,7 +136,7 @@ def main() -> None:
         "what",
         choices=[
             "accelerate", "transformers", "hub", "dequantize", "consolidate", "torch-save", "headers", "upload",
-            "download", "merge",
+            "download", "merge", "convert",
         ],
     )  # fmt: skip
     parser.add_argument("source", type=Path)
@@ -147,6 +155,8 @@ def main() -> None:
             save_with_hub(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
         case "dequantize":
             load_dequantized_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
+        case "convert":
+            convert(arguments.source, arguments.destination)
         case "consolidate":
             consolidate(arguments.source, arguments.destination, arguments.max_shard_size)
         case "torch-save":

@@ -8,7 +8,7 @@ from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Content, Plan, Stage, Tensor
 from sharding.drawing.tensor_kinds import ExpertGrid, Kind, expert_grid, kind_of, layer_of
 from sharding.planning.order import natural_key
-from sharding.planning.schemes import PARTS
+from sharding.planning.schemes import weight_of_part
 
 WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800
@@ -162,9 +162,7 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
     """Return today's file and bytes of the tensors of a copy with `names`. Scales count to their weight."""
     places: dict[str, tuple[str, int]] = {}
     for tensor in tensors:
-        name = tensor.name
-        if name not in names:
-            name = next((name.removesuffix(end) for end in PARTS if name.endswith(end)), name)
+        name = tensor.name if tensor.name in names else weight_of_part(tensor.name)
         file, size = places.get(name, (tensor.file, 0))
         places[name] = file, size + tensor.bytes
     return places

@@ -1,6 +1,7 @@
 """Choose how the weights of a component are dequantized, or say why they cannot be. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sharding.core.errors import SourceError
@@ -9,16 +10,17 @@ from sharding.formats.quantization import OF_COMFY, method_of
 from sharding.planning.quantizers.awq import awq
 from sharding.planning.quantizers.bitsandbytes import OF_4_BITS, OF_8_BITS, bitsandbytes
 from sharding.planning.quantizers.compressed import compressed
-from sharding.planning.quantizers.format import Scheme, refusal
+from sharding.planning.quantizers.format import Scheme, refusal, weight_of
 from sharding.planning.quantizers.fp4 import GPT_OSS, NVFP4, OF_MODELOPT
 from sharding.planning.quantizers.fp8 import COMFY, FP8, fine_grained, modelopt
 from sharding.planning.quantizers.gptq import gptq
 
-PARTS = (
-    "_scale_inv", "_scale", "_blocks", "_scales", "_packed", "_global_scale", "_scale_2", "_shape", "_zero_point",
-    ".absmax", ".nested_absmax", ".quant_map", ".nested_quant_map",
-)  # fmt: skip
-"""Endings that the parts of a quantized weight have after its name."""
+_PARTS = re.compile(
+    r"_(scale(_inv|_2)?|blocks|scales|packed|global_scale|shape|zero_point|g_idx)$"
+    r"|\.((nested_)?(absmax|quant_map)|quant_state\.\w+)$"
+    r"|(?<=\.)(qweight|qzeros|scales|g_idx|SCB|weight_format|scale|q?scale_weight)$"
+)
+"""What the names of the parts of a quantized weight have after its own, or in the place of "weight"."""
 
 _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "mxfp4": lambda _: Scheme("mxfp4, one scale for each 32 numbers", (GPT_OSS,)),
@@ -50,8 +52,20 @@ def scheme_without(component: Component, tensors: Iterable[Tensor]) -> Scheme:
     return COMFY if is_comfy or any(OF_COMFY.search(tensor.name) for tensor in tensors) else UNSTATED
 
 
-def can_help(quantization: Mapping[str, Any]) -> bool:
-    """Return whether weights with this `quantization` can be dequantized."""
+def weight_of_part(name: str) -> str:
+    """Return the name of the weight whose part a tensor would be, by its own name.
+
+    >>> [weight_of_part(name) for name in ("m.qzeros", "m.weight_packed", "m.up_blocks", "m.bias")]
+    ['m.weight', 'm.weight', 'm.up', 'm.bias']
+    """
+    return _PARTS.sub(lambda match: "weight" if name[match.start() - 1] == "." else "", name)
+
+
+def can_help(quantization: Mapping[str, Any] | None, tensors: Sequence[Tensor]) -> bool:
+    """Return whether quantized weights among `tensors`, which a config.json explains or not, can be dequantized."""
+    if quantization is None:
+        scheme, by_name = scheme_without(Component(), tensors), {tensor.name: tensor for tensor in tensors}
+        return any(weight_of(tensor, scheme, by_name, {}) for tensor in tensors)
     try:
         scheme_of(quantization)
     except SourceError:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from mmap import mmap
+from mmap import MAP_PRIVATE, mmap
 from typing import Literal
 
 from typing_extensions import override
@@ -72,18 +72,20 @@ class Laid(Recipe):
         if self._in_order():
             yield from map(Chunk, inputs.pieces(self.size_bytes))
             return
+        room: mmap | None = None
         for offsets, shape in _tiles(self.shape, self.item_bytes, self.tile_bytes or TILE_BYTES):
-            # Mapped memory goes back to the system as soon as it is dropped.
-            room = mmap(-1, prod(shape) * self.item_bytes)
-            tile = np.frombuffer(room, f"u{self.item_bytes}").reshape(shape)
+            size = prod(shape) * self.item_bytes
+            # Mapped memory goes back to the system as soon as it is dropped. The first tile is the largest.
+            room = room or mmap(-1, size, MAP_PRIVATE)
+            data = memoryview(room)[:size]
+            tile = np.frombuffer(data, f"u{self.item_bytes}").reshape(shape)
             for box, place in self._inside((offsets, shape)):
                 for cut, _, count in _cuts(box, self.item_bytes, *place):
                     part = tile[cut]
                     span = np.frombuffer(inputs.take(count * self.item_bytes), tile.dtype)
                     steps = [stride * self.item_bytes for stride in box.strides]
                     part[...] = np.lib.stride_tricks.as_strided(span, part.shape, steps)
-            data = memoryview(room)
-            for start in range(0, len(data), BATCH_BYTES):
+            for start in range(0, size, BATCH_BYTES):
                 yield Chunk(data[start : start + BATCH_BYTES])
 
     @override

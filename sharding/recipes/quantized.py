@@ -10,22 +10,24 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
 from sharding.core.errors import SourceError
+from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
-from sharding.recipes.cast import PIECE_ELEMENTS, np, numbers, numpy_dtype, settle
+from sharding.recipes.cast import PIECE_ELEMENTS, np, numbers, numpy_dtype, rounded, settle
 from sharding.recipes.stored import made_by
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The number for each four bits of E2M1 (OCP Microscaling Formats 1.0, table 5)."""
-_BITS = {"U2": 2, "U4": 4, "E2M1": 4, "2·E2M1": 4, "MAP4": 4, "MAP8": 8, "2^": 8, "2^/2": 8}
+_BITS = {"E2M1": 4, "2·E2M1": 4, "MAP4": 4, "MAP8": 8, "2^": 8, "2^/2": 8}
+_BITS |= {f"U{bits}{more}": bits for bits in (2, 4, 8) for more in ("", "+1")}
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
     """How a tensor stores numbers.
 
-    `kind` is a dtype of safetensors, or U2, U4 (integers in the bits of words), E2M1 (FP4), MAP4, MAP8 (places in a
-    list of numbers), 2^ (an exponent of two, plus 127). "2·E2M1" and "2^/2" are the doubled number and half the power:
-    their product is that of `ldexp`, which has powers that no float32 holds.
+    `kind` is a dtype of safetensors, or U2, U4, U8 (integers in the bits of words), E2M1 (FP4), MAP4, MAP8 (places in a
+    list of numbers), 2^ (an exponent of two, plus 127). "U4+1" is one more, and 0 for the largest. "2·E2M1" and "2^/2"
+    are the doubled number and half the power: their product is that of `ldexp`, which has powers that no float32 holds.
 
     The numbers of a word start at its lowest bits, or are in `order`: number i has the place `order[i]`. They are
     neighbours in a row, or in a column if a word goes `down`; the value is its bytes.
@@ -48,7 +50,7 @@ class Codes:
     def row_bytes(self, columns: int) -> int:
         """Return the bytes of a row of so many numbers, or of so many words that go down."""
         size = columns * self.down or -(-columns * self.bits // 8)
-        return size if self.kind not in ("U2", "U4", "U8") else -(-size // 4) * 4
+        return -(-size // 4) * 4 if self.kind.startswith("U") else size
 
     def numbers(self, data: bytes | memoryview, rows: int, table: Any = None) -> Any:
         """Return the numbers in `rows` rows of codes or words, as float32 of shape (rows · tall, columns)."""
@@ -115,6 +117,24 @@ class Scaled(Recipe):
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
+        dtype, filled = numpy_dtype(self.dtype), 0
+        room = np.empty(0, dtype)
+        for found in self._numbers(inputs, kept):  # few at a time; the chunks are larger, because each costs time
+            if filled + found.size > room.size:
+                if filled:
+                    yield Chunk(room[:filled].view(np.uint8).data)
+                filled, most = 0, max(found.size, min(prod(self.shape), BATCH_BYTES // 4 // dtype.itemsize))
+                room = room if room.size >= most else np.empty(most, dtype)
+            part = room[filled : filled + found.size].reshape(found.shape)
+            with np.errstate(all="ignore"):
+                part[...] = rounded(found, self.dtype)
+            settle(found, part.view(f"u{part.itemsize}"), CASTABLE[self.dtype].infinity)
+            filled += found.size
+        if filled:
+            yield Chunk(room[:filled].view(np.uint8).data)
+
+    def _numbers(self, inputs: Feed, kept: Kept) -> Iterator[Any]:
+        """Yield the numbers as float32, as many at a time as fit into a processor's cache."""
         source, codes = made_by(self.of, inputs, kept), self.codes
         rows, columns = (1, 1, *self.shape)[-2:]
         # Integers are so small that this is exact.
@@ -141,9 +161,7 @@ class Scaled(Recipe):
                         found *= np.float32(self.factor)
                     if self.plus:
                         found += np.float32(self.plus)
-                    rounded = found.astype(numpy_dtype(self.dtype), copy=False)
-                settle(found, rounded.view(f"u{rounded.itemsize}"), CASTABLE[self.dtype].infinity)
-                yield Chunk(rounded.reshape(-1).view(np.uint8).data)
+                yield found
             row += count
 
     @override
@@ -164,7 +182,7 @@ class _Factors:
         self._rows, columns = (1, 1, *of.shape)[-2:]
         self._height, self._width = -(-self._rows // grid.block[0]), -(-columns // grid.block[1])
         self._times = _floats(grid.times, kept)[0] if grid.times else None
-        self._index = _index(of.index, kept, columns, self._width)
+        self._index = _index(of.index, kept, columns, self._width, grid.block[1])
         # What lies in pieces or is computed would be made again for each read.
         is_computed = grid.of.place is None and not grid.turned
         self._whole = kept.read(grid.of, 0, grid.of.size_bytes) if is_computed else b""
@@ -235,7 +253,7 @@ def _floats(recipe: Recipe, kept: Kept) -> Any:
     return numbers(kept.read(recipe, 0, recipe.size_bytes), "F32")
 
 
-def _index(recipe: Recipe | None, kept: Kept, columns: int, width: int) -> Any:
+def _index(recipe: Recipe | None, kept: Kept, columns: int, width: int, block: int) -> Any:
     """Return the column in the grid for each column of a weight. None if they follow one another.
 
     Raises SourceError if there is none. A negative one means that nothing was put in another order.
@@ -243,7 +261,7 @@ def _index(recipe: Recipe | None, kept: Kept, columns: int, width: int) -> Any:
     if recipe is None:
         return None
     found = np.frombuffer(kept.read(recipe, 0, recipe.size_bytes), np.int32)
-    if (found < 0).all():
+    if (found < 0).all() or np.array_equal(found, np.arange(columns) // block):
         return None
     if len(found) != columns or found.min() < 0 or found.max() >= width:
         message = f"{recipe.words((columns,))} does not say which scales the columns of its weight have."
@@ -255,8 +273,8 @@ def _index(recipe: Recipe | None, kept: Kept, columns: int, width: int) -> Any:
 def _fixed(kind: str) -> Any:
     """Return the float32 of each code of a kind, as a row for each byte."""
     byte = np.arange(256)
-    if kind in ("U2", "U4", "U8"):
-        return _spread(np.arange(1 << int(kind[1])), int(kind[1]))
+    if kind.startswith("U"):
+        return _spread(np.roll(np.arange(1 << _BITS[kind]), -kind.count("+")), _BITS[kind])
     if kind in ("E2M1", "2·E2M1"):
         return _spread(np.array(_FP4, np.float32) * (2 if "2·" in kind else 1), 4)
     if kind in ("2^", "2^/2"):

@@ -94,4 +94,4 @@ class Pages(KeptInputs):
     def _whole(self, recipe: Recipe) -> bytes:
         reads = (self._sources[source].read(file, start, end) for source, file, start, end in recipe.reads())
         inputs = Feed(chunk for chunks in reads for chunk in chunks)
-        return b"".join(chunk.data for chunk in recipe.make(inputs, self))
+        return b"".join([bytes(chunk.data) for chunk in recipe.make(inputs, self)])  # each is in the place of the last

@@ -5,11 +5,13 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding import job
 from sharding.core.made import Change
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Place
@@ -25,12 +27,14 @@ from sharding.drawing.model_map import (
     ModelMap,
     map_of_copy,
     map_of_plan,
+    today_of,
 )
 from sharding.drawing.tensor_kinds import kind_of
 from sharding.planning.plan import plan_shards
 from sharding.recipes.stored import place_of
 from tests.models import build
 from tests.planning.tensors import in_ranks
+from tests.quantized import FORMS, save_form
 from tests.tensors import plan_of, stored_tensor
 
 
@@ -193,6 +197,13 @@ def test_quantized_weights_lie_today_where_their_numbers_and_scales_do() -> None
     drawn = map_of_plan(source, plan_shards(made, Options("1kB")))
     (today,), (after,) = drawn.today, drawn.after
     assert (today.bytes, today.tensors, after.bytes) == (174, 2, 644)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_parts_of_a_quantized_weight_lie_today_where_it_does(form: str, tmp_path: Path) -> None:
+    before = job.inspect(str(save_form(form, tmp_path)))
+    names = {tensor.name for tensor in plan_of(before, Options(dequantize=True)).tensors}
+    assert today_of(before.tensors, names).keys() == names
 
 
 @pytest.mark.parametrize(

@@ -164,5 +164,6 @@ def test_the_example_of_the_docs_runs(space: Site, small: str, capsys: pytest.Ca
     told["client"].close()
     for there, here in ours.items():
         of_tools = of_tools.replace(there, here)
-    exec(of_tools, {})
+    with ThreadPoolExecutor(1) as pool:  # it runs an event loop, and tests with a browser have one in this thread
+        pool.submit(exec, of_tools, {}).result()
     assert capsys.readouterr().out == of_tools_shown

@@ -149,7 +149,9 @@ def test_what_only_kernels_read_is_gone(said: dict[str, Any], tmp_path: Path) ->
     [
         ({"quant_method": "gptq", "bits": 3}, "w.qweight", "gptq with 3 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "w.qweight", "format marlin"),
+        ({"quant_method": "gptq", "bits": 4, "format": "gptq_p"}, "w.qweight", "format gptq_p"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "w.qweight", "version gemv"),
+        ({"quant_method": "awq", "bits": 4, "format": "gemv_fast"}, "w.qweight", "version gemv_fast"),
         ({"quant_method": "torchao"}, "w:qdata", "torchao"),
         ({"quant_method": "fbgemm_fp8"}, "w", "fbgemm_fp8"),
         ({"quant_method": "quanto"}, "w", "quanto"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sharding.recipes import quantized
 from sharding.transfer import pages
-from tests.quantized import BLOCK, compressed, integers
+from tests.quantized import BLOCK, MXFP4, MXFP8, NVFP4, compressed, integers, random_bytes
 from tests.recipes.checkpoints import DTYPES, bytes_of, dequantized_bytes, in_memory
 from tests.recipes.test_quantized import SEEDS
 from tests.recipes.updates import with_one_nan
@@ -33,17 +33,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(tensors: Tensors, said: dict[str, Any] | None, cut: tuple[int, int, int], dtype: str = "bf16") -> bytes:
         monkeypatch.setattr(quantized, "PIECE_ELEMENTS", cut[0])
+        monkeypatch.setattr(quantized, "BATCH_BYTES", 8 * cut[0])
         monkeypatch.setattr(pages, "PAGE_BYTES", cut[1])
         source, checkpoint = in_memory(tensors, json.dumps({"quantization_config": said} if said else {}))
         source.batch_bytes = cut[2]
         return dequantized_bytes(source, checkpoint, "m.weight", dtype)
 
     return make
-
-
-def random_bytes(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    size = torch.empty(0, dtype=dtype).element_size()
-    return torch.randint(0, 256, (*shape[:-1], shape[-1] * size), dtype=torch.uint8).view(dtype)
 
 
 def theirs(tensors: Tensors, said: dict[str, Any]) -> torch.Tensor:
@@ -147,15 +143,12 @@ def test_fp4_of_compressed_tensors(rows: int, groups: int, form: str, cut: Any, 
     torch.manual_seed(seed)
     group = {"nv": 16, "mx": 32}[form]
     tensors = {"m.weight_packed": random_bytes(torch.uint8, rows, groups * group // 2)}
-    said = compressed("group", format=f"{form}fp4-pack-quantized")
-    weights = said["config_groups"]["group_0"]["weights"]
-    weights |= {"num_bits": 4, "group_size": group, "strategy": "tensor_group" if form == "nv" else "group"}
+    said = {"nv": NVFP4, "mx": MXFP4}[form]
     if form == "nv":
         tensors["m.weight_scale"] = random_bytes(torch.float8_e4m3fn, rows, groups)
         tensors["m.weight_global_scale"] = torch.rand(1) * 1000
     else:
         tensors["m.weight_scale"] = torch.randint(0, 255, (rows, groups), dtype=torch.uint8)
-        weights |= {"scale_dtype": "torch.uint8"}
     expected = theirs(tensors, said)
     assert made(tensors, said, cut) == bytes_of(with_one_nan(expected))
     made(tensors, said, cut, "fp32")
@@ -168,9 +161,7 @@ def test_fp8_with_a_power_of_two_for_32(rows: int, groups: int, cut: Any, seed: 
         "m.weight": random_bytes(torch.float8_e4m3fn, rows, groups * 32),
         "m.weight_scale": torch.randint(0, 256, (rows, groups), dtype=torch.uint8),
     }
-    said = compressed("group", format="mxfp8-quantized")
-    said["config_groups"]["group_0"]["weights"] |= {"group_size": 32, "scale_dtype": "torch.uint8"}
-    assert made(tensors, said, cut) == bytes_of(with_one_nan(theirs(tensors, said)))
+    assert made(tensors, MXFP8, cut) == bytes_of(with_one_nan(theirs(tensors, MXFP8)))
 
 
 # --- FP8 and FP4 as transformers dequantizes them ------------------------------------------------------------
@@ -245,6 +236,29 @@ def test_nvfp4_of_modelopt(rows: int, groups: int, said: bool, cut: Any, seed: i
     assert made(tensors, how, cut) == bytes_of(with_one_nan(expected.bfloat16()))
 
 
+@given(count=st.integers(1, 99), nested=st.integers(2, 5), cut=CUTS, seed=SEEDS)
+def test_nf4_whose_scales_have_scales(count: int, nested: int, cut: Any, seed: int, made: Any) -> None:
+    """As `dequantize_4bit` of bitsandbytes 0.50, whose upper four bits come first."""
+    torch.manual_seed(seed)
+    state = {"blocksize": 4, "nested_blocksize": nested, "nested_offset": 0.25, "dtype": "float32", "shape": [count]}
+    tensors = {
+        "m.weight": random_bytes(torch.uint8, -(-count // 2), 1),
+        "m.weight.absmax": random_bytes(torch.uint8, -(-count // 4)),
+        "m.weight.nested_absmax": torch.rand(-(-count // (4 * nested))),
+        "m.weight.nested_quant_map": torch.rand(256),
+        "m.weight.quant_map": torch.rand(16),
+        "m.weight.quant_state.bitsandbytes__nf4": torch.frombuffer(
+            bytearray(json.dumps(state).encode()), dtype=torch.uint8
+        ),
+    }
+    packed, absmax = (tensors[name].flatten().long() for name in ("m.weight", "m.weight.absmax"))
+    spread = tensors["m.weight.nested_absmax"].repeat_interleave(nested)[: len(absmax)]
+    scales = tensors["m.weight.nested_quant_map"][absmax] * spread + 0.25
+    codes = torch.stack([packed >> 4, packed & 15], -1).flatten()[:count]
+    expected = tensors["m.weight.quant_map"][codes] * scales.repeat_interleave(4)[:count]
+    assert made(tensors, None, cut, "fp32") == bytes_of(expected)
+
+
 # --- GPTQ and AWQ, which lie transposed ----------------------------------------------------------------------
 
 
@@ -264,7 +278,10 @@ def test_gptq(
     bits: int, outs: int, groups: int, group: int, version: str, order: str, scale: torch.dtype, tile: int, cut: Any,
     seed: int, made: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """As the torch kernel of GPTQModel and AutoGPTQ: scales * (weight - zeros), in the dtype of the scales."""
+    """As the torch kernel of GPTQModel and AutoGPTQ: scales * (weight - zeros), in the dtype of the scales.
+
+    The zeros of v1 are one too small, and 0 is the largest number there (`_correct_gptq_v1_qzeros` of GPTQModel 7.7).
+    """
     monkeypatch.setattr("sharding.planning.quantizers.gptq.TILE_BYTES", tile)
     torch.manual_seed(seed)
     size = group if group > 0 else 32
@@ -281,7 +298,7 @@ def test_gptq(
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     unpacked = (words[:, None] >> shifts[None, :, None]).reshape(ins, outs) & (1 << bits) - 1
     points = (zeros[..., None] >> shifts).reshape(groups, outs) & (1 << bits) - 1
-    points = points + (version == "gptq")
+    points = points + (version == "gptq") & (1 << bits) - 1
     expected = scales[index] * (unpacked - points[index])
     assert expected.dtype == scale
     said = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version}

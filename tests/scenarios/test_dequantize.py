@@ -4,10 +4,13 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
+from compressed_tensors.entrypoints.convert import convert_checkpoint
+from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 
@@ -17,11 +20,28 @@ from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.core.verification import Verification
 from sharding.report.schema import Report, parse_report
+from tests import hubs
 from tests.conftest import listing
-from tests.folders import bits, reshard, tensors, weights
+from tests.folders import bits, kept, reshard, tensors, until_shard, weights
+from tests.inhouse import InHouse
 from tests.lora import DTYPES, Case, configured, save_adapter
 from tests.promises import promise
-from tests.quantized import build, compressed, integers, save_compressed, save_fp8, save_mxfp4, save_packed, write
+from tests.quantized import (
+    FORMS,
+    INT8,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    build,
+    integers,
+    save_compressed,
+    save_form,
+    save_fp8,
+    save_mxfp4,
+    save_mxfp8,
+    save_packed,
+    write,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,16 +88,42 @@ def test_fp8_of_compressed_tensors_is_what_transformers_loads_with_that_library(
     same_as_theirs(source, tmp_path / "out", CompressedTensorsConfig(dequantize=True))
 
 
-@pytest.mark.parametrize("form", ["int4", "int8 of channels", "nvfp4"])
-def test_packed_numbers_of_compressed_tensors_are_what_transformers_loads_with_that_library(
-    form: str, tmp_path: Path
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(integers(4, 32), id="int4"),
+        pytest.param(integers(4, 64, symmetric=False), id="int4 with zeros", marks=pytest.mark.thorough),
+        pytest.param(integers(8, None), id="packed int8"),
+        pytest.param(INT8, id="int8", marks=pytest.mark.thorough),
+        pytest.param(NVFP4, id="nvfp4"),
+        pytest.param(MXFP4, id="mxfp4", marks=pytest.mark.thorough),
+        pytest.param(MXFP8, id="mxfp8", marks=pytest.mark.thorough),
+    ],
+)
+def test_numbers_of_compressed_tensors_are_what_transformers_loads_with_that_library(
+    said: dict[str, Any], tmp_path: Path
 ) -> None:
-    nvfp4 = compressed("tensor_group", format="nvfp4-pack-quantized")
-    nvfp4["config_groups"]["group_0"]["weights"] |= {"num_bits": 4, "group_size": 16}
-    said = {"int4": integers(4, 32), "int8 of channels": integers(8, None), "nvfp4": nvfp4}[form]
     source = save_packed(said, tmp_path / "source")
     dequantize(source, tmp_path / "out")
     same_as_theirs(source, tmp_path / "out", CompressedTensorsConfig(dequantize=True))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("powers", [torch.uint8, torch.float8_e8m0fnu], ids=str)
+def test_mxfp8_becomes_what_transformers_loads_dequantized(powers: torch.dtype, tmp_path: Path) -> None:
+    source = save_mxfp8(tmp_path / "source", powers)
+    dequantize(source, tmp_path / "out")
+    same_as_theirs(source, tmp_path / "out", FineGrainedFP8Config(dequantize=True, weight_block_size=(1, 32)))
+
+
+@pytest.mark.thorough
+def test_awq_becomes_what_transformers_loads_after_compressed_tensors_has_converted_it(tmp_path: Path) -> None:
+    _, tensors = build("qwen3", tmp_path / "source")
+    source = save_form("awq", tmp_path / "source", tensors)
+    said = json.loads((source / "config.json").read_text())["quantization_config"]
+    convert_checkpoint(source, tmp_path / "converted", AutoAWQConverter.from_autoawq_config(said))
+    dequantize(source, tmp_path / "out")
+    same_as_theirs(tmp_path / "converted", tmp_path / "out", CompressedTensorsConfig(dequantize=True))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -176,10 +222,15 @@ def test_verify_computes_all_of_it_once_more(run: Run, tmp_path: Path) -> None:
 
 
 @promise("docs/formats.md#lora-adapters")
-@pytest.mark.parametrize("dtype", ["keep", "fp16"])
-def test_an_adapter_is_merged_into_a_quantized_base_as_into_its_ordinary_copy(dtype: str, tmp_path: Path) -> None:
-    source = save_fp8("qwen3", tmp_path / "source")
-    build("qwen3", tmp_path / "plain")
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [("fp8", "keep"), ("fp8", "fp16"), *(pytest.param(form, "keep", marks=pytest.mark.thorough) for form in FORMS[1:])],
+)
+def test_an_adapter_is_merged_into_a_quantized_base_as_into_its_ordinary_copy(
+    form: str, dtype: str, tmp_path: Path
+) -> None:
+    _, plain = build("qwen3", tmp_path / "plain")
+    source = save_form(form, copytree(tmp_path / "plain", tmp_path / "source"), plain)
     adapter = save_adapter(
         Case(lora={"target_modules": ["q_proj", "down_proj"]}), tmp_path / "plain", tmp_path / "lora"
     )
@@ -190,7 +241,7 @@ def test_an_adapter_is_merged_into_a_quantized_base_as_into_its_ordinary_copy(dt
     assert weights(tmp_path / "out") == weights(tmp_path / "merged")
     assert weights(tmp_path / "merged") != weights(tmp_path / "ordinary")
     assert verified(source, tmp_path / "out", dtype=dtype, adapter=str(adapter)).identical
-    with pytest.raises(SourceError, match="The base is quantized with fp8") as refused:
+    with pytest.raises(SourceError, match="The base is quantized") as refused:
         job.plan(str(source), Options(adapter=str(adapter)))
     assert "--dequantize" in refused.value.hint
 
@@ -199,3 +250,20 @@ def test_shards_that_transformers_cuts_otherwise_are_cut_by_its_class(tmp_path: 
     source = save_mxfp4(tmp_path / "source")
     report = dequantize(source, tmp_path / "out", size="60kB", strategy="pp:2")
     assert report.plan.pipeline is not None and len(report.plan.stages) == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_repo_in_any_format_becomes_what_its_folder_does_also_after_it_was_interrupted(
+    form: str, hub: InHouse, name: str, tmp_path: Path
+) -> None:
+    source = save_form(form, tmp_path / "source")
+    assert dequantize(source, tmp_path / "out", size="20kB").plan.made
+    repo, options = hubs.push(hub, source, f"{name}-source"), Options("20kB", dequantize=True)
+    for stop in (True, False):
+        events = job.shard(repo, name, options, endpoint=hub.address, token=hubs.TOKEN)
+        if stop:
+            until_shard(events, 2, stop=True)
+    *went_on, report = events
+    assert kept(went_on) and isinstance(report, Report) and report.verification.identical
+    found = weights(hubs.download(hub, name, tmp_path / "found"))
+    assert weights(tmp_path / "out").items() <= found.items()

@@ -1,5 +1,6 @@
 """One job on several machines makes what one machine makes, in a folder that they share and on a Hub, or is refused."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count
@@ -17,7 +18,7 @@ from tests.fleets import Event, alone, assert_same_folders, assert_same_repos, f
 from tests.hubs import exists, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.lora import Case, save_both
-from tests.quantized import save_fp8
+from tests.quantized import FORMS, save_form
 from tests.scenarios.test_trained import small_model, trained
 
 NUMBERS = count(1000)
@@ -63,8 +64,13 @@ def in_pieces(place: Path) -> tuple[Path, list[str]]:
 
 
 def packed(place: Path) -> tuple[Path, list[str]]:
-    """A model in FP8 that becomes an ordinary one."""
-    return save_fp8("qwen3", place / "in"), ["-s", "700kB", "--dequantize"]
+    """A pipeline with a component in every format. All of them become ordinary ones."""
+    folder = place / "in"
+    for number, form in enumerate(FORMS):
+        save_form(form, folder / f"part{number}")
+    index = {f"part{number}": ["transformers", "T"] for number in range(len(FORMS))}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "P", **index}))
+    return folder, ["-s", "20kB", "--dequantize"]
 
 
 def adapted(place: Path) -> tuple[Path, list[str]]:

@@ -17,7 +17,7 @@ from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
 
 pytestmark = pytest.mark.thorough
-ITEM_BYTES = {"BF16": 2, "F32": 4}
+ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "I32": 4}
 WIDTH, INNER, WORDS, LAYERS, RANK = 2048, 5632, 32_000, 15, 64
 LINEAR = {
     "self_attn.q_proj": (WIDTH, WIDTH),
@@ -85,6 +85,29 @@ def test_an_adapter_of_rank_64_is_merged_into_a_model_of_1_5_gb_within_200_mb(tm
     write_adapter(adapter)
     report = run(base, out, "--adapter", adapter, "--max-shard-size", "500MB")
     assert report["verification"]["identical"]
+    assert report["resources"]["peak_anon_bytes"] <= 200_000_000
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_weights_of_28672_by_8192_that_lie_transposed_become_ordinary_ones_within_200_mb(
+    method: str, tmp_path: Path
+) -> None:
+    rows, columns, groups = 28672, 8192, 64
+    words = {"gptq": (columns // 8, rows), "awq": (columns, rows // 8)}[method]
+    said = {"quantization_config": {"quant_method": method, "bits": 4, "group_size": columns // groups}}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {"I32": {}, "F16": {}}
+    for module in ("0.up_proj", "1.up_proj"):  # one for each thread
+        shapes["I32"] |= {f"{module}.qweight": words, f"{module}.qzeros": (groups, rows // 8)}
+        shapes["F16"] |= {f"{module}.scales": (groups, rows)}
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(said))
+    for dtype, inside in shapes.items():
+        write_holes(folder / f"{dtype}.safetensors", dtype, inside)
+    weight_map = {name: f"{dtype}.safetensors" for dtype, inside in shapes.items() for name in inside}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    report = run(folder, tmp_path / "out", "--dequantize", "--max-shard-size", "500MB")
+    assert report["verification"]["identical"] and len(report["shards"]) == 2
     assert report["resources"]["peak_anon_bytes"] <= 200_000_000
 
 

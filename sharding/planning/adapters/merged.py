@@ -82,7 +82,7 @@ def _refuse_base(draft: Draft) -> None:
     if stated is not None or quantized_in(draft.tensors):
         how = f" with {method_of(stated)}" if stated is not None else ""
         hint, remedy = f"Merge it into the repo that the base was quantized from{_origin(checkpoint)}.", None
-        if stated is not None and can_help(stated):
+        if can_help(stated, draft.tensors):
             hint = "Add --dequantize. The adapter is then merged into ordinary weights."
             remedy = Remedy("dequantize")
         message = f"The base is quantized{how}. An adapter cannot be added to quantized numbers."

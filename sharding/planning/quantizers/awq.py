@@ -35,7 +35,7 @@ AWQ = Format("awq", ".qweight", ".weight", ("I32",), (("scales",), ("qzeros",)),
 def awq(quantization: Mapping[str, Any]) -> Scheme:
     """Return the scheme of AutoAWQ. Raises SourceError for what it writes otherwise."""
     bits, group = quantization.get("bits", quantization.get("w_bit")), quantization.get("group_size", 128)
-    version = str(quantization.get("version", "gemm")).lower()[:50]
+    version = str(quantization.get("version") or quantization.get("format") or "gemm").lower()[:50]
     if bits != 4 or version != "gemm" or type(group) is not int:
         raise refusal(f"awq with {str(bits)[:20]} bits, version {version}", "awq")
     scales = "one scale a channel" if group < 0 else f"one scale for each {group}"

@@ -8,8 +8,8 @@ from sharding.planning.quantizers.format import NUMBERS, Format, Scheme, Weight,
 from sharding.recipes.laid import with_axis_last
 from sharding.recipes.quantized import Codes, Grid, Scaled
 
-TILE_BYTES = 40 << 20
-"""Bytes of words that are put in order at once. Two shards are in work, and have 80 MB of them. Most weights have
+TILE_BYTES = 28 << 20
+"""Bytes of words that are put in order at once. Two shards are in work, and have 59 MB of them. Most weights have
 fewer. Larger ones are read several times."""
 
 
@@ -27,9 +27,9 @@ def _make(weight: Weight) -> Tensor:
         raise weight.odd()
     turned = with_axis_last(words.recipe, words.shape, 4, 0, TILE_BYTES)
     grid = Grid(scales.recipe, Codes(scales.dtype), (1, group), turned=True)
-    of_zeros = Grid(zeros.recipe, Codes(f"U{bits}"), (1, group), turned=True)
+    of_zeros = Grid(zeros.recipe, Codes(f"U{bits}{'+1' * scheme.zero}"), (1, group), turned=True)
     index = weight.recipe("g_idx")
-    made = Scaled(turned, Codes(f"U{bits}"), shape, grid, scales.dtype, of_zeros, scheme.zero, index=index)
+    made = Scaled(turned, Codes(f"U{bits}"), shape, grid, scales.dtype, of_zeros, index=index)
     return weight.made(made)
 
 
@@ -39,7 +39,7 @@ GPTQ = Format("gptq", ".qweight", ".weight", ("I32",), (("scales",), ("qzeros",)
 def gptq(quantization: Mapping[str, Any]) -> Scheme:
     """Return the scheme of AutoGPTQ and GPTQModel. Raises SourceError for what they write otherwise."""
     bits, group = quantization.get("bits"), quantization.get("group_size", 128)
-    form = quantization.get("checkpoint_format") or "gptq"
+    form = quantization.get("checkpoint_format") or quantization.get("format") or "gptq"
     if bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2") or type(group) is not int:
         raise refusal(f"gptq with {str(bits)[:20]} bits, format {str(form)[:50]}", "gptq")
     scales = "one scale a channel" if group < 0 else f"one scale for each {group}"
