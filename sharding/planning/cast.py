@@ -93,7 +93,7 @@ def refuse_cast(draft: Draft) -> None:
     if stated or telling:
         how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} shows"
         hint, remedy = "Keep the dtype, or use the repo that it was quantized from.", Remedy("choose_dtype", "keep")
-        if all(can_help(config, draft.tensors) for config in stated or [None]):
+        if all(can_help(config, draft.tensors) for config in stated or (None,)):
             hint = "Keep the dtype. Or add --dequantize to compute ordinary weights with their scales."
             remedy = Remedy("dequantize")
         what = f"This checkpoint is quantized{how}."
