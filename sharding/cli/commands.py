@@ -166,7 +166,8 @@ def inspect(source: Source, as_json: AsJson = False, **chosen: Any) -> None:
 
         checkpoint = job.inspect(source, **chosen, token=hub_token())
         if as_json:
-            _print_json(schema.to_json(report.summarize_source(checkpoint)))
+            models = {"models": report.summarize_models(checkpoint)} if checkpoint.format == "gguf" else {}
+            _print_json(schema.to_json(report.summarize_source(checkpoint)) | models)
         else:
             terminal.checkpoint(checkpoint)
 

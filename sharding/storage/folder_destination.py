@@ -178,7 +178,7 @@ class FolderDestination(FolderSink, Destination):
                 folder.mkdir(exist_ok=True)
             self._put(parts, lambda path: not (is_index(path) or path in ENTRANCES))
             sync_folders(folders)
-            for shard in records:
+            for shard in reversed(list(records)):  # the first one last, because loaders of GGUF begin with it
                 os.replace(self._place(shard), self._folder / shard)
             for is_due in (is_index, ENTRANCES.__contains__):
                 sync_folders(folders)
