@@ -65,7 +65,7 @@ live: .venv/installed  ## ask the Hub itself, with a token
 
 # Coverage-guided fuzzing of what reads strangers' bytes, a million executions each (Linux on x86-64 only);
 # `make fuzz TARGET=archive` for one of them. What is found is kept in fuzz/.
-TARGET ?= header index archive pickle report sharding_info metadata
+TARGET ?= header gguf index archive pickle report sharding_info metadata
 fuzz: .venv/tested  ## look for bytes that crash what reads strangers' files
 	$(BIN)/pip install --quiet -r tests/fuzz/requirements.txt
 	for target in $(TARGET); do $(BIN)/python -m tests.fuzz $$target -runs=1000000 || exit 1; done

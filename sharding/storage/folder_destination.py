@@ -178,12 +178,14 @@ class FolderDestination(FolderSink, Destination):
                 folder.mkdir(exist_ok=True)
             self._put(parts, lambda path: not (is_index(path) or path in ENTRANCES))
             sync_folders(folders)
-            for shard in reversed(list(records)):  # the first one last, because loaders of GGUF begin with it
-                os.replace(self._place(shard), self._folder / shard)
-            for is_due in (is_index, ENTRANCES.__contains__):
+            first, *others = records
+            for shards in others, [first]:  # llama.cpp begins with the first one
+                for shard in shards:
+                    os.replace(self._place(shard), self._folder / shard)
                 sync_folders(folders)
+            for is_due in (is_index, ENTRANCES.__contains__):
                 self._put(parts, is_due)
-            sync_folders(folders)
+                sync_folders(folders)
             for part in self._parts():  # the records
                 part.unlink(missing_ok=True)
             self._journal.remove()
