@@ -24,7 +24,7 @@ test: .venv/tested browser  ## what a change is tried with
 
 # What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it, repos of
 # every kind loaded by their own libraries.
-thorough: .venv/tested .venv/loaders/installed browser  ## what is long by nature
+thorough: .venv/tested .venv/loaders/installed .venv/llama/logits browser  ## what is long by nature
 	$(BIN)/python -m pytest -m thorough --numprocesses 2 --dist worksteal
 
 versions: .venv/tested  ## run the tests of the Hub with the oldest and newest libraries
@@ -106,6 +106,10 @@ help:  ## list these
 .venv/tested: .venv/installed tests/requirements.txt
 	$(BIN)/pip install --quiet -r tests/requirements.txt
 	touch $@
+
+# llama.cpp as npm has it, with its gguf-split (half a minute; npm, git and g++).
+.venv/llama/logits: .venv/installed .ci/llama tests/kinds/logits.cpp
+	.ci/llama
 
 # Apart from all else: transformers imports torchvision wherever it finds one, and that of the index imports only beside
 # a torch that was built for the same CUDA.

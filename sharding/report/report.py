@@ -36,8 +36,13 @@ def summarize_source(checkpoint: Content) -> Inspection:
     return Inspection(**_facts(checkpoint), side_files=side_files, findings=checkpoint.findings)
 
 
-def summarize_models(checkpoint: Content) -> list[Json]:
-    """Return the GGUF models of a source for JSON: `name`, `variant`, `files`, `bytes`, `tensors`, `dtypes`."""
+def inspection_json(checkpoint: Content) -> Json:
+    """Return the facts about a source for JSON, with its `models` if they are GGUF."""
+    models = {"models": _models(checkpoint)} if checkpoint.format == "gguf" else {}
+    return schema.to_json(summarize_source(checkpoint)) | models
+
+
+def _models(checkpoint: Content) -> list[Json]:
     models = {component.folder: component for component in checkpoint.components if component.gguf}
     tensors = by_folder(checkpoint.tensors, models)
     files = {
