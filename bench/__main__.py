@@ -13,6 +13,7 @@ _COMMANDS = (
     "dequantize.py",
     "lora.py",
     "archive.py",
+    "gguf.py --hub",
     "plan.py",
     "hostile.py --pairs 1",
     "scale.py --chart bench/scale.svg",

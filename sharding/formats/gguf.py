@@ -5,7 +5,6 @@ tensors, each at a multiple of the alignment. This module accepts what `gguf_ini
 accepts, if the data is there too. It writes the bytes of its `gguf-split`, except where that loses something.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -379,7 +378,7 @@ class Gguf(FileFormat):
     def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
         try:
             with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
+                size = path.stat().st_size
                 header = read_header(lambda start, end: file.read(end - start), size, shard.file, shard.folder)
         except OSError as error:
             raise HeaderError(f"{shard.file} cannot be read: {error}.", _HINT) from error
