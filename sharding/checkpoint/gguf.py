@@ -3,11 +3,12 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 from sharding.checkpoint.readers.safetensors import too_many_tensors
 from sharding.checkpoint.side_files import other_weights, refuse_links, refuse_unfinished, sort_files
 from sharding.core.errors import SourceError, VariantMissing
-from sharding.core.limits import MAX_TENSORS
+from sharding.core.limits import MAX_HEADER_BYTES, MAX_TENSORS
 from sharding.core.protocols import Files
 from sharding.core.text import count, name_some
 from sharding.core.threads import readers
@@ -15,11 +16,13 @@ from sharding.core.values import Component, Content, FileEntry, Finding, GgufHea
 from sharding.formats.gguf import (
     ALIGNMENT,
     COUNT,
+    FIRST_BYTES,
     GGUF,
     NO,
     SPLIT_KEYS,
     TENSORS,
     Header,
+    NeedsMore,
     is_model,
     number_in,
     parts_of,
@@ -105,18 +108,25 @@ def read_headers(
 ) -> list[Header]:
     """Return the headers of `files`. Before the names of tensors stands what `folder_of` has for their file."""
 
-    def header(file: FileEntry) -> Header:
+    def header(file: FileEntry, most_bytes: int = MAX_HEADER_BYTES) -> Header | None:
         def read(start: int, end: int) -> bytes:
+            if start >= most_bytes:
+                raise NeedsMore(end)
             data = b"".join(source.read(file.path, start, end))
             if not start and data[:4] == b"GGUF" and int.from_bytes(data[8:16], "little") > most_tensors:
                 raise too_many_tensors(source, most_tensors)
             return data
 
-        return read_header(read, file.bytes, file.path, folder_of[file.path])
+        try:
+            return read_header(read, file.bytes, file.path, folder_of[file.path])
+        except NeedsMore:
+            return None
 
     found, seen = list[Header](), 0
     with readers(source.ranges_at_once) as pool:
-        for one in pool.map(header, files):
+        for file, short in zip(files, pool.map(partial(header, most_bytes=FIRST_BYTES), files), strict=True):
+            one = short or header(file)  # those with a vocabulary one after another, because they take memory
+            assert one, "a header has a limit"
             found.append(one)
             seen += len(one.tensors)
             if seen > min(most_tensors, MAX_TENSORS):

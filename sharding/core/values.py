@@ -181,6 +181,12 @@ class Content:
         return len(self.tensors) + sum(len(other.tensors) for other in self.others)
 
     @property
+    def key_bytes(self) -> int:
+        """Bytes of what its headers hold besides tensors, if they are GGUF."""
+        heads = (component.gguf for component in self.components if component.gguf)
+        return sum(len(part) for head in heads for part in (*head.keys.values(), *head.raw))
+
+    @property
     def read_files(self) -> tuple[FileEntry, ...]:
         """The weight files that a job reads numbers from, of all inputs."""
         return (*self.weight_files, *(file for other in self.others for file in other.weight_files))

@@ -34,6 +34,7 @@ from sharding.verify.verify import stored_digests
 
 PAGE_WEIGHT_BYTES = 10_000_000  # Bytes of such weights that a page reads for anybody at once.
 Named = Mapping[Role, str] | None  # Inputs beside a source, by their roles.
+_TENSOR_BYTES = 500  # What a tensor takes in memory.
 CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 
 
@@ -78,7 +79,7 @@ class Headers:
                 self._entries.pop(key, None)
             mine.answer.set_exception(error)
             raise
-        mine.weight = checkpoint.input_tensors
+        mine.weight = checkpoint.input_tensors + checkpoint.key_bytes // _TENSOR_BYTES
         mine.answer.set_result(checkpoint)
         return checkpoint
 

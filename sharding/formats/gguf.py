@@ -18,7 +18,7 @@ from typing_extensions import override
 from sharding.core.errors import HeaderError
 from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_TENSORS
-from sharding.core.text import name_problem, shown_name
+from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import Component, GgufHead, Plan, Shard, Tensor, TensorDigest
 from sharding.formats.names import what_is
 from sharding.recipes.stored import Stored
@@ -46,7 +46,7 @@ MAX_ALIGNMENT = 1 << 20  # A bound of this tool. Nobody uses more than 4096.
 _MAX_ELEMENTS = 1 << 30  # The bounds of llama.cpp: elements of an array, characters of a string, dimensions, a name.
 _MAX_DIMENSIONS, _NAME_END = 4, 64
 _MAX_KEYS = 1 << 16  # A bound of this tool. A model has a few dozen.
-_FIRST_BYTES = 1 << 20  # What is read first. The keys of a model with its vocabulary have some megabytes.
+FIRST_BYTES = 1 << 20  # What is read first. The keys of a model with its vocabulary have some megabytes.
 _STRING, _ARRAY = 8, 9
 _VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _U32, _U64 = Struct("<I").unpack_from, Struct("<Q").unpack_from
@@ -119,7 +119,7 @@ def parse_header(data: bytes, file_bytes: int, file: str, folder: str = "") -> H
 
 def read_header(read: Callable[[int, int], bytes], file_bytes: int, file: str, folder: str = "") -> Header:
     """Return the header of `file`, as `parse_header` does. `read` returns bytes of it, and is asked for ever more."""
-    data, end = b"", min(file_bytes, _FIRST_BYTES)
+    data, end = b"", min(file_bytes, FIRST_BYTES)
     while True:
         data += read(len(data), end)
         try:
@@ -172,7 +172,7 @@ class _Walk:
         for _ in range(count):
             start, key = self._at, self._string()
             if not key or key in keys:
-                raise ValueError(f"it has the key {key!r} twice" if key else "a key has no name")
+                raise ValueError(f"it has the key {key[:100]!r} twice" if key else "a key has no name")
             kind, times = self._u32(), 1
             if kind == _ARRAY:
                 kind, times = self._u32(), self._u64()
@@ -263,9 +263,9 @@ def number_in(keys: Mapping[bytes, bytes], key: bytes, kind: int) -> int | None:
 
 
 def text_in(keys: Mapping[bytes, bytes], key: bytes) -> str:
-    """Return the text of a `key`, "" if it has none."""
-    value = keys.get(key, b"")[8 + len(key) :]
-    return value[12:].decode(errors="replace") if value[:4] == pack("<I", _STRING) else ""
+    """Return the start of the text of a `key`, "" if it has none."""
+    value = keys.get(key, b"")[8 + len(key) :][:100]
+    return printable(value[12:].decode(errors="replace")) if value[:4] == pack("<I", _STRING) else ""
 
 
 def alignment_of(keys: Mapping[bytes, bytes]) -> int:

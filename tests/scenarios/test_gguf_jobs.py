@@ -17,6 +17,7 @@ from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
 
 ONE = "single-file"
+_LONG = key("vocabulary", ["x" * 999] * 5000)  # of 5 MB
 _SPLIT = [key("split.no", 0, 2), key("split.tensors.count", 8, 5), key("split.count", 0, 2)]
 
 
@@ -42,7 +43,9 @@ def test_a_model_in_parts_becomes_one_file_and_the_same_parts_again(tmp_path: Pa
     assert (tmp_path / "fewer/LICENSE").read_text() == "MIT"
 
 
-@pytest.mark.parametrize("form", [{"version": 2}, {"filler": 7}, {"keys": [*MODEL, *_SPLIT]}, {}])
+@pytest.mark.parametrize(
+    "form", [{"version": 2}, {"filler": 7}, {"keys": [*MODEL, *_SPLIT]}, {"keys": [*MODEL, _LONG]}]
+)
 def test_one_file_that_stays_one_keeps_every_byte(tmp_path: Path, form: dict[str, object]) -> None:
     source = model(tmp_path / "source", **form)
     reshard(source, tmp_path / "copy", "1GB")
