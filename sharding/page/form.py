@@ -257,7 +257,7 @@ class Form:
             variant=values[self.variant],
             allow_overflow=values[self.overflow],
             dequantize=values[self.dequantize],
-            format="gguf" if values[self.goal] == OLLAMA else None,
+            format="gguf" if values.get(self.goal) == OLLAMA else None,
             **_named(self.inputs_in(values)),
             **{name: values[field] for name, field in self.more.items()},
         )
