@@ -10,7 +10,7 @@ from sharding.core.values import folder_of, folders_around
 
 SAFETENSORS = ".safetensors"
 SINGLE_NAME = f"model{SAFETENSORS}"
-_CUT = (SAFETENSORS, ".gguf")  # Endings of the files that a copy may have in another number.
+WRITTEN = (SAFETENSORS, ".gguf")  # Endings of the weight files that a copy may have.
 LOADED = (SAFETENSORS, ".bin")  # Endings of the weights that transformers loads.
 TRAINED = (".distcp", ".metadata")  # Endings of what torch.distributed.checkpoint saves.
 REPORT_NAME = "sharding_report.json"
@@ -105,11 +105,11 @@ def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
     >>> sorted(rivals(["model-00001-of-00002.safetensors"], ["model.safetensors", "lora.safetensors", "modules.json"]))
     ['model.safetensors', 'modules.json']
     """
-    stems = {_stem(path) for path in ours if path.endswith(_CUT)}
+    stems = {_stem(path) for path in ours if path.endswith(WRITTEN)}
     folders = {folder_of(stem) for stem in stems}
 
     def is_rival(path: str) -> bool:
-        if path.endswith(_CUT):
+        if path.endswith(WRITTEN):
             return _stem(path) in stems
         return path in ENTRANCES or (is_index(path) and ".safetensors." in path and folder_of(path) in folders)
 

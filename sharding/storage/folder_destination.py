@@ -20,7 +20,7 @@ from sharding.core.origin import Place
 from sharding.core.protocols import Destination, Discarded, Inputs, LentDestination
 from sharding.core.text import format_bytes, name_some, printable
 from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob, folder_of, folders_around
-from sharding.formats.names import ENTRANCES, REPORT_NAME, SAFETENSORS, is_index, is_weights, refuse_clashes, rivals
+from sharding.formats.names import ENTRANCES, REPORT_NAME, WRITTEN, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_names import (
     by_removal,
     forget_names,
@@ -330,7 +330,7 @@ class FolderDestination(FolderSink, Destination):
 
     def _parts(self) -> list[Path]:
         """Return the files to remove at the end. Records are last: they outlive the shards they describe."""
-        names = (f"*{SAFETENSORS}*{PART}", _BESIDE.format("*"))
+        names = (*(f"*{ending}*{PART}" for ending in WRITTEN), _BESIDE.format("*"))
         paths = (path for name in names for path in self._staging.glob(name))
         return sorted(paths, key=lambda path: (path.name.endswith(RECORD), path))
 

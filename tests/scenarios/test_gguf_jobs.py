@@ -10,7 +10,7 @@ import pytest
 from sharding import job
 from sharding.core.events import Verified
 from sharding.core.options import Options
-from tests.folders import finish, reshard, until_shard
+from tests.folders import finish, reshard, staged, until_shard
 from tests.ggufs import MODEL, Info, files, gguf, key, layers, model
 from tests.hubs import TOKEN, download, shard
 from tests.inhouse import InHouse, hub_in_house
@@ -146,8 +146,11 @@ def test_a_job_that_is_interrupted_goes_on_and_shows_no_file_before(tmp_path: Pa
     source, out = model(tmp_path / "source"), tmp_path / "out"
     until_shard(job.shard(str(source), str(out), "10kB"), 2, stop=True)
     assert not files(out)
+    assert job.discard(str(out)).found and not any(out.iterdir())
+    until_shard(job.shard(str(source), str(out), "10kB"), 2, stop=True)
     report = finish(job.shard(str(source), str(out), "10kB"))
     assert report.verification.evidence.kept and files(out) == _cut(source, tmp_path)
+    assert not staged(out).exists()
 
 
 def test_inspect_and_plan_speak_to_programs(tmp_path: Path, run: Callable[..., CompletedProcess[str]]) -> None:
